@@ -6,8 +6,10 @@ import dataclasses
 import operator
 from typing import Any
 
+from shardtensor.core import Op, bind
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.host import philox
+from shardtensor.tensor.tensor import ShardedTensor
 
 _WORD = 1 << 64
 _SPLIT, _FOLDED = 1 << 192, 2 << 192
@@ -39,6 +41,56 @@ class Key:
         return f"Key({', '.join(str(n) if n < 1 << 32 else f'{n:#018x}' for n in (self.seed, self.stream))})"
 
 
+class SymbolicKey(Key):
+    """A key whose bits are known when a program runs: `st.jit` passes it to the function that it traces.
+
+    Attributes:
+        bits: the key as one integer: a traced Python scalar.
+    """
+
+    __slots__ = ("bits",)
+
+    def __init__(self, bits: Any) -> None:
+        object.__setattr__(self, "bits", bits)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("seed", "stream"):
+            operator.index(self.bits)  # It raises the error of a value that escapes.
+        raise AttributeError(name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(operator.index(self.bits))
+
+    def __hash__(self) -> int:
+        return operator.index(self.bits)
+
+    def __repr__(self) -> str:
+        return "<key of jit>"
+
+
+def key_of(bits: Any) -> Key:
+    """Returns the key with these bits: an integer, or a traced one."""
+    return Key(bits % _WORD, bits // _WORD) if type(bits) is int else SymbolicKey(bits)
+
+
+def derived_bits(number: int, bits: int, counter: int) -> int:
+    """Returns the bits of the key that is made of the first two words of a block of a key's stream.
+
+    Args:
+        number: the number of the block, from ``counter`` on.
+        bits: the key.
+        counter: the first counter of keys that are derived by the same function.
+    """
+    first, second = philox.words(bits, counter + _word(number, "fold_in", "data"), 1).tolist()[:2]
+    return int(first % _WORD | second % _WORD << 64)
+
+
+_DERIVED = Op(derived_bits, operands=("number", "bits", "counter"), error_name="fold_in", escapes=True)
+"""`derived_bits` as an operator, which jit records where the key or the number is traced."""
+
+_DERIVED.algorithm = derived_bits
+
+
 def _word(value: Any, caller: str, name: str) -> int:
     """Returns an integer from 0 to 2**64 - 1, given it or an object with ``__index__``.
 
@@ -63,8 +115,10 @@ def integer(value: Any, caller: str, name: str) -> int:
         raise ArgumentTypeError(f"{caller}: {name} is a {type(value).__name__}; wanted an integer") from None
 
 
-def bits_of(key: Any, caller: str) -> int:
-    """Returns a key as one integer."""
+def bits_of(key: Any, caller: str) -> Any:
+    """Returns a key as one integer; for a key that jit traces, a traced one."""
+    if type(key) is SymbolicKey:
+        return key.bits
     if type(key) is not Key:
         raise ArgumentTypeError(f"{caller}: key is a {type(key).__name__}; wanted a key, such as st.random.key(0)")
     return key.seed | key.stream << 64
@@ -72,7 +126,10 @@ def bits_of(key: Any, caller: str) -> int:
 
 def _keys(key: Any, caller: str, counter: int, count: int) -> list[Key]:
     """Returns keys that are made of the first two words of successive blocks."""
-    words = philox.words(bits_of(key, caller), counter, count).reshape(count, philox.WORDS)
+    bits = bits_of(key, caller)
+    if type(bits) is not int:
+        return [key_of(bind(_DERIVED, (n, bits, counter), ())) for n in range(count)]
+    words = philox.words(bits, counter, count).reshape(count, philox.WORDS)
     return [Key(seed, stream) for seed, stream, *_ in words.tolist()]
 
 
@@ -118,4 +175,7 @@ def fold_in(key: Key, data: int) -> Key:
     >>> st.pmap(draw, np.zeros(4, int), axis_name="i").tolist()
     [64, 14, 11, 65]
     """
+    bits = bits_of(key, "fold_in")
+    if type(bits) is not int or type(data) is ShardedTensor:
+        return key_of(bind(_DERIVED, (data, bits, _FOLDED), ()))
     return _keys(key, "fold_in", _FOLDED + _word(data, "fold_in", "data"), 1)[0]

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardtensor.core import call, innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.functions.random_keys import Key, SymbolicKey, key_of
 from shardtensor.interpreters.infer import ShapeDtypeStruct
 from shardtensor.interpreters.jit.arguments import (
     Call,
@@ -242,10 +243,11 @@ class JitFunction(Generic[Arguments, Result]):
             [o.value for o in outputs if o.value is not None],
             {before: after for before, after in finals.items() if before is not after and before in arrays},
         )
-        program = with_layouts(program, trace.count)
+        laid_out = with_layouts(program, trace.count, exact=self._executor == "numpy")
         single = len(outputs) == 1 and leaves(result)[0] is result
         form = None if single else map_leaves(lambda _: None, result)
-        return Executable(trace.name, program, [c.source for c in captured], outputs, form, donated, self._executor)
+        sources_of = [c.source for c in captured]
+        return Executable(trace.name, program, laid_out, sources_of, outputs, form, donated, self._executor)
 
     def _outputs(
         self, tracer: Tracer, inputs: Sequence[Any], units: Sequence[Any], result: Any, donated: Sequence[int]
@@ -254,6 +256,9 @@ class JitFunction(Generic[Arguments, Result]):
         numbers = {id(x): k for k, x in enumerate(inputs) if k not in donated}
         made = []
         for path, x in zip(paths(result, "the result"), leaves(result), strict=True):
+            if type(x) is SymbolicKey:
+                made.append(Output(tracer._read(x.bits).value, makes=key_of))
+                continue
             if not isinstance(x, ShardedTensor):
                 made.append(_constant(path, x))
                 continue
@@ -342,6 +347,8 @@ def _resharded(tree: Any, wanted: Any, what: str, of: str) -> list[Any]:
 
 def _leaf(x: Any, view_spec: Any, given: Any) -> Any:
     """Returns the traced argument for a leaf: the traced input itself, or a view of it."""
+    if type(given) is Key:
+        return SymbolicKey(x)
     return x if view_spec is None else tensor(given._aval, View(x, view_spec))
 
 

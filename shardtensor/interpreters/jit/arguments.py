@@ -11,6 +11,7 @@ import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.functions.random_keys import Key, bits_of
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, paths
@@ -116,7 +117,8 @@ def is_strided(x: Any) -> bool:
 
 
 def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> Call:
-    """Returns leaves of arguments as a `Call`. Arrays of backends among them become tensors, in ``found`` itself.
+    """Returns leaves of arguments as a `Call`. Arrays of backends among them become tensors, and random keys integers,
+    in ``found`` itself.
 
     Args:
         found: the leaves.
@@ -153,6 +155,9 @@ def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> C
             kinds.append((host_aval((), x.dtype), np.generic))
         elif isinstance(x, np.ndarray) and x.dtype.kind in "biufcmM":
             kinds.append((host_aval(x.shape, x.dtype), kind))
+        elif kind is Key:
+            found[k] = bits_of(x, "jit")
+            kinds.append(Key)
         elif array_backend(x) is not None:
             found[k] = as_operand(x, "jit")
             return call_of(found, captured, by_window)

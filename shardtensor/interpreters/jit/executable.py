@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from numpy.linalg import LinAlgError
 
-from shardtensor.communication.transfer_log import logger
+from shardtensor.communication.transfer_log import is_recording, logger
 from shardtensor.core import OPS
 from shardtensor.errors import BackendError, ShardTensorError
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import raise_named
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
-from shardtensor.interpreters.jit.groups import Fused, work_of
+from shardtensor.interpreters.jit.compiler import find_compiler
+from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Program, Var
 from shardtensor.interpreters.jit.replay import Values, steps_of, view_of
+from shardtensor.interpreters.jit.stencils import is_on_one_memory
 from shardtensor.interpreters.mutation.views import snapshot
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
@@ -44,6 +47,7 @@ class Output:
         view_spec: for a view, its view spec.
         aval: for a view, its aval.
         constant: makes the leaf, where it is the same in all calls.
+        makes: makes the leaf of the value, where it is none itself.
     """
 
     value: Var | None = None
@@ -51,6 +55,7 @@ class Output:
     view_spec: ViewSpec | None = None
     aval: Any = None
     constant: Callable[[], Any] | None = None
+    makes: Callable[[Any], Any] | None = None
 
 
 class Executable:
@@ -59,6 +64,8 @@ class Executable:
     Args:
         name: the name of the function.
         program: what it computes.
+        laid_out: the program that moves the fewest bytes. Where all devices share the memory of the host, it runs in
+            calls whose transfers are recorded or guarded only: nothing moves there.
         captured: the tensors and arrays that it closes over, in the order of ``program.captured``.
         outputs: the leaves of its result.
         tree: the structure of the result: a pytree with any leaves.
@@ -67,6 +74,7 @@ class Executable:
             background.
 
     Attributes:
+        laid_out: see the argument.
         nodes: the equations of each step: one, or those of a kernel.
         kernels: the groups of equations that are one kernel.
     """
@@ -75,6 +83,7 @@ class Executable:
         self,
         name: str,
         program: Program,
+        laid_out: Program,
         captured: Sequence[Any],
         outputs: Sequence[Output],
         tree: Any,
@@ -88,14 +97,19 @@ class Executable:
         self.tree = tree
         self.donated = donated
         self.kernels: list[Fused] = []
-        self.nodes, self.steps = steps_of(program, EAGER, self.kernels.append)
+        self.laid_out = laid_out
+        shared = laid_out is not program and is_on_one_memory(program)
+        may_compile = executor == "c" or (executor is None and find_compiler() is not None)
+        self.nodes, self.steps = steps_of(program if shared else laid_out, EAGER, self.kernels.append, may_compile)
+        self._recorded = functools.cache(lambda: steps_of(laid_out, EAGER)) if shared else None
         self.executor = executor
         if executor == "c":
             self._compile()
         self._waits = executor is None and any(work_of(k) >= _LARGE for k in self.kernels)
         sources = [*program.inputs, *program.captured]
         self._numbers = [v.number for v in sources]
-        every = [*sources, *[v for equation in program.equations for v in equation.makes()]]
+        both = (*program.equations, *laid_out.equations)
+        every = [*sources, *[v for equation in both for v in equation.makes()]]
         self._size = max([v.number for v in every], default=-1) + 1
         self._writes = [(sources.index(before), after.number) for before, after in program.writes.items()]
         self._plain = [o.value.number for o in outputs if o.value is not None and o.view_spec is None]
@@ -167,13 +181,16 @@ class Executable:
         values: Values = [None] * self._size
         for number, x in zip(self._numbers, sources, strict=True):
             values[number] = _snapshot(x) if type(x) is ShardedTensor else x
+        nodes, steps = self.nodes, self.steps
+        if self._recorded is not None and is_recording():
+            nodes, steps = self._recorded()
         done = 0
         try:
-            for step in self.steps:
+            for step in steps:
                 step(values)
                 done += 1
         except (ShardTensorError, OverflowError, MemoryError, LinAlgError, FloatingPointError) as error:
-            equation = self.nodes[done][-1]
+            equation = nodes[done][-1]
             try:
                 if isinstance(error, FloatingPointError):
                     raise
@@ -226,6 +243,8 @@ class Executable:
             x = values[output.value.number]
             if output.value.number in self._copied:
                 x = _copy(x)
+        if output.makes is not None:
+            return output.makes(x)
         if output.view_spec is None:
             return x
         view_spec = output.view_spec

@@ -1,12 +1,14 @@
 """Groups: the equations that one kernel computes, in one pass over memory.
 
-A group consists of elementwise operators over one loop, and of reductions of its rows along trailing dimensions that
-are not split. Its operands and results are whole buffers of host memory, so that the split of the loop over devices is
-of no importance. An equation joins the group of its operands as long as nothing else has read a value of the group.
+A group consists of elementwise operators over one loop, and of reductions of its rows along trailing dimensions. With
+NumPy, these are not all dimensions, and they are not split. Its operands and results are whole buffers of host memory,
+so that the split of the loop over devices is of no importance. An equation joins the group of its operands as long as
+nothing else has read a value of the group. A write to a part of a tensor ends the group that computes the elements.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,23 +16,24 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST_MEMORY
-from shardtensor.communication.transfer import whole_array
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.host import memory_pool
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.execution.planning import Plan
-from shardtensor.interpreters.jit import blocked
-from shardtensor.interpreters.jit.c_executor import CompiledKernel
-from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.expressions import EXPENSIVE
+from shardtensor.interpreters.jit.kernel import KernelBuilder
 from shardtensor.interpreters.jit.program import Equation, Program, Var, shape_of, vars_of
+from shardtensor.interpreters.jit.reductions import is_reduction, is_wide, outer_shape, reduces_rows
+from shardtensor.interpreters.jit.window_writes import (
+    computed_aval,
+    function_operands,
+    has_function,
+    is_whole,
+    without_copies,
+)
 from shardtensor.sharding.layout import Shape
-from shardtensor.sharding.rules import reduced_axes
 from shardtensor.tensor.operands import HostAval, host_aval
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
+from shardtensor.tensor.tensor import SCALARS
 from shardtensor.tensor.value import Aval
-
-_REDUCTIONS = frozenset(("sum", "prod", "max", "min", "any", "all", "mean"))
 
 LEAST = 1 << 14
 """The minimum number of elements of a loop: on fewer, calls of NumPy's functions take less time than a kernel."""
@@ -62,7 +65,7 @@ def plan_of(equation: Equation) -> Plan | None:
     return plan_for(op, kinds, equation.params) if tensors and op.params[-1:] != ("layout",) else None
 
 
-class _Group:
+class Group:
     """Equations that one kernel computes.
 
     Attributes:
@@ -88,24 +91,38 @@ class _Group:
         return "row" if shape == outer + (1,) * self.row_ndim else "flat" if shape == outer else ""
 
 
-def grouped(program: Program) -> list[Sequence[Equation]]:
+def grouped(program: Program, wide: bool = False) -> list[Sequence[Equation]]:
     """Returns the equations of a program in an order in which those of a group follow one another, as nodes: a node is
-    an equation, or a group of several.
+    an equation, or a group.
+
+    Args:
+        program: the program.
+        wide: whether reductions of all dimensions and of split ones join groups, for which C is needed.
     """
-    return _Grouping(program).nodes()
+    return _Grouping(program, wide).nodes()
+
+
+def is_kernel(node: Sequence[Equation], wide: bool) -> bool:
+    """Returns whether a node is computed by a kernel: several equations, or one for which NumPy takes longer than the
+    memory traffic, if C is possible.
+    """
+    (first, *others) = node
+    slow = is_reduction(first) or first.op.name in EXPENSIVE
+    return bool(others) or (wide and slow and _is_local(first, wide))
 
 
 class _Grouping:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, wide: bool) -> None:
         self._program = program
-        self._open: dict[int, _Group] = {}  # by the number of a value that the group computes
-        self._all: list[_Group] = []
+        self._wide = wide
+        self._open: dict[int, Group] = {}  # by the number of a value that the group computes
+        self._all: list[Group] = []
 
     def nodes(self) -> list[Sequence[Equation]]:
         """See `grouped`."""
         alone: list[tuple[int, Equation]] = []
-        for k, equation in enumerate(self._program.equations):
-            group = self._joined(equation) if _is_local(equation) else None
+        for k, equation in enumerate(_live(without_copies(self._program), self._wide).equations):
+            group = self._joined(equation) if _is_local(equation, self._wide) else None
             outside = [v for v in equation.reads() if self._open.get(v.number) is not group]
             for v in outside:
                 self._close(v)
@@ -113,7 +130,10 @@ class _Grouping:
                 alone.append((k, equation))
                 continue
             group.equations.append((k, equation))
-            self._open[equation.results.number] = group
+            if equation.writes and not is_whole(equation):  # Its result has another shape.
+                self._end(group)
+            else:
+                self._open[equation.results.number] = group
         found: list[tuple[int, Sequence[Equation]]] = [(k, (e,)) for k, e in alone]
         for group in self._all:
             if group.equations:
@@ -124,21 +144,31 @@ class _Grouping:
         """Ends the group that computes a value: something outside of it reads the value."""
         group = self._open.get(v.number)
         if group is not None:
-            for _, equation in group.equations:
-                self._open.pop(equation.results.number, None)
+            self._end(group)
 
-    def _joined(self, equation: Equation) -> _Group | None:
-        """Returns the group of an equation that a kernel can compute: that of its operands, or a new one."""
-        reduces = equation.op.name in _REDUCTIONS and equation.op.combine is not None
-        operand_shapes = [v.kind.shape for v in vars_of(equation.operands) if not isinstance(v.kind, type)]
-        shape = operand_shapes[0] if reduces else equation.results.kind.shape
-        rows = len(shape) - len(_outer(equation, shape)) if reduces else 0
+    def _end(self, group: Group) -> None:
+        for _, equation in group.equations:
+            self._open.pop(equation.results.number, None)
+
+    def _joined(self, equation: Equation) -> Group | None:
+        """Returns the group of an equation that a kernel can compute: that of its operands, or a new one; None for an
+        assignment of a value that no group computes.
+        """
+        reduces = is_reduction(equation)
+        given = vars_of(function_operands(equation))
+        operand_shapes = [v.kind.shape for v in given if not isinstance(v.kind, type)]
+        shape = operand_shapes[0] if reduces else computed_aval(equation).shape
+        rows = len(shape) - len(outer_shape(equation, shape)) if reduces else 0
+        base = self._open.get(equation.operands[0].number) if equation.writes and not is_whole(equation) else None
         groups = []
-        for v in vars_of(equation.operands):
+        for v in given:
             group = self._open.get(v.number)
-            if group is not None and group not in groups and self._fits(group, equation, shape, rows):
+            fits = group is not None and group is not base and group not in groups
+            if group is not None and fits and self._fits(group, equation, shape, rows):
                 groups.append(group)
-        made = groups[0] if groups else _Group(shape)
+        if equation.writes and equation.op.assigns and not groups:
+            return None
+        made = groups[0] if groups else Group(shape)
         if not groups:
             self._all.append(made)
         made.row_ndim = made.row_ndim or rows
@@ -149,7 +179,7 @@ class _Grouping:
                 self._merge(made, other)
         return made
 
-    def _merge(self, group: _Group, other: _Group) -> None:
+    def _merge(self, group: Group, other: Group) -> None:
         group.row_ndim = group.row_ndim or other.row_ndim
         group.equations = sorted(group.equations + other.equations, key=lambda pair: pair[0])
         for _, equation in other.equations:
@@ -157,41 +187,52 @@ class _Grouping:
                 self._open[equation.results.number] = group
         other.equations = []
 
-    def _fits(self, group: _Group, equation: Equation, shape: Shape, rows: int) -> bool:
+    def _fits(self, group: Group, equation: Equation, shape: Shape, rows: int) -> bool:
         if len(group.equations) >= _MOST:
             return False
         if rows:
             return group.shape == shape and group.row_ndim in (0, rows)
         role = group.role(shape)
+        if equation.writes and role != "full":
+            return False
         if role in ("full", "row"):  # A value without the reduced dimensions broadcasts along other ones.
             inside = [v for v in vars_of(equation.operands) if self._open.get(v.number) is group]
-            return all(group.role(shape_of(v)) != "flat" for v in inside) or role == ""
+            return all(not shape_of(v) or group.role(shape_of(v)) != "flat" for v in inside)
         if role != "flat":
             return False
         return all(isinstance(v.kind, type) or v.kind.shape in (shape, ()) for v in vars_of(equation.operands))
 
 
-def _outer(equation: Equation, shape: Shape) -> Shape:
-    """Returns the dimensions of the operand of a reduction before those that it reduces."""
-    axis = dict(zip(equation.op.params, equation.params, strict=True))["axis"]
-    return shape[: len(shape) - len(reduced_axes(axis, len(shape)))]
+def _live(program: Program, wide: bool) -> Program:
+    """Returns a program without those equations of kernels, copies and views whose results nothing uses."""
+    used = {*program.outputs, *program.writes.values()}
+    kept: list[Equation] = []
+    for equation in reversed(program.equations):
+        if used.isdisjoint(equation.makes()) and (equation.op.name in ("view", "copy") or _is_local(equation, wide)):
+            continue
+        used.update(equation.reads())
+        kept.append(equation)
+    return program if len(kept) == len(program.equations) else dataclasses.replace(program, equations=kept[::-1])
 
 
 # -- what a kernel can compute ---------------------------------------------------------------------
 
 
-def _is_local(equation: Equation) -> bool:
+def _is_local(equation: Equation, wide: bool) -> bool:
     """Whether a kernel can compute an equation from whole buffers of host memory."""
-    if equation.writes or type(equation.results) is not Var or not isinstance(equation.results.kind, Aval):
+    if type(equation.results) is not Var or not isinstance(equation.results.kind, Aval):
         return False
-    op, value = equation.op, equation.results.kind
+    if equation.writes and not has_function(equation):
+        return False
+    value = equation.results.kind
     kinds = [x.kind if type(x) is Var else x for x in equation.operands]
     avals = [k for k in kinds if isinstance(k, Aval)]
     if not avals or not all(_is_on_host(k) for k in (*avals, value)):
         return False
-    if op.name in _REDUCTIONS and op.combine:
-        return _reduces_rows(equation, avals[0])
-    return bool(value.ndim and value.size >= LEAST) and _function_of(equation) is not None
+    if is_reduction(equation):
+        return avals[0].size >= max(LEAST, 1) and reduces_rows(equation, avals[0]) and (wide or not is_wide(equation))
+    made = computed_aval(equation)
+    return len(made.shape) > 0 and math.prod(made.shape) >= LEAST and function_of(equation) is not None
 
 
 def _is_on_host(value: Aval) -> bool:
@@ -207,23 +248,15 @@ def _is_on_host(value: Aval) -> bool:
     )
 
 
-def _reduces_rows(equation: Equation, x: Aval) -> bool:
-    """Whether a reduction is one of rows, along trailing dimensions that are not split, in the dtype of its operand."""
-    named = dict(zip(equation.op.params, equation.params, strict=True))
-    value = equation.results.kind
-    if set(named) - {"axis", "dtype", "keepdims"} or named.get("dtype") is not None or x.size < max(LEAST, 1):
-        return False
-    if x.dtype != value.dtype or x.ndim < 2:
-        return False
-    axes = reduced_axes(named["axis"], x.ndim)
-    if not axes or sorted(axes) != list(range(x.ndim - len(axes), x.ndim)) or len(axes) == x.ndim:
-        return False
-    return not any(x.sharding.spec.chains_of(x.ndim)[d] or x.shape[d] == 1 for d in axes)
+def function_of(equation: Equation) -> str | None:
+    """Returns the name of the elementwise function that an equation is in a kernel; None if it is none.
 
-
-def _function_of(equation: Equation) -> str | None:
-    """Returns the name of the elementwise function that an equation is in a kernel; None if it is none."""
+    An assignment is the cast ``astype``.
+    """
     op = equation.op
+    dtype = equation.results.kind.dtype
+    if equation.writes and op.assigns:
+        return "astype" if np.can_cast(equation.operands[1].kind.dtype, dtype, "same_kind") else None
     if op.name == "where":
         name = "where"
     elif op.is_ufunc and not op.params and op.kernel is None and op.composite is None:
@@ -231,7 +264,7 @@ def _function_of(equation: Equation) -> str | None:
     else:
         return None
     kinds: list[Any] = []
-    for x in equation.operands:
+    for x in function_operands(equation):
         kind = x.kind if type(x) is Var else x
         if isinstance(kind, (Aval, HostAval)):
             kinds.append(kind.dtype)
@@ -253,132 +286,5 @@ def _function_of(equation: Equation) -> str | None:
         made = builder.dtype(builder.call(name, *values))
     except ArgumentTypeError:
         return None
-    return name if made == equation.results.kind.dtype else None
-
-
-# -- kernels ---------------------------------------------------------------------------------------
-
-
-class Fused:
-    """A group with its kernel.
-
-    Args:
-        equations: the equations, in order.
-        kept: their results that are used outside of the group.
-
-    Attributes:
-        kernel: what computes the group.
-        shape: the shape of its loop.
-        compiled: the kernel as compiled code, once there is one.
-    """
-
-    def __init__(self, equations: Sequence[Equation], kept: Sequence[Var]) -> None:
-        reductions = [e for e in equations if e.op.name in _REDUCTIONS and e.op.combine]
-        self.equations = equations
-        self.compiled: CompiledKernel | None = None
-        if reductions:
-            self.shape: Shape = reductions[0].operands[0].kind.shape
-            row_ndim = len(self.shape) - len(_outer(reductions[0], self.shape))
-        else:
-            self.shape, row_ndim = equations[0].results.kind.shape, 0
-        self._group = _Group(self.shape)
-        self._group.row_ndim = row_ndim
-        self._builder = KernelBuilder(len(self.shape), row_ndim)
-        self._inputs: list[tuple[int, Any, Any]] = []
-        self._values: dict[Any, int] = {}
-        self._add_inputs()
-        for equation in equations:
-            self._add(equation)
-        self._kept = [(v.number, v.kind, self._add_output(v)) for v in kept if isinstance(v.kind, Aval)]
-        self.kernel: Kernel = self._builder.build()
-        self._ordered = bool(row_ndim)
-
-    def _add_inputs(self) -> None:
-        """Adds the operands that the group does not compute. An input is a number of a value, or -1 for a constant; the
-        constant; and the index that gives it the dimensions of the loop.
-        """
-        made = {e.results for e in self.equations}
-        for equation in self.equations:
-            flat = self._group.role(equation.results.kind.shape) == "flat" and len(self.shape) > 1
-            for x in equation.operands:
-                key = (x, flat) if type(x) is Var else (type(x), x)
-                if x in made or key in self._values:
-                    continue
-                if type(x) is not Var:
-                    self._values[key] = self._builder.input(type(x))
-                    self._inputs.append((-1, x, None))
-                elif isinstance(x.kind, type):
-                    self._values[key] = self._builder.input(x.kind)
-                    self._inputs.append((x.number, None, None))
-                else:
-                    after = self._group.row_ndim * flat
-                    own = self.shape[len(self.shape) - after - len(x.kind.shape) : len(self.shape) - after]
-                    varies = [n == m for n, m in zip(x.kind.shape, own, strict=True)] + [False] * after
-                    varies = [False] * (len(self.shape) - len(varies)) + varies
-                    index = None if len(x.kind.shape) in (0, len(self.shape)) else _expanding(x.kind.shape, self, flat)
-                    self._values[key] = self._builder.input(x.kind.dtype.str, varies)
-                    self._inputs.append((x.number, None, index))
-
-    def _add(self, equation: Equation) -> None:
-        flat = self._group.role(equation.results.kind.shape) == "flat" and len(self.shape) > 1
-        taken = []
-        for x in equation.operands:
-            found = self._values.get(x) if type(x) is Var else None
-            taken.append(found if found is not None else self._values[(x, flat) if type(x) is Var else (type(x), x)])
-        if equation.op.name in _REDUCTIONS and equation.op.combine:
-            made = self._builder.reduce(equation.op.name, taken[0])
-        else:
-            made = self._builder.call(_function_of(equation) or "", *taken)
-        self._values[equation.results] = made
-
-    def _add_output(self, v: Var) -> Any:
-        """Makes a value a result; returns the index that gives its array the dimensions of the loop."""
-        role = self._group.role(shape_of(v))
-        self._builder.output(self._values[v], per_row=role in ("row", "flat"))
-        return (..., *(0,) * self._group.row_ndim) if role == "row" else None
-
-    def __call__(self, values: Any) -> bool:
-        """Computes the group; returns whether it did: not where the bits would not be those of eager mode."""
-        inputs = []
-        for number, constant, index in self._inputs:
-            x = constant if number < 0 else values[number]
-            if type(x) is ShardedTensor:
-                x = whole_array(x, "jit")
-            inputs.append(x if index is None else x[index])
-        if self._ordered and self.compiled is None and not blocked.is_exact(self.kernel, self.shape, inputs):
-            return False
-        if self.compiled is None and not all(map(_is_row_major, inputs)):
-            return False  # NumPy's results have the order of their operands, on which the bits of later sums depend.
-        outputs = [memory_pool.empty(kind.shape, kind.dtype) for _, kind, _ in self._kept]
-        targets = [out if index is None else out[index] for out, (_, _, index) in zip(outputs, self._kept, strict=True)]
-        if self.compiled is not None and not _reports_errors():
-            self.compiled.run(self.shape, inputs, targets)
-        else:
-            blocked.run(self.kernel, self.shape, inputs, targets)
-        for out, (number, kind, _) in zip(outputs, self._kept, strict=True):
-            values[number] = tensor(kind, Storage((out,), ([],)))
-        return True
-
-
-def _expanding(shape: Shape, fused: Fused, flat: bool) -> Any:
-    """Returns the index that gives an array of that shape the dimensions of the loop."""
-    after = (None,) * fused._group.row_ndim if flat else ()
-    return ((None,) * (len(fused.shape) - len(shape) - len(after)) + (...,) + after) if shape else None
-
-
-def _is_row_major(x: Any) -> bool:
-    """Whether NumPy gives results of an operand row-major order: its strides decrease."""
-    if not isinstance(x, np.ndarray) or x.ndim < 2 or x.flags.c_contiguous:
-        return True
-    strides = [abs(step) for step, n in zip(x.strides, x.shape, strict=True) if n > 1 and step]
-    return strides == sorted(strides, reverse=True)
-
-
-def _reports_errors() -> bool:
-    """Whether floating-point errors raise or call a function, which compiled code does not."""
-    return any(what in ("raise", "call") for what in np.geterr().values())
-
-
-def work_of(fused: Fused) -> int:
-    """Returns the number of elements that the functions of a group compute."""
-    return math.prod(fused.shape) * len(fused.equations)
+    fits = np.can_cast(made, dtype, "same_kind") if equation.writes else made == dtype
+    return name if fits else None

@@ -35,7 +35,10 @@ An executor (`blocked`, `c_executor`) is called with the shape of the loop, the 
 - inputs: arrays with ``ndim`` dimensions that broadcast to the shape, with any strides; for an input that varies along
   no dimension also a scalar or a 0-d array.
 - outputs: an array of the shape of the loop for each output per element, and of its first ``ndim - row_ndim``
-  dimensions for each output per row. An output may share its memory with inputs; it shares none with other outputs.
+  dimensions for each output per row, with any strides: a write to a slice of a tensor is an output that is a window of
+  a larger buffer, whose other elements are neither read nor written. An output may share its memory with inputs: those
+  of which it overwrites elements are copied first, unless they are the same array as the output. It shares none with
+  other outputs, which may be other windows of its buffer.
 """
 
 from __future__ import annotations

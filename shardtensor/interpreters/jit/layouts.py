@@ -1,8 +1,9 @@
 """Layouts: the choice of layouts with which a program moves fewer bytes than eager mode.
 
 Eager mode combines the partial results of a reduction at once, so that every device gets all of them. Where the result
-is next transferred to a layout that splits it, each device combines only its part, which is a reduce-scatter. Eager's
-layouts are always a candidate, and the bytes are those of the inference of both, so that a program never moves more.
+is next transferred to a layout that splits it, each device combines only its part, which is a reduce-scatter. A write
+of a function of slices is a stencil (see `shardtensor.interpreters.jit.stencils`). Eager's layouts are always a
+candidate, and the bytes are those of the inference of both, so that a program never moves more.
 """
 
 from __future__ import annotations
@@ -11,29 +12,29 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.core import interpreting
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var
-from shardtensor.tensor.operands import HostAval
-from shardtensor.tensor.tensor import ShardedTensor, without_elements
-from shardtensor.tensor.value import Aval
+from shardtensor.interpreters.jit.deferred_sums import with_deferred_sums
+from shardtensor.interpreters.jit.program import Equation, Program, Var
+from shardtensor.interpreters.jit.replay import bytes_of, stand_in_of
+from shardtensor.interpreters.jit.stencils import StencilPlan, stencils_in
+from shardtensor.tensor.tensor import ShardedTensor
 
 
-def with_layouts(program: Program, count: int) -> Program:
-    """Returns a program with the same results, in which partial results are combined directly into the layout to which
-    they are transferred, where that moves fewer bytes.
+def with_layouts(program: Program, count: int, *, exact: bool) -> Program:
+    """Returns a program with the same results that moves fewer bytes; the program itself if none is found.
 
     Args:
         program: the program.
         count: the number from which on numbers of values are free.
+        exact: whether results keep the bits of eager mode.
     """
     uses: dict[Var, int] = {}
     for v in [*program.outputs, *program.writes.values(), *[v for e in program.equations for v in e.reads()]]:
         uses[v] = uses.get(v, 0) + 1
+    changes = 0
     made = {e.results: k for k, e in enumerate(program.equations) if type(e.results) is Var}
     equations = list(program.equations)
     for k, transfer in enumerate(equations):
@@ -43,8 +44,27 @@ def with_layouts(program: Program, count: int) -> Program:
         changed = _scattered(equations[made[x]], transfer, count)
         if changed is not None:
             equations[made[x]], equations[k] = changed
+            changes += 1
             count += 1
-    return dataclasses.replace(program, equations=equations)
+    if changes:
+        program = dataclasses.replace(program, equations=equations)
+    return with_stencils(with_deferred_sums(program, count, exact=exact))
+
+
+def with_stencils(program: Program) -> Program:
+    """Returns a program in which the writes that move fewer bytes as stencils are stencils."""
+    equations: dict[int, Equation] = dict(enumerate(program.equations))
+    changes = 0
+    views = {e.results: e for e in program.equations if e.op.name == "view" and type(e.results) is Var}
+    for k, inside, made in stencils_in(program):
+        eager = [program.equations[i] for i in (*inside, k)]
+        read = [views[v] for v in dict.fromkeys([v for e in eager for v in e.reads()]) if v in views]
+        if StencilPlan(made, program).size < bytes_of([*read, *eager]):
+            equations[k] = made
+            changes += 1
+            for i in inside:
+                del equations[i]
+    return dataclasses.replace(program, equations=list(equations.values())) if changes else program
 
 
 def _scattered(reduction: Equation, transfer: Equation, number: int) -> tuple[Equation, Equation] | None:
@@ -56,7 +76,7 @@ def _scattered(reduction: Equation, transfer: Equation, number: int) -> tuple[Eq
     if placed is None or reduction.into is not None or transfer.params[0].spec.unreduced:
         return None
     params = (*reduction.params, transfer.params[0])
-    given = [_stand_in(x) for x in reduction.operands]
+    given = [stand_in_of(x) if type(x) is Var else x for x in reduction.operands]
     try:
         before, _ = _inferred([(reduction, given, reduction.params), (transfer, None, transfer.params)])
         after, results = _inferred(
@@ -82,13 +102,3 @@ def _inferred(calls: Sequence[tuple[Equation, Any, Any]]) -> tuple[int, list[Sha
             operands = results[-1:] if given is None else given
             results.append(INFER.apply(equation.op, tuple(operands), params))
     return log.bytes, results
-
-
-def _stand_in(x: Any) -> Any:
-    """Returns what inference takes for an operand."""
-    if type(x) is not Var:
-        return x
-    kind: ValueKind = x.kind
-    if isinstance(kind, Aval):
-        return without_elements(kind)
-    return np.empty(kind.shape, kind.dtype) if isinstance(kind, HostAval) else kind(1)

@@ -68,7 +68,7 @@ class Lowered:
         """Returns the program as text.
 
         Args:
-            stage: ``"program"``, the equations; ``"layouts"``, the equations and what each of them transfers;
+            stage: ``"program"``, the equations; ``"layouts"``, those that transfer least, and what each transfers;
                 ``"groups"``, the equations with the kernels that compute several of them; or ``"c"``, the text of those
                 kernels that C can compute.
 
@@ -90,19 +90,20 @@ class Lowered:
         return self.as_text()
 
     def _groups(self) -> Iterator[str]:
-        kernels = iter(self._executable.kernels)
+        kernels = {id(fused.equations): fused.kernel for fused in self._executable.kernels}
         for node in self._executable.nodes:
-            if len(node) == 1:
+            kernel = kernels.get(id(node))
+            if kernel is None:
                 yield from node[0].lines()
                 continue
             yield "one kernel:"
             for equation in node:
                 yield from (f"    {line}" for line in equation.lines())
-            yield from (f"    {line}" for line in str(next(kernels).kernel).splitlines())
+            yield from (f"    {line}" for line in str(kernel).splitlines())
 
     def _layouts(self) -> Iterator[str]:
         logs = self._logs()
-        for equation, log in zip(self.program.equations, logs, strict=True):
+        for equation, log in zip(self._executable.laid_out.equations, logs, strict=True):
             yield from equation.lines()
             for name, axis, count, nbytes, sources, targets in log.by_operator():
                 of = f"{name} along {axis}" if axis else name
@@ -119,7 +120,7 @@ class Lowered:
             with recorded_by(logs[-1]):
                 yield
 
-        inferred(self.program, self._given, logged)
+        inferred(self._executable.laid_out, self._given, logged)
         return logs
 
     def cost(self) -> Cost:

@@ -51,6 +51,10 @@ def _input(kernel: Kernel, k: int, shape: Shape, x: Any) -> HostArray:
     return array
 
 
+_WORK = 1000
+"""The effort of deciding whether two arrays have an element in common; beyond it, they are taken to have one."""
+
+
 def separated(arrays: list[HostArray], outputs: Sequence[HostArray]) -> tuple[list[HostArray], bool]:
     """Returns the inputs, those copied that an output would overwrite, and whether an output is one of them.
 
@@ -59,7 +63,8 @@ def separated(arrays: list[HostArray], outputs: Sequence[HostArray]) -> tuple[li
     in_place = False
     for out in outputs:
         for k, x in enumerate(arrays):
-            if np.may_share_memory(out, x):
+            # Windows of one buffer, such as its columns, may lie between one another without a common element.
+            if np.may_share_memory(out, x) and np.may_share_memory(out, x, max_work=_WORK):
                 if address(out) == address(x) and out.shape == x.shape and out.strides == x.strides:
                     in_place = True
                 else:

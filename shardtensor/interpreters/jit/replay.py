@@ -6,30 +6,34 @@ same transfers are recorded. A value is dropped after its last use; a write whos
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.transfer_log import is_recording
+from shardtensor.communication.transfer_log import TransferLog, is_recording, recorded_by
 from shardtensor.core import OPS, Interpreter, bind, interpreting
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.planning import Plan
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.jit.groups import Fused, grouped, plan_of
+from shardtensor.interpreters.jit.fused import Fused
+from shardtensor.interpreters.jit.groups import grouped, is_kernel, plan_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars
+from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
 from shardtensor.interpreters.jit.trace import PYTHON
+from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
+from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval
 
 Values = Any
@@ -43,7 +47,7 @@ Node = Sequence[Equation]
 
 
 def steps_of(
-    program: Program, interpreter: Interpreter, fused: Callable[[Fused], None] | None = None
+    program: Program, interpreter: Interpreter, fused: Callable[[Fused], None] | None = None, wide: bool = False
 ) -> tuple[Sequence[Node], list[Step]]:
     """Returns the nodes of a program, and a step for each by an interpreter.
 
@@ -53,20 +57,24 @@ def steps_of(
         program: the program.
         interpreter: `EAGER`, `INFER`, or one that passes calls on.
         fused: gets the kernel of each step that is one. None: there are none, and each equation has a step.
+        wide: whether kernels may run as C (see `grouped`).
     """
-    nodes: Sequence[Node] = grouped(program) if fused else [(e,) for e in program.equations]
+    nodes: Sequence[Node] = grouped(program, wide) if fused else [(e,) for e in program.equations]
     last = last_uses(program, nodes)
     given = {*program.inputs, *program.captured}
     made = []
     for k, node in enumerate(nodes):
         dead = [v.number for v, use in last.items() if use == k]
-        if len(node) > 1 and fused is not None:
+        in_place = {e.results for e in node if e.writes and e.operands[0].number in dead and e.operands[0] not in given}
+        if fused is not None and is_kernel(node, wide):
             kept = [v for e in node for v in e.makes() if last[v] > k]
-            made.append(_fused(node, kept, dead, fused))
+            made.append(_fused(node, kept, in_place, dead, fused))
             continue
         (equation,) = node
-        in_place = equation.writes and equation.operands[0].number in dead and equation.operands[0] not in given
-        made.append(_step(equation, interpreter, dead, in_place))
+        if equation.op is STENCIL:
+            made.append(_stencil(equation, program, interpreter, dead))
+        else:
+            made.append(_step(equation, interpreter, dead, bool(in_place)))
     return nodes, made
 
 
@@ -137,10 +145,13 @@ def _getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-def _fused(node: Node, kept: Sequence[Var], dead: Sequence[int], fused: Callable[[Fused], None]) -> Step:
+def _fused(
+    node: Node, kept: Sequence[Var], in_place: Collection[Var], dead: Sequence[int], fused: Callable[[Fused], None]
+) -> Step:
     """Returns the step of a kernel. While transfers are recorded, the equations run one by one, as eager mode does."""
-    made = Fused(node, kept)
-    alone = functools.cache(lambda: [_step(equation, EAGER, (), False) for equation in node])
+    writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
+    made = Fused(node, kept, writes)
+    alone = functools.cache(lambda: [_step(equation, EAGER, (), equation.results in in_place) for equation in node])
     fused(made)
 
     def step(values: Values) -> None:
@@ -248,6 +259,30 @@ def _write(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in
     return step
 
 
+def _stencil(equation: Equation, program: Program, interpreter: Interpreter, dead: Sequence[int]) -> Step:
+    """Returns the step of a stencil. Where devices share a memory, its equations run one by one, as in eager mode, and
+    only the transfers are those of the stencil.
+    """
+    plan, result = StencilPlan(equation, program), equation.results.number
+    backend = equation.results.kind.backend
+    runs = interpreter is EAGER and not backend.simulated
+    alone = functools.cache(lambda: [_step(e, EAGER, (), False) for e in equation.programs[0].equations])
+
+    def step(values: Values) -> None:
+        if runs and backend.on_host:
+            if is_recording():
+                plan.announce(copied=False)
+            with recorded_by():
+                for one in alone():
+                    one(values)
+        else:
+            values[result] = (plan.run if runs else plan.infer)(values)
+        for number in dead:
+            values[number] = None
+
+    return step
+
+
 # -- maps ------------------------------------------------------------------------------------------
 
 
@@ -306,7 +341,7 @@ _BOUND = _Bound()
 
 
 def inferred(
-    program: Program, given: Sequence[Any], around: Callable[[Equation], AbstractContextManager[None]]
+    program: Program, given: Sequence[Any], around: Callable[[Equation], contextlib.AbstractContextManager[None]]
 ) -> None:
     """Runs a program on operands without elements, by which the transfers are recorded.
 
@@ -320,3 +355,21 @@ def inferred(
         for equation, step in zip(program.equations, steps_of(program, INFER)[1], strict=True):
             with around(equation):
                 step(values)
+
+
+def bytes_of(equations: Sequence[Equation]) -> int:
+    """Returns the bytes that equations transfer."""
+    alone = Program((), (), equations, ())
+    free, log = alone.free(), TransferLog()
+    nothing: Callable[[Equation], Any] = lambda _: contextlib.nullcontext()  # noqa: E731
+    with recorded_by(log):
+        inferred(dataclasses.replace(alone, inputs=free), [stand_in_of(v) for v in free], nothing)
+    return log.bytes
+
+
+def stand_in_of(v: Var) -> Any:
+    """Returns what inference takes for a value."""
+    kind = v.kind
+    if isinstance(kind, Aval):
+        return without_elements(kind)
+    return np.empty(kind.shape, kind.dtype) if isinstance(kind, HostAval) else kind(1)

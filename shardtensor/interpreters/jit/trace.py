@@ -22,6 +22,7 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, Interpreter, Op, Operands, Params, execute, innermost, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
+from shardtensor.functions.random_keys import SymbolicKey, derived_bits
 from shardtensor.interpreters.infer import INFER, derived
 from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var, vars_of
 from shardtensor.interpreters.mutation.views import View, aval_of_view, stand_in
@@ -42,7 +43,7 @@ PYTHON: dict[str, Callable[..., Any]] = {
     "add": python.add, "subtract": python.sub, "multiply": python.mul, "divide": python.truediv,
     "floor_divide": python.floordiv, "remainder": python.mod, "pow": python.pow, "negative": python.neg,
     "positive": python.pos, "abs": abs, "less": python.lt, "less_equal": python.le, "greater": python.gt,
-    "greater_equal": python.ge, "equal": python.eq, "not_equal": python.ne,
+    "greater_equal": python.ge, "equal": python.eq, "not_equal": python.ne, "derived_bits": derived_bits,
 }  # fmt: skip
 """Python's functions for operators of Python scalars, whose results are Python scalars, too: they stay weak."""
 
@@ -184,10 +185,10 @@ class Tracer(Interpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Records one call of an operator. Views, and operators that are composed of others, are not recorded."""
-        if op.escapes:
-            return self._escape(op, operands, params)
         if op.name in PYTHON and all(type(x) in SCALARS or self._is_weak(x) for x in operands):
             return self._on_python_scalars(op, operands)
+        if op.escapes:
+            return self._escape(op, operands, params)
         if not (op.name == "asarray" and self._is_unplaced(operands[0])):
             if op.name == "reshape" and self.trace.strided and type(operands[0]) is ShardedTensor:
                 self.trace.reshapes_strided |= id(operands[0]._base_and_view()[0]) in self.trace.strided
@@ -314,6 +315,8 @@ class Tracer(Interpreter):
         return self._leaf(op, in_tree, x)
 
     def _leaf(self, op: Op, in_tree: bool, x: Any) -> tuple[Any, Any]:
+        if type(x) is SymbolicKey:
+            return self._read(x.bits).value, x
         if type(x) is not ShardedTensor and not is_data(x):
             return x, x
         if isinstance(x, (np.ndarray, np.generic)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -12,7 +13,8 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.interpreters.jit import groups
-from tests.interpreters.jit.test_operators import agrees
+from shardtensor.interpreters.jit.compiler import find_compiler
+from tests.interpreters.jit.test_operators import agrees, same
 from tests.interpreters.test_infer import split
 from tests.layouts import MESHES, array, mesh_of, specs
 
@@ -24,9 +26,11 @@ def small_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def sizes(f: Any, *args: Any) -> list[tuple[int, int]]:
+def sizes(f: Any, *args: Any, executor: Any = "numpy") -> list[tuple[int, int]]:
     """The numbers of equations and of results of each kernel of a function."""
-    return [(len(k.equations), len(k.kernel.outputs)) for k in st.jit(f).lower(*args)._executable.kernels]
+    lowered = st.jit(f, executor=executor).lower(*args)
+    assert lowered.as_text("groups").count("one kernel:") == len(lowered._executable.kernels)
+    return [(len(k.equations), len(k.kernel.outputs)) for k in lowered._executable.kernels]
 
 
 def softmax(x: Any) -> Any:
@@ -71,6 +75,75 @@ def test_what_is_one_kernel() -> None:
     assert sizes(softmax, rows(spec=(None, "x"))) == [(2, 1)]  # The rows are split.
 
 
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
+def test_what_is_one_kernel_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = rows()
+    assert sizes(lambda x: (x * 2 + 1).sum() * x * 2, x, executor=None) == [(5, 1)]
+    assert sizes(softmax, rows(spec=(None, "x")), executor=None) == [(5, 1)]
+    assert sizes(lambda x: (x + 1, st.sin(x), st.sort(x, axis=1).mean()), x, executor=None) == [(1, 1), (1, 1)]
+    monkeypatch.setenv("SHARDTENSOR_CC", "no-such-compiler")
+    assert sizes(lambda x: (x * 2 + 1).sum() * x * 2, x, executor=None) == [(2, 1), (2, 1)]
+
+
+REDUCTIONS = ["sum", "prod", "max", "min", "any", "all", "mean", "var", "std"]
+ELEMENTS = ["float16", "float32", "float64", "int8", "uint32", "int64", "bool", "complex64"]
+
+
+def reductions(name: str, dtype: str) -> Callable[[Any], Any]:
+    """All of a tensor, its rows, and further steps before and after."""
+    by = {name: getattr(st, name) for name in REDUCTIONS}[name]
+    more = {"correction": 1} if name in ("var", "std") else {}
+
+    def f(x: Any) -> Any:
+        doubled = x + x
+        whole, part = by(doubled), by(x, axis=(1, 2), **more)
+        return whole, part, by(x, axis=-1, keepdims=True), x * by(x), part + part, st.logical_not(by(x, axis=-1)[0])
+
+    return f
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_have_the_bits_of_eager_mode_with_numpy(name: str, dtype: str) -> None:
+    with np.errstate(all="ignore"):
+        for spec in ((), ("x",), (None, "x"), (None, None, "x")):
+            x = operand(dtype, spec)
+            try:
+                wanted = reductions(name, dtype)(x)
+            except TypeError:
+                return
+            same(st.jit(reductions(name, dtype), executor="numpy")(x), wanted)
+            same(st.jit(reductions(name, dtype))(x), wanted)  # Its kernels are not compiled yet.
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
+def test_reductions_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    dtypes = ["float32", "float64", "int8", "uint32", "bool"]
+
+    def every(xs: dict[str, Any]) -> dict[Any, Any]:
+        with np.errstate(all="ignore"):
+            pairs = [(name, dtype) for name in REDUCTIONS for dtype in dtypes]
+            return {pair: reductions(*pair)(xs[pair[1]]) for pair in pairs}
+
+    for spec in ((), (None, "x")):
+        xs = {dtype: operand(dtype, spec) for dtype in dtypes}
+        f = st.jit(every, executor="c")
+        assert sum(k.compiled is not None for k in f.lower(xs)._executable.kernels) >= 60
+        made, wanted = f(xs), every(xs)
+        assert list(made) == list(wanted)
+        for pair in wanted:
+            for a, b in zip(made[pair], wanted[pair], strict=True):
+                assert (a.dtype, a.shape, a.sharding) == (b.dtype, b.shape, b.sharding)
+                np.testing.assert_allclose(a, b, rtol=2e-6 if "float32" in pair else 1e-14, err_msg=str(pair))
+
+
+def operand(dtype: str, spec: Any) -> Any:
+    elements = array((6, 5, 7), dtype, 1)
+    elements = elements if np.dtype(dtype).kind in "bc" else elements % 5
+    return st.device_put(elements, st.NamedSharding(mesh_of((4,), "numpy"), st.P(*spec)))
+
+
 def test_integers_that_do_not_fit_raise_as_in_eager_mode() -> None:
     x = st.ones((4, 4), dtype="uint8")
     f = st.jit(lambda x, n: x * 2 + n)
@@ -97,7 +170,7 @@ def test_other_memories_and_dtypes_run_one_by_one(backend: str) -> None:
 
 UNARY = ["tanh", "exp", "negative", "abs", "floor", "isnan", "sign", "square"]
 BINARY = ["add", "subtract", "multiply", "divide", "maximum", "less", "logaddexp", "atan2"]
-ROWS = ["sum", "max", "min", "mean", "prod"]
+ROWS = ["sum", "max", "min", "mean", "prod", "var", "std", "any"]
 
 
 @pytest.mark.parametrize("examples", [pytest.param(40), pytest.param(3000, marks=pytest.mark.full)])
@@ -133,7 +206,7 @@ def test_random_groups(examples: int) -> None:
             for name, i, j, keepdims in plan:
                 x, y = values[i % len(values)], values[j % len(values)]
                 if name in ROWS:
-                    values.append(getattr(st, name)(x, axis=-1, keepdims=keepdims) if x.ndim else x)
+                    values.append(getattr(st, name)(x, axis=-1 if i % 3 else None, keepdims=keepdims) * 1.0)
                 elif name in UNARY:
                     made = getattr(st, name)(x)
                     values.append(made * 1.0)
@@ -147,5 +220,6 @@ def test_random_groups(examples: int) -> None:
             except ValueError:
                 return
             agrees(program, *given, times=1)
+            same(st.jit(program, executor="numpy")(*given), program(*given))
 
     run()

@@ -13,7 +13,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.interpreters.jit import blocked, c_executor
+from shardtensor.interpreters.jit import blocked, c_executor, operands
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
@@ -201,6 +201,28 @@ def test_windows_of_one_array_are_operands_and_results(run: Run, written: None) 
     windows = [grid[:-2, 1:-1], grid[2:, 1:-1], grid[1:-1, :-2], grid[1:-1, 2:]]
     run(stencil(), (18, 31), [*windows, 0.25], [grid[1:-1, 1:-1]])
     assert_same(grid, wanted)
+
+
+@pytest.mark.parametrize("run", EXECUTORS)
+@pytest.mark.parametrize(
+    "to", [(slice(1, -1), slice(1, -1)), (slice(None, 18), slice(2, 64, 2)), (slice(17, None, -1), slice(31))], ids=repr
+)
+def test_results_are_windows_of_a_larger_buffer(run: Run, to: tuple[slice, ...], written: None) -> None:
+    grid = np.random.default_rng(1).normal(size=(20, 33))
+    windows = [grid[:-2, 1:-1], grid[2:, 1:-1], grid[1:-1, :-2], grid[1:-1, 2:]]
+    large = np.random.default_rng(2).normal(size=(20, 33 if to[1] == slice(1, -1) else 70))
+    wanted = large.copy()
+    wanted[to] = (windows[0] + windows[1] + windows[2] + windows[3]) * 0.25
+    run(stencil(), (18, 31), [*windows, 0.25], [large[to]])
+    assert_same(large, wanted)
+
+
+def test_windows_between_one_another_are_not_copied() -> None:
+    buffer = np.zeros((40, 60))
+    inputs = [buffer[:, :30], buffer[::2, 30:][:20], buffer[:, 29:31]]
+    arrays, in_place = operands.separated(list(inputs), [buffer[:, 30:]])
+    assert [array is given for array, given in zip(arrays, inputs, strict=True)] == [True, False, False]
+    assert not in_place
 
 
 @pytest.mark.parametrize("run", EXECUTORS)

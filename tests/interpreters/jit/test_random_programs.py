@@ -13,64 +13,9 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.interpreters.jit import groups
+from tests.interpreters.jit.random_programs import STEPS, run_seeds, run_step
 from tests.interpreters.test_infer import totals
 from tests.layouts import MESHES, array, mesh_of, specs
-
-Step = tuple[str, int, int, int]
-
-STEPS = (
-    "add", "scale", "tanh", "slice", "rows", "transpose", "reverse", "sum", "mean", "copy", "where", "write", "write row",
-    "in place", "in place rows", "out", "reshard", "matmul", "sort", "concat", "index",
-)  # fmt: skip
-
-
-def run_step(xp: Any, values: list[Any], step: Step, placed: Any) -> None:
-    """Adds a value to the list, or writes one."""
-    name, i, j, n = step
-    x, y = values[i % len(values)], values[j % len(values)]
-    match name:
-        case "add":
-            values.append(x + y if x.shape == y.shape else x + 1)
-        case "scale":
-            values.append(x * 0.5 - n)
-        case "tanh":
-            values.append(xp.tanh(x))
-        case "slice":
-            values.append(x[n % 3 :, : max(1, n % 5)])
-        case "rows":
-            values.append(x[::2])
-        case "transpose":
-            values.append(x.T)
-        case "reverse":
-            values.append(x[::-1])
-        case "sum":
-            values.append(x - x.sum(axis=-1, keepdims=True))
-        case "mean":
-            values.append(x * xp.mean(x) if x.size else x + 0)
-        case "copy":
-            values.append(x.copy())
-        case "where":
-            values.append(xp.where(x > 0, x, -x))
-        case "write":
-            x[1:] = y[:-1] if x.shape == y.shape else n
-        case "write row":
-            x[0] = n
-        case "in place":
-            x += y if x.shape == y.shape else n
-        case "in place rows":
-            x[: n % 4] *= 0.5
-        case "out":
-            np.negative(x, out=x)
-        case "reshard":
-            values.append(placed(x, n))
-        case "matmul":
-            values.append(xp.tanh(x @ x.T) if x.size else x)
-        case "sort":
-            values.append(xp.sort(x, axis=0))
-        case "concat":
-            values.append(xp.concat([x, x], axis=0) if x.size < 100 else x + 0)
-        case "index":
-            values.append(x[[0, -1]] if x.shape[0] else x.copy())
 
 
 @pytest.mark.parametrize("fuses", [False, True], ids=["one by one", "fused"])
@@ -129,3 +74,18 @@ def test_random_programs(examples: int, fuses: bool, backend: str, monkeypatch: 
         assert sum(totals(moved).values()) <= sum(totals(sent).values())
 
     run()
+
+
+@pytest.mark.parametrize("count", [pytest.param(60), pytest.param(10**5, marks=pytest.mark.full)])
+def test_many_random_programs(count: int) -> None:
+    run_seeds("numpy", 0, count)
+
+
+@pytest.mark.parametrize("count", [pytest.param(30), pytest.param(10**4, marks=pytest.mark.full)])
+def test_programs_move_no_more_bytes_than_eager_mode(count: int) -> None:
+    run_seeds(None, 0, count, every=1)
+
+
+@pytest.mark.parametrize("count", [pytest.param(3), pytest.param(3000, marks=pytest.mark.full)])
+def test_many_random_programs_in_c(count: int) -> None:
+    run_seeds("c", 0, count)

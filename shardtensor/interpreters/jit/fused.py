@@ -1,0 +1,182 @@
+"""Groups of equations that run as one kernel, on whole buffers of host memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from shardtensor.communication.transfer import whole_array
+from shardtensor.host import memory_pool
+from shardtensor.interpreters.jit import blocked
+from shardtensor.interpreters.jit.c_executor import CompiledKernel
+from shardtensor.interpreters.jit.groups import Group, function_of
+from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.program import Equation, Var, shape_of
+from shardtensor.interpreters.jit.reductions import add_reduction, divisor, is_reduction, is_wide, outer_shape
+from shardtensor.interpreters.jit.window_writes import WindowWrite, computed_aval, function_operands
+from shardtensor.sharding.layout import Shape
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.value import Aval
+
+EMPTY: Mapping[Var, WindowWrite] = MappingProxyType({})
+
+
+class Fused:
+    """A group with its kernel.
+
+    Args:
+        equations: the equations, in order.
+        kept: their results that are used outside of the group.
+        writes: the equations that write into windows, by their results, of those that are kept.
+
+    Attributes:
+        kernel: what computes the group.
+        shape: the shape of its loop.
+        compiled: the kernel as compiled code, once there is one.
+    """
+
+    def __init__(
+        self, equations: Sequence[Equation], kept: Sequence[Var], writes: Mapping[Var, WindowWrite] = EMPTY
+    ) -> None:
+        reductions = [e for e in equations if is_reduction(e)]
+        self.equations = equations
+        self.compiled: CompiledKernel | None = None
+        if reductions:
+            self.shape: Shape = reductions[0].operands[0].kind.shape
+            row_ndim = len(self.shape) - len(outer_shape(reductions[0], self.shape))
+        else:
+            self.shape, row_ndim = computed_aval(equations[0]).shape, 0
+        self._writes = writes
+        self._group = Group(self.shape)
+        self._group.row_ndim = row_ndim
+        self._builder = KernelBuilder(len(self.shape), row_ndim)
+        self._inputs: list[tuple[int, Any, Any]] = []
+        self._values: dict[Any, int] = {}
+        self._add_inputs()
+        for equation in equations:
+            self._add(equation)
+        self._kept = [(v, v.kind, self._add_output(v)) for v in kept if isinstance(v.kind, Aval)]
+        self.kernel: Kernel = self._builder.build()
+        self._ordered = bool(row_ndim)
+        self._needs_c = len(equations) == 1 or any(is_wide(e) for e in reductions)
+
+    def _add_inputs(self) -> None:
+        """Adds the operands that the group does not compute. An input is a number of a value, or -1 for a constant; the
+        constant; and the index that gives it the dimensions of the loop.
+        """
+        made = {e.results for e in self.equations}
+        for equation in self.equations:
+            flat = self._is_flat(equation)
+            for x in (*function_operands(equation), *self._constants(equation)):
+                key = (x, flat) if type(x) is Var else (type(x), x)
+                if x in made or key in self._values:
+                    continue
+                if type(x) is not Var:
+                    self._values[key] = self._builder.input(type(x))
+                    self._inputs.append((-1, x, None))
+                elif isinstance(x.kind, type):
+                    self._values[key] = self._builder.input(x.kind)
+                    self._inputs.append((x.number, None, None))
+                else:
+                    after = self._group.row_ndim * flat
+                    own = self.shape[len(self.shape) - after - len(x.kind.shape) : len(self.shape) - after]
+                    varies = [n == m for n, m in zip(x.kind.shape, own, strict=True)] + [False] * after
+                    varies = [False] * (len(self.shape) - len(varies)) + varies
+                    index = None if len(x.kind.shape) in (0, len(self.shape)) else _expanding(x.kind.shape, self, flat)
+                    self._values[key] = self._builder.input(x.kind.dtype.str, varies)
+                    self._inputs.append((x.number, None, index))
+
+    def _is_flat(self, equation: Equation) -> bool:
+        """Returns whether the operands of an equation lack the reduced dimensions."""
+        flat = self._group.role(computed_aval(equation).shape) == "flat" and len(self.shape) > 1
+        return flat and not is_reduction(equation)
+
+    @staticmethod
+    def _constants(equation: Equation) -> tuple[float, ...]:
+        """Returns the numbers that an equation uses besides its operands."""
+        number = divisor(equation) if is_reduction(equation) else None
+        return () if number is None else (number,)
+
+    def _add(self, equation: Equation) -> None:
+        flat = self._is_flat(equation)
+        taken = []
+        for x in function_operands(equation):
+            found = self._values.get(x) if type(x) is Var else None
+            taken.append(found if found is not None else self._values[(x, flat) if type(x) is Var else (type(x), x)])
+        if is_reduction(equation):
+            constants = [self._values[float, number] for number in self._constants(equation)]
+            made = add_reduction(self._builder, equation, taken[0], *constants)
+        elif equation.writes and equation.op.assigns:
+            made = taken[0]
+        else:
+            made = self._builder.call(function_of(equation) or "", *taken)
+        if equation.writes:
+            made = self._builder.astype(made, equation.results.kind.dtype)
+        self._values[equation.results] = made
+
+    def _add_output(self, v: Var) -> Any:
+        """Makes a value a result; returns the index that gives its array the dimensions of the loop."""
+        role = "full" if v in self._writes else self._group.role(shape_of(v))
+        self._builder.output(self._values[v], per_row=role in ("row", "flat"))
+        return (..., *(0,) * self._group.row_ndim) if role == "row" else None
+
+    def __call__(self, values: Any) -> bool:
+        """Computes the group; returns whether it did: not where the bits would not be those of eager mode."""
+        if self._needs_c and (self.compiled is None or _reports_errors()):
+            return False
+        inputs = []
+        for number, constant, index in self._inputs:
+            x = constant if number < 0 else values[number]
+            if type(x) is ShardedTensor:
+                x = whole_array(x, "jit")
+            inputs.append(x if index is None else x[index])
+        if self._ordered and self.compiled is None and not blocked.is_exact(self.kernel, self.shape, inputs):
+            return False
+        if self.compiled is None and not all(map(_is_row_major, inputs)):
+            return False  # NumPy's results have the order of their operands, on which the bits of later sums depend.
+        made, targets = [], []
+        for v, kind, index in self._kept:
+            write = self._writes.get(v)
+            if write is not None:
+                result, out = write.target(values, inputs)
+            else:
+                array = memory_pool.empty(kind.shape, kind.dtype)
+                result, out = tensor(kind, Storage((array,), ([],))), array if index is None else array[index]
+            made.append(result)
+            targets.append(out)
+        if self.compiled is not None and not _reports_errors():
+            self.compiled.run(self.shape, inputs, targets)
+        else:
+            blocked.run(self.kernel, self.shape, inputs, targets)
+        for (v, _, _), result in zip(self._kept, made, strict=True):
+            values[v.number] = result
+        return True
+
+
+def _expanding(shape: Shape, fused: Fused, flat: bool) -> Any:
+    """Returns the index that gives an array of that shape the dimensions of the loop."""
+    after = (None,) * fused._group.row_ndim if flat else ()
+    return ((None,) * (len(fused.shape) - len(shape) - len(after)) + (...,) + after) if shape else None
+
+
+def _is_row_major(x: Any) -> bool:
+    """Whether NumPy gives results of an operand row-major order: its strides decrease."""
+    if not isinstance(x, np.ndarray) or x.ndim < 2 or x.flags.c_contiguous:
+        return True
+    strides = [abs(step) for step, n in zip(x.strides, x.shape, strict=True) if n > 1 and step]
+    return strides == sorted(strides, reverse=True)
+
+
+def _reports_errors() -> bool:
+    """Whether floating-point errors raise or call a function, which compiled code does not."""
+    return any(what in ("raise", "call") for what in np.geterr().values())
+
+
+def work_of(fused: Fused) -> int:
+    """Returns the number of elements that the functions of a group compute."""
+    return math.prod(fused.shape) * len(fused.equations)

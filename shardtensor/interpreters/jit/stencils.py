@@ -1,0 +1,294 @@
+"""Stencils: writes of functions of slices, for which every device receives, of each tensor, one block with a halo.
+
+Eager mode computes each operator in the layout of its result, which the split rule gives: slices of ``n - 2`` of ``n``
+rows are split at other rows than the tensor, so that each of them is transferred by itself, and so is the value that is
+written. A stencil computes the written elements where the base has them. Of each tensor that is read, a device needs
+the block that contains its elements of all slices; it receives the part of the block that it does not hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardtensor.backend.device import HOST_MEMORY
+from shardtensor.communication.transfer import TransferPlan, announce_reading, as_dtype
+from shardtensor.communication.transfer_log import is_recording
+from shardtensor.core import Op
+from shardtensor.functions.algorithms.shards import shards_of
+from shardtensor.interpreters.eager import EAGER
+from shardtensor.interpreters.jit.groups import plan_of
+from shardtensor.interpreters.jit.program import Equation, Program, Var, vars_of
+from shardtensor.interpreters.jit.window_writes import function_operands, has_function
+from shardtensor.sharding.copy_plan import Line, Region
+from shardtensor.sharding.layout import Grid, Shape, as_sharding
+from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.tensor.pytree import map_leaves
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor, without_elements
+from shardtensor.tensor.value import Aval, aval
+
+Corner = tuple[int, ...]
+
+
+def stencil(tensors: Any, /) -> None:
+    """Writes a function of slices of tensors into a slice of the first one; see the module."""
+
+
+STENCIL = Op(stencil, operands=("tensors",), variadic=True, error_name="jit")
+"""The operator of stencils. It is no row of OPS, since only layouts of programs have it. Its operands are the base and
+the tensors that are read; its program is that of the slices, of which the last equation is the write.
+"""
+
+
+class Slice(NamedTuple):
+    """A value that a stencil reads.
+
+    Attributes:
+        source: the tensor of which it is a slice.
+        corner: the index of its first element in the tensor.
+    """
+
+    source: Var
+    corner: Corner
+
+
+# -- finding them ----------------------------------------------------------------------------------
+
+
+def stencils_in(program: Program) -> Iterator[tuple[int, list[int], Equation]]:
+    """Yields the stencils that a program contains: the number of the write, the numbers of the equations that compute
+    what it writes, and the stencil that stands for all of them.
+    """
+    makers = {e.results: k for k, e in enumerate(program.equations) if type(e.results) is Var}
+    users: dict[Var, set[int]] = {v: {-1} for v in (*program.outputs, *program.writes.values())}
+    for k, equation in enumerate(program.equations):
+        for v in equation.reads():
+            users.setdefault(v, set()).add(k)
+    for k, write in enumerate(program.equations):
+        corner = _written_corner(write)
+        if corner is None:
+            continue
+        inside = _chain(program, k, makers, users)
+        body = [program.equations[i] for i in inside]
+        slices = _slices(program, [*body, write], makers)
+        if slices is None or not any(type(s.source) is Var for s in slices.values()):
+            continue
+        base = write.operands[0]
+        sources = [v for v in dict.fromkeys(s.source for s in slices.values()) if v != base]
+        inner = Program((), (), (*body, write), (write.results,))
+        made = Equation(
+            STENCIL, (base, *sources), (), write.results, write.into, write.window, True, {0: inner}, write.source
+        )
+        yield k, inside, made
+
+
+def _written_corner(write: Equation) -> Corner | None:
+    """Returns the index of the first element that a write replaces, if it is one of a function to a box of a tensor."""
+    if not write.writes or write.programs or not has_function(write) or not isinstance(write.results.kind, Aval):
+        return None
+    value = write.results.kind
+    if value.sharding.mesh.size == 1 or value.spans or value.unreduced or value.offloaded or not value.ndim:
+        return None
+    return _corner(write.into)
+
+
+def _corner(view_spec: ViewSpec | None) -> Corner | None:
+    """Returns the first index of a view that is a box of its base with all of its dimensions; None of another view."""
+    if view_spec is None or view_spec.part is not None or len(view_spec.boxes) != 1:
+        return None
+    box = view_spec.boxes[0]
+    ranges = [e for e in box.entries if type(e) is tuple and (e[2] == 1 or e[1] < 2)]
+    if box.order != tuple(range(len(box.over))) or len(ranges) < len(box.entries):
+        return None
+    return tuple([first for first, _, _ in ranges])
+
+
+def _chain(
+    program: Program, k: int, makers: Mapping[Var, int], users: Mapping[Var, set[int]]
+) -> list[int]:  # fmt: skip
+    """Returns the numbers of the elementwise equations whose results only the k-th equation and one another use."""
+    write = program.equations[k]
+    shape = write.window.shape  # type: ignore[union-attr]
+    inside: set[int] = set()
+    open_ = [v for v in vars_of(function_operands(write)) if v in makers]
+    while open_:
+        v = open_.pop()
+        equation = program.equations[makers[v]]
+        if makers[v] in inside or not users[v] <= {*inside, k} or not _is_elementwise(equation, shape):
+            continue
+        inside.add(makers[v])
+        # Another use of its operands may have been found outside before this equation was.
+        open_ += [x for i in (*inside, k) for x in vars_of(function_operands(program.equations[i])) if x in makers]
+        open_ = [x for x in dict.fromkeys(open_) if makers[x] not in inside]
+    return sorted(inside)
+
+
+def _is_elementwise(equation: Equation, shape: Shape) -> bool:
+    op = equation.op
+    if equation.writes or type(equation.results) is not Var or not isinstance(equation.results.kind, Aval):
+        return False
+    return (
+        (op.is_ufunc or op.name == "where") and equation.results.kind.shape == shape and plan_of(equation) is not None
+    )
+
+
+def _slices(program: Program, equations: Sequence[Equation], makers: Mapping[Var, int]) -> dict[Var, Slice] | None:
+    """Returns the values that equations read from outside; None if one is no array of the shape of the window."""
+    write = equations[-1]
+    value, shape = write.results.kind, write.window.shape  # type: ignore[union-attr]
+    made = {e.results for e in equations}
+    found: dict[Var, Slice] = {}
+    for v in dict.fromkeys([v for e in equations for v in vars_of(function_operands(e))]):
+        if v in made or isinstance(v.kind, type):
+            continue
+        if not isinstance(v.kind, Aval) or v.kind.shape != shape or v.kind.unreduced or v.kind.offloaded:
+            return None
+        if v.kind.sharding.mesh != value.sharding.mesh:
+            return None
+        view = program.equations[makers[v]] if v in makers else None
+        if view is not None and view.op.name == "view":
+            corner = _corner(view.into)
+            if corner is None or not isinstance(view.operands[0].kind, Aval):
+                return None
+            found[v] = Slice(view.operands[0], corner)
+        else:
+            found[v] = Slice(v, (0,) * len(shape))
+    return found
+
+
+# -- layouts ---------------------------------------------------------------------------------------
+
+
+class StencilPlan:
+    """Which block of each tensor a device receives, and what it computes with it.
+
+    Args:
+        equation: the stencil.
+        program: the program around it, which has its slices.
+
+    Attributes:
+        size: the number of bytes that are sent between devices.
+    """
+
+    def __init__(self, equation: Equation, program: Program) -> None:
+        *self._body, self._write = equation.programs[0].equations
+        makers = {e.results: k for k, e in enumerate(program.equations) if type(e.results) is Var}
+        slices = _slices(program, [*self._body, self._write], makers)
+        assert slices is not None
+        self._value: Aval = equation.results.kind
+        self._window: Shape = self._write.window.shape  # type: ignore[union-attr]
+        self._corner = _corner(equation.into) or ()
+        self._base = equation.operands[0].number
+        self._slices = slices
+        self._blocks: dict[Var, tuple[Corner, Corner]] = {}
+        for s in slices.values():
+            low, high = self._blocks.get(s.source, (s.corner, s.corner))
+            self._blocks[s.source] = tuple(map(min, low, s.corner)), tuple(map(max, high, s.corner))
+        self._plans = {source: self._plan(source, *block) for source, block in self._blocks.items()}
+        self.size = sum([plan.size * _itemsize(source) for source, plan in self._plans.items()])
+
+    def _written(self, d: int, part: int) -> tuple[int, int]:
+        """Returns the indices of the window along a dimension that a part of the base has."""
+        begin, end = self._value.grid.offsets[d][part : part + 2].tolist()
+        first = min(max(begin - self._corner[d], 0), self._window[d])
+        return first, max(min(end - self._corner[d], self._window[d]), first)
+
+    def _plan(self, source: Var, low: Corner, high: Corner) -> TransferPlan:
+        """Returns the transfer of the blocks of a tensor, which follow one another in each dimension."""
+        grid = self._value.grid
+        lines: list[list[Line]] = []
+        bounds = []
+        for d in range(len(self._window)):
+            at, ends, row = 0, [0], []
+            for part in range(grid.counts[d]):
+                first, last = self._written(d, part)
+                size = last - first + high[d] - low[d] if last > first else 0
+                row.append(Line(at, at + size, d, low[d] + first))
+                at += size
+                ends.append(at)
+            lines.append([line for line in row if line.end > line.begin])
+            bounds.append(np.array(ends, np.int64))
+        blocks = Grid(grid.devices, tuple(bounds), grid.parts)
+        return TransferPlan([Region(0, row) for row in itertools.product(*lines)], (source.kind.grid,), blocks)  # type: ignore[union-attr]
+
+    def announce(self, copied: bool) -> None:
+        """Records the transfers."""
+        for source, plan in self._plans.items():
+            plan.announce(_itemsize(source), copied, "stencil")
+
+    def infer(self, values: Any) -> ShardedTensor:
+        """Records the transfers, if a log is active, and returns the result without elements."""
+        if is_recording():
+            for source in dict.fromkeys([self._base, *[s.number for s in self._plans]]):
+                announce_reading(values[source])
+            self.announce(copied=False)
+        return without_elements(self._value)
+
+    def run(self, values: Any) -> ShardedTensor:
+        """Returns the new value of the base, on devices with separate memories."""
+        if is_recording():
+            self.announce(copied=True)
+        value, backend = self._value, self._value.backend
+        blocks = {
+            source: plan.run((shard_arrays(values[source.number]),), source.kind.dtype)  # type: ignore[union-attr]
+            for source, plan in self._plans.items()
+        }
+        arrays = list(shard_arrays(values[self._base]))
+        for k, device in enumerate(value.grid.devices):
+            part = [self._written(d, int(p)) for d, p in enumerate(value.grid.parts[k])]
+            with backend.on(device):
+                arrays[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
+            if any(first == last for first, last in part):
+                continue
+            made = self._local(k, part, {source: arrays_of[k] for source, arrays_of in blocks.items()}, values)
+            begins = [begin for begin, _ in value.grid.box(k)]
+            here = tuple([slice(a + c - b, z + c - b) for (a, z), c, b in zip(part, self._corner, begins, strict=True)])
+            with backend.on(device):
+                arrays[k][here] = as_dtype(backend, made, value.dtype)
+        return shards_of(value, arrays).assembled(value).tensor()
+
+    def _local(self, k: int, part: Sequence[tuple[int, int]], blocks: Mapping[Var, Any], values: Any) -> Any:
+        """Returns the elements that are written on the k-th device, as an array."""
+        backend, device = self._value.backend, self._value.grid.devices[k]
+        sizes = tuple([last - first for first, last in part])
+        layout = as_sharding(device, len(sizes), "jit")
+        local: dict[int, Any] = {}
+        for v, (source, corner) in self._slices.items():
+            low, _ = self._blocks[source]
+            index = tuple([slice(c - a, c - a + n) for c, a, n in zip(corner, low, sizes, strict=True)])
+            with backend.on(device):
+                array = backend.view(blocks[source], index)
+            local[v.number] = tensor(aval(sizes, v.kind.dtype, layout, True), Storage((array,)))  # type: ignore[union-attr]
+        get = functools.partial(_known, local, values)
+        for equation in self._body:
+            operands = map_leaves(get, equation.operands)
+            local[equation.results.number] = EAGER.apply(equation.op, operands, equation.params)
+        operands = tuple([get(x) for x in function_operands(self._write)])
+        op = self._write.op
+        made = operands[0] if op.assigns else EAGER.apply(op, operands, self._write.params)
+        return shard_arrays(made)[0]
+
+
+def _itemsize(v: Var) -> int:
+    assert isinstance(v.kind, Aval)
+    return v.kind.dtype.itemsize
+
+
+def _known(local: Mapping[int, Any], values: Any, x: Any) -> Any:
+    if type(x) is not Var:
+        return x
+    return local[x.number] if x.number in local else values[x.number]
+
+
+def is_on_one_memory(program: Program) -> bool:
+    """Whether all tensors of a program are in the memory of the host that all devices share."""
+    kinds = [v.kind for v in (*program.inputs, *program.captured)]
+    kinds += [v.kind for e in program.equations for v in e.makes()]
+    return all(
+        k.memory == HOST_MEMORY and k.backend.on_host and not k.backend.simulated for k in kinds if isinstance(k, Aval)
+    )

@@ -1,0 +1,193 @@
+"""Random programs with views, writes, reductions, reshards and aliasing, and what holds for each of them.
+
+The programs are drawn by a seed, without the bookkeeping of hypothesis, so that very many run. To run those of a range
+of seeds: ``python -m tests.interpreters.jit.random_programs numpy 0 100000``, with ``c`` for compiled kernels, or
+with ``default`` for the executor None.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+import shardtensor as st
+from shardtensor.interpreters.jit import groups
+from tests.interpreters.test_infer import totals
+from tests.layouts import MESHES, array, mesh_of
+
+Step = tuple[str, int, int, int]
+
+STEPS = (
+    "add", "scale", "tanh", "slice", "rows", "transpose", "reverse", "sum", "mean", "copy", "where", "write", "write row",
+    "in place", "in place rows", "out", "reshard", "matmul", "sort", "concat", "index", "stencil", "stencil of a copy",
+    "write a chain", "add products",
+)  # fmt: skip
+
+SHAPES = [(5, 5), (4, 3), (8, 2), (1, 6), (7, 1), (9, 10), (3, 17)]
+
+
+def run_step(xp: Any, values: list[Any], step: Step, placed: Any) -> None:
+    """Adds a value to the list, or writes one."""
+    name, i, j, n = step
+    x, y = values[i % len(values)], values[j % len(values)]
+    match name:
+        case "add":
+            values.append(x + y if x.shape == y.shape else x + 1)
+        case "scale":
+            values.append(x * 0.5 - n)
+        case "tanh":
+            values.append(xp.tanh(x))
+        case "slice":
+            values.append(x[n % 3 :, : max(1, n % 5)])
+        case "rows":
+            values.append(x[::2])
+        case "transpose":
+            values.append(x.T)
+        case "reverse":
+            values.append(x[::-1])
+        case "sum":
+            values.append(x - x.sum(axis=-1, keepdims=True))
+        case "mean":
+            values.append(x * xp.mean(x) if x.size else x + 0)
+        case "copy":
+            values.append(x.copy())
+        case "where":
+            values.append(xp.where(x > 0, x, -x))
+        case "write":
+            x[1:] = y[:-1] if x.shape == y.shape else n
+        case "write row":
+            x[0] = n
+        case "in place":
+            x += y if x.shape == y.shape else n
+        case "in place rows":
+            x[: n % 4] *= 0.5
+        case "out":
+            np.negative(x, out=x)
+        case "reshard":
+            values.append(placed(x, n))
+        case "matmul":
+            values.append(xp.tanh(x @ x.T) if x.size else x)
+        case "sort":
+            values.append(xp.sort(x, axis=0))
+        case "concat":
+            values.append(xp.concat([x, x], axis=0) if x.size < 100 else x + 0)
+        case "index":
+            values.append(x[[0, -1]] if x.shape[0] else x.copy())
+        case "stencil":
+            x[1:-1, 1:-1] = 0.25 * (x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:])
+        case "stencil of a copy":
+            new = (y if x.shape == y.shape else x).copy()
+            new[n % 2 : -1] = 0.5 * x[n % 2 : -1] - x[1 : len(x) - n % 2] * (n % 3)
+            values.append(new)
+        case "write a chain":
+            if x.shape == y.shape:
+                x[:: 1 + n % 2, n % 3 :] = xp.tanh(y[:: 1 + n % 2, n % 3 :] * 0.5) + n
+        case "add products":
+            values.append((x @ y.T + x @ x.T) * 0.1 if x.shape == y.shape and x.size else x - 1)
+
+
+class Case:
+    """A random program with its arguments.
+
+    Attributes:
+        steps: the program.
+        alias: how its arguments share memory.
+        shardings: the layouts of arguments and reshards.
+    """
+
+    def __init__(self, draw: random.Random, backend: str) -> None:
+        mesh = mesh_of(draw.choice(MESHES), backend)
+        self.shape = draw.choice(SHAPES)
+        self.shardings = [st.NamedSharding(mesh, _spec(draw, mesh)) for _ in range(3)]
+        self.steps = [(draw.choice(STEPS), *[draw.randrange(30) for _ in range(3)]) for _ in range(draw.randint(1, 10))]
+        self.alias = draw.choice(["none", "none", "same", "shifted", "view"])
+
+    def arguments(self, xp: Any) -> tuple[Any, Any, Any]:
+        """Returns the arguments, and the tensors whose values a call may change."""
+        x, y = array(self.shape, "float64", 1), array(self.shape, "float64", 2)
+        if xp is st:
+            x, y = (st.device_put(a, s) for a, s in zip((x, y), self.shardings, strict=False))
+        return {"none": (x, y), "same": (x, x), "shifted": (x[:-1], x[1:]), "view": (x.T, x)}[self.alias], x, y
+
+    def run(self, xp: Any, a: Any, b: Any) -> Any:
+        """Runs the program."""
+        values = [a, b]
+        for step in self.steps:
+            run_step(xp, values, step, (lambda x, n: st.reshard(x, self.shardings[n % 3])) if xp is st else _copied)
+        return values[2:]
+
+    def answer(self, xp: Any, function: Any) -> tuple[Any, list[Any]]:
+        """Returns the results of a function, or the type of its error, and the values of the arguments after it."""
+        args, *bases = self.arguments(xp)
+        with np.errstate(all="ignore"):
+            try:
+                return function(*args), bases
+            except (ValueError, IndexError) as error:
+                return type(error), bases
+
+    def check(self, executor: str | None, *, counts: bool) -> None:
+        """Checks that jit gives the results of eager mode, and NumPy's, and, if ``counts``, that it moves no more bytes."""
+        traced = st.jit(lambda a, b: self.run(st, a, b), executor=executor)
+        plain, after = self.answer(np, lambda a, b: self.run(np, a, b))
+        with st.transfers() as sent:
+            eager, mine = self.answer(st, lambda a, b: self.run(st, a, b))
+        found, its = self.answer(st, traced)
+        if isinstance(eager, type) or isinstance(plain, type):
+            assert isinstance(found, type) or isinstance(plain, type)
+            if isinstance(found, type):
+                for x, y in zip(self.arguments(np)[1:], its, strict=True):
+                    np.testing.assert_array_equal(np.asarray(y), x)
+            return
+        for a, b in zip([*eager, *mine], [*found, *its], strict=True):
+            assert a.sharding == b.sharding
+            if executor == "numpy":
+                np.testing.assert_array_equal(np.asarray(b), np.asarray(a))
+        for a, b in zip([*plain, *after], [*found, *its], strict=True):
+            np.testing.assert_allclose(np.asarray(b), a, rtol=1e-6, atol=1e-8 * (1 + np.abs(a).max(initial=0)))
+        if counts:
+            with st.transfers() as moved:
+                again, its = self.answer(st, traced)
+            assert sum(totals(moved).values()) <= sum(totals(sent).values())
+            for a, b in zip([*eager, *mine], [*again, *its], strict=True):
+                np.testing.assert_allclose(np.asarray(b), np.asarray(a), rtol=1e-6, atol=1e-8)
+
+
+def _copied(x: Any, n: int) -> Any:
+    return x.copy()
+
+
+def _spec(draw: random.Random, mesh: st.Mesh) -> st.P:
+    names = draw.sample(mesh.axis_names, draw.randint(0, len(mesh.axis_names)))
+    parts: list[list[str]] = [[], []]
+    for name in names:
+        parts[draw.randrange(2)].append(name)
+    return st.P(*[tuple(part) or None for part in parts])
+
+
+def run_seeds(executor: str | None, first: int, count: int, backend: str = "numpy", every: int = 10) -> None:
+    """Checks the programs of a range of seeds; of every tenth, the bytes, too. Groups of loops of any size are fused.
+
+    Raises:
+        AssertionError: one is wrong; a note names the seed.
+    """
+    least, groups.LEAST = groups.LEAST, 1
+    try:
+        for seed in range(first, first + count):
+            case = Case(random.Random(seed), backend)
+            try:
+                case.check(executor, counts=seed % every == 0)
+            except BaseException as error:
+                error.add_note(f"seed {seed}: {case.alias}, {case.shape}, {case.shardings}, {case.steps}")
+                raise
+    finally:
+        groups.LEAST = least
+
+
+if __name__ == "__main__":
+    kind, begin, number = {"default": None}.get(sys.argv[1], sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    for start in range(begin, begin + number, 1000):
+        run_seeds(kind, start, min(1000, begin + number - start))
+        print(kind, start + min(1000, begin + number - start), flush=True)
