@@ -51,7 +51,7 @@ def _input(kernel: Kernel, k: int, shape: Shape, x: Any) -> HostArray:
     return array
 
 
-_WORK = 1000
+_WORK: Any = 1000
 """The effort of deciding whether two arrays have an element in common; beyond it, they are taken to have one."""
 
 
