@@ -13,7 +13,7 @@ from shardtensor.backend import Backend, Device, HostArray, current_device, logi
 from shardtensor.errors import BackendError
 from shardtensor_cupy.copies import Copier
 from shardtensor_cupy.discovery import usable_cupy
-from shardtensor_cupy.logical_device import Current, LogicalDevice
+from shardtensor_cupy.logical_device import Current, Launcher, LogicalDevice
 from shardtensor_cupy.namespace import Namespace
 from shardtensor_cupy.nccl import all_reduce
 
@@ -80,6 +80,14 @@ class CuPyBackend(Backend):
         """Returns a context manager in which the device's GPU and stream are current."""
         self._copier.flights.prune()
         return Current(self._logical_devices[device])
+
+    def launcher(self, devices: Sequence[Device]) -> Launcher:
+        """Returns what calls the library's own functions on devices; see `Launcher`."""
+        return Launcher(self._cupy, [self._logical_devices[d] for d in devices], self._copier.flights.prune)
+
+    def allocates(self, name: str) -> bool:
+        """Whether it is a ufunc of CuPy's own: they return new arrays."""
+        return isinstance(getattr(self._cupy, name, None), self._cupy.ufunc)
 
     def capture_modes(self) -> None:
         """Returns None: CuPy has no modes to restore.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from shardtensor.backend import Device
@@ -104,6 +104,56 @@ class LogicalDevice:
         raise BackendError(
             f"an operation on {self.device} ({self.device.kind}) failed, in this call or an earlier one: {error}"
         ) from error
+
+
+class Launcher:
+    """Calls functions of the library on logical devices, while the GPU and the stream of each one are current.
+
+    Only what was current before the first call is restored, once for each run of devices with the same stream, because
+    these functions make nothing else current. Code of users runs in `Current`.
+
+    Args:
+        cupy: the module.
+        devices: the device of each call.
+        prepare: is called before each launch.
+    """
+
+    __slots__ = ("_current_stream", "_devices", "_gpu", "_prepare", "_set_gpu")
+
+    def __init__(self, cupy: Any, devices: Sequence[LogicalDevice], prepare: Callable[[], None]) -> None:
+        self._devices = [(logical.gpu.id, logical.stream, logical) for logical in devices]
+        self._prepare = prepare
+        self._gpu, self._set_gpu = cupy.cuda.runtime.getDevice, cupy.cuda.runtime.setDevice
+        self._current_stream = cupy.cuda.get_current_stream
+
+    def __call__(self, functions: Iterable[Callable[..., Any]], rows: Iterable[Sequence[Any]]) -> list[Any]:
+        """Calls each function with a row of arguments, and returns the results."""
+        self._prepare()
+        results = []
+        before = here = self._gpu()
+        used = saved = logical = None
+        try:
+            for (gpu, stream, logical), function, row in zip(self._devices, functions, rows, strict=True):
+                if stream is not used:
+                    if saved is not used:
+                        saved.use()
+                    if gpu != here:
+                        self._set_gpu(gpu)
+                        here = gpu
+                    used, saved = stream, self._current_stream(gpu)
+                    if saved is not stream:
+                        stream.use()
+                results.append(function(*row))
+        except BaseException as error:
+            if logical is not None:
+                logical.explain(error)
+            raise
+        finally:
+            if saved is not used:
+                saved.use()
+            if here != before:
+                self._set_gpu(before)
+        return results
 
 
 _LEGACY = (0, 1)

@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -39,6 +39,10 @@ from shardtensor.core import innermost
 from shardtensor.host.limits import count_from_environment, usable_cores
 
 _NO_CONTEXT = contextlib.nullcontext()
+
+
+Launch: TypeAlias = Callable[[Iterable[Callable[..., Any]], Iterable[Sequence[Any]]], list[Any]]
+"""Calls one function on each of some devices, with a row of arguments; returns the results. See `Backend.launcher`."""
 
 
 class Backend(abc.ABC):
@@ -119,6 +123,27 @@ class Backend(abc.ABC):
         previous device is current again.
         """
         return _NO_CONTEXT
+
+    def launcher(self, devices: Sequence[Device]) -> Launch:
+        """Returns ``launch(functions, rows)``, which calls one function on each of ``devices``, with a row of arguments,
+        and returns the results.
+
+        Each device is current during its call, as in `on`. The functions are the library's own, which change neither
+        the device nor anything else that is current, so that an implementation need not restore it after each of them.
+        """
+
+        def launch(functions: Iterable[Callable[..., Any]], rows: Iterable[Sequence[Any]]) -> list[Any]:
+            results = []
+            for device, function, row in zip(devices, functions, rows, strict=True):
+                with self.on(device):
+                    results.append(function(*row))
+            return results
+
+        return launch
+
+    def allocates(self, name: str) -> bool:
+        """Whether the function of `xp` of that name returns only arrays with memory of their own."""
+        return False
 
     def capture_modes(self) -> Callable[[], None] | None:
         """Returns a function that restores the array library's modes of this thread (such as whether gradients are

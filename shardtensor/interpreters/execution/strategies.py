@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.device import Device
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
@@ -29,6 +30,7 @@ from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, Share, is_long
 from shardtensor.interpreters.execution.combination import reduction_groups
+from shardtensor.sharding.cells import Part
 from shardtensor.sharding.layout import Grid
 from shardtensor.sharding.rules import Rule, name_sizes, reduced_axes
 from shardtensor.sharding.shard_context import Box, ShardContext
@@ -158,9 +160,42 @@ class Strategies:
             groups = [[k] for k in range(len(self.devices))]
         devices, contexts = [self.devices[group[0]] for group in groups], [self._around(group) for group in groups]
         parts = [() if move is None else move.cells.parts(groups) or () for move in moves]
+        if value.spans:
+            return self._per_cell_across(groups, devices, contexts, parts)
+        whole = [all(part == (n, None) for n, part in enumerate(there)) for there in parts]
+        launch, calls = backend.launcher(devices), functools.cache(lambda: [self._call(c) for c in contexts])
+        everything_stays = all(move is None or move.stays for move in moves)
+        new = self.given is None and not value.offloaded and backend.allocates(name)
+
+        def operand(x: Any, move: OperandTransfer | None, there: Sequence[Part], in_order: bool) -> Iterable[Any]:
+            if move is None:
+                return itertools.repeat(x, len(devices))
+            if in_order and everything_stays and len(buffers := x._storage.buffers) == len(devices):
+                return buffers  # type: ignore[no-any-return]
+            buffers = move.buffers(x, name)
+            return buffers if in_order else views(backend, devices, buffers, there)
+
+        def run_plan(operands: Operands) -> ShardedTensor:
+            columns = list(map(operand, operands, moves, parts, whole))
+            results = launch(calls(), zip(*columns, strict=True) if columns else [()] * len(devices))
+            if new:
+                return tensor(value, Storage(tuple(results), tuple([[] for _ in results])))
+            return tensor(value, offloaded(value, results))
+
+        return run_plan
+
+    def _per_cell_across(
+        self,
+        groups: Sequence[Sequence[int]],
+        devices: Sequence[Device],
+        contexts: Sequence[ShardContext],
+        parts: Sequence[Sequence[Part]],
+    ) -> Run:
+        """Returns the plan of `per_cell` for devices of several processes."""
+        value, backend, kernel, name, moves = self.value, self.backend, self.kernel, self.name, self.moves
         own = next((d for d in self.devices if not is_remote(d)), None)
         # NumPy's ufuncs return new arrays.
-        new = value.spans and self.op.is_ufunc and own is not None and backend_of(own).on_host
+        new = self.op.is_ufunc and own is not None and backend_of(own).on_host
 
         def run_plan(operands: Operands) -> ShardedTensor:
             columns = [
@@ -177,6 +212,17 @@ class Strategies:
             return tensor(value, offloaded(value, results))
 
         return run_plan
+
+    def _call(self, context: ShardContext) -> Callable[..., Any]:
+        """Returns the operator as a function of the arrays of one device, which is current when it is called."""
+        value, dtype, params = self.value, self.value.dtype, self.params
+        function = functools.partial(self.given, self.backend.xp, context) if self.given else self._function
+
+        def call(*arrays: Any) -> Any:
+            result = function(*arrays, **params)
+            return result if getattr(result, "dtype", None) is dtype else whole_of(result, value)
+
+        return call
 
     def _around(self, group: Sequence[int]) -> ShardContext:
         """Returns the context of the boxes that the shards of a group of devices tile."""
