@@ -161,6 +161,11 @@ class CuPyBackend(Backend):
         """Copies an array to another device, directly between peers and otherwise through page-locked host memory."""
         return self._copier.d2d(array, self._logical_devices[source], self._logical_devices[destination])
 
+    def collect(self, arrays: Sequence[Any], sources: Sequence[Device], destination: Device) -> Any:
+        """Copies arrays of several devices to rows of one, each by one copy."""
+        places = self._logical_devices
+        return self._copier.collect(arrays, [places[d] for d in sources], places[destination])
+
     def from_host(self, array: HostArray, device: Device) -> Any:
         """Copies a host array to the device. The host array has been read when this returns."""
         host = np.ascontiguousarray(array).reshape(np.shape(array))

@@ -125,8 +125,9 @@ class Backend(abc.ABC):
         return _NO_CONTEXT
 
     def launcher(self, devices: Sequence[Device]) -> Launch:
-        """Returns ``launch(functions, rows)``, which calls one function on each of ``devices``, with a row of arguments,
-        and returns the results.
+        """Returns ``launch(functions, rows)``, which calls one function on each of ``devices`` and returns the results.
+
+        Each function gets a row of arguments.
 
         Each device is current during its call, as in `on`. The functions are the library's own, which change neither
         the device nor anything else that is current, so that an implementation need not restore it after each of them.
@@ -199,6 +200,29 @@ class Backend(abc.ABC):
         """Orders all operations that the caller queues directly in the array library from now on after those queued on
         ``device``.
         """
+
+    # -- small arrays of several devices -----------------------------------------------------------
+
+    def collect(self, arrays: Sequence[Any], sources: Sequence[Device], destination: Device) -> Any:
+        """Returns the arrays of several devices concatenated along their first dimension on another device, which is
+        current; they are in row-major order.
+        """
+        here, parts = self.memory_space(destination), []
+        for array, source in zip(arrays, sources, strict=True):
+            if self.memory_space(source) != here:
+                self.wait(destination, self.record(source))
+                array = self.to_device(array, source, destination)
+            parts.append(array)
+        return self.xp.concat(parts)
+
+    def spread(self, array: Any, source: Device, destinations: Sequence[Device]) -> list[Any]:
+        """Returns a copy on each of the other devices of an array in row-major order, as `to_device` does."""
+        token, copies = self.record(source), []
+        for destination in destinations:
+            self.wait(destination, token)
+            with self.on(destination):
+                copies.append(self.to_device(array, source, destination))
+        return copies
 
     # -- arrays ------------------------------------------------------------------------------------
 

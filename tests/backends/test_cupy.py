@@ -529,13 +529,13 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "a writer lets go of readers": (
         CuPyBackend.begin_write, "self._copier.flights.settle(array.data.mem)", "pass", "copies_and_writes"),
     "sources are kept": (
-        Copier.d2d, "self.flights.add(destination.record(), array, source.stream)", "pass", "drops"),
+        Copier.d2d, "self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)", "pass", "drops"),
     "sources are kept until the copy is there": (InFlight.prune, "self._queue[0].event.done", "True", "drops"),
     "host buffers are kept when the array is exclusive": (
         InFlight.settle, "flight.array = flight.memory = None", "flight.array = flight.memory = flight.host = None",
         "written_at_once"),
     "temporaries are kept": (
-        Copier.d2d, "self.flights.add(destination.record(), array, source.stream)", "pass", "turns"),
+        Copier.d2d, "self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)", "pass", "turns"),
     "what is sent is contiguous": (CuPyBackend.contiguous, "array.flags.c_contiguous", "True", "turns"),
     "the GPU is current": (Current.__enter__, "logical.gpu.__enter__()", "pass", "moves"),
     "the stream is current": (Current.__enter__, "logical.stream.__enter__()", "pass", "moves"),
@@ -564,7 +564,7 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "staging: the second half waits": (
         Copier.d2d, "destination.stream.wait_event(source.record())", "pass", "staged"),
     "staging: the buffer is kept": (
-        Copier.d2d, "self.flights.add(destination.record(), out, destination.stream, host)", "pass", "staged"),
+        Copier.d2d, "self.flights.add(destination.landing(), out, destination.stream, host, destination.spare)", "pass", "staged"),
     "offload waits for what is computed": (Copier.d2h, "logical.copies.wait_event(logical.record())", "pass", "offloads"),
     "offload keeps the array": (Copier.d2h, "self.flights.add(event, array, logical.stream, host)", "pass", "offloads"),
     "onload waits for who had the block": (Copier.h2d, "logical.copies.wait_event(logical.record())", "pass", "old_memory"),

@@ -154,7 +154,7 @@ class Strategies:
         """Returns the plan that runs the operator once per cell of the result, on the first of its devices; or once per
         shard, if the parts of an operand that belong to a cell of the result are not in one cell of the operand.
         """
-        value, backend, kernel, name, moves = self.value, self.backend, self.kernel, self.name, self.moves
+        value, backend, name, moves = self.value, self.backend, self.name, self.moves
         groups = value.cells.positions
         if any(move is not None and move.cells.parts(groups) is None for move in moves):
             groups = [[k] for k in range(len(self.devices))]
@@ -317,11 +317,11 @@ class Strategies:
         source = move.source
         assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
         grid, gone = source.grid, reduced_axes(params.get("axis"), source.ndim)
-        by_rows = 0 in gone and all(count == 1 for count in grid.counts[1:]) and _in_order(grid)
+        by_rows = 0 in gone and all(count == 1 for count in grid.counts[1:]) and in_order(grid)
         if not by_rows or params.get("dtype") not in (None, source.dtype):
             return general
         ufunc, keepdims, rest = getattr(np, monoid.reduces), params["keepdims"], source.shape[1:]
-        runs, axes = _runs(grid.offsets[0].tolist()), tuple([a + 1 for a in gone])
+        runs, axes = equal_runs(grid.offsets[0].tolist()), tuple([a + 1 for a in gone])
         count = source.size // max(value.size, 1) if monoid.partial else 0  # of a mean, whose states are sums
         tree = reduction_groups(value, self.moves, partial_axes)[0].tree
         together = functools.partial(_by_pairs if tree == flat_tree(len(tree)) else _along, ufunc, tree)
@@ -423,12 +423,12 @@ def _along(ufunc: np.ufunc, tree: Tree, parts: np.ndarray[Any, Any]) -> Any:
     return combine(tree, parts.__getitem__, ufunc)
 
 
-def _in_order(grid: Grid) -> bool:
+def in_order(grid: Grid) -> bool:
     """Whether mesh order, in which partial results are numbered, is the order of the parts of the first dimension."""
     return bool(np.all(np.diff(grid.parts[grid.owners(), 0]) > 0))
 
 
-def _runs(bounds: Sequence[int]) -> list[tuple[int, int, int]]:
+def equal_runs(bounds: Sequence[int]) -> list[tuple[int, int, int]]:
     """Returns (begin, end, number of parts) for each run of consecutive non-empty parts of equal size."""
     sizes = [b - a for a, b in itertools.pairwise(bounds)]
     runs, begin = [], 0
