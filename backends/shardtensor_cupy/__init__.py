@@ -181,6 +181,10 @@ class CuPyBackend(Backend):
         """Whether ``dtype`` is bool, integer, floating-point or complex, of up to double precision."""
         return dtype.char in _DTYPES
 
+    def fill_where(self, out: Any, mask: Any, value: Any) -> None:
+        """Writes a scalar by one kernel. CuPy's assignment to a mask waits for the number of elements."""
+        self._cupy.copyto(out, value, casting="unsafe", where=mask)
+
     def contiguous(self, array: Any) -> Any:
         """Returns the array itself if it is in row-major order, else a copy that is."""
         return array if array.flags.c_contiguous else array.copy(order="C")

@@ -246,6 +246,10 @@ class Backend(abc.ABC):
         """
         return array[index]
 
+    def fill_where(self, out: Any, mask: Any, value: Any) -> None:
+        """Writes a scalar to the elements of ``out``, whose device is current, where a mask of its shape is true."""
+        out[mask] = value
+
     def contiguous(self, array: Any) -> Any:
         """Returns ``array`` in row-major order: itself if it is contiguous, else a copy on the current device."""
         return self.xp.reshape(self.xp.reshape(array, (-1,)), array.shape)
