@@ -35,8 +35,11 @@ COUNTED = ("launches", "copies", "events", "waits")
 
 BARE = "CuPy"
 
-Found: TypeAlias = dict[str, dict[str, list[int] | str]]
-"""What each call asked for in each setting, by `COUNTED`; the name of its error if it raised one."""
+Key: TypeAlias = tuple[str, str]
+"""A chapter of the page, and the name of a call."""
+
+Found: TypeAlias = dict[str, dict[str, dict[str, list[int] | str]]]
+"""What each call of each chapter asked for in each setting, by `COUNTED`; the name of its error if it raised one."""
 
 
 def _st() -> Any:
@@ -145,11 +148,10 @@ def measured(call: Call, place: Callable[[Any], Any], count: Callable[[], Any]) 
     return [getattr(counted, name) for name in COUNTED]
 
 
-def measure(setting: str, count: Callable[[], Any]) -> dict[str, list[int] | str]:
-    """Measures every call on the devices of a setting, or those of bare CuPy."""
+def measure(setting: str, count: Callable[[], Any]) -> dict[str, dict[str, list[int] | str]]:
+    """Measures every call on the devices of a setting, or on bare CuPy."""
     if setting == BARE:
         place: Callable[[Any], Any] = importlib.import_module("cupy").asarray
-        calls = {name: call for chapter in CHAPTERS.values() if chapter is not OWN for name, call in chapter.items()}
     else:
         st = _st()
         mesh = st.Mesh(st.devices("cupy"), "d")
@@ -158,32 +160,29 @@ def measure(setting: str, count: Callable[[], Any]) -> dict[str, list[int] | str
         def place(x: Any) -> Any:
             return st.device_put(x, st.NamedSharding(mesh, st.P("d")))
 
-        calls = {name: call for chapter in CHAPTERS.values() for name, call in chapter.items()}
-    return {name: measured(call, place, count) for name, call in calls.items()}
+    return {
+        title: {name: measured(call, place, count) for name, call in calls.items()} for title, calls in CHAPTERS.items()
+    }
 
 
-def _cells(name: str, found: Found) -> str:
+def _cells(title: str, name: str, found: Found) -> str:
     """Returns the text of a row's columns; nothing if no setting has a number."""
-    if all(isinstance(found[setting][name], str) for setting in SETTINGS):
+    bare, *rest = [found[setting][title][name] for setting in (BARE, *SETTINGS)]
+    if all(isinstance(counts, str) for counts in rest):
         return ""
-    bare = found[BARE].get(name)
-    texts = [f"{bare[0]} / {bare[3]}" if isinstance(bare, list) else "–"]
-    for setting in SETTINGS:
-        counts = found[setting][name]
-        texts.append(counts if isinstance(counts, str) else " / ".join(map(str, counts)))
-    return " | ".join(texts)
+    first = "–" if isinstance(bare, str) else f"{bare[0]} / {bare[3]}"
+    return " | ".join([first, *[c if isinstance(c, str) else " / ".join(map(str, c)) for c in rest]])
 
 
 def page(found: Found) -> str:
     """Returns the text of the page, of what was found in each setting."""
     parts, missing = [_INTRODUCTION], []
     for title, calls in CHAPTERS.items():
-        parts.append(
-            f"\n## {title}\n\n| calls | {BARE} | {' | '.join(SETTINGS)} |\n|---|{'--:|' * (1 + len(SETTINGS))}"
-        )
+        columns = (BARE, *SETTINGS)
+        parts.append(f"\n## {title}\n\n| calls | {' | '.join(columns)} |\n|---|{'--:|' * len(columns)}")
         rows: dict[str, list[str]] = {}
         for name in calls:
-            rows.setdefault(_cells(name, found), []).append(f"`{name}`")
+            rows.setdefault(_cells(title, name, found), []).append(f"`{name}`")
         missing += rows.pop("", [])
         parts += [f"| {', '.join(names)} | {cells} |" for cells, names in rows.items()]
     words = textwrap.fill(", ".join(missing), 118)
@@ -191,14 +190,17 @@ def page(found: Found) -> str:
     return "\n".join(parts) + "\n"
 
 
-def waits_of(text: str) -> dict[str, list[int | None]]:
+def waits_of(text: str) -> dict[Key, list[int | None]]:
     """Returns the host waits of each call on a page: of bare CuPy, then in each setting; None where it is unknown."""
-    waits = {}
+    waits: dict[Key, list[int | None]] = {}
+    title = ""
     for line in text.splitlines():
-        if line.startswith("| `"):
+        if line.startswith("## "):
+            title = line[3:]
+        elif line.startswith("| `"):
             names, *cells = line.strip("| ").split(" | ")
             row = [int(cell.split(" / ")[-1]) if " / " in cell else None for cell in cells]
-            waits |= dict.fromkeys(re.findall("`(.*?)`", names), row)
+            waits |= {(title, name): row for name in re.findall("`(.*?)`", names)}
     return waits
 
 
