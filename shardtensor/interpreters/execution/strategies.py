@@ -240,7 +240,8 @@ class Strategies:
             monoid: how partial results are computed, merged and finished.
             partial_axes: the mesh axes along which partial results are combined.
         """
-        value, groups = self.value, reduction_groups(self.value, self.moves, partial_axes)
+        value = self.value
+        groups: Sequence[Group] = reduction_groups(value, self.moves, partial_axes)
         partial, memories, first = monoid.partial or self.kernel, memories_of(value.sharding), dict[Any, int]()
         tiles: dict[int, Sequence[int]] = {}
         if value.dtype.kind in monoid.exact and not value.spans and value.memory is None:

@@ -300,7 +300,7 @@ class Masked(WriteOp):
         delivery = _Delivery(mask, grid)
         if is_recording():
             delivery.announce(self.name, copied=True)
-        parts = delivery.run(mask.dtype)
+        parts: Sequence[Any] = delivery.run(mask.dtype)
         if any(self.inside):  # Otherwise the mask is a snapshot, whose memory is not that of the tensor.
             parts = [copied(p, d) for p, d in zip(parts, grid.devices, strict=True)]
         scalar = _plain(self.scalar)
