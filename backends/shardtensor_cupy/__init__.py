@@ -22,7 +22,7 @@ from shardtensor.backend import (
 from shardtensor.errors import BackendError
 from shardtensor_cupy.copies import Copier
 from shardtensor_cupy.discovery import usable_cupy
-from shardtensor_cupy.logical_device import Current, LogicalDevice
+from shardtensor_cupy.logical_device import Current, Launcher, LogicalDevice
 from shardtensor_cupy.namespace import Namespace
 from shardtensor_cupy.nccl import all_reduce
 
@@ -101,6 +101,14 @@ class CuPyBackend(Backend):
         self._copier.flights.prune()
         return Current(self._logical_devices[device])
 
+    def launcher(self, devices: Sequence[Device]) -> Launcher:
+        """Returns what calls the library's own functions on devices; see `Launcher`."""
+        return Launcher(self._cupy, [self._logical_devices[d] for d in devices], self._copier.flights.prune)
+
+    def allocates(self, name: str) -> bool:
+        """Whether it is a ufunc of CuPy's own: they return new arrays."""
+        return isinstance(getattr(self._cupy, name, None), self._cupy.ufunc)
+
     def capture_modes(self) -> None:
         """Returns None: CuPy has no modes to restore.
 
@@ -173,6 +181,11 @@ class CuPyBackend(Backend):
         """Copies an array to another device, directly between peers and otherwise through page-locked host memory."""
         return self._copier.d2d(array, self._logical_devices[source], self._logical_devices[destination])
 
+    def collect(self, arrays: Sequence[Any], sources: Sequence[Device], destination: Device) -> Any:
+        """Copies arrays of several devices to rows of one, each by one copy."""
+        places = self._logical_devices
+        return self._copier.collect(arrays, [places[d] for d in sources], places[destination])
+
     def from_host(self, array: HostArray, device: Device) -> Any:
         """Copies a host array to the device. The host array has been read when this returns."""
         host = np.ascontiguousarray(array).reshape(np.shape(array))
@@ -187,6 +200,10 @@ class CuPyBackend(Backend):
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:
         """Whether ``dtype`` is bool, integer, floating-point or complex, of up to double precision."""
         return dtype.char in _DTYPES
+
+    def fill_where(self, out: Any, mask: Any, value: Any) -> None:
+        """Writes a scalar by one kernel. CuPy's assignment to a mask waits for the number of elements."""
+        self._cupy.copyto(out, value, casting="unsafe", where=mask)
 
     def contiguous(self, array: Any) -> Any:
         """Returns the array itself if it is in row-major order, else a copy that is."""

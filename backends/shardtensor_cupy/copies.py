@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +22,17 @@ _log = logging.getLogger("shardtensor")
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A copy in flight: its event, the device array and its memory, the stream that owns it, and the host memory."""
+    """A copy in flight: its event, the device array and its memory, the stream that owns it, and the host memory.
+
+    The event is added to ``spare``, if there is one, when nothing waits for it any more.
+    """
 
     event: Any
     array: Any
     memory: Any
     owner: Any
     host: Any
+    spare: list[Any] | None
 
 
 class InFlight:
@@ -43,9 +48,12 @@ class InFlight:
         self._by_memory: dict[int, list[_Flight]] = {}
         self._lock = threading.RLock()  # Deallocating an array may run finalizers that call these methods.
 
-    def add(self, event: Any, array: Any, owner: Any, host: Any = None) -> None:
-        """Keeps a device array, owned by the stream ``owner``, and a host array alive until the event is complete."""
-        flight = _Flight(event, array, array.data.mem, owner, host)
+    def add(self, event: Any, array: Any, owner: Any, host: Any = None, spare: list[Any] | None = None) -> None:
+        """Keeps a device array, owned by the stream ``owner``, and a host array alive until the event is complete.
+
+        The event is then added to ``spare``.
+        """
+        flight = _Flight(event, array, array.data.mem, owner, host, spare)
         with self._lock:
             self._queue.append(flight)
             self._by_memory.setdefault(id(flight.memory), []).append(flight)
@@ -56,7 +64,10 @@ class InFlight:
             return
         with self._lock:
             while self._queue and (_is_empty(self._queue[0]) or self._queue[0].event.done):
-                self._forget(self._queue.popleft())
+                flight = self._queue.popleft()
+                self._forget(flight)
+                if flight.spare is not None:
+                    flight.spare.append(flight.event)
 
     def wait(self) -> None:
         """Blocks until all copies are complete, and releases them."""
@@ -166,14 +177,34 @@ class Copier:
             return out
         if self.peers.reach(source.gpu.id, destination.gpu.id):
             out.data.copy_from_device_async(array.data, array.nbytes, destination.stream)
-            self.flights.add(destination.record(), array, source.stream)
+            self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)
         else:
             host = self._pinned(array.shape, array.dtype)
             with source.gpu:
                 array.get(stream=source.stream, out=host, blocking=False)
             destination.stream.wait_event(source.record())
             out.set(host, stream=destination.stream)
-            self.flights.add(destination.record(), out, destination.stream, host)
+            self.flights.add(destination.landing(), out, destination.stream, host, destination.spare)
+        return out
+
+    def collect(self, arrays: Sequence[Any], sources: Sequence[LogicalDevice], destination: LogicalDevice) -> Any:
+        """Concatenates row-major arrays of several logical devices along their first dimension on another one, which is
+        current, each by one copy.
+        """
+        first, gpu = arrays[0], destination.gpu.id
+        if not all(self.peers.reach(source.gpu.id, gpu) for source in sources):
+            pairs = zip(arrays, sources, strict=True)
+            return self._cupy.concatenate([a if s.gpu.id == gpu else self.d2d(a, s, destination) for a, s in pairs])
+        out = self._cupy.empty((sum([len(array) for array in arrays]), *first.shape[1:]), first.dtype)
+        at = out.data
+        for array, source in zip(arrays, sources, strict=True):
+            away = source.stream is not destination.stream
+            if away:
+                destination.stream.wait_event(source.record())
+            at.copy_from_device_async(array.data, array.nbytes, destination.stream)
+            if away:
+                self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)
+            at += array.nbytes
         return out
 
     def from_stream(self, array: Any, stream: Any, logical: LogicalDevice) -> Any:

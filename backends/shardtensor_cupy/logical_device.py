@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from shardtensor.backend import Device
@@ -30,9 +30,14 @@ class LogicalDevice:
         has_others: whether the machine has other GPUs, so that ``gpu`` must be made current explicitly.
         stream: the stream of all computations and of copies from other logical devices.
         copies: the stream of copies to and from host memory, which overlap with ``stream``.
+        order: the event of ``stream`` after which others continue.
+        spare: the events of ``stream`` that no copy in flight uses.
     """
 
-    __slots__ = ("_cupy", "_current_stream", "_wait_for_copies", "copies", "device", "gpu", "has_others", "stream")
+    __slots__ = (
+        "_cupy", "_current_stream", "_wait_for_copies", "copies", "device", "gpu", "has_others", "order", "spare",
+        "stream",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -52,11 +57,30 @@ class LogicalDevice:
         with self.gpu:
             self.stream: Any = beside.stream if beside else cupy.cuda.Stream()
             self.copies: Any = beside.copies if beside else cupy.cuda.Stream()
+            self.order: Any = beside.order if beside else cupy.cuda.Event(disable_timing=True)
+        self.spare: list[Any] = beside.spare if beside else []
 
     def record(self, stream: Any = None) -> Any:
-        """Records an event on ``stream`` (default: the device's stream) and returns it."""
+        """Records an event on ``stream`` (default: the device's stream) and returns it.
+
+        That of the device's stream is one event, recorded again each time: who waits for it later waits for more, and
+        CUDA takes what a stream waits for from the event at the time of that call.
+        """
+        if stream is None:
+            self.order.record(self.stream)
+            return self.order
         with self.gpu:  # An event belongs to the GPU that is current when it is created.
-            return (stream or self.stream).record(self._cupy.cuda.Event(disable_timing=True))
+            return stream.record(self._cupy.cuda.Event(disable_timing=True))
+
+    def landing(self) -> Any:
+        """Records an event on the device's stream for `InFlight`, which returns it to ``spare`` when it is complete."""
+        try:
+            event = self.spare.pop()
+        except IndexError:
+            with self.gpu:
+                event = self._cupy.cuda.Event(disable_timing=True)
+        event.record(self.stream)
+        return event
 
     def callers_stream(self) -> Any:
         """Returns the caller's current stream on this GPU, or None if no explicit ordering is needed.
@@ -104,6 +128,60 @@ class LogicalDevice:
         raise BackendError(
             f"an operation on {self.device} ({self.device.kind}) failed, in this call or an earlier one: {error}"
         ) from error
+
+
+class Launcher:
+    """Calls functions of the library on logical devices, while the GPU and the stream of each one are current.
+
+    Only what was current before the first call is restored, once for each run of devices with the same stream, because
+    these functions make nothing else current. Code of users runs in `Current`.
+
+    Args:
+        cupy: the module.
+        devices: the device of each call.
+        prepare: is called before each launch.
+    """
+
+    __slots__ = ("_current_stream", "_devices", "_gpu", "_prepare", "_set_gpu")
+
+    def __init__(self, cupy: Any, devices: Sequence[LogicalDevice], prepare: Callable[[], None]) -> None:
+        self._devices = devices
+        self._prepare = prepare
+        self._gpu, self._set_gpu = cupy.cuda.runtime.getDevice, cupy.cuda.runtime.setDevice
+        self._current_stream = cupy.cuda.get_current_stream
+
+    def __call__(self, functions: Iterable[Callable[..., Any]], rows: Iterable[Sequence[Any]]) -> list[Any]:
+        """Calls each function with a row of arguments, and returns the results."""
+        self._prepare()
+        results = []
+        before = here = self._gpu()
+        used: Any = None
+        saved: Any = None
+        logical: LogicalDevice | None = None
+        try:
+            for logical, function, row in zip(self._devices, functions, rows, strict=True):
+                stream = logical.stream
+                if stream is not used:
+                    if saved is not used:
+                        saved.use()
+                    gpu = logical.gpu.id
+                    if gpu != here:
+                        self._set_gpu(gpu)
+                        here = gpu
+                    used, saved = stream, self._current_stream(gpu)
+                    if saved is not stream:
+                        stream.use()
+                results.append(function(*row))
+        except BaseException as error:
+            if logical is not None:
+                logical.explain(error)
+            raise
+        finally:
+            if saved is not used:
+                saved.use()
+            if here != before:
+                self._set_gpu(before)
+        return results
 
 
 _LEGACY = (0, 1)

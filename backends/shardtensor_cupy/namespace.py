@@ -125,9 +125,11 @@ def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
     compares them with any operand, and converts them to floats if the loop computes in floats. Beside bools, NumPy
     takes them for int64, where CuPy lets them wrap around.
     """
-    large = [x for x in args if type(x) is int and not -(2**63) <= x < 2**63]
-    if large and (compares or "ll->l" in ufunc.types) and all(type(x) is int or _is_bool(x) for x in args):
-        raise OverflowError(f"Python integer {large[0]} out of bounds for int64")
+    for x in args:
+        if type(x) is int and not -(2**63) <= x < 2**63:
+            if (compares or "ll->l" in ufunc.types) and all(type(y) is int or _is_bool(y) for y in args):
+                raise OverflowError(f"Python integer {x} out of bounds for int64")
+            break
     try:
         return ufunc(*args, **kwargs)
     except OverflowError:

@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -39,6 +39,10 @@ from shardtensor.core import innermost
 from shardtensor.host.limits import count_from_environment, usable_cores
 
 _NO_CONTEXT = contextlib.nullcontext()
+
+
+Launch: TypeAlias = Callable[[Iterable[Callable[..., Any]], Iterable[Sequence[Any]]], list[Any]]
+"""Calls one function on each of some devices, with a row of arguments; returns the results. See `Backend.launcher`."""
 
 
 class Backend(abc.ABC):
@@ -120,6 +124,28 @@ class Backend(abc.ABC):
         """
         return _NO_CONTEXT
 
+    def launcher(self, devices: Sequence[Device]) -> Launch:
+        """Returns ``launch(functions, rows)``, which calls one function on each of ``devices`` and returns the results.
+
+        Each function gets a row of arguments.
+
+        Each device is current during its call, as in `on`. The functions are the library's own, which change neither
+        the device nor anything else that is current, so that an implementation need not restore it after each of them.
+        """
+
+        def launch(functions: Iterable[Callable[..., Any]], rows: Iterable[Sequence[Any]]) -> list[Any]:
+            results = []
+            for device, function, row in zip(devices, functions, rows, strict=True):
+                with self.on(device):
+                    results.append(function(*row))
+            return results
+
+        return launch
+
+    def allocates(self, name: str) -> bool:
+        """Whether the function of `xp` of that name returns only arrays with memory of their own."""
+        return False
+
     def capture_modes(self) -> Callable[[], None] | None:
         """Returns a function that restores the array library's modes of this thread (such as whether gradients are
         recorded) to their present values; None if the library has no modes.
@@ -188,6 +214,29 @@ class Backend(abc.ABC):
         ``device``.
         """
 
+    # -- small arrays of several devices -----------------------------------------------------------
+
+    def collect(self, arrays: Sequence[Any], sources: Sequence[Device], destination: Device) -> Any:
+        """Returns the arrays of several devices concatenated along their first dimension on another device, which is
+        current; they are in row-major order.
+        """
+        here, parts = self.memory_space(destination), []
+        for array, source in zip(arrays, sources, strict=True):
+            if self.memory_space(source) != here:
+                self.wait(destination, self.record(source))
+                array = self.to_device(array, source, destination)
+            parts.append(array)
+        return self.xp.concat(parts)
+
+    def spread(self, array: Any, source: Device, destinations: Sequence[Device]) -> list[Any]:
+        """Returns a copy on each of the other devices of an array in row-major order, as `to_device` does."""
+        token, copies = self.record(source), []
+        for destination in destinations:
+            self.wait(destination, token)
+            with self.on(destination):
+                copies.append(self.to_device(array, source, destination))
+        return copies
+
     # -- arrays ------------------------------------------------------------------------------------
 
     def asarray(self, x: Any) -> Any:
@@ -209,6 +258,10 @@ class Backend(abc.ABC):
         A result without dimensions is a 0-d array or an array scalar. See also `negative_strides`.
         """
         return array[index]
+
+    def fill_where(self, out: Any, mask: Any, value: Any) -> None:
+        """Writes a scalar to the elements of ``out``, whose device is current, where a mask of its shape is true."""
+        out[mask] = value
 
     def contiguous(self, array: Any) -> Any:
         """Returns ``array`` in row-major order: itself if it is contiguous, else a copy on the current device."""

@@ -146,15 +146,17 @@ class Group(NamedTuple):
         return tree_of(self.contributes, self.axes)
 
 
-def all_reduce(group: Group, states: Any, ops: ReduceOps) -> dict[int, Any]:
+def all_reduce(group: Group, states: Any, ops: ReduceOps, receivers: Sequence[int] | None = None) -> dict[int, Any]:
     """Combines the states of devices, and returns the result for every device of a group, by position.
 
     Args:
         group: the devices.
         states: the state of each position.
         ops: the operations on states; see `ReduceOps`.
+        receivers: the positions that get the result, if not all members do; that of the first contributor always does.
     """
     members, contributors = group.members, group.contributors
+    receivers = members if receivers is None else receivers
     leader = contributors[0]
     if not group.chunked:
         held = {k: states[k] for k in contributors}
@@ -162,9 +164,7 @@ def all_reduce(group: Group, states: Any, ops: ReduceOps) -> dict[int, Any]:
             k, source = members[left], members[right]
             held[k] = ops.merge(k, held[k], ops.send(held.pop(source), source, k))
         results = {leader: ops.finish(leader, held[leader])}
-        for source, destination in binomial_tree(leader, members):
-            results[destination] = ops.send(results[source], source, destination)
-        return results
+        return handed_on(results, leader, receivers, ops)
     bounds = offsets(group.size, (len(contributors),)).tolist()
     chunks = []
     for owner, (begin, end) in zip(contributors, itertools.pairwise(bounds), strict=True):
@@ -173,8 +173,15 @@ def all_reduce(group: Group, states: Any, ops: ReduceOps) -> dict[int, Any]:
         chunks.append(ops.finish(owner, total))
     return {
         k: ops.join(k, [ops.send(chunk, owner, k) for owner, chunk in zip(contributors, chunks, strict=True)])
-        for k in members
+        for k in receivers
     }
+
+
+def handed_on(results: dict[int, Any], leader: int, receivers: Sequence[int], ops: ReduceOps) -> dict[int, Any]:
+    """Sends the result of the leader to the other receivers along a binomial tree, and returns that of each."""
+    for source, destination in binomial_tree(leader, receivers):
+        results[destination] = ops.send(results[source], source, destination)
+    return results
 
 
 def binomial_tree(root: int, group: Sequence[int]) -> list[tuple[int, int]]:

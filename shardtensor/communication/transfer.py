@@ -163,7 +163,7 @@ def gather(x: Any, caller: str = "gather") -> HostArray:
     elif x._aval.spans:
         array = gather_across(x, caller)
     else:
-        array = to_host_movement(x._aval).run((shard_arrays(x),), x.dtype)[0]
+        array = _cells_to_host(x._aval).run((buffers_of(x, caller),), x.dtype)[0]
     return array
 
 
@@ -216,6 +216,12 @@ def to_host_movement(value: Aval, index: Index | None = None) -> TransferPlan:
     """Returns the plan that copies a tensor, or the elements that a basic index selects, to the host."""
     region = identity(value.shape) if index is None else region_of(index)
     return TransferPlan((region,), (value.grid,), host_grid(tuple([line.end for line in region.lines])))
+
+
+@functools.lru_cache(1024)
+def _cells_to_host(value: Aval) -> TransferPlan:
+    """Returns the plan that copies a tensor to the host by one copy for each of its buffers."""
+    return TransferPlan((identity(value.shape),), (value.cells.grid,), host_grid(value.shape))
 
 
 def pieces_of(x: Any) -> Sequence[Any]:

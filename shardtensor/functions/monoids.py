@@ -40,6 +40,8 @@ class Monoid:
             grouped, so that the operator may run once over the whole array where devices share one memory.
         reduces: the name of the ufunc whose reduction gives the states (of a mean, before the division) and merges
             them; `Backend.all_reduce` may merge integer states by it. Empty if there is none.
+        together: merges states stacked along a new first dimension, ``together(xp, *arrays, dtype)``, in any order; for
+            the kinds of ``exact``. None if there is no such function.
         several: whether computing the state of a shard passes over its elements several times.
     """
 
@@ -48,6 +50,7 @@ class Monoid:
     finish: Finish = _finished
     exact: str = ""
     reduces: str = ""
+    together: Callable[..., Any] | None = None
     several: bool = False
 
 
@@ -168,6 +171,8 @@ def _arg_partial(best: str) -> Partial:
         box, shape = context.boxes[0], context.shapes[0]
         if axis is not None:
             return value, xp.add(index, box[axis][0])
+        if all(begin == 0 and end == size for (begin, end), size in zip(box[1:], shape[1:], strict=True)):
+            return value, xp.add(index, box[0][0] * math.prod(shape[1:])) if box else index
         whole = xp.zeros_like(index)
         stride = 1
         for (begin, end), size in zip(reversed(box), reversed(shape), strict=True):
@@ -192,6 +197,17 @@ def _arg_merge(better: str) -> Merge:
         return xp.where(wins, other, value), xp.where(wins, other_index, index)
 
     return merge
+
+
+def _arg_together(best: str) -> Callable[..., Any]:
+    def together(xp: Any, values: Any, indices: Any, dtype: Any) -> Any:
+        value = getattr(xp, best)(values, axis=0)
+        found = xp.equal(values, value)
+        if xp.isdtype(values.dtype, ("real floating", "complex floating")):
+            found = xp.logical_or(found, xp.isnan(values))  # A NaN is the best of all, if there is one.
+        return value, xp.min(xp.where(found, indices, np.iinfo(np.int64).max), axis=0)
+
+    return together
 
 
 def _arg_finish(xp: Any, context: ShardContext, state: Any, **params: Any) -> Any:
@@ -327,6 +343,15 @@ def _fold_finish(xp: Any, context: ShardContext, state: Any, **params: Any) -> A
     return state[1]
 
 
+def _all_by(name: str) -> Callable[..., Any]:
+    """Returns the function that merges all states by a reduction, or in their dtype if it is a sum or a product."""
+
+    def together(xp: Any, states: Any, dtype: Any) -> Any:
+        return getattr(xp, name)(states, axis=0, **({"dtype": dtype} if name in ("sum", "prod") else {}))
+
+    return together
+
+
 def _by(name: str) -> Merge:
     return lambda xp, a, b: getattr(xp, name)(a, b)
 
@@ -344,20 +369,24 @@ def _not_nan(name: str) -> Merge:
 
 
 MONOIDS: dict[str, Monoid] = {
-    "sum": Monoid(_by("add"), exact="biu", reduces="add"),
-    "prod": Monoid(_by("multiply"), exact="biu", reduces="multiply"),
-    "max": Monoid(_by("maximum"), exact="biu", reduces="maximum"),
-    "min": Monoid(_by("minimum"), exact="biu", reduces="minimum"),
-    "any": Monoid(_by("logical_or"), exact="b"),
-    "all": Monoid(_by("logical_and"), exact="b"),
+    "sum": Monoid(_by("add"), exact="biu", reduces="add", together=_all_by("sum")),
+    "prod": Monoid(_by("multiply"), exact="biu", reduces="multiply", together=_all_by("prod")),
+    "max": Monoid(_by("maximum"), exact="biu", reduces="maximum", together=_all_by("max")),
+    "min": Monoid(_by("minimum"), exact="biu", reduces="minimum", together=_all_by("min")),
+    "any": Monoid(_by("logical_or"), exact="b", together=_all_by("any")),
+    "all": Monoid(_by("logical_and"), exact="b", together=_all_by("all")),
     "mean": Monoid(_mean_merge, _mean_partial, _mean_finish, reduces="add"),
     "var": Monoid(_var_merge, var_partial, _var_finish, several=True),
     "std": Monoid(_var_merge, var_partial, _std_finish, several=True),
-    "argmax": Monoid(_arg_merge("greater"), _arg_partial("max"), _arg_finish, exact="biufc"),
+    "argmax": Monoid(
+        _arg_merge("greater"), _arg_partial("max"), _arg_finish, exact="biufc", together=_arg_together("max")
+    ),
     "nanmax": Monoid(_not_nan("maximum"), exact="biufc"),
     "nanmin": Monoid(_not_nan("minimum"), exact="biufc"),
     "fold": Monoid(_fold_merge, _fold_partial, _fold_finish),
-    "argmin": Monoid(_arg_merge("less"), _arg_partial("min"), _arg_finish, exact="biufc"),
+    "argmin": Monoid(
+        _arg_merge("less"), _arg_partial("min"), _arg_finish, exact="biufc", together=_arg_together("min")
+    ),
     "diagonal": Monoid(_diagonal_merge, diagonal_partial, exact="biufcmM"),
     "trace": Monoid(_by("add"), trace_partial, exact="biu"),
     "vector_norm": Monoid(_norm_merge, norm_partial, norm_finish, several=True),

@@ -10,6 +10,7 @@ import numpy as np
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ShapeError
+from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
 from shardtensor.functions.algorithms.ragged import Rows as _Rows
 from shardtensor.functions.indexing import take as _take
 from shardtensor.functions.joining import stack as _stack
@@ -201,6 +202,9 @@ def _nonzero(x: Any) -> tuple[ShardedTensor, ...]:
             for _ in found:
                 rows.redistribute(sizes, rows.sharding, dtype)
         return tuple(map(rows.tensor, found))
+
+    if (alone := on_one_device(x, "nonzero")) is not None:
+        return tuple([on_all_devices(found, rows.sharding, x.committed) for found in _nonzero(alone)])
 
     def search(xp: Any, array: Any, begin: int) -> tuple[Any, ...]:
         first, *others = [xp.asarray(indices, dtype=dtype) for indices in xp.nonzero(array)]

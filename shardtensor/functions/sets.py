@@ -22,6 +22,7 @@ import numpy as np
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements, operator
 from shardtensor.functions.algorithms.distinct import Wanted, distinct, distinct_of_rows
+from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
 from shardtensor.functions.algorithms.ragged import Rows
 from shardtensor.functions.elementwise import logical_not
 from shardtensor.sharding.layout import Shape
@@ -214,6 +215,9 @@ def _unique(x: Any, name: str, wanted: Wanted, equal_nan: bool) -> list[ShardedT
         return made
     rows = Rows(x, name)
     # Where devices share a memory, the messages are needed only if a listener records them.
+    if (alone := on_one_device(x, name)) is not None:
+        made = _unique(alone, name, wanted, equal_nan)
+        return [on_all_devices(found, rows.sharding, x.committed) for found in made]
     if not rows.backend.on_host or is_recording():
         return distinct_of_rows(rows, shape, x.dtype, wanted, equal_nan)
     return list(map(rows.tensor, _on_host(rows.whole(), wanted, equal_nan)))

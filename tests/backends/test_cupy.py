@@ -28,9 +28,10 @@ from shardtensor.backend import Backend, Device, registry
 from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.errors import BackendError
 from shardtensor.host import threads
+from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import shard_arrays
 from tests import fakecupy
-from tests.fakecupy import Race, WrongDeviceError
+from tests.fakecupy import Race, WrongDeviceError, world
 
 pytest.importorskip("array_api_compat", reason="array-api-compat is not installed")
 
@@ -480,6 +481,62 @@ def meets(m: Machine) -> None:
             same(gathered, np.stack(now))
 
 
+def sums(m: Machine) -> None:
+    """Partial results are collected on one device, and their memory is asked for again before the copies are made."""
+    rows = st.NamedSharding(m.mesh(), st.P("d"))
+    for n in range(1, 4):
+        host = numbers(60).reshape(15, 4) * n
+        x = st.device_put(host, rows) - 7
+        made = x.sum(axis=0), x.max(), st.argmax(x, axis=0), st.any(x > 200), st.sum(st.astype(x, "int64"))
+        del x
+        again = [st.zeros((15, 4), device=rows) - 9 for _ in range(3)]
+        host = host - 7
+        wanted = host.sum(axis=0), host.max(), host.argmax(axis=0), (host > 200).any(), int(host.sum())
+        for found, value in zip(made, wanted, strict=True):
+            same(found, value)
+        for y in again:
+            same(y, np.full((15, 4), -9))
+
+
+def collects(m: Machine) -> None:
+    """The sources of what is collected are dropped, and their memory is asked for again, before the copies are made."""
+    b, here, there = m.backend, m.devices[0], m.devices[2]
+    for _ in range(3):
+        arrays = []
+        for d in (here, there):
+            with b.on(d):
+                arrays.append(b.xp.add(b.from_host(numbers(), d), 1))
+        with b.on(here):
+            found = b.collect(arrays, [here, there], here)
+        del arrays
+        with b.on(there):
+            again = b.xp.zeros((24,)) - 9
+        with b.on(here):
+            np.testing.assert_array_equal(b.to_host(found, here), np.concatenate([numbers() + 1] * 2))
+        with b.on(there):
+            np.testing.assert_array_equal(b.to_host(again, there), np.full(24, -9))
+
+
+def launches(m: Machine) -> None:
+    """Work of the library leaves current what was current, in an error, too."""
+    x = st.device_put(numbers(), st.NamedSharding(m.mesh(), st.P("d")))
+    before = m.state()
+    same(x + x, numbers() * 2)
+    assert m.state() == before
+    with m.cupy.cuda.Device(1), m.cupy.cuda.Stream(non_blocking=True):
+        inside = m.state()
+        same(x * x, numbers() ** 2)
+        assert m.state() == inside
+        limit = m.cupy.get_default_memory_pool()
+        limit.free_all_blocks()
+        limit.set_limit(size=1)
+        with pytest.raises(st.DeviceMemoryError):
+            x + 1
+        limit.set_limit(size=0)
+        assert m.state() == inside
+    assert m.state() == before
+
+
 PROGRAMS: dict[str, tuple[Callable[[Machine], None], dict[str, Any]]] = {
     f.__name__: (f, config)
     for f, config in [
@@ -488,6 +545,7 @@ PROGRAMS: dict[str, tuple[Callable[[Machine], None], dict[str, Any]]] = {
         (their_stream, {}), (null_stream, {}), (maps, {}), (with_blocks, {}), (leaves_stream, {}), (leaves_device, {}),
         (nested, {}), (meets, {}),
         (memory_of_a_stream, {}), (caller_beside, {}), (written_at_once, {"peers": [[0, 0], [0, 0]]}),
+        (sums, {}), (collects, {}), (launches, {}),
     ]
 }  # fmt: skip
 
@@ -514,7 +572,8 @@ def test_program_in_many_orders(name: str, seed: int) -> None:
 
 # -- the safeguards --------------------------------------------------------------------------------
 
-LogicalDevice, Current, Copier, InFlight, Peers = (
+Launcher, LogicalDevice, Current, Copier, InFlight, Peers = (
+    logical_device.Launcher,
     logical_device.LogicalDevice,
     logical_device.Current,
     copies.Copier,
@@ -530,13 +589,21 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "a writer lets go of readers": (
         CuPyBackend.begin_write, "self._copier.flights.settle(array.data.mem)", "pass", "copies_and_writes"),
     "sources are kept": (
-        Copier.d2d, "self.flights.add(destination.record(), array, source.stream)", "pass", "drops"),
+        Copier.d2d, "self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)", "pass", "drops"),
     "sources are kept until the copy is there": (InFlight.prune, "self._queue[0].event.done", "True", "drops"),
     "host buffers are kept when the array is exclusive": (
         InFlight.settle, "flight.array = flight.memory = None", "flight.array = flight.memory = flight.host = None",
         "written_at_once"),
     "temporaries are kept": (
-        Copier.d2d, "self.flights.add(destination.record(), array, source.stream)", "pass", "turns"),
+        Copier.d2d, "self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)", "pass", "turns"),
+    "what is collected is waited for": (
+        Copier.collect, "destination.stream.wait_event(source.record())", "pass", "sums"),
+    "what is collected is kept": (
+        Copier.collect, "self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)", "pass", "collects"),
+    "a launch is on its GPU": (Launcher.__call__, "self._set_gpu(gpu)", "pass", "launches"),
+    "a launch is on its stream": (Launcher.__call__, "stream.use()", "pass", "launches"),
+    "a launch restores the GPU": (Launcher.__call__, "self._set_gpu(before)", "pass", "launches"),
+    "a launch restores the stream": (Launcher.__call__, "saved.use()", "pass", "launches"),
     "what is sent is contiguous": (CuPyBackend.contiguous, "array.flags.c_contiguous", "True", "turns"),
     "the GPU is current": (Current.__enter__, "logical.gpu.__enter__()", "pass", "moves"),
     "the stream is current": (Current.__enter__, "logical.stream.__enter__()", "pass", "moves"),
@@ -565,7 +632,7 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "staging: the second half waits": (
         Copier.d2d, "destination.stream.wait_event(source.record())", "pass", "staged"),
     "staging: the buffer is kept": (
-        Copier.d2d, "self.flights.add(destination.record(), out, destination.stream, host)", "pass", "staged"),
+        Copier.d2d, "self.flights.add(destination.landing(), out, destination.stream, host, destination.spare)", "pass", "staged"),
     "offload waits for what is computed": (Copier.d2h, "logical.copies.wait_event(logical.record())", "pass", "offloads"),
     "offload keeps the array": (Copier.d2h, "self.flights.add(event, array, logical.stream, host)", "pass", "offloads"),
     "onload waits for who had the block": (Copier.h2d, "logical.copies.wait_event(logical.record())", "pass", "old_memory"),
@@ -604,6 +671,57 @@ def test_safeguard_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         except FAILURES as error:
             caught.append(error)
     assert caught, f"nothing fails without it: {name}"
+
+
+def test_events_are_recorded_again() -> None:
+    with machine(8, devices=4, scheduler="eager") as m:
+        x = st.device_put(numbers(64).reshape(16, 4), st.NamedSharding(m.mesh(), st.P("d"))) + 1
+
+        def work() -> None:
+            same(x.sum(axis=0), np.asarray(x).sum(axis=0))
+            same(st.argmax(x), 63)
+            same(st.reshard(x, st.NamedSharding(m.mesh(), st.P(None, "d"))) * 2, np.asarray(x) * 2)
+
+        for _ in range(3):
+            work()
+        known = set(world.world.events)
+        for _ in range(5):
+            work()
+        assert set(world.world.events) == known
+
+
+ONE_BUFFER: dict[str, Callable[[Any], Any]] = {
+    "nonzero": st.nonzero,
+    "unique_all": st.unique_all,
+    "unique_counts of rows": lambda x: st.unique_counts(x[:, 0]),
+    "sort": lambda x: st.sort(x, axis=0),
+    "argsort": lambda x: st.argsort(x, axis=0),
+    "topk": lambda x: st.topk(x[:, 1], 3),
+    "quantile": lambda x: st.quantile(x, 0.3, axis=0),
+    "take_along_axis": lambda x: st.take_along_axis(x, st.argsort(x, axis=0), axis=0),
+    "rows": lambda x: x[[5, 1, -2, 5]],
+    "elements": lambda x: x[[5, 1], [1, 2]],
+    "mask": lambda x: x[x > 3],
+    "columns": lambda x: x[:, [2, 0]],
+    "rows by a tensor": lambda x: x[st.argsort(x[:, 0])],
+}
+
+
+@pytest.mark.parametrize("name", ONE_BUFFER)
+def test_in_one_buffer_it_is_as_on_devices_that_exchange_messages(name: str) -> None:
+    """A log needs the messages of the devices; without one, the call is that of one device, and the result the same."""
+    host = np.random.default_rng(3).integers(0, 9, (13, 3)).astype(float)
+    with machine(8, devices=1) as m:
+        x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d")))
+        with st.transfers():
+            wanted = leaves(ONE_BUFFER[name](x))
+        found = leaves(ONE_BUFFER[name](x))
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert (one.sharding, one.dtype, one.committed) == (other.sharding, other.dtype, other.committed)
+            same(one, np.asarray(other))
+            one += 1  # its memory is its own
+        same(x, host)
 
 
 def test_collectives_in_with_blocks_raise() -> None:

@@ -114,6 +114,8 @@ def fail(stream: Any = None, status: int = 719) -> None:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "waits":  # how often the host has waited for a device
+        return _world.world.waits
     if name == "races":  # what has been found; what was freed a moment ago is looked at first
         _world.world.drain()
         return _world.world.races

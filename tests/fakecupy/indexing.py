@@ -161,4 +161,6 @@ def set_item(array: Any, index: Any, value: Any) -> None:
     def run() -> None:
         target[_wrapped(raws, target.shape)] = raw_value
 
-    w.world.launch("setitem", run, (*reads, *used), (array,))
+    s = w.world.launch("setitem", run, (*reads, *used), (array,))
+    if masked:  # CuPy counts the elements that are selected, and reads their number.
+        w.world.synchronize(s)

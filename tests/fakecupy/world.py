@@ -111,6 +111,7 @@ class World:
         self.next_ptr = 0x1000
         self.host: dict[Stream, int] = {}  # what the host has seen done: ordered before all that is launched later
         self.races: list[str] = []
+        self.waits = 0  # of the host for a device
         self.freed: deque[Any] = deque()
         self.tls = threading.local()
         self.blocks: dict[int, Any] = {}
@@ -351,6 +352,7 @@ class World:
     def synchronize(self, stream: Stream) -> None:
         """The host waits until the stream has done all."""
         with self.lock:
+            self.waits += 1
             self._synchronize(stream)
         self._raise(stream.device)
 
@@ -364,6 +366,7 @@ class World:
 
     def synchronize_device(self, device: int) -> None:
         with self.lock:
+            self.waits += 1
             for stream in list(self.streams):
                 if stream.device == device:
                     self._synchronize(stream)
@@ -373,6 +376,7 @@ class World:
 
     def synchronize_point(self, point: Recorded) -> None:
         with self.lock:
+            self.waits += 1
             self._drain()
             self._run(point.stream, point.seq)
             self._seen(point.stream, point.seq, point.clock)

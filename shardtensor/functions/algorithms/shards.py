@@ -389,6 +389,19 @@ def distributed(
         made = whole(*arrays, **dict(zip(op.params, params, strict=True)))
         return _each_of(lambda v, a: tensor(v, Storage((whole_of(a, v),))), avals, made)
 
+    def on_first(body: Callable[..., Any], operands: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """Returns the result of the algorithm on the first of devices that share a memory."""
+        shardings = targets(*map(_kind_of, operands), *params)
+        moves = [operand_transfer(_kind_of(y), target) for y, target in zip(operands, shardings, strict=True)]
+        avals = known(*map(_laid_out, operands, shardings), *params)
+        shards = []
+        for move, y in zip(moves, operands, strict=True):
+            value = _laid_out(y, as_sharding(move.target.mesh.flat[0], y.ndim, op.name))
+            shards.append(shards_of(value, move.unrecorded(y, op.name)))
+        along = functools.partial(MeshCommunicator, op.name, shards[0].value, kind=communicator, explicit=not moves)
+        made = body(*shards, along, **dict(zip(op.params, params, strict=True)))
+        return _each_of(lambda v, s: tensor(v, Storage(s.tensor()._storage.buffers)), avals, made)
+
     def attach(body: Callable[..., Any]) -> Callable[..., Any]:
         def run(x: ShardedTensor, others: Sequence[Any], params: tuple[Any, ...]) -> Any:
             operands = (x, *others)
@@ -409,13 +422,17 @@ def distributed(
             others, params = others_and_params[:further], others_and_params[further:]
             if not isinstance(x, ShardedTensor):
                 x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), op.name), op.name, committed=False)
-            if small is not None and not is_recording() and (ready := prepared(x._aval, *params)):
+            value = x._aval
+            if small is not None and not is_recording() and (ready := prepared(value, *params)):
                 with FloatingPointErrors(op.ufunc):
                     return tensor(ready[0], Storage((ready[1](whole_array(x, op.name)),)))
-            if whole is not None and x._aval.backend.on_host and (known_messages or not is_recording()):
+            if whole is not None and value.memory is not None and (known_messages or not is_recording()):
                 if is_recording():
-                    run(without_elements(x._aval), others, params)
-                return at_once((x, *others), params)
+                    run(without_elements(value), others, params)
+                if value.backend.on_host:
+                    return at_once((x, *others), params)
+                if value.sharding.mesh.size > 1 and not value.offloaded:
+                    return on_first(body, (x, *others), params)
             with FloatingPointErrors(op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
                 return _each_of(lambda made: made.tensor(), run(x, others, params))
 

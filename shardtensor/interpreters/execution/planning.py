@@ -315,7 +315,10 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
 
             fast = in_one_pass(strategies, monoid, partial_axes, reduce)
         else:
-            return "reduce", _in_parts(reduce, value, target)
+            # Programs on hosts do without it.
+            from shardtensor.interpreters.execution.cell_reduction import reduce_by_cells
+
+            return "reduce", _in_parts(reduce_by_cells(strategies, monoid, partial_axes, reduce), value, target)
         return "reduce", _in_parts(lambda operands: (reduce if is_recording() else fast)(operands), value, target)
 
     return Plan(op, target, partial_axes, () if panelled else tuple(moves), schedules, execution)

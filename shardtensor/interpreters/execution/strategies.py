@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.device import Device
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.all_reduce import Group, ReduceOps, all_reduce
+from shardtensor.communication.all_reduce import Group, ReduceOps, all_reduce, handed_on
 from shardtensor.communication.array_communicator import each_array, reduce_ops
 from shardtensor.communication.messages import bring
 from shardtensor.communication.offload import offloaded
@@ -29,6 +31,7 @@ from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, Share, is_long
 from shardtensor.interpreters.execution.combination import reduction_groups
+from shardtensor.sharding.cells import Part
 from shardtensor.sharding.rules import Rule, name_sizes
 from shardtensor.sharding.shard_context import Box, ShardContext
 from shardtensor.tensor.storage import Storage
@@ -151,15 +154,48 @@ class Strategies:
         """Returns the plan that runs the operator once per cell of the result, on the first of its devices; or once per
         shard, if the parts of an operand that belong to a cell of the result are not in one cell of the operand.
         """
-        value, backend, kernel, name, moves = self.value, self.backend, self.kernel, self.name, self.moves
+        value, backend, name, moves = self.value, self.backend, self.name, self.moves
         groups = value.cells.positions
         if any(move is not None and move.cells.parts(groups) is None for move in moves):
             groups = [[k] for k in range(len(self.devices))]
         devices, contexts = [self.devices[group[0]] for group in groups], [self._around(group) for group in groups]
         parts = [() if move is None else move.cells.parts(groups) or () for move in moves]
+        if value.spans:
+            return self._per_cell_across(groups, devices, contexts, parts)
+        whole = [all(part == (n, None) for n, part in enumerate(there)) for there in parts]
+        launch, calls = backend.launcher(devices), functools.cache(lambda: [self._call(c) for c in contexts])
+        everything_stays = all(move is None or move.stays for move in moves)
+        new = self.given is None and not value.offloaded and backend.allocates(name)
+
+        def operand(x: Any, move: OperandTransfer | None, there: Sequence[Part], in_order: bool) -> Iterable[Any]:
+            if move is None:
+                return itertools.repeat(x, len(devices))
+            if in_order and everything_stays and len(buffers := x._storage.buffers) == len(devices):
+                return buffers  # type: ignore[no-any-return]
+            buffers = move.buffers(x, name)
+            return buffers if in_order else views(backend, devices, buffers, there)
+
+        def run_plan(operands: Operands) -> ShardedTensor:
+            columns = list(map(operand, operands, moves, parts, whole))
+            results = launch(calls(), zip(*columns, strict=True) if columns else [()] * len(devices))
+            if new:
+                return tensor(value, Storage(tuple(results), tuple([[] for _ in results])))
+            return tensor(value, offloaded(value, results))
+
+        return run_plan
+
+    def _per_cell_across(
+        self,
+        groups: Sequence[Sequence[int]],
+        devices: Sequence[Device],
+        contexts: Sequence[ShardContext],
+        parts: Sequence[Sequence[Part]],
+    ) -> Run:
+        """Returns the plan of `per_cell` for devices of several processes."""
+        value, backend, kernel, name, moves = self.value, self.backend, self.kernel, self.name, self.moves
         own = next((d for d in self.devices if not is_remote(d)), None)
         # NumPy's ufuncs return new arrays.
-        new = value.spans and self.op.is_ufunc and own is not None and backend_of(own).on_host
+        new = self.op.is_ufunc and own is not None and backend_of(own).on_host
 
         def run_plan(operands: Operands) -> ShardedTensor:
             columns = [
@@ -177,6 +213,17 @@ class Strategies:
 
         return run_plan
 
+    def _call(self, context: ShardContext) -> Callable[..., Any]:
+        """Returns the operator as a function of the arrays of one device, which is current when it is called."""
+        value, dtype, params = self.value, self.value.dtype, self.params
+        function = functools.partial(self.given, self.backend.xp, context) if self.given else self._function
+
+        def call(*arrays: Any) -> Any:
+            result = function(*arrays, **params)
+            return result if getattr(result, "dtype", None) is dtype else whole_of(result, value)
+
+        return call
+
     def _around(self, group: Sequence[int]) -> ShardContext:
         """Returns the context of the boxes that the shards of a group of devices tile."""
         some = [self.contexts[k] for k in group]
@@ -187,20 +234,28 @@ class Strategies:
         """Returns the plan that runs the operator once per shard and combines the partial results along their tree.
 
         Of replicas in one memory one is computed, and groups that hold the same parts in the same memories share one
-        result.
+        result. Where the grouping of elements does not change a result, the shards in one memory are one.
 
         Args:
             monoid: how partial results are computed, merged and finished.
             partial_axes: the mesh axes along which partial results are combined.
         """
-        value, groups = self.value, reduction_groups(self.value, self.moves, partial_axes)
+        value = self.value
+        groups: Sequence[Group] = reduction_groups(value, self.moves, partial_axes)
         partial, memories, first = monoid.partial or self.kernel, memories_of(value.sharding), dict[Any, int]()
-        held = [(memory, context.boxes) for memory, context in zip(memories, self.contexts, strict=True)]
+        tiles: dict[int, Sequence[int]] = {}
+        if value.dtype.kind in monoid.exact and not value.spans and value.memory is None:
+            groups, tiles = self._by_memory(groups, memories)
+        contexts = [self._around(tiles[k]) if k in tiles else c for k, c in enumerate(self.contexts)]
+        held = [(memory, context.boxes) for memory, context in zip(memories, contexts, strict=True)]
         owner = [first.setdefault(parts, k) for k, parts in enumerate(held)]
         computing = sorted({owner[k] for group in groups for k in group.contributors})
-        combine_group, cells = self._combination(monoid), value.cells
+        tiled = [tiles.get(k, [k]) for k in computing]
+        there = [() if move is None else move.cells.parts(tiled) or () for move in self.moves] if tiles else []
+        cells = value.cells
         whole = all(index is None for _, index in cells.shards)
         kept = [group[0] for group in cells.positions] if whole else range(len(self.devices))
+        combine_group = self._combination(monoid, frozenset(kept))
 
         def across(operands: Operands) -> ShardedTensor:
             from shardtensor.communication.across import all_reduce_across  # Programs of one process do not need it.
@@ -224,9 +279,19 @@ class Strategies:
             distinct = list(known.values())
             return across
 
+        def rows_of(operands: Operands) -> Mapping[int, Sequence[Any]]:
+            if not tiles:
+                return dict(enumerate(self.rows(operands)))
+            places = [self.devices[k] for k in computing]
+            columns = [
+                [x] * len(places) if move is None else views(self.backend, places, move.buffers(x, self.name), parts)
+                for x, move, parts in zip(operands, self.moves, there, strict=True)
+            ]
+            return dict(zip(computing, zip(*columns, strict=True), strict=True))
+
         def run_plan(operands: Operands) -> ShardedTensor:
-            rows = self.rows(operands)
-            computed = {k: self.run(partial, k, rows[k]) for k in computing}
+            rows = rows_of(operands)
+            computed = {k: self.run(partial, k, rows[k], contexts[k]) for k in computing}
             self.announce()
             combined: dict[Any, Any] = {}
             results: dict[int, Any] = {}
@@ -235,27 +300,69 @@ class Strategies:
                 key = tuple([owner[k] for k in contributors]), tuple([memories[k] for k in members])
                 if key not in combined:
                     made = combine_group(group, {k: computed[owner[k]] for k in contributors})
-                    combined[key] = [made[k] for k in members]
+                    combined[key] = [made.get(k) for k in members]
                 results |= zip(members, combined[key], strict=True)
             return tensor(value, offloaded(value, [results[k] for k in kept]))
 
         return run_plan
 
-    def _combination(self, monoid: Monoid) -> Callable[[Group, Mapping[int, Any]], Mapping[int, Any]]:
-        """Returns the function that combines the states of a group to the result of each device, by position."""
+    def _by_memory(
+        self, groups: Sequence[Group], memories: Sequence[Any]
+    ) -> tuple[Sequence[Group], dict[int, Sequence[int]]]:
+        """Returns the groups with one contributor in each memory, and the positions of the shards for which each of
+        them stands; nothing of the latter if the shards do not tile a box of one buffer in each memory.
+        """
+        tiles: dict[int, Sequence[int]] = {}
+        made = []
+        for group in groups:
+            here: dict[Any, list[int]] = {}
+            for k in group.contributors:
+                here.setdefault(memories[k], []).append(k)
+            tiles |= {tile[0]: tile for tile in here.values()}
+            firsts = {tile[0] for tile in here.values()}
+            made.append(group._replace(contributes=tuple([k in firsts for k in group.members])))
+        if any(move is not None and move.cells.parts(list(tiles.values())) is None for move in self.moves):
+            return groups, {}
+        return made, tiles
+
+    def _combination(
+        self, monoid: Monoid, kept: frozenset[int]
+    ) -> Callable[[Group, Mapping[int, Any]], Mapping[int, Any]]:
+        """Returns the function that combines the states of a group to the result of each device in ``kept``, by
+        position.
+        """
         value, backend, devices, ops = self.value, self.backend, self.devices, self.reduce_ops(monoid)
-        apart = value.memory is None
-        exact = monoid.reduces if apart and value.dtype.kind in "iu" and not monoid.partial else ""
+        apart, kind = value.memory is None, value.dtype.kind
+        exact = monoid.reduces if apart and kind in "iu" and not monoid.partial else ""
+        together = monoid.together if apart and kind in monoid.exact and not value.offloaded else None
 
         def combine_group(group: Group, states: Mapping[int, Any]) -> Mapping[int, Any]:
-            members = group.members
-            if exact and len(group.contributors) == len(members) > 1:
-                together = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
-                if together is not None:
-                    return dict(zip(members, together, strict=True))
-            return all_reduce(group if apart else group._replace(chunked=False), states, ops)
+            members, contributors = group.members, group.contributors
+            if exact and len(contributors) == len(members) > 1:
+                made = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
+                if made is not None:
+                    return dict(zip(members, made, strict=True))
+            receivers = [k for k in members if k in kept]
+            if together is None or len(contributors) < 3 or group.chunked:
+                return all_reduce(group if apart else group._replace(chunked=False), states, ops, receivers)
+            leader = contributors[0]
+            state = self._collected(together, [states[k] for k in contributors], [devices[k] for k in contributors])
+            return handed_on({leader: ops.finish(leader, state)}, leader, receivers, ops)
 
         return combine_group
+
+    def _collected(self, together: Callable[..., Any], states: Sequence[Any], devices: Sequence[Device]) -> Any:
+        """Combines the states of several devices at once, on the first of them."""
+        backend = self.backend
+        xp, dtype = backend.xp, self.value.dtype
+
+        def row(array: Any) -> Any:
+            return xp.reshape(backend.contiguous(array), (1, *array.shape))
+
+        columns = list(zip(*states, strict=True)) if isinstance(states[0], tuple) else [states]
+        rows = [backend.launcher(devices)([row] * len(devices), [(array,) for array in column]) for column in columns]
+        with backend.on(devices[0]):
+            return together(xp, *[backend.collect(arrays, devices, devices[0]) for arrays in rows], dtype=dtype)
 
     def announce(self) -> None:
         """Records the messages that combine partial results, if a log is active."""

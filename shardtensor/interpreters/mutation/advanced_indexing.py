@@ -24,6 +24,7 @@ from shardtensor.communication.transfer import to_host_movement
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements
 from shardtensor.errors import IndexingError, ShapeError
+from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
 from shardtensor.functions.indexing import gather
 from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.views import gather_unrecorded, local_views, operand_shards
@@ -260,9 +261,14 @@ def known_index(index: Any) -> Any:
 def _gather(x: Any, index: Any) -> ShardedTensor:
     if not isinstance(x, ShardedTensor):
         x = call("asarray", x)
-    chosen = AdvancedIndex(index, x.shape)
+    return _selected(x, AdvancedIndex(index, x.shape))
+
+
+def _selected(x: ShardedTensor, chosen: AdvancedIndex) -> ShardedTensor:
     value = _layout(x._aval, chosen)
     shared = value.backend.on_host
+    if (alone := on_one_device(x, "getitem")) is not None:
+        return on_all_devices(_selected(alone, chosen), value.sharding, value.committed)
     if is_recording() or not shared:
         plan, here, arrays = _source(x, chosen, value.grid)
         if is_recording():

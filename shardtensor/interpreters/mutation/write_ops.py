@@ -301,11 +301,13 @@ class Masked(WriteOp):
         delivery = _Delivery(mask, grid)
         if is_recording():
             delivery.announce(self.name, copied=True)
-        parts = [copied(p, d) for p, d in zip(delivery.run(mask.dtype), grid.devices, strict=True)]
+        parts: Sequence[Any] = delivery.run(mask.dtype)
+        if any(self.inside):  # Otherwise the mask is a snapshot, whose memory is not that of the tensor.
+            parts = [copied(p, d) for p, d in zip(parts, grid.devices, strict=True)]
         scalar = _plain(self.scalar)
 
         def commit(n: int, xp: Any, out: Any, old: Any) -> None:
-            out[xp.broadcast_to(parts[n], out.shape)] = scalar
+            backend_of(grid.devices[n]).fill_where(out, xp.broadcast_to(parts[n], out.shape), scalar)
 
         return commit
 

@@ -1,0 +1,34 @@
+"""Tensors in one buffer that several devices share, as tensors of the first of these devices.
+
+What an algorithm does on one device is what has to be done for the whole buffer: it exchanges nothing, and launches as
+many kernels as for a tensor that is not split. On the host, algorithms have functions of NumPy for that.
+"""
+
+from __future__ import annotations
+
+from shardtensor.communication.transfer import whole_array
+from shardtensor.communication.transfer_log import is_recording
+from shardtensor.sharding.layout import NamedSharding, as_sharding
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
+from shardtensor.tensor.value import aval
+
+
+def on_one_device(x: object, caller: str) -> ShardedTensor | None:
+    """Returns a tensor as one on the first of its devices, which shares its buffer.
+
+    None if it is not a tensor in one buffer of several devices other than the host, or a listener records the messages
+    of the devices.
+    """
+    if not isinstance(x, ShardedTensor) or lacks_elements(x) or is_recording():
+        return None
+    value = x._aval
+    if value.memory is None or value.backend.on_host or value.offloaded or value.sharding.mesh.size == 1:
+        return None
+    alone = as_sharding(value.sharding.mesh.flat[0], x.ndim, caller)
+    return tensor(aval(x.shape, x.dtype, alone, x.committed), Storage((whole_array(x, caller),)))
+
+
+def on_all_devices(x: ShardedTensor, sharding: NamedSharding, committed: bool) -> ShardedTensor:
+    """Returns a result on one device as a tensor on devices that share its memory."""
+    return tensor(aval(x.shape, x.dtype, sharding, committed), Storage((whole_array(x),)))

@@ -1,0 +1,172 @@
+"""Reductions of rows on devices other than the host: one kernel for each buffer, then few kernels for all of them.
+
+The partial results of the shards in one buffer are the rows of one array, which one call computes. Those of all buffers
+are collected on one device, combined there along their tree, pairs of neighbours at once, and handed on.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shardtensor.backend.functions import function_of
+from shardtensor.communication.all_reduce import Tree, combine, flat_tree
+from shardtensor.core import Operands
+from shardtensor.functions.monoids import Monoid
+from shardtensor.interpreters.execution.combination import reduction_groups
+from shardtensor.interpreters.execution.strategies import Run, Strategies
+from shardtensor.sharding.equal_parts import Runs, equal_runs, runs_between
+from shardtensor.sharding.rules import reduced_axes
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.value import Aval, whole_of
+
+_REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
+"""The reductions by the names of their ufuncs."""
+
+_TERMS = 1 << 14
+"""The most terms of an element of a partial result. One block of threads adds them, so that more would leave the rest
+of a GPU idle: then there is a kernel for each shard, which all blocks share.
+"""
+
+_COLLECTED = 1 << 16
+"""The most bytes of partial results that are collected on one device; more of them are combined on several devices."""
+
+
+def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str, ...], general: Run) -> Run:
+    """Returns the plan that computes the partial results of all shards in a buffer by one call of a reduction, or the
+    ``general`` plan where that is not possible: for other layouts and dtypes, and long shards.
+
+    Which plan runs depends on shapes, layouts and memories only, and both combine along the same tree.
+
+    Args:
+        strategies: the operator and its operand.
+        monoid: how partial results are computed and merged.
+        partial_axes: the mesh axes along which partial results are combined.
+        general: see `Strategies.reduce`.
+    """
+    value, params, move = strategies.value, strategies.params, strategies.moves[0]
+    if len(strategies.moves) > 1 or not monoid.reduces or move is None or not move.stays or value.spans:
+        return general
+    source = move.source
+    assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
+    dtype, shards = source.dtype, source.grid
+    if dtype.kind not in "fc" or dtype.itemsize < 4 or dtype != value.dtype or source.offloaded or not source.size:
+        return general
+    gone, groups = (
+        reduced_axes(params.get("axis"), source.ndim),
+        reduction_groups(value, strategies.moves, partial_axes),
+    )
+    by_rows = 0 in gone and equal_runs(shards, 0) is not None
+    if not by_rows or (len(groups) > 1 and value.memory is None):
+        return general
+    bounds, boxes = (
+        shards.offsets[0].tolist(),
+        [source.cells.grid.box(n)[0] for n in range(len(source.cells.positions))],
+    )
+    if [end for _, end in boxes[:-1]] != [begin for begin, _ in boxes[1:]]:
+        return general
+    longest = max(end - begin for begin, end in itertools.pairwise(bounds)) * source.size // source.shape[0]
+    tree = groups[0].tree
+    if longest > _TERMS * max(value.size, 1) or (len(boxes) > 1 and len(tree) * value.nbytes > _COLLECTED):
+        return general
+    cells = [_runs(bounds, *box) for box in boxes]
+    return _Reduction(strategies, monoid, source, gone, cells, tree, general).run
+
+
+def _runs(bounds: Sequence[int], begin: int, end: int) -> Runs:
+    """Returns the runs of shards of equal size in the rows of a cell, relative to its first row."""
+    return runs_between([bound - begin for bound in bounds if begin <= bound <= end])
+
+
+class _Reduction:
+    """The plan of `reduce_by_cells`.
+
+    Args:
+        strategies, monoid, general: see `reduce_by_cells`.
+        source: the aval of the operand.
+        gone: its dimensions that are reduced.
+        cells: the runs of shards of equal size in each of its cells.
+        tree: the tree along which the partial results of the shards are combined.
+    """
+
+    def __init__(
+        self,
+        strategies: Strategies,
+        monoid: Monoid,
+        source: Aval,
+        gone: Sequence[int],
+        cells: Sequence[Runs],
+        tree: Tree,
+        general: Run,
+    ) -> None:
+        self._strategies, self._general, self._value = strategies, general, strategies.value
+        self._backend = backend = strategies.backend
+        self._runs, self._rest = [runs for runs in cells if runs], source.shape[1:]
+        self._numbers = [n for n, runs in enumerate(cells) if runs]
+        axes = tuple([axis + 1 for axis in gone])
+        self._reduced: dict[str, Any] = {"axis": axes, "keepdims": strategies.params["keepdims"]}
+        self._count = source.size // max(self._value.size, 1) if monoid.partial else 0  # of a mean: its states are sums
+        self._name = monoid.reduces
+        counts = [sum(n for _, _, n in runs) for runs in self._runs]
+        flat = tree == flat_tree(len(tree))
+        # Each cell has a subtree of its own where all of them have the same power of two of shards.
+        self._apart = len(counts) > 1 and flat and len(set(counts)) == 1 and not counts[0] & (counts[0] - 1)
+        self._tree = flat_tree(len(counts)) if self._apart else tree
+        devices = source.cells.grid.devices
+        self._holders = [devices[n] for n in self._numbers]
+        self._leader, here = self._holders[0], backend.memory_space(self._holders[0])
+        self._others = [d for d in self._value.cells.grid.devices if backend.memory_space(d) != here]
+        self._launch, self._launch_one = backend.launcher(self._holders), backend.launcher([self._leader])
+
+    @functools.cached_property
+    def _functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The reduction and the ufunc of the backend, looked up at first use."""
+        return function_of(self._backend, _REDUCTIONS[self._name]), function_of(self._backend, self._name)
+
+    def run(self, operands: Operands) -> ShardedTensor:
+        """Runs the plan."""
+        strategies, backend, value = self._strategies, self._backend, self._value
+        move = strategies.moves[0]
+        assert move is not None
+        buffers = move.unrecorded(operands[0], strategies.name)
+        mine = [buffers[n] for n in self._numbers]
+        if not all(map(backend.is_contiguous, mine)):
+            return self._general(operands)  # type: ignore[no-any-return]
+        strategies.announce()
+        parts = self._launch([self._partials] * len(mine), zip(mine, self._runs, strict=True))
+        (total,) = self._launch_one([self._total], [(parts,)])
+        copies = iter(backend.spread(total, self._leader, self._others)) if self._others else iter(())
+        away = set(self._others)
+        made = [next(copies) if d in away else total for d in value.cells.grid.devices]
+        return tensor(value, Storage(tuple(made), tuple([[] for _ in made])))
+
+    def _partials(self, buffer: Any, runs: Runs) -> Any:
+        """Returns the partial results of the shards in a buffer, or all of them combined, as rows of one array."""
+        xp, reduction = self._backend.xp, self._functions[0]
+        pieces = [buffer] if len(runs) == 1 else [self._backend.view(buffer, slice(a, b)) for a, b, _ in runs]
+        sums = [
+            reduction(xp.reshape(piece, (n, -1, *self._rest)), **self._reduced)
+            for piece, (_, _, n) in zip(pieces, runs, strict=True)
+        ]
+        rows = sums[0] if len(sums) == 1 else xp.concat(sums)
+        return self._combined(rows, flat_tree(len(rows))) if self._apart else rows
+
+    def _total(self, parts: Sequence[Any]) -> Any:
+        """Returns the result on the first device, from the rows of all cells."""
+        backend, value = self._backend, self._value
+        rows = parts[0] if len(parts) == 1 else backend.collect(parts, self._holders, self._leader)
+        total = backend.xp.reshape(self._combined(rows, self._tree), value.shape)
+        return whole_of(backend.xp.divide(total, self._count) if self._count else total, value)
+
+    def _combined(self, rows: Any, tree: Tree) -> Any:
+        """Combines rows along a tree; returns an array with one row."""
+        ufunc, xp, view = self._functions[1], self._backend.xp, self._backend.view
+        if tree != flat_tree(len(tree)):
+            return combine(tree, lambda k: view(rows, slice(k, k + 1)), ufunc)
+        while (count := rows.shape[0]) > 1:
+            pairs = ufunc(view(rows, slice(0, count - 1, 2)), view(rows, slice(1, None, 2)))
+            rows = xp.concat([pairs, view(rows, slice(count - 1, None))]) if count % 2 else pairs
+        return rows
