@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.device import HOST_MEMORY
-from shardtensor.communication.transfer import TransferPlan, announce_reading, as_dtype
+from shardtensor.communication.messages import as_dtype
+from shardtensor.communication.transfer import announce_reading
+from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op
 from shardtensor.functions.algorithms.shards import shards_of
