@@ -18,8 +18,8 @@ import numpy as np
 from shardtensor.backend.device import HOST_MEMORY
 from shardtensor.communication.messages import as_dtype
 from shardtensor.communication.transfer import announce_reading
-from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.communication.transfer_log import is_recording
+from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import Op
 from shardtensor.functions.algorithms.shards import shards_of
 from shardtensor.interpreters.eager import EAGER
