@@ -331,10 +331,10 @@ def _sources(entry: list[Any]) -> Sources | None:
             _note(found, storage_of(x), backend)
             for array in getattr(base._storage, "parts", ()):
                 found[backend.memory_of(array)] = None, None
+        elif (owner := array_backend(x)) is not None:  # Its arrays may be NumPy's, too.
+            found[owner.memory_of(x)] = None, None
         elif isinstance(x, np.ndarray):
             found[memory_of(x)] = None, None
-        elif (owner := array_backend(x)) is not None:
-            found[owner.memory_of(x)] = None, None
     for storage, backend in entry[1:]:
         _note(found, storage, backend)
     return found

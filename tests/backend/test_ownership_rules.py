@@ -17,6 +17,7 @@ from shardtensor.backend.registry import load
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.mutation import writes
 from shardtensor.tensor import ownership
+from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import PendingWrite, Storage
 from shardtensor.tensor.tensor import mark_donated, shard_arrays, tensor, without_elements, write_state_of
 from tests.backend.holders import VALUE, places, put, seen, shard_data
@@ -339,6 +340,28 @@ def test_results_that_share_new_memory_know_of_one_another() -> None:
     assert_same(made[0], VALUE + 1)
 
 
+@everywhere
+def test_a_result_in_the_memory_of_an_operand_is_not_exclusive(backend: str) -> None:
+    """The operand may be an array of a library, or a tensor of which only partial sums are stored."""
+    x = put(VALUE, backend)
+    unreduced = st.matmul(x.T, x, out_sharding=st.NamedSharding(x.sharding.mesh, st.P(unreduced={"x"})))
+    whole = put(VALUE, backend, (1,))._storage.buffers[0]
+    for operand, array in ((whole, whole), (unreduced, unreduced._storage.parts[0])):
+        made, before = on_one_device(array, VALUE.dtype, st.devices(backend)[0]), seen([array])
+        ownership.track([(operand,)], made)
+        made += 1
+        np.testing.assert_array_equal(seen([array]), before)
+
+
+def test_nothing_is_known_of_what_a_map_has_not_adopted_as_exclusive() -> None:
+    x = put(VALUE, "numpy", (1,))
+    made, new = [tensor(x._aval, Storage((VALUE.copy(),))) for _ in range(2)]
+    ownership.track([()], made, new=False)
+    ownership.track([()], new)
+    assert made._storage.leases == (None,)
+    assert new._storage.leases == ([],)
+
+
 def test_two_handles_never_have_one_storage() -> None:
     x = put(VALUE, "numpy")
     made = tensor(x._aval, x._storage)
@@ -481,11 +504,12 @@ def test_writes_are_counted(backend: str) -> None:
 
 
 def test_arrays_that_a_write_joins_are_copied_once() -> None:
-    x = put(VALUE, "numpy")
-    x = st.unshard(st.pmap(lambda p: p + 1, st.shard(x, devices=x.sharding.mesh)))
-    with st.transfers() as log:
-        x += 1
-    assert sum(record.copied for record in log) <= x.nbytes
+    for write in (lambda x: x.__iadd__(1), lambda x: x.__setitem__(0, 7), lambda x: x.__setitem__([0, 5], 7)):
+        x = put(VALUE, "numpy")
+        x = st.unshard(st.pmap(lambda p: p + 1, st.shard(x, devices=x.sharding.mesh)))
+        with st.transfers() as log:
+            write(x)
+        assert sum(record.copied for record in log) <= x.nbytes
 
 
 def test_arrays_that_user_code_made_read_only_can_be_written() -> None:
