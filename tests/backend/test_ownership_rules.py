@@ -506,10 +506,12 @@ def test_writes_are_counted(backend: str) -> None:
 def test_arrays_that_a_write_joins_are_copied_once() -> None:
     for write in (lambda x: x.__iadd__(1), lambda x: x.__setitem__(0, 7), lambda x: x.__setitem__([0, 5], 7)):
         x = put(VALUE, "numpy")
-        x = st.unshard(st.pmap(lambda p: p + 1, st.shard(x, devices=x.sharding.mesh)))
+        parts = st.pmap(lambda p: p + 1, st.shard(x, devices=x.sharding.mesh))
+        x = st.unshard(parts)
         with st.transfers() as log:
             write(x)
         assert sum(record.copied for record in log) <= x.nbytes
+        assert_same(st.unshard(parts), VALUE + 1)
 
 
 def test_arrays_that_user_code_made_read_only_can_be_written() -> None:
