@@ -14,6 +14,7 @@ import pytest
 import shardtensor as st
 from shardtensor.backend import ownership as counting
 from shardtensor.backend.registry import load
+from shardtensor.communication import transfer
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.mutation import writes
 from shardtensor.tensor import ownership
@@ -225,7 +226,7 @@ def test_arrays_that_others_hold_stay_held_when_they_are_joined() -> None:
     leases: list[Any] = [[], []]
     storage = Storage((whole[:4], whole[4:]), tuple(leases))
     others = [Storage((part,), (lease,)) for part, lease in zip((whole[:4], whole[4:]), leases, strict=True)]
-    ownership.set_joined(x, storage, (whole,), [0])
+    ownership.set_joined(x, storage, storage.buffers, (whole,), [0])
     assert storage.buffers[0] is whole
     assert ownership.is_shared(storage)
     assert all(map(ownership.is_shared, others))
@@ -240,7 +241,7 @@ def test_arrays_that_are_read_while_they_are_joined_stay_shared() -> None:
     leases[0].append(weakref.ref(other))
     entry: list[Any] = [(x,)]
     ownership.READS[id(entry)] = entry
-    ownership.set_joined(x, x._storage, (VALUE.copy(),), [VALUE.nbytes])
+    ownership.set_joined(x, x._storage, x._storage.buffers, (VALUE.copy(),), [VALUE.nbytes])
     del ownership.READS[id(entry)]
     made = put(parts[0], "numpy")
     made._storage = Storage((parts[0],))
@@ -254,7 +255,7 @@ def test_arrays_with_the_same_leases_keep_them_when_they_are_joined() -> None:
     x = st.device_put(VALUE, st.NamedSharding(st.make_mesh((2,), ("x",)), st.P("x")))
     whole, leases = VALUE.copy(), []
     storage = Storage((whole[:4], whole[4:]), (leases, leases))
-    ownership.set_joined(x, storage, (whole,), [0])
+    ownership.set_joined(x, storage, storage.buffers, (whole,), [0])
     assert not ownership.is_shared(storage)
     leases.append(lambda: x)
     assert ownership.is_shared(storage)
@@ -512,6 +513,39 @@ def test_arrays_that_a_write_joins_are_copied_once() -> None:
             write(x)
         assert sum(record.copied for record in log) <= x.nbytes
         assert_same(st.unshard(parts), VALUE + 1)
+
+
+def test_arrays_that_two_readers_join_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = put(VALUE, "numpy")
+    x = st.unshard(st.pmap(lambda p: p + 1, st.shard(x, devices=x.sharding.mesh)))
+    join = transfer.set_joined
+
+    def late(*arguments: Any) -> bool:
+        monkeypatch.undo()
+        assert_same(x * 2, (VALUE + 1) * 2)
+        return join(*arguments)
+
+    monkeypatch.setattr(transfer, "set_joined", late)
+    assert_same(x * 2, (VALUE + 1) * 2)
+    x += 1
+    assert_same(x, VALUE + 2)
+
+
+def test_arrays_that_a_reader_and_a_write_join_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = put(VALUE, "numpy")
+    x = st.unshard(st.pmap(lambda p: p + 1, st.shard(x, devices=x.sharding.mesh)))
+    readers = []
+
+    def late(base: Any, storage: Storage, pieces: Any, buffers: Any, copied: Any) -> bool:
+        readers.append(buffers[0].copy())
+        assert ownership.set_joined(base, storage, pieces, tuple(readers), copied)
+        return ownership.set_joined(base, storage, pieces, buffers, copied)
+
+    monkeypatch.setattr(writes, "set_joined", late)
+    monkeypatch.setattr(writes, "exclusive_arrays", lambda *_: ())  # The reader is in progress.
+    x += 1
+    np.testing.assert_array_equal(readers[0], VALUE + 1)
+    assert_same(x, VALUE + 2)
 
 
 def test_arrays_that_user_code_made_read_only_can_be_written() -> None:
