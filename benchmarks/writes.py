@@ -1,4 +1,4 @@
-"""What writes cost: single elements, slices, in-place operators, masks, index arrays, a Jacobi step.
+"""What writes cost: single elements, slices, exports, in-place operators, masks, index arrays, a Jacobi step.
 
 ``python benchmarks/writes.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
 """
@@ -23,9 +23,14 @@ WRITES = 100_000
 SMALL = (
     Row("read", "x[i, j]", (Target(5e-6),)),
     Row("float", "float(x[i, j])"),
-    Row("write", "x[i, j] = v", (Target(8e-6),)),
-    Row("slice", "x[a:b] = v, 1 MiB", (Target(1.3, NUMPY, more=5e-6),)),
+    Row("write", "x[i, j] = v", (Target(8e-6), Target(110, NUMPY))),
+    Row("slice", "x[a:b] = v, 1 MiB", (Target(1.3, NUMPY, more=5e-6), Target(1.5, NUMPY))),
 )
+EXPORTS = (
+    Row("asarray", "np.asarray(x)", (Target(2.5e-6),)),
+    Row("export", "one export of 1 MiB, 10 writes"),
+)
+COPIES = Row("copies", "… copies", (Target(1.0),), "copies")
 LARGE = (
     Row("add", "x += y, 128 MiB", (Target(1.15, NUMPY),)),
     Row("mask", "x[mask] = 0, 16 M", (Target(1.2, NUMPY),)),
@@ -54,20 +59,39 @@ def shardtensor_cases() -> dict[str, Case]:
             jacobi(operands["grid"])
         return {HALO.name: log.bytes / (GRID * operands["grid"].dtype.itemsize)}
 
-    return {**_statements(**operands), HALO.name: halo}
+    statements = _statements(np.asarray, **operands)
+
+    def copies() -> dict[str, float]:
+        with st.transfers() as log:
+            statements["export"]()
+        return {COPIES.name: sum(record.copied for record in log) / operands["part"].nbytes}
+
+    return {**statements, HALO.name: halo, COPIES.name: copies}
 
 
 def numpy_cases() -> dict[str, Case]:
     """Plain NumPy: what no library on top of it can undercut."""
     import numpy as np
 
-    return _statements(**dict(_operands(np)))
+    return _statements(np.array, **dict(_operands(np)))
 
 
 def _statements(
-    small: Any, large: Any, part: Any, long: Any, tiny: Any, x: Any, mask: Any, idx: Any, v: Any, grid: Any
+    snapshot: Any,
+    small: Any,
+    large: Any,
+    part: Any,
+    long: Any,
+    tiny: Any,
+    x: Any,
+    mask: Any,
+    idx: Any,
+    v: Any,
+    grid: Any,
 ) -> dict[str, Case]:
-    """What is written alike with arrays of NumPy and of this library."""
+    """What is written alike with arrays of NumPy and of this library; ``snapshot`` makes a host array of one, which
+    later writes do not change.
+    """
     places = _places()
 
     def write() -> None:
@@ -75,6 +99,12 @@ def _statements(
 
     def write_slice() -> None:
         large[PART] = part
+
+    def export() -> None:
+        held = snapshot(part)
+        for k in range(10):
+            part[k, k] = 2
+        del held
 
     def add() -> None:
         nonlocal long
@@ -91,6 +121,8 @@ def _statements(
         "float": lambda: float(small[next(places)]),
         "write": write,
         "slice": write_slice,
+        "asarray": lambda: snapshot(small),
+        "export": export,
         "add": add,
         "mask": write_mask,
         "gather": lambda: x[idx],
@@ -194,17 +226,22 @@ def measure(effort: Effort) -> Table:
     """Measures everything once through."""
     with harness.workers("writes") as workers:
         environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
-            "rounds": f"the first four rows {effort.small}, the others {effort.large}, sent and growth 1",
+            "rounds": f"the first six rows {effort.small}, the others {effort.large}, sent, copies and growth 1",
         }
         cells: harness.Cells = {}
-        for rows, rounds, what in (SMALL, effort.small, "elements, slices"), (LARGE, effort.large, "large arrays"):
-            pairs = itertools.product(rows, workers)
+        for rows, columns, rounds, what in (
+            (SMALL, workers, effort.small, "elements, slices"),
+            (EXPORTS, (PROJECT, NUMPY), effort.small, "exports"),
+            (LARGE, workers, effort.large, "large arrays"),
+        ):
+            pairs = itertools.product(rows, columns)
             samplers = {(row.name, c): functools.partial(workers[c].sample, row.name) for row, c in pairs}
             cells |= harness.interleave(samplers, rounds, what)
-        cells |= harness.call_once(workers[PROJECT], PROJECT, HALO.name, (HALO.name,))
+        for row in (HALO, COPIES):
+            cells |= harness.call_once(workers[PROJECT], PROJECT, row.name, (row.name,))
         for column, worker in workers.items():
             cells |= harness.call_once(worker, column, GROWTH.name, (GROWTH.name,), effort.helper_delay)
-    return Table(TITLE, environment, tuple(workers), (*SMALL, *LARGE, HALO, GROWTH), cells)
+    return Table(TITLE, environment, tuple(workers), (*SMALL, *EXPORTS, COPIES, *LARGE, HALO, GROWTH), cells)
 
 
 if __name__ == "__main__":

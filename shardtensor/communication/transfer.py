@@ -246,8 +246,8 @@ def buffers_of(x: Any, caller: str = "join") -> tuple[Any, ...]:
         return pieces
     buffers, copied = joined(pieces, x._aval, caller)
     storage = current_storage(x)
-    if type(storage) is Storage and storage.buffers is pieces:
-        set_joined(x, storage, buffers, copied)
+    if type(storage) is Storage:
+        set_joined(x, storage, pieces, buffers, copied)
     return buffers
 
 

@@ -249,26 +249,34 @@ def replaced(storage: Storage, arrays: tuple[Any, ...], new: Collection[int], ba
     return made
 
 
-def set_joined(x: Any, storage: Storage, buffers: tuple[Any, ...], copied: Sequence[int]) -> None:
-    """Replaces the arrays that the devices have of ``x`` in a storage by the buffers of the cells, for each of which so
-    many bytes were copied.
+def set_joined(
+    x: Any, storage: Storage, pieces: tuple[Any, ...], buffers: tuple[Any, ...], copied: Sequence[int]
+) -> bool:
+    """Replaces ``pieces``, the arrays that the devices have of ``x`` in a storage, by the buffers of the cells, for
+    each of which so many bytes were copied. Returns False if another thread has already done that with its buffers.
     """
-    parts, joined, backend = storage.leases, list[Leases | None](), x._aval.backend
-    if any(copied):
-        keep_while_read(x, Storage(storage.buffers, parts))
-    for array, nbytes, positions in zip(buffers, copied, x._aval.cells.positions, strict=True):
-        mine = [parts[k] for k in positions] if parts else [None]
-        if nbytes:
-            joined.append([] if backend.memory_of(array) is not None else None)
-        elif all(leases is mine[0] for leases in mine) and not any(leases is mine[0] for leases in joined):
-            joined.append(mine[0])
-        else:
-            for leases in mine:
-                if leases is not None:
-                    _add(leases, never_ends)
-            joined.append(None)
-    storage.leases = tuple(joined)
-    storage.buffers = buffers
+    joined, backend = list[Leases | None](), x._aval.backend
+    with _linking:
+        if storage.buffers is not pieces:
+            return False
+        parts = storage.leases
+        if any(copied):
+            keep_while_read(x, Storage(pieces, parts))
+        for array, nbytes, positions in zip(buffers, copied, x._aval.cells.positions, strict=True):
+            mine = [parts[k] for k in positions] if parts else [None]
+            if nbytes:
+                joined.append([] if backend.memory_of(array) is not None else None)
+            elif all(leases is mine[0] for leases in mine) and not any(leases is mine[0] for leases in joined):
+                joined.append(mine[0])
+            else:
+                for leases in mine:
+                    if leases is not None:
+                        _add(leases, never_ends)
+                joined.append(None)
+        # Readers look at the buffers before they look at the leases.
+        storage.leases = tuple(joined)
+        storage.buffers = buffers
+    return True
 
 
 # -- results of operators --------------------------------------------------------------------------
@@ -355,10 +363,10 @@ def _sources(entry: list[Any]) -> Sources | None:
             _note(found, storage_of(x), backend)
             for array in getattr(base._storage, "parts", ()):
                 found[backend.memory_of(array)] = [None, None]
+        elif (owner := array_backend(x)) is not None:  # Its arrays may be NumPy's, too.
+            found[owner.memory_of(x)] = [None, None]
         elif isinstance(x, np.ndarray):
             found[memory_of(x)] = [None, None]
-        elif (owner := array_backend(x)) is not None:
-            found[owner.memory_of(x)] = [None, None]
     for storage, backend in entry[1:]:
         _note(found, storage, backend)
     return found

@@ -14,9 +14,11 @@ import pytest
 import shardtensor as st
 from shardtensor.backend import ownership as counting
 from shardtensor.backend.registry import load
+from shardtensor.communication import transfer
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.mutation import writes
 from shardtensor.tensor import ownership
+from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import PendingWrite, Storage
 from shardtensor.tensor.tensor import mark_donated, shard_arrays, tensor, without_elements, write_state_of
 from tests.backend.holders import VALUE, places, put, seen, shard_data
@@ -224,7 +226,7 @@ def test_arrays_that_others_hold_stay_held_when_they_are_joined() -> None:
     leases: list[Any] = [[], []]
     storage = Storage((whole[:4], whole[4:]), tuple(leases))
     others = [Storage((part,), (lease,)) for part, lease in zip((whole[:4], whole[4:]), leases, strict=True)]
-    ownership.set_joined(x, storage, (whole,), [0])
+    ownership.set_joined(x, storage, storage.buffers, (whole,), [0])
     assert storage.buffers[0] is whole
     assert ownership.is_shared(storage)
     assert all(map(ownership.is_shared, others))
@@ -239,7 +241,7 @@ def test_arrays_that_are_read_while_they_are_joined_stay_shared() -> None:
     leases[0].append(weakref.ref(other))
     entry: list[Any] = [(x,)]
     ownership.READS[id(entry)] = entry
-    ownership.set_joined(x, x._storage, (VALUE.copy(),), [VALUE.nbytes])
+    ownership.set_joined(x, x._storage, x._storage.buffers, (VALUE.copy(),), [VALUE.nbytes])
     del ownership.READS[id(entry)]
     made = put(parts[0], "numpy")
     made._storage = Storage((parts[0],))
@@ -253,7 +255,7 @@ def test_arrays_with_the_same_leases_keep_them_when_they_are_joined() -> None:
     x = st.device_put(VALUE, st.NamedSharding(st.make_mesh((2,), ("x",)), st.P("x")))
     whole, leases = VALUE.copy(), []
     storage = Storage((whole[:4], whole[4:]), (leases, leases))
-    ownership.set_joined(x, storage, (whole,), [0])
+    ownership.set_joined(x, storage, storage.buffers, (whole,), [0])
     assert not ownership.is_shared(storage)
     leases.append(lambda: x)
     assert ownership.is_shared(storage)
@@ -337,6 +339,28 @@ def test_results_that_share_new_memory_know_of_one_another() -> None:
     assert_same(made[1], VALUE)
     made[1] += 1
     assert_same(made[0], VALUE + 1)
+
+
+@everywhere
+def test_a_result_in_the_memory_of_an_operand_is_not_exclusive(backend: str) -> None:
+    """The operand may be an array of a library, or a tensor of which only partial sums are stored."""
+    x = put(VALUE, backend)
+    unreduced = st.matmul(x.T, x, out_sharding=st.NamedSharding(x.sharding.mesh, st.P(unreduced={"x"})))
+    whole = put(VALUE, backend, (1,))._storage.buffers[0]
+    for operand, array in ((whole, whole), (unreduced, unreduced._storage.parts[0])):
+        made, before = on_one_device(array, VALUE.dtype, st.devices(backend)[0]), seen([array])
+        ownership.track([(operand,)], made)
+        made += 1
+        np.testing.assert_array_equal(seen([array]), before)
+
+
+def test_nothing_is_known_of_what_a_map_has_not_adopted_as_exclusive() -> None:
+    x = put(VALUE, "numpy", (1,))
+    made, new = [tensor(x._aval, Storage((VALUE.copy(),))) for _ in range(2)]
+    ownership.track([()], made, new=False)
+    ownership.track([()], new)
+    assert made._storage.leases == (None,)
+    assert new._storage.leases == ([],)
 
 
 def test_two_handles_never_have_one_storage() -> None:
@@ -481,11 +505,47 @@ def test_writes_are_counted(backend: str) -> None:
 
 
 def test_arrays_that_a_write_joins_are_copied_once() -> None:
+    for write in (lambda x: x.__iadd__(1), lambda x: x.__setitem__(0, 7), lambda x: x.__setitem__([0, 5], 7)):
+        x = put(VALUE, "numpy")
+        parts = st.pmap(lambda p: p + 1, st.shard(x, devices=x.sharding.mesh))
+        x = st.unshard(parts)
+        with st.transfers() as log:
+            write(x)
+        assert sum(record.copied for record in log) <= x.nbytes
+        assert_same(st.unshard(parts), VALUE + 1)
+
+
+def test_arrays_that_two_readers_join_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x = put(VALUE, "numpy")
     x = st.unshard(st.pmap(lambda p: p + 1, st.shard(x, devices=x.sharding.mesh)))
-    with st.transfers() as log:
-        x += 1
-    assert sum(record.copied for record in log) <= x.nbytes
+    join = transfer.set_joined
+
+    def late(*arguments: Any) -> bool:
+        monkeypatch.undo()
+        assert_same(x * 2, (VALUE + 1) * 2)
+        return join(*arguments)
+
+    monkeypatch.setattr(transfer, "set_joined", late)
+    assert_same(x * 2, (VALUE + 1) * 2)
+    x += 1
+    assert_same(x, VALUE + 2)
+
+
+def test_arrays_that_a_reader_and_a_write_join_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = put(VALUE, "numpy")
+    x = st.unshard(st.pmap(lambda p: p + 1, st.shard(x, devices=x.sharding.mesh)))
+    readers = []
+
+    def late(base: Any, storage: Storage, pieces: Any, buffers: Any, copied: Any) -> bool:
+        readers.append(buffers[0].copy())
+        assert ownership.set_joined(base, storage, pieces, tuple(readers), copied)
+        return ownership.set_joined(base, storage, pieces, buffers, copied)
+
+    monkeypatch.setattr(writes, "set_joined", late)
+    monkeypatch.setattr(writes, "exclusive_arrays", lambda *_: ())  # The reader is in progress.
+    x += 1
+    np.testing.assert_array_equal(readers[0], VALUE + 1)
+    assert_same(x, VALUE + 2)
 
 
 def test_arrays_that_user_code_made_read_only_can_be_written() -> None:

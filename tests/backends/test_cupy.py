@@ -1088,6 +1088,20 @@ def test_shared_memory_is_copied_before_a_write(gpus: Machine) -> None:
             same(x, np.arange(8) + 2)
 
 
+def test_the_writes_of_a_consumer_that_has_released_the_memory_come_first(lazy: Machine) -> None:
+    """They are queued on the consumer's stream, which is the caller's."""
+    cupy = lazy.cupy
+    with cupy.cuda.Device(0), cupy.cuda.Stream(non_blocking=True):
+        x = st.device_put(numbers(), lazy.devices[0]) + 0
+        theirs = cupy.from_dlpack(x)
+        theirs *= 2
+        del theirs
+        y = x + 1
+        x -= 1
+    same(y, numbers() * 2 + 1)
+    same(x, numbers() * 2 - 1)
+
+
 def test_donated_memory_is_passed_to_the_function(gpus: Machine) -> None:
     x = st.device_put(numbers(), gpus.devices[3]) * 1
     place = address(x)

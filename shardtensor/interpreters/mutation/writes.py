@@ -397,11 +397,12 @@ class WriteTransaction:
     def _join(self, name: str) -> None:
         """Joins the arrays of devices that share a cell, in the storage."""
         storage, value, free = self.storage, self.value, self.free
-        if not are_joined(storage.buffers, value):
-            buffers, copied = joined(storage.buffers, value, name)
-            set_joined(self.base, storage, buffers, copied)
+        pieces = storage.buffers
+        if not are_joined(pieces, value):
+            buffers, copied = joined(pieces, value, name)
+            mine = set_joined(self.base, storage, pieces, buffers, copied)  # Otherwise a reader has joined them.
             self.free = [
-                nbytes > 0 or (bool(free) and all(free[k] for k in positions))
+                (mine and nbytes > 0) or (bool(free) and all(free[k] for k in positions))
                 for nbytes, positions in zip(copied, value.cells.positions, strict=True)
             ]
 
