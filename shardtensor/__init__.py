@@ -43,6 +43,7 @@ from shardtensor.backend.registry import (
     num_shards as num_shards,
     set_num_devices as set_num_devices,
 )
+from shardtensor.backend.small_floats import SMALL_FLOATS as _SMALL_FLOATS, small_float as _small_float
 from shardtensor.communication.transfer_log import (
     Transfer as Transfer,
     TransferLog as TransferLog,
@@ -494,6 +495,8 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             from shardtensor.sharding.visualize import visualize_sharding
 
             return visualize_sharding
+        if name in _SMALL_FLOATS:
+            return _small_float(name).type
         if name in _NUMPY_NAMES:
             return globals()[_NUMPY_NAMES[name]]
         if name in OPS.chapters:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend import SMALL_FLOATS, is_small_float, small_float
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 
 torch: Any = importlib.import_module("torch")  # Torch is optional, so that type checkers must not depend on it.
@@ -33,6 +34,19 @@ TORCH: dict[np.dtype[Any], Any] = {known: dtype for dtype, known in NUMPY.items(
 PLAIN = (bool, int, float, complex)
 
 
+@functools.cache
+def add_small_floats() -> None:
+    """Adds bfloat16 and those float8 kinds that PyTorch has to the tables.
+
+    Raises:
+        ArgumentTypeError: the library ml_dtypes, which defines them for NumPy, is not installed.
+    """
+    for name in SMALL_FLOATS:
+        if hasattr(torch, name):
+            dtype, known = getattr(torch, name), small_float(name)
+            NUMPY[dtype], TORCH[known] = known, dtype
+
+
 def to_torch(dtype: Any) -> Any:
     """Returns the torch dtype for anything that `numpy.dtype` accepts; a torch dtype is returned unchanged.
 
@@ -42,7 +56,10 @@ def to_torch(dtype: Any) -> Any:
     if isinstance(dtype, torch.dtype):
         return dtype
     try:
-        return TORCH[np.dtype(dtype)]
+        known = np.dtype(dtype)
+        if is_small_float(known):
+            add_small_floats()
+        return TORCH[known]
     except KeyError:
         raise ArgumentTypeError(f"PyTorch does not compute with dtype {np.dtype(dtype)}; pass another dtype=") from None
 
@@ -51,8 +68,10 @@ def dtype_of(x: Any) -> np.dtype[Any]:
     """Returns the NumPy dtype of a tensor.
 
     Raises:
-        ArgumentTypeError: the tensor's dtype has no NumPy counterpart (bfloat16, ...) or is not supported.
+        ArgumentTypeError: the tensor's dtype has no NumPy counterpart, or is not supported.
     """
+    if x.dtype not in NUMPY and str(x.dtype).removeprefix("torch.") in SMALL_FLOATS:
+        add_small_floats()
     try:
         return NUMPY[x.dtype]
     except KeyError:

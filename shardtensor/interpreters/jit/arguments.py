@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.registry import array_backend
+from shardtensor.backend.small_floats import is_element
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import as_operand, host_aval
@@ -147,11 +148,11 @@ def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> C
                 windows = windows or by_window
         elif kind in SCALARS:
             kinds.append(kind)
-        elif kind is np.ndarray and x.dtype.kind in "biufcmM":
+        elif kind is np.ndarray and is_element(x.dtype):
             kinds.append(host_aval(x.shape, x.dtype))
-        elif isinstance(x, np.generic) and x.dtype.kind in "biufcmM":
+        elif isinstance(x, np.generic) and is_element(x.dtype):
             kinds.append((host_aval((), x.dtype), np.generic))
-        elif isinstance(x, np.ndarray) and x.dtype.kind in "biufcmM":
+        elif isinstance(x, np.ndarray) and is_element(x.dtype):
             kinds.append((host_aval(x.shape, x.dtype), kind))
         elif array_backend(x) is not None:
             found[k] = as_operand(x, "jit")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.protocol import Backend
+from shardtensor.backend.small_floats import is_element
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import described, note
@@ -187,7 +188,7 @@ def _checked_value(
                 return value
         else:
             value = as_operand(value, "setitem")
-    if value.dtype.kind not in "biufcmM" or not np.can_cast(value.dtype, dtype, "unsafe"):
+    if not is_element(value.dtype) or not np.can_cast(value.dtype, dtype, "unsafe"):
         raise ArgumentTypeError(f"value is an array of {value.dtype}, of which elements of {dtype} cannot be made")
     if value.shape == shape or not value.ndim:
         return value
