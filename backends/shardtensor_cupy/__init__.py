@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import Backend, Device, HostArray, current_device, logical_device_count, references
+from shardtensor.backend import (
+    Backend,
+    Device,
+    HostArray,
+    current_device,
+    is_small_float,
+    logical_device_count,
+    references,
+)
 from shardtensor.errors import BackendError
 from shardtensor_cupy.copies import Copier
 from shardtensor_cupy.discovery import usable_cupy
@@ -165,8 +173,11 @@ class CuPyBackend(Backend):
         return host
 
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:
-        """Whether ``dtype`` is bool, integer, floating-point or complex, of up to double precision."""
-        return dtype.char in _DTYPES
+        """Whether ``dtype`` is bool, integer, floating-point or complex, of up to double precision, or bfloat16.
+
+        CuPy stores float8 kinds, but has no kernel that takes them, not even a cast.
+        """
+        return dtype.name == "bfloat16" if is_small_float(dtype) else dtype.char in _DTYPES
 
     def contiguous(self, array: Any) -> Any:
         """Returns the array itself if it is in row-major order, else a copy that is."""

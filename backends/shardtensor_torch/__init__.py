@@ -187,7 +187,7 @@ class TorchBackend(Backend):
                 at += 1
             forward.append(e)
         taken = array[tuple(forward)]
-        return self._torch.flip(taken, flipped) if flipped else taken
+        return self._dtypes.flip(taken, flipped) if flipped else taken
 
     def contiguous(self, array: Any) -> Any:
         """Returns the tensor in row-major order without pending conjugation or negation; a copy if necessary."""

@@ -93,7 +93,21 @@ def cast(x: Any, dtype: Any) -> Any:
         message = "casting complex values to real discards the imaginary part"
         warnings.warn(message, np.exceptions.ComplexWarning, stacklevel=2)
         return x.real.to(dtype, copy=True)  # Without copy=True the result could be a view.
+    if dtype is torch.float8_e4m3fn:  # It has no infinity, and PyTorch takes the largest number instead of NaN.
+        wide = x if x.dtype.is_floating_point and x.element_size() > 1 else x.to(torch.float32)
+        return torch.where(wide.abs() > _E4M3FN_ENDS, torch.nan, wide).to(dtype)
     return x.to(dtype)
+
+
+_E4M3FN_ENDS = 464
+"""Larger numbers are nearer to the next power of two than to 448, the largest number of float8_e4m3fn."""
+
+
+def flip(x: Any, axes: Sequence[int]) -> Any:
+    """Reverses the order of the elements along axes."""
+    if x.dtype.itemsize > 1 or not x.dtype.is_floating_point:
+        return torch.flip(x, axes)
+    return torch.flip(x.view(torch.uint8), axes).view(x.dtype)  # PyTorch moves no float8 kinds.
 
 
 def store(out: Any, x: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.small_floats import is_element
+from shardtensor.backend.small_floats import is_element, is_small_float
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import described, note
@@ -78,7 +78,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     if op.assigns:
         _, value, index = operands
         _assign_at(base, view_spec, value, known_index(index), out.dtype)
-    elif op.is_ufunc and out.dtype.kind not in op.fails_late:
+    elif op.is_ufunc and out.dtype.kind not in op.fails_late and not _is_in_float32((out, *operands)):
         operands = _checked_update(op, operands, out)
         if out.size:
             _write(base, view_spec, Elementwise(op.name, op.name, operands, out.dtype))
@@ -298,6 +298,11 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
             writing.storage = storage
             x._storage = storage
     return True
+
+
+def _is_in_float32(operands: Sequence[Any]) -> bool:
+    """Whether a ufunc of some operands is computed in float32 and then cast."""
+    return any(is_small_float(getattr(x, "dtype", None)) for x in operands)
 
 
 def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
