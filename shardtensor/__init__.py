@@ -488,6 +488,16 @@ if _typing.TYPE_CHECKING:
         map_overlap as map_overlap,
     )
     from shardtensor.sharding.visualize import visualize_sharding as visualize_sharding
+    from ml_dtypes import (
+        bfloat16 as bfloat16,
+        float8_e3m4 as float8_e3m4,
+        float8_e4m3 as float8_e4m3,
+        float8_e4m3b11fnuz as float8_e4m3b11fnuz,
+        float8_e4m3fn as float8_e4m3fn,
+        float8_e4m3fnuz as float8_e4m3fnuz,
+        float8_e5m2 as float8_e5m2,
+        float8_e5m2fnuz as float8_e5m2fnuz,
+    )
 else:  # Type checkers would take a `__getattr__` for a definition of every name.
 
     def __getattr__(name: str) -> _typing.Any:

@@ -51,6 +51,11 @@ def is_element(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufcmM" if dtype.num < _FIRST_OF_USERS else is_small_float(dtype)
 
 
+def text_of(dtype: np.dtype[Any]) -> str:
+    """Returns a text of which `numpy.dtype` makes the dtype, in a process that uses such dtypes, too."""
+    return dtype.name if is_small_float(dtype) else dtype.str
+
+
 def promoted(kinds: Iterable[Any], caller: str) -> np.dtype[Any] | None:
     """Returns the dtype to which operands are promoted, of which some have such a dtype, by JAX's rules; None if it is
     NumPy's for float32 in its place.
