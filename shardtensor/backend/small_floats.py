@@ -34,7 +34,8 @@ def small_float(name: str) -> np.dtype[Any]:
     2
     """
     try:
-        return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+        found: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+        return found
     except (ImportError, AttributeError) as error:
         raise ArgumentTypeError(
             f"dtype {name} is defined by the library ml_dtypes, which cannot be used ({error}): pip install ml_dtypes"
