@@ -14,10 +14,9 @@ import numpy as np
 from shardtensor.backend.small_floats import is_small_float, promoted
 from shardtensor.core import OPS, Op, Operands, Params
 from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
-from shardtensor.tensor.operands import as_operand, host_aval, sharded_dtype
+from shardtensor.tensor.operands import HostAval, as_operand, host_aval, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import Aval
 
 _WIDE = np.dtype(np.float32)
 
@@ -38,11 +37,10 @@ def small_float_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | No
     dtype, wide_params = _result(op, kinds, params)
     if wide_params is None:
         return None
-    casts = [_cast(k, _WIDE) if k is not None and _is_small(k) else None for k in kinds]
-    if op.prototype:  # It is not read.
-        casts = [None for _ in casts]
-    wide = [
-        k if cast is None else cast.result if isinstance(k, Aval) else host_aval(k.shape, _WIDE)  # type: ignore[union-attr]
+    # The prototype of an operator that creates arrays is not read.
+    casts = [_cast(k, _WIDE) if _is_small(k) and not op.prototype else None for k in kinds]
+    wide: list[Kind] = [
+        k if cast is None else host_aval(k.shape, _WIDE) if isinstance(k, HostAval) else cast.result
         for k, cast in zip(kinds, casts, strict=True)
     ]
     plan = make_plan(op, wide, wide_params)
@@ -99,13 +97,17 @@ def in_wide(apply: Callable[[Op, Operands, Params], Any], op: Op, operands: Oper
     """
     given = [as_operand(x, op.error_name) if hasattr(x, "dtype") else x for x in operands]
     dtype, wide_params = _result(op, [_kind(x) for x in given], params)
-    cast = OPS["astype"]
-    wide = tuple([apply(cast, (x,), (_WIDE, True, None)) if _is_small(x) else x for x in given])
+
+    def to(x: Any, wanted: np.dtype[Any]) -> Any:
+        return apply(OPS["astype"], (x,), (wanted, True, None))
+
+    wide = tuple(
+        [x if not _is_small(x) else x.astype(_WIDE) if isinstance(x, np.ndarray) else to(x, _WIDE) for x in given]
+    )
     made = apply(op, wide, params if wide_params is None else wide_params)
 
     def back(x: Any) -> Any:
-        floats = type(x) is ShardedTensor and x.dtype.kind == "f" and dtype is not None
-        return apply(cast, (x,), (dtype, True, None)) if floats else x
+        return to(x, dtype) if dtype is not None and type(x) is ShardedTensor and x.dtype.kind == "f" else x
 
     return map_leaves(back, made)
 
