@@ -43,6 +43,7 @@ from shardtensor.backend.registry import (
     num_shards as num_shards,
     set_num_devices as set_num_devices,
 )
+from shardtensor.backend.small_floats import SMALL_FLOATS as _SMALL_FLOATS, small_float as _small_float
 from shardtensor.communication.transfer_log import (
     Transfer as Transfer,
     TransferLog as TransferLog,
@@ -487,6 +488,16 @@ if _typing.TYPE_CHECKING:
         map_overlap as map_overlap,
     )
     from shardtensor.sharding.visualize import visualize_sharding as visualize_sharding
+    from ml_dtypes import (
+        bfloat16 as bfloat16,
+        float8_e3m4 as float8_e3m4,
+        float8_e4m3 as float8_e4m3,
+        float8_e4m3b11fnuz as float8_e4m3b11fnuz,
+        float8_e4m3fn as float8_e4m3fn,
+        float8_e4m3fnuz as float8_e4m3fnuz,
+        float8_e5m2 as float8_e5m2,
+        float8_e5m2fnuz as float8_e5m2fnuz,
+    )
 else:  # Type checkers would take a `__getattr__` for a definition of every name.
 
     def __getattr__(name: str) -> _typing.Any:
@@ -494,6 +505,8 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             from shardtensor.sharding.visualize import visualize_sharding
 
             return visualize_sharding
+        if name in _SMALL_FLOATS:
+            return _small_float(name).type
         if name in _NUMPY_NAMES:
             return globals()[_NUMPY_NAMES[name]]
         if name in OPS.chapters:

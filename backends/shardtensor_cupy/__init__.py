@@ -15,6 +15,7 @@ from shardtensor.backend import (
     Device,
     HostArray,
     current_device,
+    is_small_float,
     logical_device_count,
     own_hardware,
     references,
@@ -198,8 +199,11 @@ class CuPyBackend(Backend):
         return host
 
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:
-        """Whether ``dtype`` is bool, integer, floating-point or complex, of up to double precision."""
-        return dtype.char in _DTYPES
+        """Whether ``dtype`` is bool, integer, floating-point or complex, of up to double precision, or bfloat16.
+
+        CuPy stores float8 kinds, but has no kernel that takes them, not even a cast.
+        """
+        return dtype.name == "bfloat16" if is_small_float(dtype) else dtype.char in _DTYPES
 
     def fill_where(self, out: Any, mask: Any, value: Any) -> None:
         """Writes a scalar by one kernel. CuPy's assignment to a mask waits for the number of elements."""

@@ -16,6 +16,7 @@ from shardtensor.backend import (
     Device,
     HostArray,
     current_device,
+    is_small_float,
     logical_device_count,
     read_only,
     references,
@@ -153,6 +154,8 @@ class TorchBackend(Backend):
 
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:
         """Whether the backend supports ``dtype``, a NumPy dtype."""
+        if is_small_float(dtype):
+            self._dtypes.add_small_floats()
         return dtype in self._dtypes.TORCH
 
     def view(self, array: Any, index: Any) -> Any:
@@ -184,7 +187,7 @@ class TorchBackend(Backend):
                 at += 1
             forward.append(e)
         taken = array[tuple(forward)]
-        return self._torch.flip(taken, flipped) if flipped else taken
+        return self._dtypes.flip(taken, flipped) if flipped else taken
 
     def contiguous(self, array: Any) -> Any:
         """Returns the tensor in row-major order without pending conjugation or negation; a copy if necessary."""
@@ -240,7 +243,11 @@ class TorchBackend(Backend):
         """Returns a read-only host array: a view of the same memory on the host, a copy from a GPU."""
         # DLPack is used because after `numpy()` PyTorch considers the memory shared with NumPy even when no NumPy array
         # is left.
-        return read_only(np.from_dlpack(self._dtypes.resolved(array.detach()).cpu()))
+        held = self._dtypes.resolved(array.detach()).cpu()
+        known = self._dtypes.dtype_of(held)
+        if is_small_float(known):  # NumPy's DLPack has no such dtypes.
+            return read_only(np.from_dlpack(held.view(self._dtypes.to_torch(f"i{known.itemsize}"))).view(known))
+        return read_only(np.from_dlpack(held))
 
     def export(self, array: Any) -> Any:
         """Returns a detached tensor that shares the memory, which stays allocated while the caller's stream uses it.

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend import SMALL_FLOATS, is_small_float, small_float
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 
 torch: Any = importlib.import_module("torch")  # Torch is optional, so that type checkers must not depend on it.
@@ -33,6 +34,19 @@ TORCH: dict[np.dtype[Any], Any] = {known: dtype for dtype, known in NUMPY.items(
 PLAIN = (bool, int, float, complex)
 
 
+@functools.cache
+def add_small_floats() -> None:
+    """Adds bfloat16 and those float8 kinds that PyTorch has to the tables.
+
+    Raises:
+        ArgumentTypeError: the library ml_dtypes, which defines them for NumPy, is not installed.
+    """
+    for name in SMALL_FLOATS:
+        if hasattr(torch, name):
+            dtype, known = getattr(torch, name), small_float(name)
+            NUMPY[dtype], TORCH[known] = known, dtype
+
+
 def to_torch(dtype: Any) -> Any:
     """Returns the torch dtype for anything that `numpy.dtype` accepts; a torch dtype is returned unchanged.
 
@@ -42,7 +56,10 @@ def to_torch(dtype: Any) -> Any:
     if isinstance(dtype, torch.dtype):
         return dtype
     try:
-        return TORCH[np.dtype(dtype)]
+        known = np.dtype(dtype)
+        if is_small_float(known):
+            add_small_floats()
+        return TORCH[known]
     except KeyError:
         raise ArgumentTypeError(f"PyTorch does not compute with dtype {np.dtype(dtype)}; pass another dtype=") from None
 
@@ -51,8 +68,10 @@ def dtype_of(x: Any) -> np.dtype[Any]:
     """Returns the NumPy dtype of a tensor.
 
     Raises:
-        ArgumentTypeError: the tensor's dtype has no NumPy counterpart (bfloat16, ...) or is not supported.
+        ArgumentTypeError: the tensor's dtype has no NumPy counterpart, or is not supported.
     """
+    if x.dtype not in NUMPY and str(x.dtype).removeprefix("torch.") in SMALL_FLOATS:
+        add_small_floats()
     try:
         return NUMPY[x.dtype]
     except KeyError:
@@ -74,7 +93,21 @@ def cast(x: Any, dtype: Any) -> Any:
         message = "casting complex values to real discards the imaginary part"
         warnings.warn(message, np.exceptions.ComplexWarning, stacklevel=2)
         return x.real.to(dtype, copy=True)  # Without copy=True the result could be a view.
+    if dtype is torch.float8_e4m3fn:  # It has no infinity, and PyTorch takes the largest number instead of NaN.
+        wide = x if x.dtype.is_floating_point and x.element_size() > 1 else x.to(torch.float32)
+        return torch.where(wide.abs() > _E4M3FN_ENDS, torch.nan, wide).to(dtype)
     return x.to(dtype)
+
+
+_E4M3FN_ENDS = 464
+"""Larger numbers are nearer to the next power of two than to 448, the largest number of float8_e4m3fn."""
+
+
+def flip(x: Any, axes: Sequence[int]) -> Any:
+    """Reverses the order of the elements along axes."""
+    if x.dtype.itemsize > 1 or not x.dtype.is_floating_point:
+        return torch.flip(x, axes)
+    return torch.flip(x.view(torch.uint8), axes).view(x.dtype)  # PyTorch moves no float8 kinds.
 
 
 def store(out: Any, x: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend import is_small_float
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor_torch.elementwise import (
     COMPOSED,
@@ -74,7 +75,11 @@ class Namespace(Ordering):
     def asarray(self, x: Any, /, *, dtype: Any = None, copy: bool | None = None) -> Any:
         """Converts a tensor, a host array, a number or nested lists of numbers to a tensor."""
         if not isinstance(x, torch.Tensor):
-            made = torch.tensor(host(x), device=self._device)
+            known = getattr(x, "dtype", None)
+            if is_small_float(known):  # PyTorch does not take such arrays of NumPy, but their bits.
+                made = torch.tensor(host(x.view(f"i{known.itemsize}")), device=self._device).view(to_torch(known))
+            else:
+                made = torch.tensor(host(x), device=self._device)
             return made if dtype is None else cast(made, to_torch(dtype))
         made = resolved(x)
         if dtype is not None:

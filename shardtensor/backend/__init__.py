@@ -9,6 +9,7 @@ from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import is_exclusive, lend, memory_of, read_only, references
 from shardtensor.backend.protocol import Backend, logical_device_count, own_hardware
 from shardtensor.backend.registry import current_device_of_plugin as current_device
+from shardtensor.backend.small_floats import SMALL_FLOATS, is_small_float, small_float
 from shardtensor.host.blockwise import copied
 from shardtensor.host.limits import memory as host_memory
 from shardtensor.host.memory_pool import owner_of
@@ -17,6 +18,7 @@ __all__ = [
     "HOST",
     "HOST_MEMORY",
     "MEMORY_KINDS",
+    "SMALL_FLOATS",
     "Backend",
     "Device",
     "HostArray",
@@ -25,6 +27,7 @@ __all__ = [
     "function_of",
     "host_memory",
     "is_exclusive",
+    "is_small_float",
     "lend",
     "logical_device_count",
     "memory_of",
@@ -32,4 +35,5 @@ __all__ = [
     "owner_of",
     "read_only",
     "references",
+    "small_float",
 ]

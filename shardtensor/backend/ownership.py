@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HostArray
+from shardtensor.backend.small_floats import is_small_float
 from shardtensor.host import memory_pool
 from shardtensor.host.fork import in_children
 
@@ -28,10 +29,10 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     """
     # Indexing may have turned a single element into a NumPy scalar.
     given: Any = array if type(array) is np.ndarray else np.asarray(array)
-    if given.dtype.kind not in "mM":
+    if given.dtype.kind not in "mM" and not is_small_float(given.dtype):
         owner = given.view()
         return np.asarray(memoryview(owner).toreadonly()), weakref.ref(owner)
-    owner = given.view(np.int64)  # The buffer protocol has no datetime dtypes.
+    owner = given.view(f"i{given.itemsize}")  # The buffer protocol has no such dtypes.
     return np.asarray(memoryview(owner).toreadonly()).view(given.dtype), weakref.ref(owner)
 
 

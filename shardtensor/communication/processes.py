@@ -14,6 +14,7 @@ import numpy as np
 from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.registry import array_backend, backend_of, is_remote, process_index
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.backend.small_floats import text_of
 from shardtensor.communication.rounds import MOST, Message, Parcel, Part, as_bytes, boxes, rounds
 from shardtensor.errors import DistributedError
 from shardtensor.host import memory_pool
@@ -109,7 +110,7 @@ def completed(results: Sequence[Any], devices: Sequence[Device], caller: str) ->
 def _layout(x: Any) -> Any:
     if x is None:
         return None
-    return {"parts": [_layout(part) for part in x]} if isinstance(x, tuple) else [_dtype(x).str, list(x.shape)]
+    return {"parts": [_layout(part) for part in x]} if isinstance(x, tuple) else [text_of(_dtype(x)), list(x.shape)]
 
 
 def _remote_of(layout: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.registry import array_backend
+from shardtensor.backend.small_floats import SMALL_FLOATS, is_small_float, promoted
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.host import blockwise
@@ -15,7 +17,7 @@ from shardtensor.sharding.layout import Where
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.view_spec import ViewSpec, part_of
 from shardtensor.tensor.operands import sharded_dtype
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 
 @operator("... -> ...", keeps_arrays=True)
@@ -102,9 +104,19 @@ def result_type(*arrays_and_dtypes: ArrayLike | npt.DTypeLike) -> np.dtype[Any]:
     """
     known = [_dtype_of(a) for a in arrays_and_dtypes]
     try:
-        return np.result_type(*known)
+        return _result_type([x.dtype if isinstance(x, (np.ndarray, np.generic)) else x for x in known])
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(f"result_type: {error}") from None
+
+
+def _result_type(known: list[Any]) -> np.dtype[Any]:
+    named = [sharded_dtype(x) if type(x) is str or isinstance(x, type) else x for x in known]
+    if any(map(is_small_float, named)):
+        given = [type(x) if type(x) in SCALARS else x for x in named]
+        if (found := promoted(given, "result_type")) is not None:
+            return found
+        named = [np.dtype(np.float32) if is_small_float(x) else x for x in named]
+    return np.result_type(*named)
 
 
 _Kind = str | npt.DTypeLike
@@ -127,9 +139,19 @@ def isdtype(dtype: npt.DTypeLike, kind: _Kind | tuple[_Kind, ...]) -> bool:
     """
     known = sharded_dtype(dtype)
     try:
+        if is_small_float(known):
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            return any(_is_of_kind(known, k) for k in kinds)
         return bool(np.isdtype(known, kind))
     except (TypeError, ValueError) as error:
         raise (ArgumentTypeError if isinstance(error, TypeError) else ArgumentError)(f"isdtype: {error}") from None
+
+
+def _is_of_kind(small: np.dtype[Any], kind: _Kind) -> bool:
+    """Tests whether a floating-point dtype that NumPy lacks is of a kind."""
+    if isinstance(kind, str) and kind not in SMALL_FLOATS:
+        return bool(np.isdtype(np.dtype(np.float32), kind))
+    return sharded_dtype(kind) == small
 
 
 def can_cast(from_: npt.DTypeLike | ArrayLike, to: npt.DTypeLike, /, casting: str = "safe") -> bool:
@@ -215,7 +237,8 @@ def finfo(type: npt.DTypeLike | ArrayLike, /) -> FloatInfo:
     >>> st.finfo(st.float32).bits, st.finfo("complex128").eps
     (32, 2.220446049250313e-16)
     """
-    return FloatInfo(np.finfo(_limited("finfo", type, "fc", "a real or complex floating-point dtype")))
+    known = _limited("finfo", type, "fc", "a real or complex floating-point dtype")
+    return FloatInfo(importlib.import_module("ml_dtypes").finfo(known) if is_small_float(known) else np.finfo(known))
 
 
 def iinfo(type: npt.DTypeLike | ArrayLike, /) -> IntInfo:
@@ -243,6 +266,6 @@ def _limited(caller: str, given: Any, kinds: str, wanted: str) -> np.dtype[Any]:
         known = sharded_dtype(found.dtype if isinstance(found, (np.ndarray, np.generic)) else found)
     except ArgumentTypeError as error:
         raise ArgumentTypeError(f"{caller}: {error}") from None
-    if known.kind not in kinds:
+    if ("f" if is_small_float(known) else known.kind) not in kinds:
         raise ArgumentTypeError(f"{caller}: {known} has no such limits; wanted {wanted}")
     return known

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.small_floats import is_small_float
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.data_types import astype
+from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.elementwise import multiply
 from shardtensor.functions.manipulation import expand_dims, permute_dims, squeeze
 from shardtensor.functions.partial_sums import placed
@@ -135,9 +136,9 @@ def _program(
     terms, result = _parsed(text, tuple(map(len, shapes)))
     sizes = _sizes(terms, shapes)
     for _, kind in kinds:
-        if kind.kind not in "biufc":
+        if kind.kind not in "biufc" and not is_small_float(kind):
             raise ArgumentTypeError(f"einsum: an operand has dtype {kind}; wanted numbers")
-    common = np.result_type(*[kind for _, kind in kinds]) if dtype is None else dtype
+    common = result_type(*[kind for _, kind in kinds]) if dtype is None else dtype
     program, pairs = _Program(len(kinds)), []
     for i, (term, (shape, kind)) in enumerate(zip(terms, kinds, strict=True)):
         at = i if kind == common else program.add(astype, (i,), common)

@@ -18,6 +18,7 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 
 from shardtensor.backend.device import HostArray
+from shardtensor.backend.small_floats import is_small_float
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.sharding.layout import Shape, Where
@@ -101,10 +102,13 @@ def _storable(x: Any, caller: str) -> Any:
     """Returns an array as a tensor or a host array.
 
     Raises:
-        ArgumentTypeError: it holds Python objects, text or records.
+        ArgumentTypeError: it holds Python objects, text or records, or a dtype that NumPy lacks.
     """
     found = from_lists(x, caller) if isinstance(x, (list, tuple)) else as_operand(x, caller)
     found = found if isinstance(found, ShardedTensor) else np.asarray(found)
+    if is_small_float(dtype_of(found)):
+        bits = f"int{8 * dtype_of(found).itemsize}"
+        raise ArgumentTypeError(f"{caller}: NumPy's files have no {dtype_of(found)}; write x.view({bits!r}), its bits")
     try:
         sharded_dtype(dtype_of(found))
     except ArgumentTypeError as error:

@@ -17,6 +17,7 @@ from shardtensor.backend.device import HOST_MEMORY, Device, HostArray
 from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import Backend, current_device
 from shardtensor.backend.registry import backend_of
+from shardtensor.backend.small_floats import is_small_float
 from shardtensor.communication.messages import copied
 from shardtensor.communication.offload import OffloadedStorage
 from shardtensor.communication.transfer_log import record_copy
@@ -400,6 +401,12 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
         # The consumer may write to this memory, and the result of ``np.asarray`` is read-only.
         return _host_capsule(np.array(x), max_version, marked=False)[0]
     host = here == HOST_MEMORY
+    if host and is_small_float(x.dtype):
+        bits = f"int{8 * x.itemsize}"
+        raise InterchangeError(
+            f"__dlpack__: NumPy, whose capsules are used on the host, has no {x.dtype}; export x.view({bits!r}), and "
+            "view it as that dtype in the other library"
+        )
     if host and stream not in (None, -1):
         raise ArgumentError(f"__dlpack__: stream is {stream!r:.60}, and {device} is in host memory; wanted None")
 

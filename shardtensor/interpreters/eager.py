@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from sys import modules
 from typing import Any
 
 from numpy.linalg import LinAlgError
@@ -10,6 +11,7 @@ from numpy.linalg import LinAlgError
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, set_default_interpreter
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.execution.plan_cache import planned
+from shardtensor.interpreters.execution.small_floats import has_small_floats, in_wide
 from shardtensor.interpreters.infer import INFER, array_operands, raise_named
 from shardtensor.interpreters.mutation.views import ScalarElement, compute_on_owners, make_view
 from shardtensor.interpreters.mutation.writes import write
@@ -48,6 +50,8 @@ class EagerInterpreter(Interpreter):
                 element = compute_on_owners(op, operands)
                 if element is not None:
                     return element
+            if (op.composite or op.algorithm) and "ml_dtypes" in modules and has_small_floats(op, operands, params):
+                return in_wide(self.apply, op, operands, params)
             if op.composite:
                 if op.small and (small := small_result(op, operands, params)) is not NotImplemented:
                     return small

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from sys import modules
 from typing import Any, NoReturn, overload
 
 import numpy as np
@@ -12,11 +13,12 @@ from shardtensor.backend.device import Device
 from shardtensor.communication.abstract_communicator import on_device
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import is_recording, recorded_by
-from shardtensor.core import Interpreter, Op, Operands, Params, interpreting, raise_in_the_name_of
+from shardtensor.core import Interpreter, Op, Operands, Params, bind, interpreting, raise_in_the_name_of
 from shardtensor.errors import ArgumentTypeError, LinearAlgebraError, RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
+from shardtensor.interpreters.execution.small_floats import has_small_floats, in_wide
 from shardtensor.interpreters.mutation.views import (
     ScalarElement,
     View,
@@ -233,6 +235,8 @@ def derived(op: Op, operands: Operands, params: Params) -> Any:
             if found is not None:
                 base, view_spec, value, is_element = found
                 return NotImplemented if is_element or operands[0]._is_scalar else tensor(value, View(base, view_spec))
+        if (op.composite or op.algorithm) and "ml_dtypes" in modules and has_small_floats(op, operands, params):
+            return in_wide(bind, op, operands, params)
         if op.composite:
             return op.composite(*(operands if not op.variadic else (operands,)), *params)
         return NotImplemented

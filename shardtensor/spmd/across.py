@@ -15,6 +15,7 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of, is_remote, is_spanning, processes_of
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.backend.small_floats import text_of
 from shardtensor.communication.processes import connected, gather_texts
 from shardtensor.errors import BackendError, CollectiveError, ShapeError
 from shardtensor.sharding.layout import as_sharding
@@ -155,7 +156,7 @@ def _kind(leaf: Any, device: Device) -> Any:
         return leaf
     if type(leaf) is complex or isinstance(leaf, ShardedTensor):
         raise BackendError("collectives across processes take arrays on single devices, and real scalars")
-    return backend_of(device).dtype_of(leaf).str, list(leaf.shape)
+    return text_of(backend_of(device).dtype_of(leaf)), list(leaf.shape)
 
 
 def _remote(kind: Any) -> Any:
@@ -190,7 +191,7 @@ def results_across(results: Sequence[Any], across: Sequence[Device], caller: str
 
 def _result_kind(leaf: Any, caller: str) -> Any:
     if isinstance(leaf, ShardedTensor) and leaf.sharding.mesh.size == 1:
-        return leaf.dtype.str, list(leaf.shape)
+        return text_of(leaf.dtype), list(leaf.shape)
     if leaf is None or (type(leaf) in SCALARS and type(leaf) is not complex):
         return leaf
     raise BackendError(

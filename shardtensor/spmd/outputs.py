@@ -14,6 +14,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import array_backend, backend_of, is_remote
+from shardtensor.backend.small_floats import is_element
 from shardtensor.communication.messages import bring
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.core import implements, operator
@@ -80,7 +81,7 @@ def check_array(leaf: Any, what: str) -> None:
     """
     if leaf is None or isinstance(leaf, (ShardedTensor, bool, int, float, complex)) or array_backend(leaf) is not None:
         return
-    if not isinstance(leaf, (np.ndarray, np.generic)) or leaf.dtype.kind not in "biufcmM":
+    if not isinstance(leaf, (np.ndarray, np.generic)) or not is_element(leaf.dtype):
         kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
         raise ArgumentTypeError(
             f"{what} is {kind}; wanted an array of numbers, or a pytree of them{hint_to_register(leaf)}"

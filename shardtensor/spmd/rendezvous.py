@@ -12,6 +12,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of, in_job
+from shardtensor.backend.small_floats import is_element
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements
 from shardtensor.communication.communicator import Communicator
 from shardtensor.communication.communicators import communicator
@@ -159,7 +160,7 @@ def _contribution(leaf: Any, program: Program, caller: str, scalars: bool) -> An
             f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them{hint_to_register(leaf)}"
         )
     array = leaf if is_tensor else np.asarray(leaf) if on_host else backend.asarray(leaf)
-    if (array.dtype if on_host else backend.dtype_of(array)).kind not in "biufcmM":
+    if not is_element(array.dtype if on_host else backend.dtype_of(array)):
         raise ArgumentTypeError(f"{caller}: x is an array of {array.dtype}; wanted numbers")
     if program.communicator is AbstractCommunicator:
         return array_without_elements(array, device, caller)

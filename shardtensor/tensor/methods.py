@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor.backend.small_floats import is_element
 from shardtensor.core import OPS, bind_into, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.tensor.conversions import is_column_major
@@ -229,7 +230,7 @@ class Methods(Operators):
         if dtype is None:
             return self[...]
         wanted: np.dtype[Any] = np.dtype(dtype)
-        if wanted.itemsize != self.itemsize or wanted.kind not in "biufcmM":
+        if wanted.itemsize != self.itemsize or not is_element(wanted):
             raise ArgumentTypeError(
                 f"view: {wanted} for elements of {self.dtype}; wanted a number, bool or time of {self.itemsize} bytes "
                 "(np.asarray(x).view(dtype) views a host array; st.stack([x.real, x.imag], -1) splits complex numbers)"

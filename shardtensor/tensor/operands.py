@@ -12,6 +12,7 @@ from shardtensor.backend.device import HOST_MEMORY, Device
 from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend, backend_of
+from shardtensor.backend.small_floats import SMALL_FLOATS, is_element, small_float
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.copy_plan import host_grid
@@ -65,11 +66,13 @@ def sharded_dtype(dtype: Any) -> np.dtype[Any]:
     Raises:
         ArgumentTypeError: it is not a dtype, or it is one of Python objects, text or records.
     """
+    if type(dtype) is str and dtype in SMALL_FLOATS:
+        return small_float(dtype)
     try:
         known: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         raise ArgumentTypeError(f"dtype is {dtype!r}; wanted a NumPy dtype, such as 'float32'") from None
-    if known.kind not in "biufcmM":
+    if not is_element(known):
         raise ArgumentTypeError(f"dtype {known} cannot be sharded; wanted bool, numbers or times")
     return known
 
@@ -151,7 +154,7 @@ def located(x: Any) -> Any:
 
 def is_data(x: Any) -> bool:
     """Whether a leaf is an array that tensors can hold; arrays of text and of objects are leaves like any other."""
-    return (isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind in "biufcmM") or array_backend(x) is not None
+    return (isinstance(x, (np.ndarray, np.generic)) and is_element(x.dtype)) or array_backend(x) is not None
 
 
 def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:

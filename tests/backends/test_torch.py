@@ -379,8 +379,8 @@ def test_functions_of_dtypes(xp: Any) -> None:
         assert not load("torch").has_dtype(np.dtype(name))
     assert xp.finfo(torch.float16).eps == np.finfo(np.float16).eps
     assert xp.iinfo(torch.int8).max == 127
-    with pytest.raises(TypeError, match="bfloat16"):
-        load("torch").dtype_of(torch.zeros(1, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match="uint16"):
+        load("torch").dtype_of(torch.zeros(1, dtype=torch.uint16))
 
 
 # -- the backend -----------------------------------------------------------------------------------
@@ -577,8 +577,8 @@ def test_tensors_of_the_users_as_operands() -> None:
     np.testing.assert_array_equal(np.asarray(made), np.zeros(8))
     x[2:4] = torch.tensor([5.0, 6.0])
     assert np.asarray(x)[2:4].tolist() == [5, 6]
-    with pytest.raises(TypeError, match="bfloat16"):
-        st.add(x, torch.ones(8, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match="uint16"):
+        st.add(x, torch.zeros(8, dtype=torch.uint16))
     with pytest.raises(TypeError):
         st.add(x, torch.ones(8, device="meta"))
 

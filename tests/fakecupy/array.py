@@ -467,7 +467,7 @@ _COMPLEX_WARNING = np.exceptions.ComplexWarning
 def supported(dtype: Any) -> np.dtype[Any]:
     """The dtype, if CuPy has it."""
     made = np.dtype(dtype)
-    if made.kind not in "biufc" or made.char in "gG":
+    if made.name != "bfloat16" and (made.kind not in "biufc" or made.char in "gG" or made.num >= 256):
         raise ValueError(f"Unsupported dtype {made}")
     return made.newbyteorder("=")
 

@@ -6,6 +6,7 @@ See `shardtensor.interpreters.execution.planning` for the plans.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,7 +87,15 @@ def _cached_plan(op: Op, mesh: Mesh | None, *params_and_kinds: Any) -> Plan:
     if any(isinstance(k, Aval) and k.unreduced for k in kinds):
         from shardtensor.interpreters.execution.linear import linear_plan  # Few programs have unreduced tensors.
 
-        return linear_plan(op, kinds, params) or make_plan(op, [_of_sum(k) for k in kinds], params)
+        return linear_plan(op, kinds, params) or _plan(op, [_of_sum(k) for k in kinds], params)
+    return _plan(op, kinds, params)
+
+
+def _plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
+    if "ml_dtypes" in sys.modules:
+        from shardtensor.interpreters.execution.small_floats import small_float_plan  # Few programs import it.
+
+        return small_float_plan(op, kinds, params) or make_plan(op, kinds, params)
     return make_plan(op, kinds, params)
 
 

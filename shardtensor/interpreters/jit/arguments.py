@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.registry import array_backend
+from shardtensor.backend.small_floats import is_element
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions.random_keys import Key, bits_of
 from shardtensor.sharding.view_spec import ViewSpec
@@ -149,11 +150,11 @@ def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> C
                 windows = windows or by_window
         elif kind in SCALARS:
             kinds.append(kind)
-        elif kind is np.ndarray and x.dtype.kind in "biufcmM":
+        elif kind is np.ndarray and is_element(x.dtype):
             kinds.append(host_aval(x.shape, x.dtype))
-        elif isinstance(x, np.generic) and x.dtype.kind in "biufcmM":
+        elif isinstance(x, np.generic) and is_element(x.dtype):
             kinds.append((host_aval((), x.dtype), np.generic))
-        elif isinstance(x, np.ndarray) and x.dtype.kind in "biufcmM":
+        elif isinstance(x, np.ndarray) and is_element(x.dtype):
             kinds.append((host_aval(x.shape, x.dtype), kind))
         elif kind is Key:
             found[k] = bits_of(x, "jit")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST_MEMORY
+from shardtensor.backend.small_floats import is_small_float
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.execution.planning import Plan
@@ -242,6 +243,7 @@ def _is_on_host(value: Aval) -> bool:
         and not value.unreduced
         and not value.backend.simulated
         and value.dtype.kind in "biufc"
+        and not is_small_float(value.dtype)
         and value.dtype.isnative
         and value.dtype.itemsize <= 16
         and value.dtype != np.dtype(np.longdouble)
@@ -274,7 +276,7 @@ def function_of(equation: Equation) -> str | None:
             kinds.append(type(kind))
         else:
             return None
-    if any(isinstance(k, np.dtype) and k.kind not in "biufc" for k in kinds):
+    if any(isinstance(k, np.dtype) and (k.kind not in "biufc" or is_small_float(k)) for k in kinds):
         return None
     # A Python integer that does not fit the dtype of the others is an error of eager mode.
     if int in kinds and not any(k.kind in "fc" or k == np.int64 for k in kinds if isinstance(k, np.dtype)):

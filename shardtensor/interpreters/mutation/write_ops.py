@@ -15,6 +15,7 @@ import numpy as np
 from shardtensor.backend.device import HostArray
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import backend_of
+from shardtensor.backend.small_floats import is_small_float
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest, last_of_each, on_device
 from shardtensor.communication.messages import as_dtype, copied
 from shardtensor.communication.processes import described
@@ -260,7 +261,7 @@ def _reaching(xp: Any, arrays: list[Any], shape: Shape) -> list[Any]:
 
 def _plain(x: Any) -> Any:
     """Converts a NumPy scalar to a Python scalar, which every library accepts; datetimes and timedeltas are kept."""
-    return x.item() if isinstance(x, np.generic) and x.dtype.kind in "biufc" else x
+    return x.item() if isinstance(x, np.generic) and (x.dtype.kind in "biufc" or is_small_float(x.dtype)) else x
 
 
 class Masked(WriteOp):

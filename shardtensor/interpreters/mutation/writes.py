@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.protocol import Backend
+from shardtensor.backend.small_floats import is_element, is_small_float
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import described, note
@@ -77,7 +78,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     if op.assigns:
         _, value, index = operands
         _assign_at(base, view_spec, value, known_index(index), out.dtype)
-    elif op.is_ufunc and out.dtype.kind not in op.fails_late:
+    elif op.is_ufunc and out.dtype.kind not in op.fails_late and not _is_in_float32((out, *operands)):
         operands = _checked_update(op, operands, out)
         if out.size:
             _write(base, view_spec, Elementwise(op.name, op.name, operands, out.dtype))
@@ -187,7 +188,7 @@ def _checked_value(
                 return value
         else:
             value = as_operand(value, "setitem")
-    if value.dtype.kind not in "biufcmM" or not np.can_cast(value.dtype, dtype, "unsafe"):
+    if not is_element(value.dtype) or not np.can_cast(value.dtype, dtype, "unsafe"):
         raise ArgumentTypeError(f"value is an array of {value.dtype}, of which elements of {dtype} cannot be made")
     if value.shape == shape or not value.ndim:
         return value
@@ -315,6 +316,11 @@ def _buffer_of(value: Any, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any
         buffers = value._storage.buffers
         value = buffers[0] if len(buffers) == 1 else None
     return value if type(value) is np.ndarray and value.shape == shape and value.dtype == dtype else None
+
+
+def _is_in_float32(operands: Sequence[Any]) -> bool:
+    """Whether a ufunc of some operands is computed in float32 and then cast."""
+    return any(is_small_float(getattr(x, "dtype", None)) for x in operands)
 
 
 def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
