@@ -133,8 +133,8 @@ def workers() -> Iterator[dict[str, Worker]]:
 class Effort:
     """How many rounds each kind of row gets."""
 
-    products: int = 30
-    passes: int = 7
+    products: int = 15
+    passes: int = 4
 
 
 QUICK = Effort(products=3, passes=2)
