@@ -358,6 +358,16 @@ def implements(function: Function, *parts: str) -> Callable[[Body], Body]:
     return attach
 
 
+def recorded(*args: Any, **kwargs: Any) -> Any:
+    """Stands for the function of whole host arrays of a composition of which there is none with the same bits: the
+    plans of its operators are run again (see `shardtensor.interpreters.recorded_results`).
+
+    The composition must not do anything but call operators that follow from the avals of its operands: it neither
+    writes, nor warns, nor reads elements if there are some.
+    """
+    return NotImplemented
+
+
 def composition(host: Function | None = None) -> Callable[[Body], Body]:
     """Declares that the decorated function is composed of operators, and what computes it on whole host arrays.
 
@@ -366,7 +376,7 @@ def composition(host: Function | None = None) -> Callable[[Body], Body]:
 
     Args:
         host: takes the arguments of the function, with NumPy arrays in place of tensors, and returns arrays of the same
-            bits as the composition, or NotImplemented; by default NumPy's function of the same name.
+            bits as the composition, or NotImplemented; by default NumPy's function of the same name; or `recorded`.
     """
 
     def declare(function: Body) -> Body:

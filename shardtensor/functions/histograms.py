@@ -24,7 +24,7 @@ from shardtensor.functions.searching import searchsorted
 from shardtensor.host.threads import each
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import dtype_of, integer_from
+from shardtensor.tensor.operands import dtype_of, integer_from, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
@@ -113,16 +113,16 @@ def _counts_on_host(x: Any, weights: Any, minlength: int) -> Any:
 
 @implements(bincount, "composite")
 def _bincount(x: Any, weights: Any, minlength: int) -> Any:
-    if np.ndim(x) != 1:
-        raise ShapeError(f"x has {np.ndim(x)} dimensions; wanted one")
-    if weights is not None and np.shape(weights) != np.shape(x):
-        raise ShapeError(f"weights has shape {np.shape(weights)}; wanted x's shape, {np.shape(x)}")
+    if len(shape_of(x)) != 1:
+        raise ShapeError(f"x has {len(shape_of(x))} dimensions; wanted one")
+    if weights is not None and shape_of(weights) != shape_of(x):
+        raise ShapeError(f"weights has shape {shape_of(weights)}; wanted x's shape, {shape_of(x)}")
     minlength = integer_from(0, minlength, "minlength")
     kind = dtype_of(x).kind
     if kind not in "biu":
         raise ArgumentTypeError(f"x has dtype {dtype_of(x)}; wanted integers")
     length = minlength
-    if np.shape(x)[0]:
+    if shape_of(x)[0]:
         # NumPy itself looks for negative elements.
         checked = x._aval.backend.on_host if isinstance(x, ShardedTensor) else not array_backend(x)
         if kind == "i" and not checked and int(call("min", x)) < 0:
@@ -269,12 +269,12 @@ def _histogram_on_host(x: Any, bins: Any, weights: Any, range: Any, density: Any
 def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> Histogram:
     if isinstance(bins, str):
         raise ArgumentError(_ESTIMATED.format(f"bins={bins!r}", repr(bins)))
-    if weights is not None and np.shape(weights) != np.shape(x):
-        raise ShapeError(f"weights has shape {np.shape(weights)}; wanted x's shape, {np.shape(x)}")
+    if weights is not None and shape_of(weights) != shape_of(x):
+        raise ShapeError(f"weights has shape {shape_of(weights)}; wanted x's shape, {shape_of(x)}")
     if dtype_of(x).kind == "b":
         x = call("astype", x, np.uint8)
-    x = x if np.ndim(x) else reshape(x, (1,))
-    weights = weights if weights is None or np.ndim(weights) else reshape(weights, (1,))
+    x = x if shape_of(x) else reshape(x, (1,))
+    weights = weights if weights is None or len(shape_of(weights)) else reshape(weights, (1,))
     uniform = not np.ndim(bins)
     edges: Any = _uniform_edges(x, bins, range) if uniform else bins
     if not uniform:
@@ -306,7 +306,7 @@ def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
     if range is not None:
         first, last = range
     else:
-        first, last = (0, 1) if 0 in np.shape(x) else [dtype.type(call(name, x).item()) for name in ("min", "max")]
+        first, last = (0, 1) if 0 in shape_of(x) else [dtype.type(call(name, x).item()) for name in ("min", "max")]
     if not np.isfinite(first) or not np.isfinite(last):
         raise ArgumentError(f"the range ({first}, {last}) is not finite")
     if first > last:
@@ -368,8 +368,8 @@ def histogram2d(
     [[1.0, 0.0], [1.0, 1.0]]
     """
     columns = [array_like(a, "histogram2d") for a in (x, y)]
-    if np.shape(columns[0]) != np.shape(columns[1]):
-        raise ShapeError(f"histogram2d: x has shape {np.shape(columns[0])} and y {np.shape(columns[1])}")
+    if shape_of(columns[0]) != shape_of(columns[1]):
+        raise ShapeError(f"histogram2d: x has shape {shape_of(columns[0])} and y {shape_of(columns[1])}")
     if np.ndim(bins) == 1 and len(bins) not in (1, 2) and not isinstance(bins[0], (list, tuple)):
         bins = [bins, bins]
     counts, edges = histogramdd(columns, bins, range, density, weights)
@@ -410,8 +410,8 @@ def histogramdd(
         raise ArgumentError(
             f"histogramdd: {len(each)} bins and {len(ranges)} ranges for {len(columns)} axes; wanted one for each"
         )
-    if weights is not None and np.shape(weights) != np.shape(columns[0]):
-        raise ShapeError(f"weights has shape {np.shape(weights)}; wanted {np.shape(columns[0])}, one for each point")
+    if weights is not None and shape_of(weights) != shape_of(columns[0]):
+        raise ShapeError(f"weights has shape {shape_of(weights)}; wanted {shape_of(columns[0])}, one for each point")
     edges = [_edges_along(*given) for given in zip(columns, each, ranges, strict=True)]
     total: Any = 0
     for column, line in zip(columns, edges, strict=True):
@@ -442,7 +442,7 @@ def _columns(sample: Any) -> list[Any]:
 def _edges_along(column: Any, bins: Any, range: Any) -> Any:
     """Returns the edges along one axis, as a host array."""
     if not np.ndim(bins):
-        empty = 0 in np.shape(column)  # Then the edges do not have the dtype of the coordinates.
+        empty = 0 in shape_of(column)  # Then the edges do not have the dtype of the coordinates.
         return _uniform_edges(np.empty(0) if empty else column, bins, range)
     edges = on_host(bins)
     if edges.ndim != 1 or np.any(edges[:-1] > edges[1:]):

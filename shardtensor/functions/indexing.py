@@ -19,7 +19,7 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec
-from shardtensor.tensor.operands import HostAval, converted
+from shardtensor.tensor.operands import HostAval, converted, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
 
@@ -68,7 +68,7 @@ def _getitem_view(view_spec: ViewSpec, index: Any) -> ViewSpec | None:
 def _canonical_getitem(x: Any, index: Any) -> Any:
     if type(index) is Index:
         return NotImplemented
-    found = canonical(index, np.shape(x))
+    found = canonical(index, shape_of(x))
     if found is not None:
         return getitem(x, found)
     result = gather(x, index)
@@ -225,15 +225,15 @@ implements(take, "small")(lambda x, indices, axis, mode: np.take(x, indices, axi
 @implements(take, "composite")
 def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
     if axis is None:
-        x, axis = x if np.ndim(x) == 1 else reshape(x, (-1,)), 0
-    along = normalize_axis(axis, np.ndim(x))
+        x, axis = x if len(shape_of(x)) == 1 else reshape(x, (-1,)), 0
+    along = normalize_axis(axis, len(shape_of(x)))
     if not hasattr(indices, "dtype"):
         indices = np.asarray(indices)  # Also of a number, because an integer as an index would give a view.
     check_integers(indices)
     if mode == "wrap":
-        indices = call("remainder", indices, np.shape(x)[along])
+        indices = call("remainder", indices, shape_of(x)[along])
     elif mode == "clip":
-        indices = call("clip", indices, 0, max(np.shape(x)[along] - 1, 0))
+        indices = call("clip", indices, 0, max(shape_of(x)[along] - 1, 0))
     elif mode != "raise":
         raise ArgumentError(f"mode is {mode!r}; wanted 'raise', 'wrap' or 'clip'")
     return gather(x, (slice(None),) * along + (indices,))

@@ -23,7 +23,7 @@ from shardtensor.sharding.mesh import Mesh, mesh_of
 from shardtensor.sharding.rules import normalize_axis, parse, propagate
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P, PartitionSpec
-from shardtensor.tensor.operands import HostAval
+from shardtensor.tensor.operands import HostAval, shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, memory_kind
 
@@ -219,10 +219,10 @@ def block(arrays: Any) -> ShardedTensor:
     def joined(part: Any, level: int) -> Any:
         if isinstance(part, list):
             return concat([joined(item, level - 1) for item in part], axis=-level)
-        shape = tuple(part.shape) if hasattr(part, "shape") else np.shape(part)
+        shape = tuple(part.shape) if hasattr(part, "shape") else shape_of(part)
         return reshape_operand(part, (1,) * (ndim - len(shape)) + shape)
 
-    return joined(arrays, depth) if depth else reshape(arrays, np.shape(arrays), copy=True)
+    return joined(arrays, depth) if depth else reshape(arrays, shape_of(arrays), copy=True)
 
 
 def _depth(part: Any) -> tuple[int, int]:
@@ -230,7 +230,7 @@ def _depth(part: Any) -> tuple[int, int]:
     if isinstance(part, tuple):
         raise ArgumentTypeError("block: arrays has a tuple; wanted lists, to tell them from arrays")
     if not isinstance(part, list):
-        return 0, np.ndim(part)
+        return 0, len(shape_of(part))
     if not part:
         raise ShapeError("block: arrays has an empty list; wanted at least one block")
     depths, dims = zip(*map(_depth, part), strict=True)

@@ -31,7 +31,7 @@ from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_a
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec, reshape_groups, reshaped_chains, reshaped_strides
-from shardtensor.tensor.operands import HostAval
+from shardtensor.tensor.operands import HostAval, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval
 
@@ -102,7 +102,7 @@ def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> ShardedTensor:
     >>> st.transpose(st.zeros((4, 2, 3))).shape
     (3, 2, 4)
     """
-    return permute_dims(a, tuple(range(np.ndim(a)))[::-1] if axes is None else tuple(axes))
+    return permute_dims(a, tuple(range(len(shape_of(a))))[::-1] if axes is None else tuple(axes))
 
 
 @operator("... i j -> ... j i")
@@ -142,7 +142,7 @@ def moveaxis(x: ArrayLike, source: int | tuple[int, ...], destination: int | tup
 
 @implements(moveaxis, "composite")
 def _moveaxis(x: Any, source: Any, destination: Any) -> Any:
-    ndim = np.ndim(x)
+    ndim = len(shape_of(x))
     origin, to = normalize_axes(source, ndim), normalize_axes(destination, ndim)
     if len(origin) != len(to):
         raise ArgumentError(
@@ -287,10 +287,10 @@ def unstack(x: ArrayLike, /, axis: int = 0) -> tuple[ShardedTensor, ...]:
 
 @implements(unstack, "composite")
 def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
-    if not np.ndim(x):
+    if not shape_of(x):
         raise ShapeError("x has no dimensions to unstack; wanted at least one")
-    along = normalize_axis(axis, np.ndim(x))
-    return tuple([call("getitem", x, (slice(None),) * along + (i,)) for i in range(np.shape(x)[along])])
+    along = normalize_axis(axis, len(shape_of(x)))
+    return tuple([call("getitem", x, (slice(None),) * along + (i,)) for i in range(shape_of(x)[along])])
 
 
 # -- reshape ---------------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ def _roll_flat(x: Any, shift: Any, axis: Any) -> Any:
     if axis is not None:
         return NotImplemented
     rolled = roll(reshape(x, (-1,)), shift, axis=0)
-    return reshape(rolled, np.shape(x), copy=True)  # A view would keep the temporary as its base.
+    return reshape(rolled, shape_of(x), copy=True)  # A view would keep the temporary as its base.
 
 
 @implements(roll, "movement")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition, implements, operator
+from shardtensor.core import call, composition, implements, operator, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like, iscomplexobj
 from shardtensor.functions.data_types import astype, result_type
@@ -231,6 +231,7 @@ def unwrap(
     return astype(concat([astype(first, dtype), fixed], axis=along), dtype, copy=False)
 
 
+@composition(recorded)
 def trapezoid(y: ArrayLike, x: ArrayLike | None = None, dx: float = 1.0, axis: int = -1) -> ShardedTensor:
     """Integrates along an axis by the trapezoidal rule.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, implements
+from shardtensor.core import call, composition, implements, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions import products
 from shardtensor.functions.algorithms.blocked import (
@@ -348,24 +348,37 @@ def lstsq(
     shape, right = shape_of(a), shape_of(b)
     if len(shape) != 2 or len(right) not in (1, 2) or right[0] != shape[0]:
         raise LinearAlgebraError(f"lstsq: a has shape {shape} and b {right}; wanted (m, n), and (m,) or (m, k)")
-    left, values, rows = svd(a, full_matrices=False)
-    limit = float(np.finfo(dtype_of(values)).eps) * (1 if rcond == -1 else max(shape)) if rcond in (None, -1) else rcond
-    large = greater(values, multiply(vector_norm(values, ord=np.inf), limit))
-    rank = int(sum_over(large))
-    factors = where(large, divide(1, where(large, values, 1)), 0)
     columns = reshape(b, (right[0], 1)) if len(right) == 1 else b
-    scaled = multiply(expand_dims(factors, axis=1), matmul(conj(matrix_transpose(left)), columns))
-    solution = matmul(conj(matrix_transpose(rows)), scaled)
-    if rank == shape[1] < shape[0]:
-        residuals = sum_over(square(absolute(subtract(columns, matmul(a, solution)))), axis=0)
-    else:
-        residuals = call("getitem", sum_over(absolute(solution), axis=0), (slice(0),))
+    solution, rank_found, values = _least_squares(a, columns, rcond)
+    rank = int(rank_found)
+    residuals = _residuals(a, columns, solution, rank == shape[1] < shape[0])
     return reshape(solution, (shape[1],)) if len(right) == 1 else solution, residuals, rank, values
+
+
+@composition(recorded)
+def _least_squares(a: Any, columns: Any, rcond: float | None) -> tuple[Any, Any, Any]:
+    """Returns the solution of `lstsq`, the rank and the singular values."""
+    left, values, rows = svd(a, full_matrices=False)
+    epsilon = float(np.finfo(dtype_of(values)).eps)
+    limit = epsilon * (1 if rcond == -1 else max(shape_of(a))) if rcond in (None, -1) else rcond
+    large = greater(values, multiply(vector_norm(values, ord=np.inf), limit))
+    factors = where(large, divide(1, where(large, values, 1)), 0)
+    scaled = multiply(expand_dims(factors, axis=1), matmul(conj(matrix_transpose(left)), columns))
+    return matmul(conj(matrix_transpose(rows)), scaled), sum_over(large), values
+
+
+@composition(recorded)
+def _residuals(a: Any, columns: Any, solution: Any, are_defined: bool) -> Any:
+    """Returns the sums of squared residuals; no elements where they are not defined."""
+    if are_defined:
+        return sum_over(square(absolute(subtract(columns, matmul(a, solution)))), axis=0)
+    return call("getitem", sum_over(absolute(solution), axis=0), (slice(0),))
 
 
 # -- tensors as matrices ---------------------------------------------------------------------------
 
 
+@composition(recorded)
 def tensorsolve(a: ArrayLike, b: ArrayLike, /, axes: Sequence[int] | None = None) -> ShardedTensor:
     r"""Solves the linear equations ``tensordot(a, y, y.ndim) = b`` for y, by `solve`.
 
@@ -390,6 +403,7 @@ def tensorsolve(a: ArrayLike, b: ArrayLike, /, axes: Sequence[int] | None = None
     return reshape(solve(reshape(a, (size, size)), reshape(b, (size,))), shape)
 
 
+@composition(recorded)
 def tensorinv(a: ArrayLike, /, ind: int = 2) -> ShardedTensor:
     """Computes the inverse y of a with respect to `tensordot`: ``tensordot(y, a, ind)`` is the identity.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, implements, operator
+from shardtensor.core import call, implements, operator, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions import masked_reductions as _options
 from shardtensor.sharding.rules import extremum
@@ -307,6 +307,8 @@ def _declare_spread(function: Callable[..., Any], name: str, masked: Callable[..
         return made if dtype is None else call("astype", made, dtype_of(x), copy=False)
 
 
+for _function in (nanmean, nanvar, nanstd, nansum, nanprod, nancumsum, nancumprod):
+    implements(_function, "small")(recorded)
 _declare_spread(nanvar, "var", _options.masked_var)
 _declare_spread(nanstd, "std", _options.masked_std)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition
+from shardtensor.core import call, composition, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.data_types import astype, result_type
@@ -201,17 +201,25 @@ def polyfit(
     if dims not in (1, 2) or shape_of(values)[0] != count[0]:
         raise ShapeError(f"polyfit: y has shape {shape_of(values)}; wanted {count}, or columns of that size")
     rtol = count[0] * float(np.finfo(result_type(points)).eps) if rcond is None else rcond
-    powers = vander(points, deg + 1)
-    if w is not None:
-        weights = _float(array_like(w, "polyfit"))
-        if shape_of(weights) != count:
-            raise ShapeError(f"polyfit: w has shape {shape_of(weights)}; wanted {count}")
-        powers = multiply(powers, expand_dims(weights, axis=1))
+    weights = None if w is None else _float(array_like(w, "polyfit"))
+    if weights is not None and shape_of(weights) != count:
+        raise ShapeError(f"polyfit: w has shape {shape_of(weights)}; wanted {count}")
+    powers, scale = _scaled_powers(points, deg, weights)
+    if weights is not None:
         values = multiply(values, weights if dims == 1 else expand_dims(weights, axis=1))
-    scale = sqrt(_sum(square(powers), axis=0))
-    found, residuals, rank, singular = lstsq(divide(powers, scale), values, rtol)
+    found, residuals, rank, singular = lstsq(powers, values, rtol)
     found = divide(found, scale if dims == 1 else expand_dims(scale, axis=1))
     return (found, residuals, rank, singular, rtol) if full else found
+
+
+@composition(recorded)
+def _scaled_powers(points: Any, deg: int, weights: Any) -> tuple[Any, Any]:
+    """Returns the weighted powers of points, in columns of norm 1, and the norms by which they are divided."""
+    powers = vander(points, deg + 1)
+    if weights is not None:
+        powers = multiply(powers, expand_dims(weights, axis=1))
+    scale = sqrt(_sum(square(powers), axis=0))
+    return divide(powers, scale), scale
 
 
 def _float(x: Any) -> Any:

@@ -22,6 +22,7 @@ from shardtensor.functions.joining import concat, is_on_host, reshape_operand
 from shardtensor.functions.manipulation import broadcast_to, flip, moveaxis, permute_dims, reshape
 from shardtensor.functions.repetition import on_host, taken
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 # -- order and number of dimensions ----------------------------------------------------------------
@@ -38,7 +39,7 @@ def swapaxes(x: ArrayLike, axis1: int, axis2: int) -> ShardedTensor:
 
 @implements(swapaxes, "composite")
 def _swapaxes(x: Any, axis1: int, axis2: int) -> Any:
-    order = list(range(np.ndim(x)))
+    order = list(range(len(shape_of(x))))
     a, b = [normalize_axis(axis, len(order)) for axis in (axis1, axis2)]
     order[a], order[b] = b, a
     return permute_dims(x, tuple(order))
@@ -55,7 +56,7 @@ def rollaxis(x: ArrayLike, axis: int, start: int = 0) -> ShardedTensor:
 
 @implements(rollaxis, "composite")
 def _rollaxis(x: Any, axis: int, start: int) -> Any:
-    ndim = np.ndim(x)
+    ndim = len(shape_of(x))
     a = normalize_axis(axis, ndim)
     before = start + ndim if start < 0 else start
     if not 0 <= before <= ndim:
@@ -86,7 +87,7 @@ def _ravel(x: Any, order: str) -> Any:
         return x.ravel(order)
     if order not in ("C", "F", "A", "K"):
         raise ArgumentError(f"order is {order!r}; wanted 'C', 'F', 'A' or 'K'")
-    return reshape(permute_dims(x, tuple(range(np.ndim(x)))[::-1]) if order == "F" else x, (-1,))
+    return reshape(permute_dims(x, tuple(range(len(shape_of(x))))[::-1]) if order == "F" else x, (-1,))
 
 
 @operator(variadic=True)
@@ -128,7 +129,7 @@ def _at_least(ndim: int) -> Callable[[Sequence[Any]], Any]:
     def composed(arrays: Sequence[Any]) -> Any:
         found = [_with_dimensions(x, ndim) for x in arrays]
         # `reshape` converts host arrays, and raises an error for what is no array.
-        made = tuple([x if hasattr(x, "ndim") and not is_on_host(x) else reshape(x, np.shape(x)) for x in found])
+        made = tuple([x if hasattr(x, "ndim") and not is_on_host(x) else reshape(x, shape_of(x)) for x in found])
         return made[0] if len(made) == 1 else made
 
     return composed
@@ -140,7 +141,7 @@ implements(atleast_3d, "composite")(_at_least(3))
 
 
 def _with_dimensions(x: Any, ndim: int) -> Any:
-    shape = np.shape(x)
+    shape = shape_of(x)
     if len(shape) >= ndim:
         return x
     new = {0: (1,) * ndim, 1: ((1, *shape, 1) if ndim == 3 else (1, *shape)), 2: (*shape, 1)}[len(shape)]
@@ -186,13 +187,13 @@ def _rot90(x: Any, k: int, axes: Any) -> Any:
     plane = tuple(axes)
     if len(plane) != 2:
         raise ArgumentError(f"axes is {axes!r}; wanted two dimensions")
-    a, b = normalize_axes(plane, np.ndim(x))
+    a, b = normalize_axes(plane, len(shape_of(x)))
     turns = k % 4
     if turns == 2:
         return flip(x, axis=(a, b))
     if turns == 1:
         return _swapaxes(flip(x, axis=b), a, b)
-    return flip(_swapaxes(x, a, b), axis=b) if turns else reshape(x, np.shape(x))
+    return flip(_swapaxes(x, a, b), axis=b) if turns else reshape(x, shape_of(x))
 
 
 # -- join ------------------------------------------------------------------------------------------
@@ -235,7 +236,7 @@ def column_stack(tup: Sequence[ArrayLike]) -> ShardedTensor:
 
 
 def _columns(x: Any) -> Any:
-    return reshape_operand(x, (-1, 1)) if np.ndim(x) < 2 else x
+    return reshape_operand(x, (-1, 1)) if len(shape_of(x)) < 2 else x
 
 
 def _joined(ndim: int, axis: int, prepared: Callable[[Any], Any] | None = None) -> Callable[[Sequence[Any]], Any]:
@@ -243,7 +244,7 @@ def _joined(ndim: int, axis: int, prepared: Callable[[Any], Any] | None = None) 
         made = [prepared(x) if prepared else _with_dimensions(x, ndim) for x in arrays]
         if not made:
             raise ShapeError("there is nothing to join; give at least one array")
-        return concat(made, axis=0 if ndim == 1 and np.ndim(made[0]) == 1 else axis)
+        return concat(made, axis=0 if ndim == 1 and len(shape_of(made[0])) == 1 else axis)
 
     return composed
 
@@ -320,10 +321,10 @@ def dsplit(x: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[Shard
 
 @implements(array_split, "composite")
 def _array_split(x: Any, indices_or_sections: Any, axis: int, equal: bool = False) -> list[Any]:
-    if not np.ndim(x):
+    if not shape_of(x):
         raise ShapeError("x has no dimensions to split; wanted at least one")
-    d = normalize_axis(axis, np.ndim(x))
-    size = np.shape(x)[d]
+    d = normalize_axis(axis, len(shape_of(x)))
+    size = shape_of(x)[d]
     given = on_host(indices_or_sections)
     if given.ndim:
         ends = [None, *[int(n) for n in given], None]
@@ -345,9 +346,9 @@ def _split(x: Any, indices_or_sections: Any, axis: int) -> list[Any]:
 
 def _split_along(axis: int, least: int) -> Callable[..., list[Any]]:
     def composed(x: Any, indices_or_sections: Any) -> list[Any]:
-        if np.ndim(x) < least:
-            raise ShapeError(f"x has {np.ndim(x)} dimensions; wanted at least {least}")
-        return _split(x, indices_or_sections, axis if np.ndim(x) > 1 else 0)
+        if len(shape_of(x)) < least:
+            raise ShapeError(f"x has {len(shape_of(x))} dimensions; wanted at least {least}")
+        return _split(x, indices_or_sections, axis if len(shape_of(x)) > 1 else 0)
 
     return composed
 
@@ -405,8 +406,8 @@ def delete(arr: ArrayLike, obj: Any, axis: int | None = None) -> ShardedTensor:
 def _delete(arr: Any, obj: Any, axis: int | None) -> Any:
     if axis is None:
         arr, axis = reshape(arr, (-1,)), 0
-    d = normalize_axis(axis, np.ndim(arr))
-    size = np.shape(arr)[d]
+    d = normalize_axis(axis, len(shape_of(arr)))
+    size = shape_of(arr)[d]
     gone = _adjacent(obj, size, d)
     if gone is None:
         return taken(arr, _edited(np.delete, np.arange(size), obj), d)
@@ -463,17 +464,17 @@ def insert(arr: ArrayLike, obj: Any, values: ArrayLike, axis: int | None = None)
 def _insert(arr: Any, values: Any, obj: Any, axis: int | None) -> Any:
     if axis is None:
         arr, axis = reshape(arr, (-1,)), 0
-    shape = np.shape(arr)
+    shape = shape_of(arr)
     d = normalize_axis(axis, len(shape))
     host = is_on_host(values)  # A host array remains one: see `reshape_operand`.
-    if missing := max(len(shape) - np.ndim(values), 0):
-        values = reshape_operand(values, (1,) * missing + np.shape(values))
+    if missing := max(len(shape) - len(shape_of(values)), 0):
+        values = reshape_operand(values, (1,) * missing + shape_of(values))
     where = obj if isinstance(obj, slice) else on_host(obj)
     if not isinstance(where, slice) and not where.ndim and where.dtype.kind in "iu":
         # NumPy's rule: for a single position, the first dimension of the values is that along the axis.
         values = np.moveaxis(values, 0, d) if host else moveaxis(values, 0, d)
         first = _checked_position(int(where), shape[d], shape[d], d)
-        order, count = None, np.shape(values)[d]
+        order, count = None, shape_of(values)[d]
     else:
         order = _edited(np.insert, np.arange(shape[d]), where, -1)
         count = len(order) - shape[d]
@@ -482,7 +483,7 @@ def _insert(arr: Any, values: Any, obj: Any, axis: int | None) -> Any:
     try:
         wide = np.broadcast_to(values, size) if host else broadcast_to(values, size)
     except ValueError:
-        raise ShapeError(f"values has shape {np.shape(values)}, which does not broadcast to {size}") from None
+        raise ShapeError(f"values has shape {shape_of(values)}, which does not broadcast to {size}") from None
     cast = np.asarray(wide, dtype) if host else astype(wide, dtype, copy=False)
     if order is None:
         return concat([taken(arr, slice(0, first), d), cast, taken(arr, slice(first, shape[d]), d)], axis=d)

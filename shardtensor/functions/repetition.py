@@ -33,6 +33,7 @@ from shardtensor.functions.statistical import min as _min
 from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape
 from shardtensor.sharding.mesh import integers
 from shardtensor.sharding.rules import normalize_axis
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 # -- broadcasting ----------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ def broadcast_arrays(*arrays: ArrayLike) -> tuple[ShardedTensor, ...]:
 
 @implements(broadcast_arrays, "composite")
 def _broadcast_arrays(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    shape = broadcast_shapes(*map(np.shape, arrays))
+    shape = broadcast_shapes(*map(shape_of, arrays))
     return tuple([broadcast_to(x, shape) for x in arrays])
 
 
@@ -101,10 +102,10 @@ def _tile(x: Any, repetitions: Any) -> Any:
     counts = tuple(integers(repetitions, "repetitions"))
     if any(n < 0 for n in counts):
         raise ShapeError(f"repetitions {counts} has a negative number")
-    ndim = max(np.ndim(x), len(counts))
+    ndim = max(len(shape_of(x)), len(counts))
     counts = (1,) * (ndim - len(counts)) + counts
-    if ndim > np.ndim(x):
-        x = reshape(x, (1,) * (ndim - np.ndim(x)) + np.shape(x))
+    if ndim > len(shape_of(x)):
+        x = reshape(x, (1,) * (ndim - len(shape_of(x))) + shape_of(x))
     # Along a split dimension the repetitions are joined, so that each device receives only its part of the result.
     chains = x.sharding.spec.chains_of(ndim) if isinstance(x, ShardedTensor) else ((),) * ndim
     for d, count in enumerate(counts):
@@ -113,11 +114,11 @@ def _tile(x: Any, repetitions: Any) -> Any:
     rest = [1 if chain and count else count for chain, count in zip(chains, counts, strict=True)]
     narrow: list[int] = []
     wide: list[int] = []
-    for count, n in zip(rest, np.shape(x), strict=True):
+    for count, n in zip(rest, shape_of(x), strict=True):
         narrow += [n] if count == 1 else [1, n]
         wide += [n] if count == 1 else [count, n]
     repeated = broadcast_to(reshape(x, tuple(narrow)), tuple(wide)) if narrow != wide else x
-    return reshape(repeated, tuple([count * n for count, n in zip(rest, np.shape(x), strict=True)]), copy=True)
+    return reshape(repeated, tuple([count * n for count, n in zip(rest, shape_of(x), strict=True)]), copy=True)
 
 
 implements(tile, "small")(np.tile)
@@ -146,10 +147,10 @@ def repeat(x: ArrayLike, repeats: int | ArrayLike, /, *, axis: int | None = None
 
 @implements(repeat, "composite")
 def _repeat(x: Any, repeats: Any, axis: int | None) -> Any:
-    if axis is None or not np.ndim(x):
+    if axis is None or not shape_of(x):
         flat = reshape(x, (-1,))
         return _repeat(flat, repeats, normalize_axis(0 if axis is None else axis, 1))
-    d, shape = normalize_axis(axis, np.ndim(x)), np.shape(x)
+    d, shape = normalize_axis(axis, len(shape_of(x))), shape_of(x)
     counts = _counts(repeats)
     if counts.size == 1:
         n = int(counts.ravel()[0])
@@ -220,7 +221,7 @@ def resize(x: ArrayLike, /, new_shape: int | tuple[int, ...]) -> ShardedTensor:
 
 @implements(resize, "composite")
 def _resize(x: Any, new_shape: Any) -> Any:
-    shape, old = checked_shape(new_shape, "resize: new_shape"), math.prod(np.shape(x))
+    shape, old = checked_shape(new_shape, "resize: new_shape"), math.prod(shape_of(x))
     new = math.prod(shape)
     if not old or not new:
         return zeros(shape, dtype=result_type(x), device=devices_of(x))
@@ -275,7 +276,7 @@ def pad(
 
 @implements(pad, "composite")
 def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: Any) -> Any:
-    shape = np.shape(x)
+    shape = shape_of(x)
     if not isinstance(mode, str) or mode not in _MODES:
         raise ArgumentError(f"mode is {mode!r}; wanted one of {', '.join(map(repr, _MODES))}")
     widths = _pairs(pad_width, len(shape), "pad_width")
@@ -302,7 +303,7 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: An
 
 def _pad_ramp(x: Any, d: int, widths: tuple[int, int], values: tuple[Any, Any]) -> Any:
     """Pads a dimension with ramps from the elements at its ends to other values."""
-    ndim, dtype = np.ndim(x), np.dtype(result_type(x))
+    ndim, dtype = len(shape_of(x)), np.dtype(result_type(x))
     computed = result_type(dtype, 1.0)
     ends = []
     for position, count, value in zip((0, -1), widths, values, strict=True):
@@ -335,7 +336,7 @@ def _pairs(given: Any, ndim: int, name: str) -> list[tuple[Any, Any]]:
 
 
 def _pad_constant(x: Any, widths: list[tuple[int, int]], values: list[tuple[Any, Any]]) -> Any:
-    shape = np.shape(x)
+    shape = shape_of(x)
     new = tuple([before + n + after for n, (before, after) in zip(shape, widths, strict=True)])
     dtype, where = result_type(x), devices_of(x)
     numbers = {value for pair in values for value in pair}
@@ -346,7 +347,7 @@ def _pad_constant(x: Any, widths: list[tuple[int, int]], values: list[tuple[Any,
         return made
     made = x
     for d, (counts, fills) in enumerate(zip(widths, values, strict=True)):
-        rest = np.shape(made)
+        rest = shape_of(made)
         ends = [
             full((*rest[:d], n, *rest[d + 1 :]), value, dtype=dtype, device=where)
             for n, value in zip(counts, fills, strict=True)
@@ -357,7 +358,7 @@ def _pad_constant(x: Any, widths: list[tuple[int, int]], values: list[tuple[Any,
 
 def _pad_statistic(x: Any, d: int, widths: tuple[int, int], mode: str) -> Any:
     """Pads a dimension with the statistic of each line; the mean of integers is rounded."""
-    rest, dtype = np.shape(x), result_type(x)
+    rest, dtype = shape_of(x), result_type(x)
     found = _STATISTICS[mode](x, axis=d, keepdims=True)
     if np.dtype(dtype).kind in "iu":
         found = astype(call("round", found), dtype)

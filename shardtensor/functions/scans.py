@@ -31,7 +31,7 @@ from shardtensor.functions.manipulation import broadcast_to as _broadcast_to
 from shardtensor.functions.manipulation import reshape as _reshape
 from shardtensor.sharding.equal_parts import Runs, equal_runs
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.tensor.operands import sharded_dtype
+from shardtensor.tensor.operands import shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
@@ -278,14 +278,14 @@ def diff(
 def _diff(x: Any, prepend: Any, append: Any, n: int, axis: int) -> Any:
     if n < 0:
         raise ArgumentError(f"n is {n}; wanted a number from 0 on")
-    shape = np.shape(x)
+    shape = shape_of(x)
     if not shape:
         raise ShapeError("x is 0-d; wanted at least one dimension")
     along = normalize_axis(axis, len(shape))
     if not n:
         return x
     line = (*shape[:along], 1, *shape[along + 1 :])
-    ends = [y if y is None or np.ndim(y) else _broadcast_to(np.asarray(y), line) for y in (prepend, append)]
+    ends = [y if y is None or len(shape_of(y)) else _broadcast_to(np.asarray(y), line) for y in (prepend, append)]
     if prepend is not None or append is not None:
         x = _concat([y for y in (ends[0], x, ends[1]) if y is not None], axis=along)
     before = (slice(None),) * along

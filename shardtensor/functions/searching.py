@@ -19,6 +19,7 @@ from shardtensor.host import blockwise, sorting
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import arg_extremum, reduction
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
@@ -191,7 +192,7 @@ def _nonzero_on_device(xp: Any, context: None, x: Any) -> Any:
 
 @implements(nonzero, "algorithm")
 def _nonzero(x: Any) -> tuple[ShardedTensor, ...]:
-    if not np.ndim(x):
+    if not shape_of(x):
         raise ShapeError("x is 0-d; wanted at least one dimension (st.reshape(x, (1,)) has one)")
     rows, dtype = _Rows(x, "nonzero"), np.dtype("int64")
     if rows.backend.on_host:
@@ -243,7 +244,7 @@ def argwhere(x: ArrayLike, /) -> ShardedTensor:
 
 @implements(argwhere, "composite")
 def _argwhere(x: Any) -> Any:
-    if np.ndim(x):
+    if shape_of(x):
         return _stack(nonzero(x), axis=1)
     found = nonzero(_reshape(x, (1,)))[0]  # As in NumPy, of an array without dimensions: one row without columns.
     return call("getitem", _reshape(found, (-1, 1)), (slice(None), slice(0)))

@@ -28,6 +28,7 @@ from shardtensor.functions.elementwise import logical_not
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
@@ -147,9 +148,9 @@ def _unique_slices(x: Any, index: bool, inverse: bool, counts: bool, axis: int |
     if axis is None:
         return NotImplemented
     x = call("asarray", x)
-    along = normalize_axis(axis, np.ndim(x))
+    along = normalize_axis(axis, len(shape_of(x)))
     slices = call("moveaxis", x, along, 0)
-    count, *shape = np.shape(slices)
+    count, *shape = shape_of(slices)
     rows = call("reshape", slices, (count, math.prod(shape)))
     keys = [rows[:, k] for k in range(math.prod(shape) - 1, -1, -1)]
     order = call("lexsort", keys) if keys and count else call("arange", count)
@@ -206,7 +207,7 @@ _declare(
 
 def _unique(x: Any, name: str, wanted: Wanted, equal_nan: bool) -> list[ShardedTensor]:
     """Returns the distinct values and what is wanted of the indices, the inverse and the counts, in this order."""
-    shape: Shape = np.shape(x)
+    shape: Shape = shape_of(x)
     if not shape:
         one = x[None] if isinstance(x, ShardedTensor) else np.reshape(x, (1,))
         made = _unique(one, name, wanted, equal_nan)

@@ -27,6 +27,7 @@ from shardtensor.functions.take_along import take_along_axis
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
@@ -280,7 +281,7 @@ implements(lexsort, "small")(np.lexsort)
 
 @implements(lexsort, "composite")
 def _lexsort(keys: Sequence[Any], axis: int) -> Any:
-    shapes = [tuple(np.shape(key)) for key in keys]
+    shapes = [shape_of(key) for key in keys]
     if not shapes or set(shapes) != {shapes[0]}:
         raise ShapeError(f"keys have shapes {shapes}; wanted one or more of the same shape")
     along = normalize_axis(axis, len(shapes[0]))

@@ -6,13 +6,14 @@ sharding.
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, composition
+from shardtensor.core import call, composition, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like, iscomplexobj
 from shardtensor.functions.creation import zeros
@@ -157,17 +158,26 @@ def cov(
             raise ShapeError(f"cov: {name} has {len(shape_of(part))} dimensions; wanted one or two")
     if dtype is None:
         dtype = np.result_type(*[result_type(part) for part in parts], np.float64)
-    rows = [_variables(part, rowvar or (k == 1 and shape_of(part)[:1] == (1,)), dtype) for k, part in enumerate(parts)]
-    if not shape_of(rows[0])[0]:
+    in_rows = [rowvar or (k == 1 and shape_of(part)[:1] == (1,)) for k, part in enumerate(parts)]
+    first = shape_of(parts[0])
+    size = (1, math.prod(first)) if len(first) < 2 else first if in_rows[0] else first[::-1]
+    if not size[0]:
         return zeros((0, 0))
-    observed = concat(rows, axis=0)
-    weights = _observation_weights(fweights, aweights, shape_of(observed)[1])
+    weights = _observation_weights(fweights, aweights, size[1])
     freedom = (0 if bias else 1) if ddof is None else int(ddof)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.true_divide(1, _divisor(size[1], weights, aweights, freedom)).item()
+    return _covariance(parts, in_rows, weights, factor, dtype)
+
+
+@composition(recorded)
+def _covariance(parts: list[Any], in_rows: list[bool], weights: Any, factor: float, dtype: Any) -> ShardedTensor:
+    """Returns the sums of products of the deviations of variables, multiplied by a factor."""
+    observed = concat([_variables(part, rows, dtype) for part, rows in zip(parts, in_rows, strict=True)], axis=0)
     centered = subtract(observed, expand_dims(average(observed, 1, weights), axis=1))
-    divisor = _divisor(shape_of(observed)[1], weights, aweights, freedom)
     other = centered if weights is None else multiply(centered, weights)
     with np.errstate(divide="ignore", invalid="ignore"):
-        product = multiply(matmul(centered, conj(matrix_transpose(other))), np.true_divide(1, divisor).item())
+        product = multiply(matmul(centered, conj(matrix_transpose(other))), factor)
     return squeeze(product, axis=tuple([d for d in (0, 1) if shape_of(product)[d] == 1]))
 
 
@@ -217,14 +227,19 @@ def corrcoef(
     >>> st.corrcoef(st.asarray([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])).tolist()
     [[1.0, -1.0], [-1.0, 1.0]]
     """
-    matrix: Any = cov(x, y, rowvar, dtype=dtype)
+    return _correlation(cov(x, y, rowvar, dtype=dtype))  # type: ignore[no-any-return]
+
+
+@composition(recorded)
+def _correlation(matrix: Any) -> Any:
+    """Returns covariances, divided by both standard deviations."""
     if not shape_of(matrix):
         return divide(matrix, matrix)  # One variable: 1, or NaN where it is constant.
     spread = sqrt(real(call("diagonal", matrix)))
     scaled = divide(divide(matrix, expand_dims(spread, axis=1)), expand_dims(spread, axis=0))
     if not iscomplexobj(scaled):
-        return _clipped(scaled)  # type: ignore[no-any-return]
-    return call("add", _clipped(real(scaled)), multiply(_clipped(imag(scaled)), 1j))  # type: ignore[no-any-return]
+        return _clipped(scaled)
+    return call("add", _clipped(real(scaled)), multiply(_clipped(imag(scaled)), 1j))
 
 
 def _clipped(x: Any) -> Any:

@@ -16,6 +16,7 @@ from shardtensor.functions.manipulation import reshape
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
@@ -65,7 +66,7 @@ def _take_along_flat(x: Any, indices: Any, axis: int | None) -> Any:
     check_integers(indices)
     if axis is None:
         return take_along_axis(reshape(x, (-1,)), indices, axis=0)
-    shape, wanted = np.shape(x), np.shape(indices)
+    shape, wanted = shape_of(x), shape_of(indices)
     if not isinstance(x, ShardedTensor) or len(wanted) != len(shape):
         return NotImplemented
     along = normalize_axis(axis, x.ndim)
@@ -78,7 +79,7 @@ def _take_along_flat(x: Any, indices: Any, axis: int | None) -> Any:
         return NotImplemented  # Its rule raises the error.
     sizes = [(*rest[:along], n, *rest[along + 1 :]) for n in (shape[along], wanted[along])]
     operands = [
-        a if np.shape(a) == size else call("broadcast_to", a, size) for a, size in zip((x, indices), sizes, strict=True)
+        a if shape_of(a) == size else call("broadcast_to", a, size) for a, size in zip((x, indices), sizes, strict=True)
     ]
     return take_along_split(*operands, axis=along)
 

@@ -17,6 +17,7 @@ from shardtensor.functions.manipulation import broadcast_to, reshape
 from shardtensor.functions.repetition import devices_of, index_of
 from shardtensor.sharding.layout import Where, chosen
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 # -- triangles ----------------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ def _triangle(function: Callable[..., Any], lower: bool) -> None:
 
     @implements(function, "composite")
     def of_line(x: Any, k: int) -> Any:
-        return function(broadcast_to(x, np.shape(x) * 2), k=k) if np.ndim(x) == 1 else NotImplemented
+        return function(broadcast_to(x, shape_of(x) * 2), k=k) if len(shape_of(x)) == 1 else NotImplemented
 
     @implements(function, "kernel")
     def kernel(xp: Any, context: ShardContext, x: Any, *, k: int) -> Any:
@@ -138,7 +139,7 @@ def diag(v: ArrayLike, k: int = 0) -> ShardedTensor:
 
 @implements(diag, "composite")
 def _diag(v: Any, k: int) -> Any:
-    shape, above = np.shape(v), _diagonal(k)
+    shape, above = shape_of(v), _diagonal(k)
     if len(shape) not in (1, 2):
         raise ShapeError(f"v has shape {shape}; wanted one or two dimensions")
     top, left = max(-above, 0), max(above, 0)

@@ -13,13 +13,13 @@ import numpy as np
 
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording, recorded_by
-from shardtensor.core import Function, Op, Operands, Params, bind, interpreting
+from shardtensor.core import Function, Op, Operands, Params, bind, interpreting, recorded
 from shardtensor.errors import ConcretizationError, ShardTensorError
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import host_aval
-from shardtensor.tensor.ownership import reading
+from shardtensor.tensor.ownership import READS, reading, track
 from shardtensor.tensor.storage import NoElements, Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor, without_elements
 from shardtensor.tensor.value import Aval
@@ -81,7 +81,10 @@ def small_call(
         return NotImplemented
     if value is _SEEN:
         try:
-            value = _inferred(inferred or function, args, kwargs, tensors)
+            if host is recorded:
+                value = _recording(function, args, kwargs, tensors)
+            else:
+                value = _inferred(inferred or function, args, kwargs, tensors)
         except ConcretizationError:  # The composition reads elements, such as the range of a histogram.
             result = function(*args, **kwargs)
             _layouts[key] = _layout_of(result, Storage, tensors)
@@ -91,6 +94,8 @@ def small_call(
         _layouts[key] = value
     if value is None:
         return NotImplemented
+    if host is recorded:
+        return _run_again(value, tensors)
     with reading(tensors):
         return _computed(host, value, args, kwargs, function.__name__)
 
@@ -121,6 +126,33 @@ def _key(x: Any, tensors: list[ShardedTensor]) -> Any:
     return host_aval(x.shape, x.dtype) if kind is np.ndarray else (kind, x)
 
 
+def _are_small(tensors: list[ShardedTensor]) -> bool:
+    """Whether the operands are small, and in the memory of the host."""
+    avals = [x._aval for x in tensors]
+    if not tensors or not all(value.backend.on_host and not value.offloaded for value in avals):
+        return False
+    return sum([value.nbytes for value in avals]) <= _MOST_BYTES
+
+
+def _recording(function: Function, args: Any, kwargs: Any, tensors: list[ShardedTensor]) -> Any:
+    """Returns the recorded operators of a composition of small operands; None if they cannot be recorded."""
+    from shardtensor.interpreters.recorded_results import recording_of  # Most programs call none of these functions.
+
+    return recording_of(function, args, kwargs, [x._aval for x in tensors]) if _are_small(tensors) else None
+
+
+def _run_again(recording: Any, tensors: list[ShardedTensor]) -> Any:
+    """Returns the result of recorded operators. Its storages may share memory with the constants among them."""
+    entry: list[Any] = [tuple(tensors)]
+    READS[id(entry)] = entry
+    try:
+        result = recording.run(tensors)
+        track(entry, result, new=False)
+        return result
+    finally:
+        READS.pop(id(entry), None)
+
+
 def _mapped(function: Function, x: Any) -> Any:
     """Applies a function to the items of nested lists and tuples."""
     return type(x)([_mapped(function, item) for item in x]) if type(x) in (list, tuple) else function(x)
@@ -132,10 +164,7 @@ def _inferred(function: Function, args: Any, kwargs: Any, tensors: list[ShardedT
     Raises:
         ShardTensorError: the composition raises it.
     """
-    avals = [x._aval for x in tensors]
-    if not tensors or not all(value.backend.on_host and not value.offloaded for value in avals):
-        return None
-    if sum([value.nbytes for value in avals]) > _MOST_BYTES:
+    if not _are_small(tensors):
         return None
     given: list[ShardedTensor] = []
 

@@ -15,10 +15,11 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.core import OPS, composition
+from shardtensor.core import OPS, composition, recorded
 from shardtensor.interpreters import small_results
+from shardtensor.interpreters.recorded_results import Recording
 from tests.layouts import mesh_of, meshes, specs
-from tests.numpy_calls import FFT, MAIN, Operands
+from tests.numpy_calls import FFT, LINALG, MAIN, Operands
 from tests.numpy_table import leaves
 
 _MADE_BY = composition(lambda: None)(lambda: None).__code__  # type: ignore[attr-defined]
@@ -34,6 +35,14 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     **{name: call for name, call in MAIN.items() if _is_declared(st, name)},
     **{f"fft.{name}": call for name, call in FFT.items() if _is_declared(st.fft, name)},
     "linspace": MAIN["linspace"], "logspace": MAIN["logspace"], "geomspace": MAIN["geomspace"],
+    **{name: MAIN[name] for name in ("cov", "corrcoef", "polyfit")},
+    **{f"linalg.{name}": LINALG[name] for name in ("lstsq", "tensorinv", "tensorsolve")},
+    "cov, complex": lambda o: np.cov(o.c, o.x, ddof=0),
+    "corrcoef, complex": lambda o: np.corrcoef(o.c),
+    "nanvar, rows": lambda o: np.nanvar(o.f, axis=1, ddof=1, keepdims=True),
+    "nanstd, all": lambda o: np.nanstd(o.f),
+    "nancumsum, flat": lambda o: np.nancumsum(o.f),
+    "trapezoid, points": lambda o: np.trapezoid(o.v, o.s),
     "choose, clip": lambda o: np.choose(o.k, [o.v, o.w], mode="clip"),
     "convolve, same": lambda o: np.convolve(o.s[:5], o.v, "same"),
     "correlate, full": lambda o: np.correlate(o.g, o.g[:4], "full"),
@@ -134,6 +143,43 @@ def test_one_call_of_numpy_computes_repeated_small_calls(monkeypatch: pytest.Mon
     for _ in range(3):
         st.isclose(large, 1.0)
     assert len(hosts) == 3
+
+
+def test_recorded_operators_run_again_for_other_elements() -> None:
+    mesh = mesh_of((3,), "numpy")
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        x, y = rng.normal(size=(2, 10, 4))
+        x[0, 0] = np.nan
+        a, b = st.device_put(x, mesh), st.device_put(y, mesh)
+        np.testing.assert_allclose(st.nanvar(a, axis=0), np.nanvar(x, axis=0))
+        np.testing.assert_allclose(st.cov(b.T, a.T), np.cov(y.T, x.T))
+        np.testing.assert_allclose(st.linalg.lstsq(b, b[:, 0])[0], np.linalg.lstsq(y, y[:, 0])[0], atol=1e-12)
+    assert any(isinstance(layout, Recording) for layout in small_results._layouts.values())
+
+
+def test_results_of_recorded_operators_share_no_memory() -> None:
+    mesh = mesh_of((3,), "numpy")
+
+    @composition(recorded)
+    def changed(x: Any) -> Any:
+        return st.matrix_transpose(x + 1), st.asarray([1.0, 2.0])
+
+    @composition(recorded)
+    def viewed(x: Any) -> Any:
+        return st.matrix_transpose(x)
+
+    x = st.device_put(np.ones((4, 4)), mesh)
+    for _ in range(4):
+        first, second = changed(x)
+        first += 1
+        second += 1
+        assert first.tolist() == [[3.0] * 4] * 4
+        assert second.tolist() == [2.0, 3.0]
+        y = viewed(x)
+        y[0, 1] = 5
+        assert x[1, 0] == 5
+        x[1, 0] = 1
 
 
 def test_sums_and_derivatives_are_rounded_alike_in_every_call() -> None:

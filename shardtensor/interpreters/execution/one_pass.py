@@ -9,6 +9,7 @@ that of the general plan, which runs the operator once per shard.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,31 +50,58 @@ def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str,
         return general
     source, params = moves[0].source, strategies.params
     assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
-    runs = equal_runs(source.grid, 0) if 0 in reduced_axes(params.get("axis"), source.ndim) else None
-    if runs is None:
+    gone = reduced_axes(params.get("axis"), source.ndim)
+    split = next((d for d in gone if source.grid.counts[d] > 1), gone[0] if gone else 0)
+    runs = equal_runs(source.grid, split) if gone else None
+    if runs is None or (split and len(gone) > 1):
         return general
+    parts = _Parts(source.shape, split, runs)
     partials: Callable[[Array], Any] | None = None
     if monoid.reduces:
-        partials = _sums(strategies, monoid, source, runs, tree)
+        partials = _sums(strategies, monoid, source, parts, tree)
     elif monoid.several and monoid.partial is var_partial:
-        partials = _variances(strategies, monoid, source, runs, tree)
+        partials = _variances(strategies, monoid, source, parts, tree)
     if partials is None:
         return general
     value, name = strategies.value, strategies.name
     result: Callable[[Array], Any] = partials
+    # In which order NumPy's loops add depends on the strides of all dimensions, of those of size 1, too.
+    strides = tuple([source.dtype.itemsize * math.prod(source.shape[d + 1 :]) for d in range(source.ndim)])
 
     def run_plan(operands: Operands) -> ShardedTensor:
         buffers = operands[0]._storage.buffers
         whole = buffers[0] if len(buffers) == 1 else whole_array(operands[0], name)
-        if not whole.flags.c_contiguous:
+        if whole.strides != strides:
             return general(operands)  # type: ignore[no-any-return]
         return tensor(value, Storage((whole_of(result(whole), value),)))
 
     return run_plan
 
 
+class _Parts:
+    """The parts of the arrays of one shape along a split dimension.
+
+    Attributes:
+        shapes: for each run of parts of equal size the shape of their array, whose first dimension is that of parts.
+    """
+
+    def __init__(self, shape: Shape, split: int, runs: Runs) -> None:
+        self._split, ndim = split, len(shape)
+        self._order = (split, *[d for d in range(ndim + 1) if d != split])
+        self._runs = [
+            ((*[slice(None)] * split, slice(a, b)), (*shape[:split], n, (b - a) // n, *shape[split + 1 :]))
+            for a, b, n in runs
+        ]
+        self.shapes = [tuple([divided[d] for d in self._order]) for _, divided in self._runs]
+
+    def of(self, x: Array) -> list[Array]:
+        """Returns a view for each run of parts of equal size."""
+        found = [x[index].reshape(divided) for index, divided in self._runs]
+        return [part.transpose(self._order) for part in found] if self._split else found
+
+
 def _sums(
-    strategies: Strategies, monoid: Monoid, source: Aval, runs: Runs, tree: Tree
+    strategies: Strategies, monoid: Monoid, source: Aval, parts: _Parts, tree: Tree
 ) -> Callable[[Array], Any] | None:
     """Returns the function that reduces a whole buffer by the ufunc of a monoid; None for other dtypes than float32 and
     float64, since complex products are rounded differently in vectorized loops than one by one.
@@ -81,13 +109,13 @@ def _sums(
     params, value = strategies.params, strategies.value
     if source.dtype not in ("f4", "f8") or params.get("dtype") not in (None, source.dtype):
         return None
-    ufunc, keepdims, rest = getattr(np, monoid.reduces), params["keepdims"], source.shape[1:]
+    ufunc, keepdims = getattr(np, monoid.reduces), params["keepdims"]
     axes = tuple([a + 1 for a in reduced_axes(params.get("axis"), source.ndim)])
     count = source.size // max(value.size, 1) if monoid.partial else 0  # of a mean, whose states are sums
     together = _merger(ufunc, tree)
 
     def result(whole: Array) -> Any:
-        sums = [ufunc.reduce(whole[a:b].reshape(n, -1, *rest), axis=axes, keepdims=keepdims) for a, b, n in runs]
+        sums = [ufunc.reduce(part, axis=axes, keepdims=keepdims) for part in parts.of(whole)]
         total = together(sums[0] if len(sums) == 1 else np.concatenate(sums))
         if keepdims:
             total = total.reshape(value.shape)
@@ -120,28 +148,32 @@ def _along(ufunc: np.ufunc, tree: Tree, parts: Array) -> Any:
 
 
 def _variances(
-    strategies: Strategies, monoid: Monoid, source: Aval, runs: Runs, tree: Tree
+    strategies: Strategies, monoid: Monoid, source: Aval, parts: _Parts, tree: Tree
 ) -> Callable[[Array], Any] | None:
     """Returns the function that computes variances or standard deviations of a whole buffer; None for large or complex
     operands, and for several mesh axes.
 
     The numbers of elements are known, and so are the factors by which the differences of means are weighted.
     """
-    if source.dtype.kind not in "fiub" or source.nbytes > _FEW_BYTES or tree != flat_tree(len(tree)) or not runs:
+    if (
+        source.dtype.kind not in "fiub"
+        or source.nbytes > _FEW_BYTES
+        or tree != flat_tree(len(tree))
+        or not parts.shapes
+    ):
         return None
     params, value = strategies.params, strategies.value
-    axes, rest = tuple([a + 1 for a in reduced_axes(params["axis"], source.ndim)]), source.shape[1:]
-    shapes = [(n, (b - a) // n, *rest) for a, b, n in runs]
-    contexts = [ShardContext.everywhere(value.shape, (shape,), value.dtype) for shape in shapes]
-    counts = [int(np.prod([shape[a] for a in axes])) for shape in shapes for _ in range(shape[0])]
+    axes = tuple([a + 1 for a in reduced_axes(params["axis"], source.ndim)])
+    contexts = [ShardContext.everywhere(value.shape, (shape,), value.dtype) for shape in parts.shapes]
+    counts = [int(np.prod([shape[a] for a in axes])) for shape in parts.shapes for _ in range(shape[0])]
     precision = np.dtype("f4" if source.dtype in ("f2", "f4") else "f8")
     factors = _factors(counts, precision, source.ndim)
     finish = functools.partial(monoid.finish, np, ShardContext.everywhere(value.shape, (), value.dtype), **params)
 
     def result(whole: Array) -> Any:
         states = [
-            var_partial(np, context, whole[a:b].reshape(shape), axis=axes, keepdims=True)
-            for (a, b, _), context, shape in zip(runs, contexts, shapes, strict=True)
+            var_partial(np, context, part, axis=axes, keepdims=True)
+            for part, context in zip(parts.of(whole), contexts, strict=True)
         ]
         _, means, spreads = states[0]
         if len(states) > 1:
@@ -194,15 +226,18 @@ def _products(strategies: Strategies, tree: Tree) -> Run | None:
     as_matrices, inner = _as_matrices(strategies, x1.shape, x2.shape)
     if as_matrices is None:
         return None
+    left_shape, right_shape = [x.shape for x in as_matrices(np.empty(x1.shape, bool), np.empty(x2.shape, bool))]
     runs = equal_runs(first.target.grid(x1.shape), inner)
     if not runs or max(value.grid.counts, default=1) > 1 or sum(n for *_, n in runs) != len(tree):
         return None
+    columns, rows = _Parts(left_shape, len(left_shape) - 1, runs), _Parts(right_shape, len(right_shape) - 2, runs)
     together, shape = _merger(np.add, tree), value.shape
 
     def run_plan(operands: Operands) -> ShardedTensor:
         left, right = as_matrices(first.whole(operands[0], name), second.whole(operands[1], name))
-        parts = [np.matmul(_columns(left, a, b, n), _rows(right, a, b, n)) for a, b, n in runs]
-        total = together(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        factors = zip(columns.of(left), rows.of(right), strict=True)
+        sums = [np.matmul(x, y) for x, y in factors]
+        total = together(sums[0] if len(sums) == 1 else np.concatenate(sums))
         return tensor(value, Storage((whole_of(total.reshape(shape), value),)))
 
     return run_plan
@@ -231,13 +266,3 @@ def _as_matrices(strategies: Strategies, left: Shape, right: Shape) -> tuple[Cal
 
 def _vectors_as_matrices(left: Array, right: Array) -> tuple[Array, Array]:
     return left if left.ndim > 1 else left[np.newaxis], right if right.ndim > 1 else right[:, np.newaxis]
-
-
-def _columns(x: Array, begin: int, end: int, count: int) -> Array:
-    """Returns parts of the columns of matrices, along a new first dimension."""
-    return np.moveaxis(x[..., begin:end].reshape(*x.shape[:-1], count, -1), -2, 0)
-
-
-def _rows(x: Array, begin: int, end: int, count: int) -> Array:
-    """Returns parts of the rows of matrices, along a new first dimension."""
-    return np.moveaxis(x[..., begin:end, :].reshape(*x.shape[:-2], count, -1, x.shape[-1]), -3, 0)
