@@ -222,6 +222,17 @@ def test_bytes_of_a_median(devices: int) -> None:
     assert sent_by(st.median, x) == selected + devices * others * ranks * (4 + 8)
 
 
+@everywhere
+def test_both_results_of_topk_have_the_same_layout(backend: str) -> None:
+    """Of few and most elements, gathered ones and those of sorted lines."""
+    for mesh, spec in [((6,), P("x")), ((2, 3), P(("y", "x"))), ((2, 3), P("y"))]:
+        for n, k in [(5, 2), (9_000, 0), (9_000, 3), (9_000, 5_000), (9_000, 9_000)]:
+            x = st.device_put(np.arange(n) % 1000 * 1.0, st.NamedSharding(mesh_of(mesh, backend), spec))
+            found = st.topk(x, k)
+            inferred = st.eval_shape(lambda x, k=k: tuple(st.topk(x, k)), x)
+            assert {one.sharding for one in (*found, *inferred)} == {x.sharding}
+
+
 @pytest.mark.parametrize("backend", ["numpy", "checked", "grouped", "torch", "cupy"], indirect=True)
 def test_quantiles_that_skip_nan_are_selected(backend: str) -> None:
     """Lines with different numbers of NaN, one of nothing but NaN, fewer and more lines than devices."""
