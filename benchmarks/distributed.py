@@ -74,8 +74,8 @@ PARTS: dict[str, tuple[Row, ...]] = {
 class Effort:
     """How many rounds each kind of row gets."""
 
-    large: int = 5
-    tall: int = 3
+    large: int = 3
+    tall: int = 2
     tiny: int = 40
 
 

@@ -1,8 +1,8 @@
 """Medians, percentiles and quantiles, also of the elements that are not NaN.
 
 Where a reduced dimension is split, the split moves to another dimension that is not reduced. If there is none, the
-elements are selected by few messages (`shardtensor.functions.algorithms.order_statistics`); of the functions that skip
-NaN, and for arrays of quantiles on devices, they are gathered. The other dimensions keep their sharding. Common to all
+elements are selected by few messages (`shardtensor.functions.algorithms.order_statistics`); for arrays of quantiles on
+devices, they are gathered. The other dimensions keep their sharding. Common to all
 functions:
 
 - ``axis`` is None (all dimensions), an integer or a tuple of integers; negative ones count from the end.
@@ -25,13 +25,15 @@ import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, IndexingError
+from shardtensor.errors import ArgumentError
 from shardtensor.functions.algorithms.order_statistics import elements_of_ranks as select
 from shardtensor.functions.algorithms.order_statistics import picked
 from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.shards import Shards, distributed
 from shardtensor.functions.elementwise import divide
 from shardtensor.functions.manipulation import reshape
+from shardtensor.functions.nan_quantiles import nan_quantiles
+from shardtensor.functions.quantile_methods import METHODS, interpolated, middle, quantiles_of_lines
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import reduced_axes, reduction
 from shardtensor.sharding.shard_context import ShardContext
@@ -53,9 +55,6 @@ def _dtype_of(name: str) -> Callable[..., Any]:
     return lambda *operands, **params: getattr(np, name)(*operands, **params)
 
 
-_SORTED = "a line that no other dimension can split is sorted whole"
-
-
 @operator(reduction, dtype=_dtype_of("median"))
 def median(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
     """Returns the median along ``axis``: the mean of the two middle elements, or NaN if any element is NaN.
@@ -67,7 +66,7 @@ def median(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Sh
     """
 
 
-@operator(reduction, dtype=_dtype_of("median"), gathers=_SORTED)
+@operator(reduction, dtype=_dtype_of("median"))
 def nanmedian(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
     """Returns the `median` of the elements that are not NaN; NaN where there are none.
 
@@ -97,7 +96,7 @@ def quantile(
     """
 
 
-@operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"), gathers=_SORTED)
+@operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
 def nanquantile(
     x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:
@@ -119,7 +118,7 @@ def percentile(
     """
 
 
-@operator(operands=("x", "q"), gathers=_SORTED)
+@operator(operands=("x", "q"))
 def nanpercentile(
     x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
 ) -> ShardedTensor:
@@ -130,60 +129,6 @@ def nanpercentile(
     """
 
 
-# -- methods: Hyndman & Fan, "Sample quantiles in statistical packages" (1996), and NumPy's -----------
-
-
-def _between(alpha: float, beta: float) -> Callable[..., Any]:
-    """Returns the position of a quantile q among n elements, which is interpolated, for two of Hyndman & Fan's
-    constants.
-    """
-
-    def position(xp: Any, n: Any, q: Any) -> Any:
-        return n * q + (alpha + q * (1 - alpha - beta)) - 1
-
-    return position
-
-
-def _rounded(name: str) -> Callable[..., Any]:
-    return lambda xp, n, q: getattr(xp, name)((n - 1) * q)
-
-
-def _midpoint(xp: Any, n: Any, q: Any) -> Any:
-    position = (n - 1) * q
-    return 0.5 * (xp.floor(position) + xp.ceil(position))
-
-
-def _inverted_cdf(xp: Any, n: Any, q: Any) -> Any:
-    return xp.ceil(n * q - 1)
-
-
-def _closest_observation(xp: Any, n: Any, q: Any) -> Any:
-    position = n * q - 1 - 0.5
-    before = xp.floor(position)
-    stays = xp.logical_and(xp.equal(position, before), xp.equal(xp.remainder(before, 2), 1))
-    return xp.where(stays, before, before + 1)
-
-
-_METHODS: dict[str, Callable[..., Any]] = {
-    "linear": lambda xp, n, q: (n - 1) * q,
-    "lower": _rounded("floor"),
-    "higher": _rounded("ceil"),
-    "midpoint": _midpoint,
-    "nearest": _rounded("round"),
-    "inverted_cdf": _inverted_cdf,
-    "averaged_inverted_cdf": lambda xp, n, q: n * q - 1,
-    "closest_observation": _closest_observation,
-    "interpolated_inverted_cdf": _between(0, 1),
-    "hazen": _between(0.5, 0.5),
-    "weibull": _between(0, 0),
-    "median_unbiased": _between(1 / 3, 1 / 3),
-    "normal_unbiased": _between(3 / 8, 3 / 8),
-}
-"""For each method the function ``position(xp, n, q)`` of the number of elements and of the quantiles."""
-
-_DISCRETE = ("lower", "higher", "nearest", "inverted_cdf", "closest_observation")
-
-
 # -- on one device ---------------------------------------------------------------------------------
 
 
@@ -192,13 +137,17 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
 
     @implements(function, "composite")
     def check(x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Any:
-        if method not in _METHODS:
-            raise ArgumentError(f"method is {method!r}; wanted one of {', '.join(map(repr, _METHODS))}")
+        if method not in METHODS:
+            raise ArgumentError(f"method is {method!r}; wanted one of {', '.join(map(repr, METHODS))}")
         if isinstance(q, ShardedTensor) or array_backend(q):
             return NotImplemented
         array = _in_range(q, 1)
-        if name == "quantile" and (axes := _selectable(x, axis)) is not None:
-            return _by_selection(x, array, axes, method, keepdims, weak=type(q) in (int, float))
+        weak = type(q) in (int, float)
+        if (axes := _selectable(x, axis)) is not None:
+            if name == "quantile" or x.dtype.kind != "f":
+                return _by_selection(x, array, axes, method, keepdims, weak)
+            if _is_split(x, axes):
+                return _without_nan(x, array, axes, method, keepdims, weak)
         listed = not isinstance(q, (np.ndarray, np.generic, int, float))
         return function(x, array, axis=axis, method=method, keepdims=keepdims) if listed else NotImplemented
 
@@ -217,7 +166,7 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
                 q = q.reshape(-1)
             found = getattr(np, name)(x, q, axis=axis, method=method, keepdims=keepdims)
             return np.reshape(found, context.local_shape)
-        return _quantiles(xp, context, x, q, axis, keepdims, method, name == "nanquantile")
+        return quantiles_of_lines(xp, context, x, q, axis, keepdims, method, name == "nanquantile")
 
     @implements(percents, "composite")
     def in_percent(x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Any:
@@ -300,6 +249,20 @@ def _selectable(x: Any, axis: Any) -> tuple[int, ...] | None:
     return None if is_split and moves else axes
 
 
+def _is_split(x: Any, axes: tuple[int, ...]) -> bool:
+    counts = x._aval.grid.counts
+    return any(counts[d] > 1 for d in axes)
+
+
+def _without_nan(x: Any, q: Any, axes: tuple[int, ...], method: str, keepdims: bool, weak: bool) -> Any:
+    """Returns the quantiles of the elements that are not NaN, for which the elements beside them are selected."""
+    fractions = tuple(np.asarray(q, np.float64).reshape(-1).tolist())
+    width = np.float64 if q.dtype.kind != "f" else q.dtype
+    made = nan_quantiles(x, q=fractions, width=np.dtype(width).name, axes=axes, method=method, weak=weak)
+    rest = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
+    return reshape(made, (*q.shape, *rest))
+
+
 def _by_selection(x: Any, q: Any, axes: tuple[int, ...], method: str, keepdims: bool, weak: bool) -> Any:
     """Returns the quantiles, for which the elements beside them are selected. ``weak`` states that q is a Python
     number, which does not widen the dtype of x.
@@ -307,7 +270,7 @@ def _by_selection(x: Any, q: Any, axes: tuple[int, ...], method: str, keepdims: 
     fractions = q.reshape(-1)
     fractions = fractions if fractions.dtype.kind == "f" else fractions.astype(np.float64)
     size = math.prod(x.shape[d] for d in axes)
-    position = _METHODS[method](np, np.asarray(size, dtype=fractions.dtype), fractions)
+    position = METHODS[method](np, np.asarray(size, dtype=fractions.dtype), fractions)
     before = np.floor(position)
     beside = [np.minimum(np.clip(p, 0, None).astype(np.int64), size - 1) for p in (before, before + 1)]
     ranks = np.unique([*beside[0], *beside[1], size - 1])
@@ -377,7 +340,7 @@ def _between_picks(
     a, b = [lines[..., xp.asarray(list(at), dtype=np.dtype("int64"))] for at in (lower, upper)]
     nan = xp.isnan(lines[..., -1:]) if xp.isdtype(lines.dtype, "real floating") else None
     distances = xp.asarray(list(weights), dtype=np.dtype(width))
-    return _interpolated(xp, context, a, b, distances, method, nan, lines.dtype if weak else None)
+    return interpolated(xp, context, a, b, distances, method, nan, lines.dtype if weak else None)
 
 
 @implements(median, "composite")
@@ -389,6 +352,14 @@ def _median_by_selection(x: Any, axis: Any, keepdims: bool) -> Any:
     return _by_selection(x, np.asarray(0.5), axes, "averaged_inverted_cdf", keepdims, weak=True)
 
 
+@implements(nanmedian, "composite")
+def _nanmedian_by_selection(x: Any, axis: Any, keepdims: bool) -> Any:
+    axes = _selectable(x, axis)
+    if axes is None or not _is_split(x, axes):
+        return NotImplemented
+    return nanquantile(x, 0.5, axis=axes, method="averaged_inverted_cdf", keepdims=keepdims)
+
+
 implements(median, "small")(lambda x, axis, keepdims: np.median(x, axis=axis, keepdims=keepdims))
 
 
@@ -396,105 +367,14 @@ implements(median, "small")(lambda x, axis, keepdims: np.median(x, axis=axis, ke
 def _median(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
     if xp is np:
         return np.median(x, axis=axis, keepdims=keepdims)
-    return _middle(xp, context, x, axis, keepdims, skip_nan=False)
+    return middle(xp, context, x, axis, keepdims, skip_nan=False)
 
 
 @implements(nanmedian, "kernel")
 def _nanmedian(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
     if xp is np:
         return np.nanmedian(x, axis=axis, keepdims=keepdims)
-    return _middle(xp, context, x, axis, keepdims, skip_nan=True)
-
-
-# -- for libraries that lack these functions, or some of their methods -----------------------------
-
-
-def _lines(xp: Any, x: Any, axis: Any) -> Any:
-    """Returns x with the reduced dimensions merged into the last one, along which the elements are in order."""
-    axes = reduced_axes(axis, x.ndim)
-    kept = [d for d in range(x.ndim) if d not in axes]
-    sizes = [x.shape[d] for d in kept]
-    lines = xp.reshape(xp.permute_dims(x, (*kept, *axes)), (*sizes, math.prod(x.shape[d] for d in axes)))
-    return xp.sort(lines, axis=-1, stable=False)
-
-
-def _counts(xp: Any, lines: Any, skip_nan: bool) -> tuple[Any, Any]:
-    """Returns the number of elements of each line that count, with a last dimension of size 1, and where the result is
-    NaN: NaN are at the end of a line.
-    """
-    shape = (*lines.shape[:-1], 1)
-    if not xp.isdtype(lines.dtype, ("real floating", "complex floating")):
-        return xp.full(shape, lines.shape[-1], dtype=np.dtype("int64")), None
-    nan = xp.isnan(lines)
-    if not skip_nan:
-        return xp.full(shape, lines.shape[-1], dtype=np.dtype("int64")), nan[..., -1:]
-    count = xp.sum(xp.logical_not(nan), axis=-1, dtype=np.dtype("int64"), keepdims=True)
-    return count, xp.equal(count, 0)
-
-
-def _at(xp: Any, lines: Any, index: Any) -> Any:
-    return xp.take_along_axis(lines, xp.asarray(index, dtype=np.dtype("int64")), axis=-1)
-
-
-def _finished(xp: Any, context: ShardContext, values: Any, nan: Any) -> Any:
-    """Returns the result of which the quantiles are in the last dimension: they become the first ones."""
-    values = xp.asarray(values, dtype=context.dtype)
-    if nan is not None and context.dtype.kind in "fc":
-        values = xp.where(nan, xp.asarray(math.nan, dtype=context.dtype), values)
-    return xp.reshape(xp.moveaxis(values, -1, 0), context.local_shape)
-
-
-def _middle(xp: Any, context: ShardContext, x: Any, axis: Any, keepdims: bool, skip_nan: bool) -> Any:
-    lines = _lines(xp, x, axis)
-    if 0 in lines.shape:
-        return xp.full(context.local_shape, math.nan, dtype=context.dtype)
-    count, nan = _counts(xp, lines, skip_nan)
-    wide = xp.asarray(lines, dtype=np.result_type(context.dtype, np.float32))
-    lower = _at(xp, wide, xp.floor_divide(xp.maximum(xp.subtract(count, 1), 0), 2))
-    upper = _at(xp, wide, xp.minimum(xp.floor_divide(count, 2), lines.shape[-1] - 1))
-    middle = xp.where(xp.equal(lower, upper), lower, xp.divide(xp.add(lower, upper), 2))
-    return _finished(xp, context, middle, nan)
-
-
-def _quantiles(
-    xp: Any, context: ShardContext, x: Any, q: Any, axis: Any, keepdims: bool, method: str, skip_nan: bool
-) -> Any:
-    lines = _lines(xp, x, axis)
-    if not lines.shape[-1] and 0 not in context.local_shape and not skip_nan:
-        raise IndexingError(f"x has no elements along axis {axis}, of which a quantile could be taken")
-    if 0 in lines.shape or 0 in context.local_shape:
-        return xp.full(context.local_shape, math.nan, dtype=context.dtype)
-    count, nan = _counts(xp, lines, skip_nan)
-    weak = not hasattr(q, "dtype") and xp.isdtype(x.dtype, "real floating")
-    if not hasattr(q, "dtype") or not xp.isdtype(q.dtype, "real floating"):
-        q = xp.asarray(q, dtype=np.dtype("float64"))
-    position = _METHODS[method](xp, xp.asarray(count, dtype=q.dtype), xp.reshape(q, (-1,)))
-    last = xp.maximum(xp.subtract(count, 1), 0)
-    before = xp.floor(position)
-    lower = xp.asarray(xp.clip(before, 0, None), dtype=np.dtype("int64"))
-    upper = xp.asarray(xp.clip(xp.add(before, 1), 0, None), dtype=np.dtype("int64"))
-    a, b = [_at(xp, lines, xp.minimum(index, last)) for index in (lower, upper)]
-    return _interpolated(xp, context, a, b, xp.subtract(position, before), method, nan, x.dtype if weak else None)
-
-
-def _interpolated(
-    xp: Any, context: ShardContext, a: Any, b: Any, weight: Any, method: str, nan: Any, dtype: Any = None
-) -> Any:
-    """Returns the numbers between a and b at the distances ``weight`` from a, which are converted to ``dtype`` if that
-    is given; NaN where ``nan`` is true.
-    """
-    if method in _DISCRETE:  # The positions are integers.
-        return _finished(xp, context, a, nan)
-    if method == "midpoint":
-        weight = xp.where(xp.equal(weight, 0), weight, 0.5)
-    elif method == "averaged_inverted_cdf":
-        weight = xp.where(xp.equal(weight, 0), 0.5, xp.ones_like(weight))
-    nearer, rest = xp.greater_equal(weight, 0.5), xp.subtract(1, weight)
-    if dtype is not None:
-        weight, rest = xp.asarray(weight, dtype=dtype), xp.asarray(rest, dtype=dtype)
-    step = xp.subtract(b, a)
-    found = xp.where(nearer, xp.subtract(b, xp.multiply(step, rest)), xp.add(a, xp.multiply(step, weight)))
-    return _finished(xp, context, found, nan)
+    return middle(xp, context, x, axis, keepdims, skip_nan=True)
 
 
 _declare("quantile", quantile, percentile)

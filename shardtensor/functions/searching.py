@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,12 @@ from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ShapeError
 from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
 from shardtensor.functions.algorithms.ragged import Rows as _Rows
+from shardtensor.functions.algorithms.search import are_split_alike as _are_split_alike
+from shardtensor.functions.algorithms.search import layout_of_both as _layout_of_both
+from shardtensor.functions.algorithms.search import search as _search
+from shardtensor.functions.algorithms.shards import MeshCommunicator as _MeshCommunicator
+from shardtensor.functions.algorithms.shards import Shards as _Shards
+from shardtensor.functions.algorithms.shards import distributed as _distributed
 from shardtensor.functions.indexing import take as _take
 from shardtensor.functions.joining import stack as _stack
 from shardtensor.functions.manipulation import reshape as _reshape
@@ -21,6 +27,8 @@ from shardtensor.sharding.rules import arg_extremum, reduction
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.value import Aval
+from shardtensor.tensor.value import aval as _aval
 
 
 @operator(arg_extremum, combine="argmax")
@@ -132,8 +140,9 @@ def searchsorted(
     """Returns for each element of x2 the index in x1, which is sorted, before which it is inserted to keep the order.
 
     The result has x2's shape and dtype int64. x2 keeps its sharding. Where x1 is sharded, each device searches its
-    shard, and the numbers of elements that precede are added. If the same mesh axis splits both, the smaller one is
-    gathered along it.
+    shard, and the numbers of elements that precede are added. If the same mesh axis splits both, the elements of x2
+    are sent to the devices that hold the parts of x1 in which they are found (up to 64 KiB, the smaller one is
+    gathered).
 
     Args:
         x1: a tensor or an array of one dimension, in ascending order (see `sort` for NaN and complex numbers).
@@ -155,7 +164,35 @@ def searchsorted(
 def _searchsorted_by(x1: Any, x2: Any, side: str, sorter: Any) -> Any:
     if side not in ("left", "right"):
         raise ArgumentError(f"side is {side!r}; wanted 'left' or 'right'")
-    return NotImplemented if sorter is None else searchsorted(_take(x1, sorter), x2, side=side)
+    if sorter is not None:
+        return searchsorted(_take(x1, sorter), x2, side=side)
+    return searchsorted_split(x2, x1, side=side) if _are_split_alike(x1, x2) else NotImplemented
+
+
+@operator(operands=("x", "ordered"), error_name="searchsorted")
+def searchsorted_split(x: ArrayLike, ordered: ArrayLike, /, *, side: str) -> ShardedTensor:
+    """Returns ``searchsorted(ordered, x)`` of two tensors that are split, in x's layout.
+
+    >>> from shardtensor.functions.searching import searchsorted_split
+    >>> searchsorted_split(st.asarray([0, 3, 9]), st.asarray([1, 3, 3, 5]), side="left").tolist()
+    [0, 1, 4]
+    """
+
+
+def _found_aval(x: Aval, ordered: Aval, *, side: str) -> Aval:
+    return _aval(x.shape, np.dtype("int64"), x.sharding, x.committed)
+
+
+def _found_in_whole(x: Any, ordered: Any, *, side: str) -> Any:
+    return sorting.searchsorted(ordered, x, side)
+
+
+@_distributed(searchsorted_split, moves=True, whole=_found_in_whole, result=_found_aval, layout=_layout_of_both)
+def _searchsorted_split(x: _Shards, ordered: _Shards, along: Callable[..., _MeshCommunicator], *, side: str) -> _Shards:
+    def position(xp: Any, part: Any, elements: Any, begin: int) -> Any:
+        return xp.add(xp.searchsorted(part, elements, side=side), begin)
+
+    return _search(x, ordered, along, side, position, np.dtype("int64"))
 
 
 @implements(searchsorted, "kernel")

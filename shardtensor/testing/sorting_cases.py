@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -42,3 +43,27 @@ def _between(data: Any) -> Case:
     places = {"lower": (0,) * len(weights), "upper": (1,) * len(weights)}
     params = {"weights": tuple(weights.tolist()), "width": "float64", **places, "method": "linear", "weak": False}
     return Case([picks], params=params, answer=np.quantile(picks, weights, axis=0))
+
+
+@case("nan_quantiles")
+def _nan_quantiles(data: Any) -> Case:
+    x = array([max(n, 1) for n in data.draw(shapes(1))], "float64", seed(data))  # NumPy drops the quantiles of nothing.
+    axes = data.draw(some.lists(some.integers(0, x.ndim - 1), min_size=1, unique=True).map(sorted).map(tuple))
+    q = tuple(data.draw(some.lists(some.sampled_from([0.0, 0.3, 0.5, 1.0]), min_size=1, max_size=3)))
+    params = {"q": q, "width": "float64", "axes": axes, "method": "linear", "weak": False}
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
+        warnings.simplefilter("ignore")
+        return Case([x], params=params, answer=np.nanquantile(x, q, axis=axes))
+
+
+@case("searchsorted_split")
+def _searchsorted_split(data: Any) -> Case:
+    x1, x2 = [array(data.draw(shapes(1, most)), "float64", seed(data)) for most in (1, 3)]
+    x1, side = np.sort(x1), data.draw(some.sampled_from(["left", "right"]))
+    return Case([x2, x1], params={"side": side}, answer=np.searchsorted(x1, x2, side=side))
+
+
+@case("isin_sorted")
+def _isin_sorted(data: Any) -> Case:
+    x1, x2 = [array(data.draw(shapes(1, most)), "int32", seed(data)) for most in (1, 3)]
+    return Case([x2, np.sort(x1)], answer=np.isin(x2, x1))

@@ -219,6 +219,7 @@ ELEMENTS = {
     "solve",
     "svdvals",
     "elements_of_ranks",
+    "nan_quantiles",
     "packed",
     "take_along_split",
     "unpacked",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -219,6 +220,84 @@ def test_bytes_of_a_median(devices: int) -> None:
     ranks, others = 3, devices - 1  # The two in the middle and the greatest one.
     selected = ranks * others * rounds([n // devices] * devices) * (CANDIDATES * 4 + 16)
     assert sent_by(st.median, x) == selected + devices * others * ranks * (4 + 8)
+
+
+@everywhere
+def test_both_results_of_topk_have_the_same_layout(backend: str) -> None:
+    """Of few and most elements, gathered ones and those of sorted lines."""
+    for mesh, spec in [((6,), P("x")), ((2, 3), P(("y", "x"))), ((2, 3), P("y"))]:
+        for n, k in [(5, 2), (9_000, 0), (9_000, 3), (9_000, 5_000), (9_000, 9_000)]:
+            x = st.device_put(np.arange(n) % 1000 * 1.0, st.NamedSharding(mesh_of(mesh, backend), spec))
+            found = st.topk(x, k)
+            inferred = st.eval_shape(lambda x, k=k: tuple(st.topk(x, k)), x)
+            assert {one.sharding for one in (*found, *inferred)} == {x.sharding}
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked", "grouped", "torch", "cupy"], indirect=True)
+def test_quantiles_that_skip_nan_are_selected(backend: str) -> None:
+    """Lines with different numbers of NaN, one of nothing but NaN, fewer and more lines than devices."""
+    for shape, mesh, spec, axis in [
+        ((20_001,), (3, 2), P(("x", "y")), None),
+        ((3, 9001), (2, 3), P("x", "y"), 1),
+        ((9001, 2), (2, 1), P("x", "y"), 0),
+        ((12, 3001), (2, 3), P("x", "y"), 1),
+    ]:
+        generator = np.random.default_rng(3)
+        host = generator.integers(0, 10_000, shape).astype("float32")
+        host[generator.random(shape) < 0.3] = np.nan
+        if host.ndim > 1:
+            host[:, 0], host[0 if axis else slice(None), slice(None) if axis else 0] = np.inf, np.nan
+        x = st.device_put(host, st.NamedSharding(mesh_of(mesh, backend), spec))
+        with st.transfers() as log, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = st.nanmedian(x, axis=axis, keepdims=True)
+            assert_same(found, np.nanmedian(host, axis=axis, keepdims=True))
+            for q, method in [(0.3, "linear"), (np.array([0.25, 1, 0]), "weibull"), ([0.5, 0.9], "nearest")]:
+                made, wanted = [one.nanquantile(a, q, axis=axis, method=method) for one, a in ((st, x), (np, host))]
+                assert made.shape == wanted.shape
+                # NumPy's dtype is that of the first line, which is another one if all its elements are NaN.
+                assert made.dtype == np.quantile(host[:1], q, axis=axis, method=method).dtype
+                np.testing.assert_allclose(np.asarray(made), wanted, rtol=1e-6)
+        if axis is None:
+            assert log.bytes < 6 * x.nbytes
+        inferred = st.eval_shape(lambda x, axis=axis: st.nanmedian(x, axis=axis, keepdims=True), x)
+        assert inferred.sharding == found.sharding
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked", "grouped", "torch", "cupy"], indirect=True)
+def test_elements_are_found_where_both_operands_are_split(backend: str) -> None:
+    """Ties over several parts, elements outside of the range, and operands that other axes split, too."""
+    for count, shape, spec, dtype in [
+        (20_001, (9_003, 3), P(("x", "y")), "float64"),
+        (20_001, (70, 301), P("x", "y"), "int32"),
+        (9_000, (20_001,), P("y"), "int64"),
+    ]:
+        mesh, generator = mesh_of((3, 2), backend), np.random.default_rng(4)
+        table, wanted = [generator.integers(-300, 300, size).astype(dtype) * 2 for size in (count, shape)]
+        table, wanted = np.sort(table), wanted + (wanted % 3 == 0).astype(dtype)
+        wanted.flat[:3] = -10_000, 10_000, table[count // 3]
+        x1, x2 = [
+            st.device_put(a, st.NamedSharding(mesh, at)) for a, at in ((table, P(("x", "y"))), (wanted, spec))
+        ]  # fmt: skip
+        with st.transfers() as log:
+            for side in ("left", "right"):
+                found = st.searchsorted(x1, x2, side=side)
+                assert_same(found, np.searchsorted(table, wanted, side=side))
+                assert found.sharding == x2.sharding
+        assert log.bytes < 2 * 3 * (x2.size * (x2.dtype.itemsize + 8) + x1.nbytes)
+        shuffled = st.device_put(generator.permutation(table), x1.sharding)
+        for invert in (False, True):
+            found = st.isin(x2, shuffled, invert=invert)
+            assert_same(found, np.isin(wanted, table, invert=invert))
+            assert found.sharding == x2.sharding
+
+
+def test_elements_found_are_sent_once() -> None:
+    x = st.device_put(np.arange(24_000.0), st.NamedSharding(mesh_of((4,), "checked"), P("x")))
+    with st.transfers() as log:
+        st.searchsorted(x, x[::-1] + 0)
+    moved, reverse = x.size * (8 + 8), x.nbytes
+    assert log.bytes == moved + reverse + 4 * 3 * 8
 
 
 def test_permutations_do_not_depend_on_the_devices(backend: str) -> None:

@@ -104,6 +104,7 @@ def test_every_operator_is_exported_or_listed_here() -> None:
     internal |= {"with_halos", "convolve_valid", "coordinate", "spanned"}
     internal |= {"accumulated", "bitcast", "exponent", "fold", "mantissa", "segments", "updated"}
     internal |= {"counts_between", "counts_of_integers", "take_along_split", "elements_of_ranks", "between", "words"}
+    internal |= {"nan_quantiles", "searchsorted_split", "isin_sorted"}
     internal |= {"interpolated", "mapped_lines", "packed", "unpacked"}
     internal |= {"chirp_filter", "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_to_real"}
     internal |= {"fft_transposed", "fft_unpacked", "tall_qr", "tall_r"}

@@ -35,11 +35,24 @@ def elements_of_ranks(
     """Returns the elements of these ranks along ``axes``. The first dimension of the result, whose aval is ``value``,
     has an item for each rank, and the others are x's other dimensions.
     """
-    comm, grid = along(axes), x.value.grid
-    rest = [d for d in range(x.value.ndim) if d not in axes]
-    sizes = [0] * comm.size
+    comm = along(axes)
+    lines, sizes = lines_along(x, comm, axes)
+    found = _selected(comm, lines, sizes, list(ranks))
+    shapes = [value.grid.shape(k) for k in range(len(comm.index))]
+
+    def back(xp: Any, picks: Any, shape: Shape) -> Any:
+        return xp.reshape(xp.moveaxis(picks, -1, 0), shape)
+
+    return found.map(back, shapes, shape=lambda shape: shape, dtype=x.value.dtype).assembled(value)
+
+
+def lines_along(x: Shards, comm: MeshCommunicator, axes: Sequence[int]) -> tuple[Shards, list[int]]:
+    """Returns the lines of each shard along several axes as the rows of a matrix, and the sizes of the parts of a line
+    in the order of the devices of a group.
+    """
+    rest, sizes = [d for d in range(x.value.ndim) if d not in axes], [0] * comm.size
     for k, at in enumerate(comm.index):
-        shape = grid.shape(k)
+        shape = x.value.grid.shape(k)
         sizes[at] = math.prod(shape[d] for d in axes)
 
     def lines_shape(shape: Shape) -> Shape:
@@ -48,14 +61,7 @@ def elements_of_ranks(
     def to_lines(xp: Any, array: Any) -> Any:
         return xp.reshape(xp.permute_dims(array, (*rest, *axes)), lines_shape(tuple(array.shape)))
 
-    lines = x.map(to_lines, shape=lines_shape, dtype=x.value.dtype)
-    found = _selected(comm, lines, sizes, list(ranks))
-    shapes = [value.grid.shape(k) for k in range(len(comm.index))]
-
-    def back(xp: Any, picks: Any, shape: Shape) -> Any:
-        return xp.reshape(xp.moveaxis(picks, -1, 0), shape)
-
-    return found.map(back, shapes, shape=lambda shape: shape, dtype=x.value.dtype).assembled(value)
+    return x.map(to_lines, shape=lines_shape, dtype=x.value.dtype), sizes
 
 
 def picked(xp: Any, lines: Any, ranks: Sequence[int]) -> Any:
@@ -87,19 +93,19 @@ def _selected(comm: MeshCommunicator, lines: Shards, sizes: Sequence[int], ranks
     ordered = lines.map(Order(stable=False).apply, shape=lambda shape: shape, dtype=dtype)
     found = []
     for number in range(max(numbers)):
-        run = ordered.map(_row, [number] * len(numbers), shape=lambda shape: shape[1:], dtype=dtype)
-        found.append(_of_one_line(comm, run, sizes, ranks).arrays)
+        run = ordered.map(row_of, [number] * len(numbers), shape=lambda shape: shape[1:], dtype=dtype)
+        found.append(of_one_line(comm, run, sizes, [ranks] * len(numbers)).arrays)
     return lines.map(lambda xp, a, *rows: xp.stack(rows)[: a.shape[0]], *found, shape=picks, dtype=dtype)
 
 
-def _row(xp: Any, lines: Any, number: int) -> Any:
+def row_of(xp: Any, lines: Any, number: int) -> Any:
     """Returns one line; zeros where there are fewer lines."""
     return lines[number] if number < lines.shape[0] else xp.zeros((lines.shape[1],), dtype=lines.dtype)
 
 
-def _of_one_line(comm: MeshCommunicator, run: Shards, sizes: Sequence[int], ranks: Sequence[int]) -> Shards:
-    """Returns the elements of the ranks of one line, whose parts are in ascending order."""
-    count, dtype = len(ranks), run.value.dtype
+def of_one_line(comm: MeshCommunicator, run: Shards, sizes: Sequence[int], ranks: Sequence[Sequence[int]]) -> Shards:
+    """Returns the elements of the ranks of one line, whose parts are in ascending order; for ``ranks`` see `cuts`."""
+    count, dtype = len(ranks[0]), run.value.dtype
     at = cuts(comm, run, sizes, ranks)
 
     def next_ones(xp: Any, a: Any, at: Any) -> Any:

@@ -38,9 +38,9 @@ def take_along(x: Shards, indices: Shards, along: Callable[[int], MeshCommunicat
     everywhere = [bounds] * len(comm.index)
     size = comm.size
     owners = checked.map(_owners, everywhere, shape=lambda shape: (math.prod(shape),), dtype=_INT)
-    order = owners.map(_sorted, shape=lambda shape: shape, dtype=_INT)
+    order = owners.map(owners_in_order, shape=lambda shape: shape, dtype=_INT)
     sent = checked.map(_requests, owners.arrays, order.arrays, everywhere, shape=_flat, dtype=_INT)
-    ends = owners.map(_ends, order.arrays, [size] * len(comm.index), shape=lambda _: (size + 1,), dtype=_INT)
+    ends = owners.map(ends_of_requests, order.arrays, [size] * len(comm.index), shape=lambda _: (size + 1,), dtype=_INT)
     found = ends.to_host([offsets(math.prod(a.shape), (size,)) for a in checked.arrays])
     received = comm.ragged_all_to_all(sent, found, 0, 0)
     replies = received.map(_replies, lines.arrays, shape=lambda shape: shape, dtype=result.dtype)
@@ -75,7 +75,8 @@ def _owners(xp: Any, indices: Any, bounds: Sequence[int]) -> Any:
     return xp.searchsorted(starts, xp.reshape(indices, (-1,)), side="right")
 
 
-def _sorted(xp: Any, owners: Any) -> Any:
+def owners_in_order(xp: Any, owners: Any) -> Any:
+    """Returns the order of requests by the devices that hold what is requested."""
     return xp.asarray(xp.argsort(owners, stable=True), dtype=_INT)
 
 
@@ -88,14 +89,19 @@ def _requests(xp: Any, indices: Any, owners: Any, order: Any, bounds: Sequence[i
     return xp.add(xp.multiply(line, width), within)[order]
 
 
-def _ends(xp: Any, owners: Any, order: Any, count: int) -> Any:
+def ends_of_requests(xp: Any, owners: Any, order: Any, count: int) -> Any:
     """Returns where the requests to each device begin, with the end of the last ones."""
     return xp.searchsorted(owners[order], xp.arange(count + 1, dtype=_INT), side="left")
 
 
 def _in_place(xp: Any, elements: Any, order: Any, shape: Shape, axis: int) -> Any:
-    """Returns the elements, which are in order of the devices that held them, in the order of the requests."""
+    """Returns the elements in the order of the requests, as an array."""
+    lines = math.prod(shape[:axis] + shape[axis + 1 :])
+    return lines_into(xp, xp.reshape(in_order_of(xp, elements, order), (lines, shape[axis])), shape, axis)
+
+
+def in_order_of(xp: Any, elements: Any, order: Any) -> Any:
+    """Returns the replies, which are in order of the devices that made them, in the order of the requests."""
     flat = xp.empty(elements.shape, dtype=elements.dtype)
     flat[order] = elements
-    lines = math.prod(shape[:axis] + shape[axis + 1 :])
-    return lines_into(xp, xp.reshape(flat, (lines, shape[axis])), shape, axis)
+    return flat

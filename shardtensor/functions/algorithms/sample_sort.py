@@ -144,7 +144,7 @@ def _sorted_line(comm: MeshCommunicator, line: Shards, bounds: Sequence[int], or
     else:
         runs = line.map(ascending.apply, shape=lambda shape: shape, dtype=known)
     sizes = np.diff(bounds).tolist()
-    ends = ends_of(cuts(comm, runs, sizes, bounds[:-1]), comm, sizes)
+    ends = ends_of(cuts(comm, runs, sizes, [bounds[:-1]] * len(comm.index)), comm, sizes)
     merged = comm.ragged_all_to_all(runs, ends, 0, 0)
     if positions is None:
         merged = merged.map(ascending.apply, shape=lambda shape: shape, dtype=dtype)

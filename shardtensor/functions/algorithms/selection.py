@@ -5,7 +5,6 @@ The order of elements is that of their values; equal ones are ordered by their d
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ def rounds(sizes: Sequence[int]) -> int:
     return count
 
 
-def cuts(comm: MeshCommunicator, runs: Shards, sizes: Sequence[int], ranks: Sequence[int]) -> Shards:
+def cuts(comm: MeshCommunicator, runs: Shards, sizes: Sequence[int], ranks: Sequence[Sequence[int]]) -> Shards:
     """Returns for each rank r how many elements of each device's run are among the r least ones.
 
     The ranks are divided over the devices. In each round, every device sends `CANDIDATES` elements of its run for each
@@ -47,14 +46,14 @@ def cuts(comm: MeshCommunicator, runs: Shards, sizes: Sequence[int], ranks: Sequ
         comm: the communicator of the devices.
         runs: arrays of one dimension, in ascending order.
         sizes: their sizes, in the order of the devices of a group.
-        ranks: the ranks.
+        ranks: for each device of the mesh the ranks, the same for all devices of a group.
 
     Returns:
         For each device an array of int64 with an item for each rank.
     """
-    count, size = len(ranks), comm.size
-    mine = [ranks[a:b] for a, b in itertools.pairwise(offsets(count, (size,)).tolist())]
-    targets = [mine[k] for k in comm.index]
+    count, size = len(ranks[0]), comm.size
+    ends = offsets(count, (size,)).tolist()
+    targets = [wanted[ends[k] : ends[k + 1]] for k, wanted in zip(comm.index, ranks, strict=True)]
     at = runs.map(_at_first, [[sizes[k]] for k in comm.index], [count] * len(comm.index), shape=lambda _: (2, count, 1),
                   dtype=_INT)  # fmt: skip
     windows = runs.map(_windows_at_first, [sizes] * len(comm.index), targets, shape=lambda _: (2, 0, size), dtype=_INT)

@@ -1,0 +1,110 @@
+"""Search of elements that are split among elements in order that are split: each element is sent once.
+
+The devices exchange the last element of their parts of the ordered elements, which determine the part in which an
+element is found. Each device sends its elements to the devices that hold these parts, and those reply. Besides P * (P -
+1) elements, a device sends and receives ``itemsize + n`` bytes for each element that is found on another device, where
+replies have n bytes. Elements that are all found in one part are all sent to the device that holds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.functions.algorithms.requests import ends_of_requests, in_order_of, owners_in_order
+from shardtensor.functions.algorithms.sample_sort import GATHERED
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
+from shardtensor.sharding.layout import NamedSharding, offsets
+from shardtensor.sharding.spec import P
+from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.value import Aval, aval
+
+_INT = np.dtype("int64")
+
+Reply = Callable[[Any, Any, Any, int], Any]
+"""``reply(xp, part, elements, begin)`` returns what is wanted of elements, given the part of the ordered elements in
+which they are found and where it begins.
+"""
+
+
+def are_split_alike(x1: Any, x2: Any) -> bool:
+    """Returns whether the same mesh axis splits two large tensors of real numbers, so that an operator whose rule lets
+    only one of them be split would gather the other one.
+    """
+    if not (isinstance(x1, ShardedTensor) and isinstance(x2, ShardedTensor)):
+        return False
+    if min(x1._aval.nbytes, x2._aval.nbytes) <= GATHERED or not {x1.dtype.kind, x2.dtype.kind} <= set("iuf"):
+        return False
+    first, second = [{axis for c in x.sharding.spec.chains_of(x.ndim) for axis in c} for x in (x1, x2)]
+    return x1.sharding.mesh == x2.sharding.mesh and not first.isdisjoint(second)
+
+
+def layout_of_both(x: Aval, ordered: Any, **params: Any) -> list[NamedSharding]:
+    """Returns the layouts that `search` needs: the elements in order are split by all axes that split the others."""
+    axes = tuple([axis for chain in x.sharding.spec.chains_of(x.ndim) for axis in chain])
+    return [x.sharding, x.sharding.with_spec(P(axes))]
+
+
+def search(
+    x: Shards,
+    ordered: Shards,
+    along: Callable[[Sequence[int]], MeshCommunicator],
+    side: str,
+    reply: Reply,
+    dtype: Any,
+) -> Shards:
+    """Returns what ``reply`` returns for each element of x, in x's layout.
+
+    Args:
+        x: the elements to be found.
+        ordered: the elements in order, of one dimension, in the layout of `layout_of_both`.
+        along: makes the communicator of dimensions of x.
+        side: "left" if the part of an element is the first one that ends with it or a greater one, "right" if with a
+            greater one.
+        reply: see `Reply`.
+        dtype: the dtype of its results.
+    """
+    comm, common = along(range(x.value.ndim)), np.result_type(x.value.dtype, ordered.value.dtype)
+    bounds, value = ordered.value.grid.offsets[0].tolist(), x.value
+    result = aval(value.shape, np.dtype(dtype), value.sharding, value.committed)
+    count, size = len(comm.index), comm.size
+    parts = ordered.map(lambda xp, a: xp.asarray(a, dtype=common), shape=lambda shape: shape, dtype=common)
+    wanted = x.map(
+        lambda xp, a: xp.asarray(xp.reshape(a, (-1,)), dtype=common), shape=lambda s: (math.prod(s),), dtype=common
+    )
+    lasts = parts.map(_last, shape=lambda _: (1,), dtype=common)
+    filled = sum(a < b for a, b in itertools.pairwise(bounds))
+    begins = [bounds[k] for k in comm.index]
+
+    def owners(xp: Any, elements: Any, ends: Any) -> Any:
+        if not filled:
+            return xp.zeros(elements.shape, dtype=_INT)
+        found = xp.asarray(xp.searchsorted(ends[:filled], elements, side=side), dtype=_INT)
+        return xp.clip(found, 0, filled - 1)
+
+    owned = wanted.map(owners, comm.all_gather(lasts, 0), shape=lambda shape: shape, dtype=_INT)
+    order = owned.map(owners_in_order, shape=lambda shape: shape, dtype=_INT)
+    sent = wanted.map(lambda xp, a, at: a[at], order.arrays, shape=lambda shape: shape, dtype=common)
+    ends = owned.map(ends_of_requests, order.arrays, [size] * count, shape=lambda _: (size + 1,), dtype=_INT)
+    found = ends.to_host([offsets(math.prod(a.shape), (size,)) for a in wanted.arrays])
+    received = comm.ragged_all_to_all(sent, found, 0, 0)
+
+    def answer(xp: Any, elements: Any, part: Any, begin: int) -> Any:
+        return xp.asarray(reply(xp, part, elements, begin), dtype=result.dtype)
+
+    replies = received.map(answer, parts.arrays, begins, shape=lambda shape: shape, dtype=result.dtype)
+    arrived = comm.ragged_all_to_all(replies, comm.transposed(found), 0, 0)
+    shapes = [value.grid.shape(k) for k in range(count)]
+
+    def back(xp: Any, elements: Any, at: Any, shape: Any) -> Any:
+        return xp.reshape(in_order_of(xp, elements, at), shape)
+
+    return arrived.map(back, order.arrays, shapes, shape=lambda shape: shape, dtype=result.dtype).assembled(result)
+
+
+def _last(xp: Any, part: Any) -> Any:
+    return part[-1:] if part.shape[0] else xp.zeros((1,), dtype=part.dtype)
