@@ -38,6 +38,10 @@ _LINE = 100
 """Characters of a call in a report."""
 
 
+_MORE, _NO_MORE = b"1", b"0"
+"""Whether another exchange of an accompanied call follows."""
+
+
 class State(enum.IntEnum):
     """What a process does."""
 
@@ -79,6 +83,7 @@ class Agreement:
         self._digest = bytes(16)
         self._last: deque[tuple[int, bytes, str]] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
+        self._accompanied = ""
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -152,12 +157,30 @@ class Agreement:
         Raises:
             DistributedError: see `gather`.
         """
+        if self._accompanied:
+            call = self._accompanied
+            self.gather(call, _MORE)
         with self._exclusive(call):
             self._agree(call)
             with self._in_the_middle():
                 for messages in rounds:
                     for outgoing, incoming in messages:
                         self._engine_call(functools.partial(self._exchange, outgoing, incoming))
+
+    @contextlib.contextmanager
+    def accompanied(self, call: str) -> Iterator[None]:
+        """A context whose exchanges the processes that make another call go along with, in `accompany`."""
+        self._accompanied = call
+        try:
+            yield
+        finally:
+            self._accompanied = ""
+        self.gather(call, _NO_MORE)
+
+    def accompany(self, call: str) -> None:
+        """Takes part in the exchanges of a call that other processes make (see `accompanied`), with no messages."""
+        while _MORE in self.gather(call, _NO_MORE):
+            self.exchange(call, {}, {})
 
     def _exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes], deadline: float) -> None:
         sent, received = ({k: m for k, m in messages.items() if m.size} for messages in (outgoing, incoming))
