@@ -38,6 +38,10 @@ _LINE = 100
 """Characters of a call in a report."""
 
 
+_MORE, _NO_MORE = b"1", b"0"
+"""Whether another exchange of an accompanied call follows."""
+
+
 class State(enum.IntEnum):
     """What a process does."""
 
@@ -53,6 +57,20 @@ class Header(NamedTuple):
     calls: int
     digest: bytes
     state: int
+
+
+class _Window(NamedTuple):
+    """Some successive calls; windows begin at multiples of `_KEPT`, in all processes.
+
+    Attributes:
+        begin: how many calls there were before.
+        digest: the hash of these.
+        calls: the calls.
+    """
+
+    begin: int
+    digest: bytes
+    calls: list[str]
 
 
 class Agreement:
@@ -76,9 +94,10 @@ class Agreement:
         self._in_step = True  # Whether the processes made the same calls of the engine.
         self._calls = 0
         self._noted: list[str] = []  # The last calls, which the hash does not contain yet.
-        self._digest = bytes(16)
-        self._last: deque[tuple[int, bytes, str]] = deque(maxlen=_KEPT)
+        self._hash = hashlib.blake2b(digest_size=16)  # Of all calls.
+        self._windows = deque([_Window(0, b"", [])], maxlen=2)
         self._lock = threading.Lock()
+        self._accompanied = ""
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -101,13 +120,24 @@ class Agreement:
 
     def _hash_noted(self) -> None:
         noted, self._noted = self._noted, []
-        for call in noted:
-            self._hash(call)
+        while noted:
+            window = self._windows[-1].calls
+            some, noted = noted[: _KEPT - len(window)], noted[_KEPT - len(window) :]
+            window += some
+            self._calls += len(some)
+            self._hash.update("\n".join([*some, ""]).encode())
+            if len(window) == _KEPT:
+                self._windows.append(_Window(self._calls, self._hash.digest(), []))
 
-    def _hash(self, call: str) -> None:
-        self._calls += 1
-        self._digest = hashlib.blake2b(self._digest + call.encode(), digest_size=16).digest()
-        self._last.append((self._calls, self._digest[:4], call))
+    def _last_calls(self) -> list[tuple[int, bytes, str]]:
+        """Returns the last calls: their numbers, a hash of each and of all before it, and their texts."""
+        self._hash_noted()
+        found = []
+        for begin, before, calls in self._windows:
+            for number, call in enumerate(calls, begin + 1):
+                before = hashlib.blake2b(before + call.encode(), digest_size=4).digest()
+                found.append((number, before, call))
+        return found[-_KEPT:]
 
     # -- exchanges ---------------------------------------------------------------------------------
 
@@ -152,12 +182,30 @@ class Agreement:
         Raises:
             DistributedError: see `gather`.
         """
+        if self._accompanied:
+            call = self._accompanied
+            self.gather(call, _MORE)
         with self._exclusive(call):
             self._agree(call)
             with self._in_the_middle():
                 for messages in rounds:
                     for outgoing, incoming in messages:
                         self._engine_call(functools.partial(self._exchange, outgoing, incoming))
+
+    @contextlib.contextmanager
+    def accompanied(self, call: str) -> Iterator[None]:
+        """A context whose exchanges the processes that make another call go along with, in `accompany`."""
+        self._accompanied = call
+        try:
+            yield
+        finally:
+            self._accompanied = ""
+        self.gather(call, _NO_MORE)
+
+    def accompany(self, call: str) -> None:
+        """Takes part in the exchanges of a call that other processes make (see `accompanied`), with no messages."""
+        while _MORE in self.gather(call, _NO_MORE):
+            self.exchange(call, {}, {})
 
     def _exchange(self, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes], deadline: float) -> None:
         sent, received = ({k: m for k, m in messages.items() if m.size} for messages in (outgoing, incoming))
@@ -186,8 +234,7 @@ class Agreement:
             self._agree(call)
 
     def _agree(self, call: str) -> None:
-        self._hash_noted()
-        self._hash(call)
+        self._noted.append(call)
         self._compare(State.RUNNING)
 
     # -- ends --------------------------------------------------------------------------------------
@@ -252,14 +299,14 @@ class Agreement:
         """
         self._hash_noted()
         self._sequence += 1
-        own = Header(self._sequence, self._calls, self._digest, state)
+        own = Header(self._sequence, self._calls, self._hash.digest(), state)
         packed = _HEADER.pack(*own)
         headers = self._engine_call(lambda deadline: self.engine.agree(packed, deadline))
         if all(header == packed for header in headers) and state is not State.FAILED:
             return
         # The message in one line; then the calls, of which the oldest, which come last, may be cut off.
         lines = [" ".join(failure.split())[: _REPORT // 4]]
-        lines += [f"{n} {d.hex()} {text[:_LINE]}" for n, d, text in reversed(self._last)]
+        lines += [f"{n} {d.hex()} {text[:_LINE]}" for n, d, text in reversed(self._last_calls())]
         record = "\n".join(lines).encode()[:_REPORT].ljust(_REPORT, b"\0")
         reports = self._engine_call(lambda deadline: self.engine.agree(record, deadline))
         texts = [r.rstrip(b"\0").decode(errors="replace") for r in reports]
@@ -298,7 +345,7 @@ class Agreement:
             self.broken = "an exchange between processes was interrupted"
 
     def _named(self, reason: str) -> str:
-        last = self._last[-1] if self._last else (0, b"", "the start")
+        last = (self._last_calls() or [(0, b"", "the start")])[-1]
         return f"process {self.engine.process_index}, call {last[0]}, {last[2]}: {reason}"
 
 

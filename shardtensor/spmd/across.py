@@ -7,6 +7,8 @@ same order.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -82,45 +84,65 @@ def met(found: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:
 
     Raises:
         CollectiveError: in none of them all programs have arrived, so that no program can continue.
-        BackendError: a process takes part in none of the collectives of a kind that others execute.
     """
+    return _executed(_exchanged([_described(r) for r in found]), found)
+
+
+def _exchanged(record: Any) -> list[Any]:
+    """Returns what the programs of each process do: the collectives in which they wait, or their results."""
     import json  # Programs of one process do not need it.
 
-    across = next(member.run.across for rendezvous in found for member in rendezvous.arrived)
+    return [json.loads(text) for text in gather_texts("collectives of a map", json.dumps(record))]
+
+
+def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:
+    """Executes the collectives that the processes can; see `met`.
+
+    Args:
+        rows: what the programs of each process do.
+        found: the collectives in which those of this process wait.
+    """
     own = {rendezvous.numbers: rendezvous for rendezvous in found}
     groups: dict[tuple[int, ...], _Meeting] = {}
-    known: list[set[str]] = []
-    texts = gather_texts("collectives of a map", json.dumps([_described(r) for r in found]))
-    for row in map(json.loads, texts):
-        known.append({call for _, call, _ in row})
-        for numbers, call, members in row:
-            group = groups.setdefault(tuple(numbers), _Meeting(set(), {}))
-            group.calls.add(call)
-            group.kinds.update({int(k): kinds for k, kinds in members.items()})
+    waiting = [row for row in rows if isinstance(row, list)]
+    known = [{call for _, call, _ in row} for row in waiting]
+    for numbers, call, members in itertools.chain.from_iterable(waiting):
+        group = groups.setdefault(tuple(numbers), _Meeting(set(), {}))
+        group.calls.add(call)
+        group.kinds.update({int(k): kinds for k, kinds in members.items()})
     ready = sorted(n for n, group in groups.items() if len(group.calls) == 1 and len(group.kinds) == len(n))
     if not ready:
-        first, calls = found[0].call.description, sorted(set.union(*known))
-        arrived = sorted(number for n, group in groups.items() for k, number in enumerate(n) if k in group.kinds)
-        raise CollectiveError(
-            f"{first}: programs in other processes make another call, or none: {calls}, by the programs {arrived}"
-        )
+        raise _apart(groups, found)
     results = []
     for numbers in ready:
         (call,), kinds = groups[numbers]
-        if any(call not in calls for calls in known):
-            raise BackendError(f"{call}: some processes take no part in such a call at this time, and make another one")
-        mine = own.get(numbers)
+        mine, job = own.get(numbers), connected("a collective of a map")
+        like = mine or next((r for r in found if _call_of(r) == call), None)
+        if like is None or like.work is None:
+            job.accompany(call)
+            continue
+        across = like.arrived[0].run.across
         contributions = []
         for k, n in enumerate(numbers):
             here = mine is not None and not is_remote(across[n])
             given = mine.contributions[k] if mine and here else ((across[n],), [_remote(x) for x in kinds[k]], ())
             contributions.append(given)
-        work = (mine or next(r for r in found if _call_of(r) == call)).work
-        assert work is not None
-        made = work(contributions)
+        all_know = len(waiting) == len(rows) and all(call in calls for calls in known)
+        with contextlib.nullcontext() if all_know else job.accompanied(call):
+            made = like.work(contributions)
         if mine is not None:
             results.append((mine, made))
     return results
+
+
+def _apart(groups: dict[tuple[int, ...], _Meeting], found: Sequence[Rendezvous]) -> CollectiveError:
+    """Returns the error of collectives in none of which all programs have arrived."""
+    calls = sorted(set.union(*[group.calls for group in groups.values()]))
+    arrived = sorted(number for n, group in groups.items() for k, number in enumerate(n) if k in group.kinds)
+    caller = found[0].call.description if found else calls[0]
+    return CollectiveError(
+        f"{caller}: programs in other processes make another call, or none: {calls}, by the programs {arrived}"
+    )
 
 
 class _Meeting(NamedTuple):
@@ -173,19 +195,20 @@ def results_across(results: Sequence[Any], across: Sequence[Device], caller: str
         ShapeError: programs return pytrees of different forms.
         BackendError: a program returns something else than tensors and numbers.
     """
-    import json  # See `met`.
-
     own = {n: x for n, x in enumerate(results) if not is_remote(across[n])}
     first = next(iter(own.values()))
     record = {n: (str(form_of(x)), [_result_kind(leaf, caller) for leaf in leaves(x)]) for n, x in own.items()}
     made = list(results)
-    for text in gather_texts(f"{caller}: results", json.dumps(record)):
-        for key, (form, kinds) in json.loads(text).items():
-            if form != str(form_of(first)):
-                raise ShapeError(f"{caller}: calls return pytrees of different forms, {form} and {form_of(first)}")
-            if int(key) not in own:
-                device = across[int(key)]
-                made[int(key)] = replaced(first, [_elsewhere(kind, device, caller) for kind in kinds])
+    rows = _exchanged(record)
+    while any(isinstance(row, list) for row in rows):  # Programs elsewhere still run.
+        _executed(rows, ())
+        rows = _exchanged(record)
+    for key, (form, kinds) in itertools.chain.from_iterable(row.items() for row in rows):
+        if form != str(form_of(first)):
+            raise ShapeError(f"{caller}: calls return pytrees of different forms, {form} and {form_of(first)}")
+        if int(key) not in own:
+            device = across[int(key)]
+            made[int(key)] = replaced(first, [_elsewhere(kind, device, caller) for kind in kinds])
     return made
 
 

@@ -92,6 +92,20 @@ def test_training_has_the_bits_of_one_process(
     assert "0.7467" in found[0]
 
 
+@pytest.mark.parametrize(
+    ("engine", "processes", "count"),
+    [("mpi", 2, 2), pytest.param("mpi", 4, 1, marks=FULL), pytest.param("gloo", 2, 2, marks=FULL)],
+)
+def test_a_transformer_block_has_the_losses_of_numpy(engine: str, processes: int, devices: int, tmp_path: Path) -> None:
+    (code,) = [c for c in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S) if "# transformer.py" in c]
+    program = tmp_path / "transformer.py"
+    code = code.replace('engine="local"', "")
+    program.write_text(f"import numpy as np\nimport shardtensor as st\n{code}")
+    status, text = launch(engine, processes, str(program), limit=60)
+    assert status == 0, text
+    assert text.count("4.4169 2.1766 True") == processes
+
+
 def lines_of(path: Path) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in path.read_text().splitlines())
 

@@ -156,6 +156,11 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
         run = plan.run
         texts = [described(x) for x in (*kinds, *params)]
         scalars = [n for n, kind in enumerate(kinds) if isinstance(kind, type)]
+        always = f"{op.name}({', '.join(texts)})"
+
+        def noted_alike(operands: Operands) -> Any:
+            note(always)
+            return run(operands)
 
         def noted(operands: Operands) -> Any:
             given = texts.copy()
@@ -164,7 +169,7 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
             note(f"{op.name}({', '.join(given)})")
             return run(operands)
 
-        plan.run = noted
+        plan.run = noted if scalars else noted_alike
     return plan
 
 

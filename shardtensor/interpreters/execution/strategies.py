@@ -23,7 +23,7 @@ from shardtensor.communication.array_communicator import each_array, reduce_ops
 from shardtensor.communication.messages import bring
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
-from shardtensor.communication.transfer import OperandTransfer, whole_array
+from shardtensor.communication.transfer import OperandTransfer, buffers_of, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid, sample_state
@@ -155,6 +155,8 @@ class Strategies:
         shard, if the parts of an operand that belong to a cell of the result are not in one cell of the operand.
         """
         value, backend, name, moves = self.value, self.backend, self.name, self.moves
+        if value.spans and (own := self._in_own_cell()):
+            return own
         groups = value.cells.positions
         if any(move is not None and move.cells.parts(groups) is None for move in moves):
             groups = [[k] for k in range(len(self.devices))]
@@ -223,6 +225,49 @@ class Strategies:
             return result if getattr(result, "dtype", None) is dtype else whole_of(result, value)
 
         return call
+
+    def _in_own_cell(self) -> Run | None:
+        """Returns the plan of an operator that moves nothing, where this process has one cell of the result, and of the
+        operands; otherwise None.
+        """
+        value, moves, name, is_ufunc = self.value, self.moves, self.name, self.op.is_ufunc
+        groups = value.cells.positions
+        here = [n for n, group in enumerate(groups) if not is_remote(self.devices[group[0]])]
+        whole = [(n, None) for n in range(len(groups))]
+        if len(here) != 1 or any(m is not None and not (m.stays and m.cells.parts(groups) == whole) for m in moves):
+            return None
+        (n,) = here
+        device, context = self.devices[groups[n][0]], self._around(groups[n])
+        backend = backend_of(device)
+        function: Callable[..., Any]
+        if self.given:
+            function = functools.partial(self.given, backend.xp, context, **self.params)
+        else:
+            function = functools.partial(function_of(backend, name), **self.params)
+        remote = [RemoteArray(value.cells.grid.shape(k), value.dtype) for k in range(len(groups))]
+        before, after = tuple(remote[:n]), tuple(remote[n + 1 :])
+        count, on_host = len(groups), backend.on_host
+
+        def run_plan(operands: Operands) -> ShardedTensor:
+            arrays = []
+            for x in operands:
+                if type(x) is ShardedTensor:
+                    buffers = x._storage.buffers
+                    arrays.append((buffers if len(buffers) == count else buffers_of(x, name))[n])
+                else:
+                    arrays.append(x)
+            if on_host:
+                made = function(*arrays)
+                if type(made) is not np.ndarray or made.dtype is not value.dtype:
+                    made = whole_of(made, value)
+                if is_ufunc:  # NumPy's ufuncs return new arrays.
+                    return tensor(value, Storage((*before, made, *after), tuple([[] for _ in remote])))
+                return tensor(value, Storage((*before, made, *after)))
+            with backend.on(device):
+                made = whole_of(function(*arrays), value)
+            return tensor(value, offloaded(value, (*before, made, *after)))
+
+        return run_plan
 
     def _around(self, group: Sequence[int]) -> ShardContext:
         """Returns the context of the boxes that the shards of a group of devices tile."""
