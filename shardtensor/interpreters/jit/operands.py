@@ -51,7 +51,7 @@ def _input(kernel: Kernel, k: int, shape: Shape, x: Any) -> HostArray:
     return array
 
 
-_WORK = 1000
+_WORK: Any = 1000
 """The effort of deciding whether two arrays have an element in common; beyond it, they are taken to have one."""
 
 
@@ -63,13 +63,22 @@ def separated(arrays: list[HostArray], outputs: Sequence[HostArray]) -> tuple[li
     in_place = False
     for out in outputs:
         for k, x in enumerate(arrays):
-            # Windows of one buffer, such as its columns, may lie between one another without a common element.
-            if np.may_share_memory(out, x) and np.may_share_memory(out, x, max_work=_WORK):
+            if np.may_share_memory(out, x) and _overlap(out, x):
                 if address(out) == address(x) and out.shape == x.shape and out.strides == x.strides:
                     in_place = True
                 else:
                     arrays[k] = x.copy()
     return arrays, in_place
+
+
+def _overlap(x: HostArray, y: HostArray) -> bool:
+    """Returns whether two arrays have an element in common, or that takes long to decide: windows of one buffer, such
+    as its columns, may lie between one another.
+    """
+    try:
+        return np.shares_memory(x, y, max_work=_WORK)
+    except np.exceptions.TooHardError:
+        return True
 
 
 _byte_of: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer

@@ -29,6 +29,7 @@ COUNT = 24
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of a few elements have several blocks and pieces."""
     monkeypatch.setattr(blocked, "BLOCK", 16)
+    monkeypatch.setattr(blocked, "_LEAST", 16)
     monkeypatch.setattr(blocked, "_TASK", 64)
     monkeypatch.setattr(c_executor, "LONG", 0.0)
     monkeypatch.setattr(c_executor, "_ALIGNED", 8)

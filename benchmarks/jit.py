@@ -1,0 +1,170 @@
+"""What programs of `shardtensor.jit` cost on the arrays of one host, beside other libraries' compilers.
+
+``python benchmarks/jit.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the tables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import harness
+import jit_cases
+from harness import JAX_2, JAX_8, NUMPY, Best, Cell, Cells, Row, Table, Target, Worker
+
+TITLE = "Programs of jit; JAX (n): jit on n virtual CPU devices; results are dropped, except in the column C, kept"
+PLAIN_TITLE = "Programs of jit without a compiler"
+C, KEPT, BLOCKS, EAGER = "C", "C, kept", "jit on NumPy", "eager"
+TORCH, JAX_1, NUMBA = "torch.compile", "JAX (1)", "Numba"
+JAX = Best("best JAX", (JAX_1, JAX_2, JAX_8))
+PEERS = Best("best peer", (NUMPY, TORCH, NUMBA, *JAX.columns))
+
+ROWS = (
+    Row("sin4", "2 sin x + 1, 64M f32", (Target(0.4, PEERS),)),
+    Row("sin8", "2 sin x + 1, 8M f64", (Target(0.4, PEERS),)),
+    Row("black4", "Black-Scholes, 16M f32", (Target(1.0, PEERS),)),
+    Row("black8", "Black-Scholes, 16M f64", (Target(0.85, PEERS),)),
+    Row("softmax", "softmax, 8192 × 4096 f32", (Target(0.9, PEERS),)),
+    Row("norm", "layer norm, 8192 × 4096 f32", (Target(0.65, PEERS),)),
+    Row("chain", "ten cheap operators, 16M f32", (Target(1.0, PEERS),)),
+    Row("jacobi", "Jacobi 4096² f64, 50 steps", (Target(0.8, NUMBA),)),
+    Row("layer", "sigmoid(x w + b), 65536 × 512", (Target(0.95, JAX),)),
+    Row("step", "training step, batch 4096", (Target(0.95, JAX),)),
+    Row("maps", "two pmaps of tanh(a a)", (Target(1.0, JAX),)),
+    Row("sum", "sum, 8192² f32", (Target(1.05, PEERS),)),
+    Row("mean", "mean, 8192² f32", (Target(1.05, PEERS),)),
+    Row("max", "max, 8192² f32", (Target(1.05, PEERS),)),
+    Row("var", "var, 8192² f32", (Target(1.05, PEERS),)),
+    Row("tiny", "cached call, 8 shards of 4", (Target(1.0, NUMPY, 10e-6), Target(0.1, JAX_8))),
+)
+
+ONCE = (
+    Row("trace", "trace, for each equation", (Target(100e-6),)),
+    Row("first", "8 kernels compiled", (Target(0.5),)),
+    Row("disk", "8 kernels from disk", (Target(20e-3),)),
+)
+
+FUSED = ("black4", "black8", "softmax", "norm", "chain", "jacobi", "layer")
+"""The rows in which more than two operators are one kernel."""
+
+PLAIN = tuple(
+    dataclasses.replace(row, targets=(Target(0.8 if row.name in FUSED else 1.05, EAGER),))
+    for row in ROWS
+    if row.name != "tiny"
+)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How often everything is measured.
+
+    Attributes:
+        rounds: of rows that take milliseconds.
+        heavy: of rows that take longer.
+        once: how often what happens once in a process is repeated.
+    """
+
+    rounds: int
+    heavy: int
+    once: int
+
+
+HEAVY = ("grid", "products")
+
+
+@contextlib.contextmanager
+def workers(group: str) -> Iterator[Mapping[str, Worker]]:
+    """By column, a worker for the cases of each executor or library."""
+    ours = {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "numpy"}
+    columns = {
+        C: ("shardtensor", "c_cases", ours),
+        KEPT: ("shardtensor", "kept_cases", ours),
+        BLOCKS: ("shardtensor", "blocked_cases", ours),
+        EAGER: ("shardtensor", "eager_cases", ours),
+        NUMPY: ("numpy", "numpy_cases", {}),
+        TORCH: ("torch", "torch_cases", {}),
+        JAX_8: ("jax", "jax_cases", harness.virtual_devices(8)),
+        JAX_2: ("jax", "jax_cases", harness.virtual_devices(2)),
+        JAX_1: ("jax", "jax_cases", harness.virtual_devices(1)),
+        NUMBA: ("numba", "numba_cases", {}),
+    }
+    with contextlib.ExitStack() as stack:
+        yield {
+            column: stack.enter_context(
+                Worker(package, f"jit_cases:{cases}", {**environment, "JIT_GROUP": group}, 0.05)
+            )
+            for column, (package, cases, environment) in columns.items()
+        }
+
+
+def agree(group: str, columns: Mapping[str, Worker]) -> None:
+    """Raises AssertionError unless all libraries have the same results. By this, everything is compiled."""
+    for name in jit_cases.GROUPS[group]:
+        found = {}
+        for column, worker in columns.items():
+            with contextlib.suppress(harness.NoFigure):
+                found[column] = worker.call(f"answer {name}")
+        assert all(math.isclose(x, found[NUMPY], rel_tol=1e-3) for x in found.values()), (name, found)
+
+
+def measure_group(group: str, columns: Mapping[str, Worker], effort: Effort) -> Cells:
+    """Measures the rows of a group."""
+    pairs = itertools.product(jit_cases.GROUPS[group], columns)
+    samplers = {(name, c): functools.partial(columns[c].sample, name) for name, c in pairs}
+    return harness.interleave(samplers, effort.heavy if group in HEAVY else effort.rounds, group)
+
+
+def measure_once(effort: Effort) -> Cells:
+    """Measures what happens once in a process, each time in a new one."""
+
+    def seconds(code: str, cache: str) -> float:
+        environment = harness.child_environment(XDG_CACHE_HOME=cache, SHARDTENSOR_NUM_DEVICES="8")
+        done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.PIPE)
+        return float(done.stdout.split()[0])
+
+    found: dict[str, list[float]] = {row.name: [] for row in ONCE}
+    for _ in range(effort.once):
+        with tempfile.TemporaryDirectory() as cache:
+            found["trace"].append(seconds(jit_cases.TRACE, cache))
+            found["first"].append(seconds(jit_cases.FIRST, cache))
+            found["disk"].append(seconds(jit_cases.FIRST, cache))
+    return {(name, C): Cell(tuple(samples)) for name, samples in found.items()}
+
+
+def tables(cells: Cells, effort: Effort) -> tuple[Table, Table]:
+    """The tables of everything that was measured: with a compiler, and without."""
+    packages = ("numpy", "torch", "jax", "numba", "shardtensor")
+    environment = harness.describe_environment(packages) | {
+        "rounds": f"{effort.rounds}; Jacobi and products {effort.heavy}; the last three rows {effort.once}"
+    }
+    columns = (C, KEPT, EAGER, NUMPY, TORCH, JAX_8, JAX_2, JAX_1, NUMBA)
+    return (
+        Table(TITLE, environment, columns, ROWS + ONCE, cells),
+        Table(PLAIN_TITLE, environment, (BLOCKS, EAGER, NUMPY), PLAIN, cells),
+    )
+
+
+def measure(effort: Effort, start: Callable[..., contextlib.AbstractContextManager[Mapping[str, Worker]]]) -> Cells:
+    """Measures everything once through."""
+    cells: Cells = {}
+    for group in jit_cases.GROUPS:
+        with start(group) as columns:
+            agree(group, columns)
+            cells |= measure_group(group, columns, effort)
+    return cells | measure_once(effort)
+
+
+if __name__ == "__main__":
+    options = harness.arguments("jit", "What programs of jit cost.")
+    effort = Effort(3, 2, 1) if options.quick else Effort(15, 5, 5)
+    made = tables(measure(effort, workers), effort)
+    for name, table in zip(("jit", "jit_numpy"), made, strict=True):
+        harness.report(table, options.out, harness.labelled(name, options.label), 200)
