@@ -18,7 +18,7 @@ from shardtensor.interpreters.jit.c_source import row_parts
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
-from tests.interpreters.jit.random_kernels import Case, assert_same, random_case, reference
+from tests.interpreters.jit.random_kernels import Case, assert_same, random_case, reference, spread_kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -292,14 +292,7 @@ def test_long_rows_are_divided_over_threads_without_a_change_of_bits(
 def test_variances_are_accurate_and_read_their_operand_once(dtype: str, shape: tuple[int, int]) -> None:
     if find_compiler() is None:
         pytest.skip("no C compiler")
-    k = KernelBuilder(2, 1)
-    x = k.input(dtype, (True, True))
-    scaled = k.call("add", x, x)
-    deviation = k.call("subtract", scaled, k.reduce("mean", scaled))
-    spread = k.reduce("sum_of_squares", deviation)
-    k.output(spread, per_row=True)
-    k.output(k.call("divide", deviation, spread))
-    kernel = k.build()
+    kernel = spread_kernel(dtype)
     assert row_parts(kernel).steps == 3  # one pass, the totals, and the results
     rng = np.random.default_rng(0)
     for offset in (0.0, 1000.0):
