@@ -176,6 +176,7 @@ def fold_in(key: Key, data: int) -> Key:
     [64, 14, 11, 65]
     """
     bits = bits_of(key, "fold_in")
-    if type(bits) is not int or type(data) is ShardedTensor:
-        return key_of(bind(_DERIVED, (data, bits, _FOLDED), ()))
+    number: Any = data
+    if type(bits) is not int or type(number) is ShardedTensor:
+        return key_of(bind(_DERIVED, (number, bits, _FOLDED), ()))
     return _keys(key, "fold_in", _FOLDED + _word(data, "fold_in", "data"), 1)[0]

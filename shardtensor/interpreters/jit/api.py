@@ -243,11 +243,11 @@ class JitFunction(Generic[Arguments, Result]):
             [o.value for o in outputs if o.value is not None],
             {before: after for before, after in finals.items() if before is not after and before in arrays},
         )
-        laid_out = with_layouts(program, trace.count, exact=self._executor == "numpy")
+        layouts = functools.partial(with_layouts, program, trace.count, exact=self._executor == "numpy")
         single = len(outputs) == 1 and leaves(result)[0] is result
         form = None if single else map_leaves(lambda _: None, result)
         sources_of = [c.source for c in captured]
-        return Executable(trace.name, program, laid_out, sources_of, outputs, form, donated, self._executor)
+        return Executable(trace.name, program, layouts, sources_of, outputs, form, donated, self._executor)
 
     def _outputs(
         self, tracer: Tracer, inputs: Sequence[Any], units: Sequence[Any], result: Any, donated: Sequence[int]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,16 +25,22 @@ from shardtensor.host.threads import each
 from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Node, Shape, Value
 from shardtensor.interpreters.jit.operands import checked, separated
 
-BLOCK = 1 << 15
-"""The number of elements of a block: its arrays stay in the second-level cache, and a call of NumPy still takes much
-longer than its overhead.
+BLOCK = 1 << 17
+"""The maximum number of elements of a block: its arrays stay in the caches, and a call of NumPy takes much longer than
+its overhead, of a few microseconds.
 """
+
+_LEAST = 1 << 15
+"""The number of elements of a block in loops that are too short for several tasks of longer blocks."""
 
 MOST_ROW = 1 << 19
 """The maximum number of elements of a row. Eager mode divides the sums of longer ones."""
 
-_TASK = 1 << 17
-"""The minimum number of elements of a task, for which scratch memory is allocated once."""
+_TASK = 1 << 19
+"""The number of elements of a task in long loops. Scratch memory is allocated once for each task."""
+
+_TASKS = 16
+"""The number of tasks that a loop should have at least, so that threads have about the same to do."""
 
 _ORDERED = ("sum", "prod", "mean", "sum_of_squares")
 """The reductions whose bits depend on the order in which elements are added."""
@@ -66,36 +73,39 @@ def run(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[H
     if 0 in outer:
         return
     program = _program(kernel)
-    if math.prod(shape) <= BLOCK:
+    longest = min(BLOCK, max(_LEAST, math.prod(shape) // _TASKS))
+    if math.prod(shape) <= longest:
         _store(
             program, program.evaluate(arrays, shape[len(outer) :] if kernel.row_ndim else (), None, {}, None), outputs
         )
         return
     arrays, in_place = separated(arrays, outputs)
     arrays, targets, outer, inner = _in_memory_order(kernel, shape, arrays, outputs)
-    size = max(BLOCK // max(math.prod(inner), 1), 1)
+    size = max(longest // max(math.prod(inner), 1), 1)
     sides = [1] * len(outer)
     for d in reversed(range(len(outer))):
         sides[d] = max(min(outer[d], size), 1)
         size //= sides[d]
     blocks = Blocks(outer, sides)
     elements = math.prod(sides) * math.prod(inner)
-    per_task = max(_TASK // elements, 1)
+    per_task = max(min(_TASK // elements, len(blocks) // _TASKS), 1)
     names = [_error_name(node) for node in kernel.nodes] or ["cast"]
 
     def task(k: int) -> None:
         scratch = _Scratch(program.slots, elements)
         with errors.step() as step:
             for b in range(k * per_task, min((k + 1) * per_task, len(blocks))):
-                _block(program, blocks[b], inner, arrays, targets, scratch, step, in_place)
+                _block(program, blocks[b], inner, arrays, targets, scratch, step, in_place, fixed)
 
     with Interrupts(), FloatingPointErrors(*names) as errors:
+        with errors.step() as first:
+            fixed = program.fixed(arrays, first)
         each(task, -(-len(blocks) // per_task))
 
 
 def _block(
     program: _Program, here: tuple[slice, ...], row: Shape, arrays: Sequence[HostArray],
-    targets: Sequence[HostArray], scratch: _Scratch, step: Step, in_place: bool,
+    targets: Sequence[HostArray], scratch: _Scratch, step: Step, in_place: bool, fixed: dict[Value, HostArray],
 ) -> None:  # fmt: skip
     """Computes one block."""
     kernel = program.kernel
@@ -109,7 +119,7 @@ def _block(
         is_last = given.value == kernel.values - 1
         if not given.per_row and kernel.is_whole[given.value] and (is_last or not in_place):
             direct[given.value] = out
-    _store(program, program.evaluate(parts, row, scratch, direct, step), outs)
+    _store(program, program.evaluate(parts, row, scratch, direct, step, fixed), outs)
 
 
 def _store(program: _Program, values: Sequence[HostArray], outs: Sequence[HostArray]) -> None:
@@ -211,9 +221,19 @@ class _Program:
                 free.append(slot_of[-1])
         return slot_of
 
+    def fixed(self, inputs: Sequence[HostArray], step: Step) -> dict[Value, HostArray]:
+        """Returns the values of nodes that are the same in all blocks: those of scalars, and not of reductions."""
+        kernel, values = self.kernel, dict(enumerate(inputs))
+        first = len(inputs)
+        for k, node in enumerate(kernel.nodes):
+            if not node.reduces and not any(kernel.varies(first + k)) and values.keys() >= set(node.operands):
+                step.at = k
+                values[first + k] = self._functions[k](*[values[v] for v in node.operands], out=None)
+        return {v: made for v, made in values.items() if v >= first}
+
     def evaluate(
         self, inputs: Sequence[HostArray], row: Shape, scratch: _Scratch | None, direct: dict[Value, HostArray],
-        step: Step | None,
+        step: Step | None, fixed: Mapping[Value, HostArray] = MappingProxyType({}),
     ) -> list[HostArray]:  # fmt: skip
         """Returns all values for one block.
 
@@ -223,9 +243,13 @@ class _Program:
             scratch: the memory for intermediate results; None if NumPy allocates them.
             direct: the arrays into which values are written, by value.
             step: is told which function runs.
+            fixed: the values that are known already.
         """
         values = list(inputs)
         for k, (function, node) in enumerate(zip(self._functions, self.kernel.nodes, strict=True)):
+            if len(values) in fixed:
+                values.append(fixed[len(values)])
+                continue
             operands = [values[v] for v in node.operands]
             if node.reduces and operands[0].shape[-len(row) :] != row:
                 operands = [np.broadcast_to(operands[0], operands[0].shape[: -len(row)] + row)]

@@ -1,18 +1,19 @@
 """The executor of kernels that runs compiled C on the arrays of one device or host buffer.
 
-`compile_kernels` compiles all kernels of a program in one run of the compiler; `submit` does so in the background.
+`compile_kernels` compiles all kernels of a program at once; `submit` does so in the background.
 Calls release the GIL and divide long loops over the thread team. Floating-point errors are not reported.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from shardtensor.interpreters.jit.compiler import find_compiler, load, vectorize
 from shardtensor.interpreters.jit.expressions import EXPENSIVE, has_c
 from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape
 from shardtensor.interpreters.jit.operands import address, checked, separated
+
+Result = TypeVar("Result")
 
 _FUNCTION = 1e-9
 """The seconds that an expensive function takes for one element."""
@@ -234,8 +237,13 @@ _MOST = 1 << 10
 _known: dict[Kernel, CompiledKernel] = {}
 
 
+_HALVES = 4
+"""The number of kernels from which on two processes compile them, each a half."""
+
+
 def compile_kernels(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
-    """Compiles kernels in one run of the compiler. Those without expressions in C are missing in the result.
+    """Compiles kernels in one run of the compiler, or two at the same time. Those without expressions in C are missing
+    in the result.
 
     Raises:
         BackendError: there is no compiler, or it fails.
@@ -244,11 +252,7 @@ def compile_kernels(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
     found = {kernel: known for kernel in wanted if (known := _known.get(kernel)) is not None}
     missing = [kernel for kernel in wanted if kernel not in found]
     if missing:
-        compiler = find_compiler()
-        if compiler is None:
-            raise BackendError("jit: there is no C compiler; install one, or set SHARDTENSOR_CC to its command")
-        library = load(compiler, c_source(missing, vectorized_functions()))
-        made = {kernel: CompiledKernel(kernel, library, k) for k, kernel in enumerate(missing)}
+        made = _compiled(missing)
         found |= made
         if len(_known) + len(made) > _MOST:
             _known.clear()
@@ -256,15 +260,38 @@ def compile_kernels(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
     return {kernel: found[kernel] for kernel in wanted}
 
 
+def _compiled(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
+    compiler = find_compiler()
+    if compiler is None:
+        raise BackendError("jit: there is no C compiler; install one, or set SHARDTENSOR_CC to its command")
+    parts = [kernels[::2], kernels[1::2]] if len(kernels) >= _HALVES else [kernels]
+
+    def library(part: Sequence[Kernel]) -> ctypes.CDLL:
+        return load(compiler, c_source(part, vectorized_functions()))
+
+    others = [_started(functools.partial(library, part)) for part in parts[1:]]
+    libraries = [library(parts[0]), *[other.result() for other in others]]
+    return {
+        kernel: CompiledKernel(kernel, loaded, k)
+        for part, loaded in zip(parts, libraries, strict=True)
+        for k, kernel in enumerate(part)
+    }
+
+
 def submit(kernels: Sequence[Kernel]) -> Future[dict[Kernel, CompiledKernel]]:
     """Starts `compile_kernels` in another thread and returns its future. In the child of a fork it never completes."""
-    future: Future[dict[Kernel, CompiledKernel]] = Future()
+    return _started(functools.partial(compile_kernels, kernels))
 
-    def work() -> None:
+
+def _started(work: Callable[[], Result]) -> Future[Result]:
+    """Starts work in a thread for which the end of the interpreter does not wait."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
         try:
-            future.set_result(compile_kernels(kernels))
+            future.set_result(work())
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=work, name="shardtensor_compile", daemon=True).start()
+    threading.Thread(target=run, name="shardtensor_compile", daemon=True).start()
     return future

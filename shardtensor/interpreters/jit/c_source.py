@@ -13,14 +13,15 @@ body carry ``omp simd``, which is right also where an output is an input: elemen
 A kernel with reductions computes a row in stages, each of which needs the reductions of those before it. Expensive
 functions are stored for later stages, and others are computed again. Elements are combined in `LANES` partial results,
 then by a tree, and segments of `SEGMENT` elements along a binary counter, so that the order of additions depends on
-neither the CPU nor the number of threads. ``kernel_0_part`` computes a part of one long contiguous row: in step 2 s
+neither the CPU nor the number of threads. The squares of a variance are added while a segment is in the cache, relative
+to its own mean. ``kernel_0_part`` computes a part of one long contiguous row: in step 2 s
 some segments of stage s, in step 2 s + 1 the totals of all segments, in the last step the results of some elements.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shardtensor.interpreters.jit.c_driver import DRIVER, HEAD
@@ -190,6 +191,7 @@ class _Rows(_Body):
 
     def __init__(self, number: int, kernel: Kernel) -> None:
         super().__init__(number, kernel)
+        self._moments = dict(self._find_moments())
         self._stage_of = self._stages()
         self._count = 1 + max(self._stage_of)
         self._stored: dict[Value, int] = {}
@@ -199,11 +201,40 @@ class _Rows(_Body):
     def moves(self, value: Value) -> bool:
         return not self.kernel.is_row(value)
 
+    def _find_moments(self) -> Iterator[tuple[Value, _Moment]]:
+        """Yields the sums of squares of ``x - mean(x)``, which are computed together with the mean: a variance then
+        reads its operand once. If x takes long to compute, it is stored and read twice.
+        """
+        for v, node in enumerate(self.kernel.nodes, self.inputs):
+            difference = self.kernel.node(node.operands[0])
+            if node.name != "sum_of_squares" or difference is None or difference.name != "subtract":
+                continue
+            x, mean = difference.operands
+            found = self.kernel.node(mean)
+            if found is not None and found.reduces and found.name == "mean" and found.operands == (x,):
+                closure = self._closure(x)
+                if all((n := self.kernel.node(u)) is None or n.name not in EXPENSIVE for u in closure):
+                    yield v, _Moment(x, mean, closure)
+
+    def _closure(self, value: Value) -> list[Value]:
+        """Returns the values that differ within a row and from which a value is computed, itself included, in order."""
+        seen: set[Value] = set()
+        wanted = [value]
+        while wanted:
+            v = wanted.pop()
+            if v not in seen and self.moves(v):
+                seen.add(v)
+                node = self.kernel.node(v)
+                wanted += node.operands if node is not None else ()
+        return sorted(seen)
+
     def _stages(self) -> list[int]:
         """Returns the first stage in which each value can be computed."""
         stages = [0] * self.inputs
-        for node in self.kernel.nodes:
-            stages.append(max([stages[v] for v in node.operands]) + node.reduces)
+        for v, node in enumerate(self.kernel.nodes, self.inputs):
+            moment = self._moments.get(v)
+            first = max([stages[u] for u in node.operands]) + node.reduces
+            stages.append(stages[moment.mean] if moment else first)
         return stages
 
     def _reductions(self, stage: int) -> list[tuple[Value, Node]]:
@@ -215,7 +246,7 @@ class _Rows(_Body):
         """Returns the values that a stage computes or loads for each element, in order. Expensive ones that an earlier
         stage has computed are entered into `_stored`.
         """
-        wanted = [node.operands[0] for _, node in self._reductions(stage)]
+        wanted = [node.operands[0] for v, node in self._reductions(stage) if v not in self._moments]
         if stage == self._count - 1:
             wanted += [out.value for out in self.kernel.outputs if not out.per_row and self.moves(out.value)]
         seen: set[Value] = set()
@@ -312,8 +343,13 @@ class _Rows(_Body):
         """
         lanes, ends, joins = [], [], []
         element = self._element(stage)
+        places = {v: k for k, (v, _) in enumerate(self._reductions(stage))}
         for k, (v, node) in enumerate(self._reductions(stage)):
             kind, name = C_TYPES[node.dtype], _suffix(node)
+            if v in self._moments:
+                ends += self._end_of_moment(v, places)
+                joins += self._join_of_moment(v, places)
+                continue
             (x,) = [f"v{u}" for u in node.operands]
             term = f"({x} * {x})" if node.name == "sum_of_squares" else x
             term = f"({x} != 0)" if node.name in ("any", "all") else term
@@ -346,6 +382,61 @@ class _Rows(_Body):
             *_indented(joins),
             "}",
         ]
+
+    def _end_of_moment(self, v: Value, places: Mapping[Value, int]) -> list[str]:
+        """Returns the statements that add the squares of a segment's deviations from its own mean."""
+        moment, kind = self._moments[v], self.type(v)
+        lines = [self.load(u, "i") if u < self.inputs else self.define(u) for u in moment.closure]
+        return [
+            "{",
+            f"    const {kind} c = *(const {kind} *)(parts + {places[moment.mean]} * segments + k)"
+            f" / ({kind})(stop - k * {SEGMENT});",
+            f"    {kind} a[{LANES}];",
+            f"    for (int j = 0; j < {LANES}; j++) a[j] = -0.0;",
+            f"    for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
+            f"        const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
+            "        #pragma omp simd",
+            "        for (int j = 0; j < m; j++) {",
+            *_indented(["const long long i = first + j;", *lines], 3),
+            f"            const {kind} d = v{moment.x} - c;",
+            "            a[j] = a[j] + d * d;",
+            "        }",
+            "    }",
+            f"    *({kind} *)(parts + {places[v]} * segments + k) = "
+            f"st_tree_{_suffix(self.kernel.nodes[v - self.inputs])}(a);",
+            "}",
+        ]
+
+    def _join_of_moment(self, v: Value, places: Mapping[Value, int]) -> list[str]:
+        """Returns the statements that add the segments' sums of squares, each moved to the mean of the whole row (Chan,
+        Golub & LeVeque, 1979).
+        """
+        moment, kind = self._moments[v], self.type(v)
+        own, suffix = places[v], _suffix(self.kernel.nodes[v - self.inputs])
+        return [
+            "for (long long k = 0; k < segments; k++) {",
+            f"    const {kind} count = ({kind})(k < segments - 1 ? {SEGMENT} : n - k * {SEGMENT});",
+            f"    const {kind} d = *(const {kind} *)(parts + {places[moment.mean]} * segments + k) / count"
+            f" - *(const {kind} *)(totals + {self._totals.index(moment.mean)});",
+            f"    *({kind} *)(parts + {own} * segments + k) += count * (d * d);",
+            "}",
+            f"*({kind} *)(totals + {self._totals.index(v)}) = "
+            f"segments ? st_join_{suffix}(parts + {own} * segments, segments) : 0;",
+        ]
+
+
+class _Moment(NamedTuple):
+    """A sum of squares that is computed together with a mean.
+
+    Attributes:
+        x: the value whose deviations are squared.
+        mean: its mean.
+        closure: the values from which x is computed, itself included.
+    """
+
+    x: Value
+    mean: Value
+    closure: list[Value]
 
 
 def _step(node: Node, a: str, b: str) -> str:

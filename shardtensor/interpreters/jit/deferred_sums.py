@@ -78,7 +78,6 @@ class _Deferral:
     def __init__(self, program: Program, deferred: Sequence[int], count: int, exact: bool) -> None:
         self.equations: list[Equation] = []
         self._count = count
-        self._program = program
         self._exact = exact
         self._unreduced: dict[Var, Var] = {}  # by the value of the program that is their sum
         self._narrow: dict[Var, Var] = {}  # the sums in a layout of their own, likewise

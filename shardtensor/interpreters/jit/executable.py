@@ -21,8 +21,8 @@ from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Program, Var
-from shardtensor.interpreters.jit.replay import Values, steps_of, view_of
-from shardtensor.interpreters.jit.stencils import is_on_one_memory
+from shardtensor.interpreters.jit.replay import Node, Step, Values, steps_of, view_of
+from shardtensor.interpreters.jit.stencils import STENCIL, is_on_one_memory
 from shardtensor.interpreters.mutation.views import snapshot
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
@@ -64,8 +64,8 @@ class Executable:
     Args:
         name: the name of the function.
         program: what it computes.
-        laid_out: the program that moves the fewest bytes. Where all devices share the memory of the host, it runs in
-            calls whose transfers are recorded or guarded only: nothing moves there.
+        layouts: returns the program that moves the fewest bytes. Where all devices share the memory of the host, it
+            is called, and that program runs, for calls whose transfers are recorded or guarded: nothing moves there.
         captured: the tensors and arrays that it closes over, in the order of ``program.captured``.
         outputs: the leaves of its result.
         tree: the structure of the result: a pytree with any leaves.
@@ -74,7 +74,6 @@ class Executable:
             background.
 
     Attributes:
-        laid_out: see the argument.
         nodes: the equations of each step: one, or those of a kernel.
         kernels: the groups of equations that are one kernel.
     """
@@ -83,7 +82,7 @@ class Executable:
         self,
         name: str,
         program: Program,
-        laid_out: Program,
+        layouts: Callable[[], Program],
         captured: Sequence[Any],
         outputs: Sequence[Output],
         tree: Any,
@@ -97,20 +96,18 @@ class Executable:
         self.tree = tree
         self.donated = donated
         self.kernels: list[Fused] = []
-        self.laid_out = laid_out
-        shared = laid_out is not program and is_on_one_memory(program)
+        self._layouts = layouts
+        self._on_one_memory = is_on_one_memory(program)
         may_compile = executor == "c" or (executor is None and find_compiler() is not None)
-        self.nodes, self.steps = steps_of(program if shared else laid_out, EAGER, self.kernels.append, may_compile)
-        self._recorded = functools.cache(lambda: steps_of(laid_out, EAGER)) if shared else None
+        runs = program if self._on_one_memory else self.laid_out
+        self.nodes, self.steps = steps_of(runs, EAGER, self.kernels.append, may_compile)
         self.executor = executor
         if executor == "c":
             self._compile()
         self._waits = executor is None and any(work_of(k) >= _LARGE for k in self.kernels)
         sources = [*program.inputs, *program.captured]
         self._numbers = [v.number for v in sources]
-        both = (*program.equations, *laid_out.equations)
-        every = [*sources, *[v for equation in both for v in equation.makes()]]
-        self._size = max([v.number for v in every], default=-1) + 1
+        self._size = _size_of(runs)
         self._writes = [(sources.index(before), after.number) for before, after in program.writes.items()]
         self._plain = [o.value.number for o in outputs if o.value is not None and o.view_spec is None]
         self._one = len(outputs) == 1 and tree is None
@@ -119,6 +116,18 @@ class Executable:
         self._shared = {v.number for v in held} | {
             n for k, (_, n) in enumerate(self._writes) if n in [m for _, m in self._writes[:k]] or n in self._numbers
         }
+
+    @functools.cached_property
+    def laid_out(self) -> Program:
+        """The program that moves the fewest bytes."""
+        return self._layouts()
+
+    @functools.cached_property
+    def _recorded(self) -> tuple[Sequence[Node], Sequence[Step], int]:
+        """The nodes, the steps and the number of values of calls whose transfers are recorded."""
+        if not self._on_one_memory:
+            return self.nodes, self.steps, self._size
+        return *steps_of(self.laid_out, EAGER), _size_of(self.laid_out)
 
     def __call__(self, units: Sequence[Any]) -> Any:
         """Runs the program on the inputs, commits its writes, and returns the result."""
@@ -178,12 +187,11 @@ class Executable:
     # -- calls ---------------------------------------------------------------------------------------
 
     def _run(self, sources: Sequence[Any]) -> Values:
-        values: Values = [None] * self._size
+        recorded = self._on_one_memory and is_recording()
+        nodes, steps, size = self._recorded if recorded else (self.nodes, self.steps, self._size)
+        values: Values = [None] * size
         for number, x in zip(self._numbers, sources, strict=True):
             values[number] = _snapshot(x) if type(x) is ShardedTensor else x
-        nodes, steps = self.nodes, self.steps
-        if self._recorded is not None and is_recording():
-            nodes, steps = self._recorded()
         done = 0
         try:
             for step in steps:
@@ -261,6 +269,13 @@ _LARGE = 1 << 20
 def _log(name: str, error: BaseException) -> None:
     """Logs that a function runs on NumPy."""
     logger().info("jit: the kernels of %s run on NumPy: %s", name, error)
+
+
+def _size_of(program: Program) -> int:
+    """Returns the number from which on numbers of values are free."""
+    inner = [v for e in program.equations if e.op is STENCIL for v in e.programs[0].made()]
+    every = (*program.inputs, *program.captured, *program.made(), *inner)
+    return max([v.number for v in every], default=-1) + 1
 
 
 def _base(x: Any) -> Any:

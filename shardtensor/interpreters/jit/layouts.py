@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.core import interpreting
 from shardtensor.errors import ShardTensorError
@@ -55,16 +57,36 @@ def with_stencils(program: Program) -> Program:
     """Returns a program in which the writes that move fewer bytes as stencils are stencils."""
     equations: dict[int, Equation] = dict(enumerate(program.equations))
     changes = 0
+    known: dict[Any, bool] = {}
     views = {e.results: e for e in program.equations if e.op.name == "view" and type(e.results) is Var}
     for k, inside, made in stencils_in(program):
         eager = [program.equations[i] for i in (*inside, k)]
         read = [views[v] for v in dict.fromkeys([v for e in eager for v in e.reads()]) if v in views]
-        if StencilPlan(made, program).size < bytes_of([*read, *eager]):
+        key = _form_of([*read, *eager])
+        if key not in known:
+            known[key] = StencilPlan(made, program).size < bytes_of([*read, *eager])
+        if known[key]:
             equations[k] = made
             changes += 1
             for i in inside:
                 del equations[i]
     return dataclasses.replace(program, equations=list(equations.values())) if changes else program
+
+
+def _form_of(equations: Sequence[Equation]) -> Any:
+    """Returns what the transfers of equations depend on, which is equal for the steps of a loop."""
+    numbers: dict[Var, int] = {}
+
+    def form(x: Any) -> Any:
+        if type(x) is Var:
+            return numbers.setdefault(x, len(numbers)), x.kind
+        return id(x) if isinstance(x, np.ndarray) else (type(x), x)
+
+    made = []
+    for e in equations:
+        where = e.params if e.into is None else (e.into.boxes, e.into.chains)
+        made.append((e.op.name, where, e.writes, form(e.results), *map(form, e.operands)))
+    return tuple(made)
 
 
 def _scattered(reduction: Equation, transfer: Equation, number: int) -> tuple[Equation, Equation] | None:

@@ -158,6 +158,10 @@ class Program:
         found.update(dict.fromkeys([v for v in self.outputs if v not in known]))
         return list(found)
 
+    def made(self) -> list[Var]:
+        """Returns the values that its equations compute."""
+        return [v for equation in self.equations for v in equation.makes()]
+
     def lines(self) -> Iterator[str]:
         """Yields the lines of the printed form."""
         given = ", ".join([v.typed for v in self.inputs])

@@ -264,6 +264,7 @@ def _stencil(equation: Equation, program: Program, interpreter: Interpreter, dea
     only the transfers are those of the stencil.
     """
     plan, result = StencilPlan(equation, program), equation.results.number
+    *inside, _ = equation.programs[0].made()
     backend = equation.results.kind.backend
     runs = interpreter is EAGER and not backend.simulated
     alone = functools.cache(lambda: [_step(e, EAGER, (), False) for e in equation.programs[0].equations])
@@ -275,6 +276,8 @@ def _stencil(equation: Equation, program: Program, interpreter: Interpreter, dea
             with recorded_by():
                 for one in alone():
                     one(values)
+            for v in inside:
+                values[v.number] = None
         else:
             values[result] = (plan.run if runs else plan.infer)(values)
         for number in dead:

@@ -191,32 +191,11 @@ class StencilPlan:
         for s in slices.values():
             low, high = self._blocks.get(s.source, (s.corner, s.corner))
             self._blocks[s.source] = tuple(map(min, low, s.corner)), tuple(map(max, high, s.corner))
-        self._plans = {source: self._plan(source, *block) for source, block in self._blocks.items()}
+        self._plans = {
+            source: _block_plan(self._value, self._corner, self._window, source.kind, *block)
+            for source, block in self._blocks.items()
+        }
         self.size = sum([plan.size * _itemsize(source) for source, plan in self._plans.items()])
-
-    def _written(self, d: int, part: int) -> tuple[int, int]:
-        """Returns the indices of the window along a dimension that a part of the base has."""
-        begin, end = self._value.grid.offsets[d][part : part + 2].tolist()
-        first = min(max(begin - self._corner[d], 0), self._window[d])
-        return first, max(min(end - self._corner[d], self._window[d]), first)
-
-    def _plan(self, source: Var, low: Corner, high: Corner) -> TransferPlan:
-        """Returns the transfer of the blocks of a tensor, which follow one another in each dimension."""
-        grid = self._value.grid
-        lines: list[list[Line]] = []
-        bounds = []
-        for d in range(len(self._window)):
-            at, ends, row = 0, [0], []
-            for part in range(grid.counts[d]):
-                first, last = self._written(d, part)
-                size = last - first + high[d] - low[d] if last > first else 0
-                row.append(Line(at, at + size, d, low[d] + first))
-                at += size
-                ends.append(at)
-            lines.append([line for line in row if line.end > line.begin])
-            bounds.append(np.array(ends, np.int64))
-        blocks = Grid(grid.devices, tuple(bounds), grid.parts)
-        return TransferPlan([Region(0, row) for row in itertools.product(*lines)], (source.kind.grid,), blocks)  # type: ignore[union-attr]
 
     def announce(self, copied: bool) -> None:
         """Records the transfers."""
@@ -242,7 +221,8 @@ class StencilPlan:
         }
         arrays = list(shard_arrays(values[self._base]))
         for k, device in enumerate(value.grid.devices):
-            part = [self._written(d, int(p)) for d, p in enumerate(value.grid.parts[k])]
+            parts = value.grid.parts[k].tolist()
+            part = [_written(value, self._corner, self._window, d, p) for d, p in enumerate(parts)]
             with backend.on(device):
                 arrays[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
             if any(first == last for first, last in part):
@@ -274,6 +254,40 @@ class StencilPlan:
         op = self._write.op
         made = operands[0] if op.assigns else EAGER.apply(op, operands, self._write.params)
         return shard_arrays(made)[0]
+
+
+def _written(value: Aval, corner: Corner, window: Shape, d: int, part: int) -> tuple[int, int]:
+    """Returns the indices of a window of a base along a dimension that a part of the base has."""
+    begin, end = value.grid.offsets[d][part : part + 2].tolist()
+    first = min(max(begin - corner[d], 0), window[d])
+    return first, max(min(end - corner[d], window[d]), first)
+
+
+@functools.lru_cache(256)
+def _block_plan(value: Aval, corner: Corner, window: Shape, source: Aval, low: Corner, high: Corner) -> TransferPlan:
+    """Returns the transfer of the blocks of a tensor, which follow one another in each dimension.
+
+    Args:
+        value: the aval of the base that is written.
+        corner, window: the first index and the shape of the window.
+        source: the aval of the tensor.
+        low, high: the least and the greatest first index of its slices.
+    """
+    grid = value.grid
+    lines: list[list[Line]] = []
+    bounds = []
+    for d in range(len(window)):
+        at, ends, row = 0, [0], []
+        for part in range(grid.counts[d]):
+            first, last = _written(value, corner, window, d, part)
+            size = last - first + high[d] - low[d] if last > first else 0
+            row.append(Line(at, at + size, d, low[d] + first))
+            at += size
+            ends.append(at)
+        lines.append([line for line in row if line.end > line.begin])
+        bounds.append(np.array(ends, np.int64))
+    blocks = Grid(grid.devices, tuple(bounds), grid.parts)
+    return TransferPlan([Region(0, row) for row in itertools.product(*lines)], (source.grid,), blocks)
 
 
 def _itemsize(v: Var) -> int:

@@ -151,6 +151,18 @@ def _operand(rng: np.random.Generator, kernel: Kernel, k: int, shape: tuple[int,
     return np.broadcast_to(array, shape) if rng.random() < 0.2 else array
 
 
+def spread_kernel(dtype: str) -> Kernel:
+    """The sums of the squares of the deviations of ``x + x`` from its means, and the deviations divided by them."""
+    k = KernelBuilder(2, 1)
+    x = k.input(dtype, (True, True))
+    doubled = k.call("add", x, x)
+    deviation = k.call("subtract", doubled, k.reduce("mean", doubled))
+    spread = k.reduce("sum_of_squares", deviation)
+    k.output(spread, per_row=True)
+    k.output(k.call("divide", deviation, spread))
+    return k.build()
+
+
 def reference(case: Case) -> list[np.ndarray[Any, Any]]:
     """The outputs, computed by NumPy's functions on whole arrays."""
     kernel, axes = case.kernel, tuple(range(-case.kernel.row_ndim, 0))

@@ -14,10 +14,11 @@ import pytest
 import shardtensor as st
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.interpreters.jit import blocked, c_executor, operands
+from shardtensor.interpreters.jit.c_source import row_parts
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
-from tests.interpreters.jit.random_kernels import Case, assert_same, random_case, reference
+from tests.interpreters.jit.random_kernels import Case, assert_same, random_case, reference, spread_kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -29,6 +30,7 @@ COUNT = 24
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of a few elements have several blocks and pieces."""
     monkeypatch.setattr(blocked, "BLOCK", 16)
+    monkeypatch.setattr(blocked, "_LEAST", 16)
     monkeypatch.setattr(blocked, "_TASK", 64)
     monkeypatch.setattr(c_executor, "LONG", 0.0)
     monkeypatch.setattr(c_executor, "_ALIGNED", 8)
@@ -283,6 +285,28 @@ def test_long_rows_are_divided_over_threads_without_a_change_of_bits(
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             assert_same(a, b)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("shape", [(3, 5), (2, 4096), (2, 4097), (1, 50_000)])
+def test_variances_are_accurate_and_read_their_operand_once(dtype: str, shape: tuple[int, int]) -> None:
+    if find_compiler() is None:
+        pytest.skip("no C compiler")
+    kernel = spread_kernel(dtype)
+    assert row_parts(kernel).steps == 3  # one pass, the totals, and the results
+    rng = np.random.default_rng(0)
+    for offset in (0.0, 1000.0):
+        array = (rng.normal(size=shape) + offset + np.arange(shape[1]) * 1e-3).astype(dtype)
+        outs = [np.empty(shape[0], dtype), np.empty(shape, dtype)]
+        run_c(kernel, shape, [array], outs)
+        exact = array.astype("f8") * 2
+        exact -= exact.mean(1, keepdims=True)
+        wanted = (exact * exact).sum(1)
+        np.testing.assert_allclose(outs[0], wanted, rtol=1e-5 if dtype == "f4" else 1e-13)
+        np.testing.assert_allclose(outs[1], exact / wanted[:, None], atol=2e-3 / shape[1])
+    array[0, 0] = np.inf
+    run_c(kernel, shape, [array], outs)
+    assert np.isnan(outs[0][0])
 
 
 def test_sums_of_long_rows_are_accurate() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -81,3 +82,27 @@ def test_a_key_whose_bits_are_needed_escapes() -> None:
             st.jit(function)(st.random.key(1))
     static = st.jit(lambda key: st.zeros(2) + (key.seed % 7), static_argnums=0)
     assert static(st.random.key(9)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("calls", [pytest.param(1000), pytest.param(10**5, marks=pytest.mark.full)])
+def test_many_calls_do_not_grow(calls: int) -> None:
+    w = st.zeros(8, device=mesh_of((4,), "numpy"))
+
+    @st.jit
+    def train(key: Any, x: Any, rate: float) -> Any:
+        key, noise = st.random.split(key)
+        w[1:-1] = w[1:-1] - rate * (x[2:] + st.random.uniform(noise, (6,)))
+        return key, w.sum()
+
+    def run(key: Any, count: int) -> Any:
+        for n in range(count):
+            key, _ = train(key, st.arange(8) + n, 1e-3 * n)
+        return key
+
+    key = run(st.random.key(0), 100)
+    gc.collect()
+    before, objects = len(train._cache.programs), len(gc.get_objects())
+    run(key, calls)
+    gc.collect()
+    assert len(train._cache.programs) == before == 1
+    assert len(gc.get_objects()) < objects + 100

@@ -18,7 +18,7 @@ LIBRARY = (
 CODE = """
 import numpy as np, sys
 from shardtensor.interpreters.jit import c_executor
-from tests.interpreters.jit.random_kernels import assert_same, random_case, reference
+from tests.interpreters.jit.random_kernels import assert_same, random_case, reference, spread_kernel
 c_executor.LONG, c_executor._ALIGNED, c_executor._LONG_ROW = 0.0, 8, 1
 first = int(sys.argv[1])
 with np.errstate(all="ignore"):
@@ -31,6 +31,14 @@ with np.errstate(all="ignore"):
                 made[case.kernel].run(case.shape, case.inputs, outs)
                 for out, wanted in zip(outs, reference(case), strict=True):
                     assert_same(out, wanted, case)
+    for dtype in ("f4", "f8"):
+        kernel = spread_kernel(dtype)
+        run = c_executor.compile_kernels([kernel])[kernel].run
+        for shape in [(1, 1), (3, 65), (2, 4096), (1, 9000 + first % 64)]:
+            x = np.ones(shape, dtype)
+            x[:, 0] = 0
+            run(shape, [x], [np.empty(shape[0], dtype), np.empty(shape, dtype)])
+            run(shape, [x[:, ::-1]], [np.empty(shape[0], dtype), x])
 print("done")
 """
 
