@@ -334,7 +334,8 @@ class Strategies:
                 made = backend.all_reduce([states[k] for k in receivers], [devices[k] for k in receivers], exact)
                 if made is not None:
                     return dict(zip(receivers, made, strict=True))
-            if together is None or len(contributors) < 3 or group.chunked:
+            few = len(contributors) < (2 if monoid.partial else 3)  # Merging two arrays is one call.
+            if together is None or few or group.chunked:
                 return all_reduce(group if apart else group._replace(chunked=False), states, ops, receivers)
             leader = contributors[0]
             state = self._collected(together, [states[k] for k in contributors], [devices[k] for k in contributors])
