@@ -293,7 +293,8 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
     if shape_of(given) and shape_of(given) != a.shape:
         if not np.prod(shape_of(given)):
             return
-        given = resize(given, a.shape)
+        # Repeated on the host, the values are one array to send; repeating them on devices copies each repetition.
+        given = np.resize(given, a.shape) if isinstance(given, np.ndarray) else resize(given, a.shape)
     a[...] = where(chosen, astype(given, a.dtype, copy=False), a)
 
 
