@@ -39,10 +39,37 @@ def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any) -> Any:
         return a[:0]
     if xp is np:
         return np.convolve(a, v, "valid")
+    if m > _FEW:
+        return _convolve_windows(xp, a, v)
     total = a[m - 1 :] * v[0]
     for k in range(1, m):
         total = total + a[m - 1 - k : n - k] * v[k]
     return total
+
+
+_FEW = 16
+"""The most elements of a kernel for each of which a few calls compute one term of every result."""
+
+_PRODUCTS = 1 << 22
+"""The most products that are computed at a time for longer kernels."""
+
+
+def _convolve_windows(xp: Any, a: Any, v: Any) -> Any:
+    """Convolves two arrays where they overlap completely: multiplies the windows of the longer one by the other one, as
+    many at a time as need little memory.
+    """
+    count, m = a.shape[0] - v.shape[0] + 1, v.shape[0]
+    reverse, step = xp.flip(v), max(_PRODUCTS // m, 1)
+    parts = []
+    for begin in range(0, count, step):
+        rows = min(step, count - begin)
+        within = xp.reshape(xp.arange(begin, begin + rows), (-1, 1)) + xp.arange(m)
+        products = xp.multiply(xp.reshape(a[xp.reshape(within, (-1,))], (rows, m)), reverse)
+        if xp.isdtype(products.dtype, "bool"):
+            parts.append(xp.any(products, axis=1))
+        else:
+            parts.append(xp.sum(products, axis=1, dtype=products.dtype))
+    return xp.concat(parts)
 
 
 @composition()

@@ -323,6 +323,7 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
     if shape_of(given) and shape_of(given) != a.shape:
         if not np.prod(shape_of(given)):
             return
+        # Repeated on the host, the values are one array to send; repeating them on devices copies each repetition.
         given = np.resize(given, a.shape) if type(given) is np.ndarray else resize(given, a.shape)
     if small := _on_host_if_small(a, chosen, given):
         selected, numbers = small[0].astype(bool, copy=False), np.broadcast_to(small[1], a.shape)

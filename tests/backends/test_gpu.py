@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,9 +28,10 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor import cli
 from shardtensor.backend.registry import load
+from shardtensor.core import OPS
 from shardtensor.testing import BackendTests
 from tests import kernels
-from tests.cases import CASES, check
+from tests.cases import CASES, check, wanted
 from tests.conftest import NO_GPU, NO_TORCH
 from tests.layouts import all_specs, assert_same, mesh_of, placed
 
@@ -38,7 +40,7 @@ MESHES = {1: [(1,)], 2: [(2,), (1, 2)], 8: [(8,), (2, 4), (4, 2), (2, 2, 2)]}
 TORCH_CUDA = not (NO_GPU or NO_TORCH) and st.devices("torch")[0].kind != "cpu"
 
 # Warnings of other libraries that have not been seen yet are not failures.
-gpu = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+gpu = [pytest.mark.gpu, pytest.mark.values, pytest.mark.filterwarnings("default")]
 REHEARSED: list[tuple[str, Callable[[], None]]] = []
 
 
@@ -131,6 +133,43 @@ def test_every_operator(name: str, count: int) -> None:
     operate(name, count, 15)
 
 
+def accepts(name: str, examples: int) -> None:
+    """CuPy accepts what an operator asks of it on eight devices, and the result has the dtype and the dimensions."""
+
+    @hypothesis.settings(max_examples=examples)
+    @hypothesis.given(data=some.data())
+    def run(data: Any) -> None:
+        made = CASES[name](data)
+        rows = st.NamedSharding(mesh_of((8,), "cupy"), st.P())
+        operands = [st.device_put(x, rows) for x in made.operands]
+        answer = np.asarray(wanted(name, made))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # What has not been computed may be NaN.
+            result = made.run(OPS[name].dispatch, operands)
+        assert isinstance(result, st.ShardedTensor)
+        assert (result.dtype, result.ndim) == (answer.dtype, answer.ndim)
+
+    run()
+
+
+BY_VALUES = (
+    "cholesky cond counts_between counts_of_integers eigvalsh fft hfft ifft ihfft inv irfft matrix_rank pinv rfft solve "
+    "svdvals take take_along_axis take_along_split truncated_normal updated"
+)
+"""The operators that raise errors for some values of their operands, or need libraries that check them."""
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.values if name in BY_VALUES.split() else ()) for name in sorted(CASES)],
+)
+def test_every_operator_is_accepted(name: str) -> None:
+    accepts(name, 4)
+
+
+REHEARSED += [(f"accepts {name}", functools.partial(accepts, name, 2)) for name in ("matmul", "argmax", "take")]
 REHEARSED += [(f"{name}-{n}", functools.partial(operate, name, n, 2)) for name in ("matmul", "concat") for n in MESHES]
 
 

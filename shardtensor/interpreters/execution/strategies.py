@@ -382,13 +382,13 @@ class Strategies:
         together = monoid.together if apart and kind in monoid.exact and not value.offloaded else None
 
         def combine_group(group: Group, states: Mapping[int, Any]) -> Mapping[int, Any]:
-            members, contributors = group.members, group.contributors
-            if exact and len(contributors) == len(members) > 1:
-                made = backend.all_reduce([states[k] for k in members], [devices[k] for k in members], exact)
+            contributors, receivers = group.contributors, [k for k in group.members if k in kept]
+            if exact and contributors == receivers and len(receivers) > 1:
+                made = backend.all_reduce([states[k] for k in receivers], [devices[k] for k in receivers], exact)
                 if made is not None:
-                    return dict(zip(members, made, strict=True))
-            receivers = [k for k in members if k in kept]
-            if together is None or len(contributors) < 3 or group.chunked:
+                    return dict(zip(receivers, made, strict=True))
+            few = len(contributors) < (2 if monoid.partial else 3)  # Merging two arrays is one call.
+            if together is None or few or group.chunked:
                 return all_reduce(group if apart else group._replace(chunked=False), states, ops, receivers)
             leader = contributors[0]
             state = self._collected(together, [states[k] for k in contributors], [devices[k] for k in contributors])
