@@ -75,7 +75,7 @@ class Namespace(Ordering):
     def asarray(self, x: Any, /, *, dtype: Any = None, copy: bool | None = None) -> Any:
         """Converts a tensor, a host array, a number or nested lists of numbers to a tensor."""
         if not isinstance(x, torch.Tensor):
-            known = getattr(x, "dtype", None)
+            known: Any = getattr(x, "dtype", None)
             if is_small_float(known):  # PyTorch does not take such arrays of NumPy, but their bits.
                 made = torch.tensor(host(x.view(f"i{known.itemsize}")), device=self._device).view(to_torch(known))
             else:
