@@ -384,13 +384,43 @@ def composition(host: Function | None = None) -> Callable[[Body], Body]:
 
         @functools.wraps(function)
         def dispatch(*args: Any, **kwargs: Any) -> Any:
-            if _innermost.get() is not None:
-                return function(*args, **kwargs)
-            return _outermost.__self__.compose(function, whole, args, kwargs)  # type: ignore[attr-defined]
+            try:
+                if _innermost.get() is not None:
+                    return function(*args, **kwargs)
+                return _outermost.__self__.compose(function, whole, args, kwargs)  # type: ignore[attr-defined]
+            except ShardTensorError as error:
+                _raise_named(function.__name__, error)
 
         return cast("Body", dispatch)
 
     return declare
+
+
+def named(function: Body) -> Body:
+    """Declares that errors of the decorated function, which calls operators, begin with its name or that of one of
+    them, as those of operators and of a `composition` do.
+    """
+
+    @functools.wraps(function)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except ShardTensorError as error:
+            _raise_named(function.__name__, error)
+
+    return cast("Body", dispatch)
+
+
+def _raise_named(name: str, error: ShardTensorError) -> NoReturn:
+    """Raises the error, with the name in front of the message unless that begins with the name of a function, or
+    the name is private.
+    """
+    try:
+        if name.startswith("_") or all(part.isidentifier() for part in str(error).partition(":")[0].split(".")):
+            raise error
+        raise type(error)(f"{name}: {error}") from None
+    finally:
+        del error  # The reference cycle of the error and this frame would keep the operands alive.
 
 
 def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import OPS, implements, operator
+from shardtensor.core import OPS, implements, named, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError
 from shardtensor.functions.algorithms.transpose_fft import needs_transposition, transform
 from shardtensor.functions.data_types import astype
@@ -184,6 +184,7 @@ for _function in (irfft, hfft):
 # -- several dimensions ----------------------------------------------------------------------------
 
 
+@named
 def fftn(
     x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str | None = "backward"
 ) -> ShardedTensor:
@@ -204,6 +205,7 @@ def fftn(
     return _transformed(fft, x, *_cooked("fftn", x, s, axes), norm)
 
 
+@named
 def ifftn(
     x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str | None = "backward"
 ) -> ShardedTensor:
@@ -215,6 +217,7 @@ def ifftn(
     return _transformed(ifft, x, *_cooked("ifftn", x, s, axes), norm)
 
 
+@named
 def rfftn(
     x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str | None = "backward"
 ) -> ShardedTensor:
@@ -228,6 +231,7 @@ def rfftn(
     return _transformed(fft, rfft(x, sizes[-1], along[-1], norm), sizes[:-1], along[:-1], norm)
 
 
+@named
 def irfftn(
     x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str | None = "backward"
 ) -> ShardedTensor:
@@ -241,6 +245,7 @@ def irfftn(
     return irfft(_transformed(ifft, x, sizes[:-1], along[:-1], norm), sizes[-1], along[-1], norm)
 
 
+@named
 def fft2(
     x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
 ) -> ShardedTensor:
@@ -252,6 +257,7 @@ def fft2(
     return fftn(x, s, axes, norm)
 
 
+@named
 def ifft2(
     x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
 ) -> ShardedTensor:
@@ -263,6 +269,7 @@ def ifft2(
     return ifftn(x, s, axes, norm)
 
 
+@named
 def rfft2(
     x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
 ) -> ShardedTensor:
@@ -274,6 +281,7 @@ def rfft2(
     return rfftn(x, s, axes, norm)
 
 
+@named
 def irfft2(
     x: ArrayLike, /, s: Sequence[int] | None = None, axes: Sequence[int] = (-2, -1), norm: str | None = "backward"
 ) -> ShardedTensor:
@@ -381,6 +389,7 @@ def _rfftfreq(xp: Any, context: ShardContext, *, n: int, d: float, dtype: Any) -
     return xp.asarray(xp.multiply(xp.arange(begin, end), 1.0 / (n * d)), dtype=context.dtype)
 
 
+@named
 def fftshift(x: ArrayLike, /, axes: int | Sequence[int] | None = None) -> ShardedTensor:
     """Moves the frequency zero to the middle of each of ``axes``, by `roll`. The sharding is that of x.
 
@@ -393,6 +402,7 @@ def fftshift(x: ArrayLike, /, axes: int | Sequence[int] | None = None) -> Sharde
     return _shifted(x, axes, 1)
 
 
+@named
 def ifftshift(x: ArrayLike, /, axes: int | Sequence[int] | None = None) -> ShardedTensor:
     """Moves the frequency zero from the middle of each of ``axes`` back to the beginning; the inverse of `fftshift`.
 

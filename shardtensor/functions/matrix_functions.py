@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition, implements, recorded
+from shardtensor.core import call, composition, implements, named, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions import products
 from shardtensor.functions.algorithms.blocked import (
@@ -146,6 +146,7 @@ def matrix_norm(x: ArrayLike, /, *, keepdims: bool = False, ord: float | str | N
     return expand_dims(size, axis=(-2, -1)) if keepdims else size
 
 
+@named
 def norm(
     x: ArrayLike, /, ord: float | str | None = None, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
 ) -> ShardedTensor:
@@ -323,6 +324,7 @@ def _best_splits(sizes: tuple[int, ...]) -> dict[tuple[int, int], int]:
     return splits
 
 
+@named
 def lstsq(
     a: ArrayLike, b: ArrayLike, /, rcond: float | None = None
 ) -> tuple[ShardedTensor, ShardedTensor, int, ShardedTensor]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition, recorded
+from shardtensor.core import call, composition, named, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.data_types import astype, result_type
@@ -171,6 +171,7 @@ def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Shar
     return found if increasing else flip(found, axis=1)
 
 
+@named
 def polyfit(
     x: ArrayLike, y: ArrayLike, deg: int, rcond: float | None = None, full: bool = False, w: ArrayLike | None = None
 ) -> Any:

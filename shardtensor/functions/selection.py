@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
-from shardtensor.core import call, composition, innermost
+from shardtensor.core import call, composition, innermost, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import full, zeros_like
@@ -332,6 +332,7 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
     a[...] = where(chosen, astype(given, a.dtype, copy=False), a)
 
 
+@named
 def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, axis: int | None) -> None:
     """Writes values to a tensor: in each line along an axis, to the elements at the indices of the same line.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, composition, recorded
+from shardtensor.core import call, composition, named, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like, iscomplexobj
 from shardtensor.functions.creation import zeros
@@ -58,6 +58,7 @@ def ptp(a: ArrayLike, axis: _Axis = None, *, keepdims: bool = False) -> ShardedT
     return subtract(_max(given, axis=axis, keepdims=keepdims), _min(given, axis=axis, keepdims=keepdims))
 
 
+@named
 def average(
     a: ArrayLike,
     axis: _Axis = None,
@@ -116,6 +117,7 @@ def _weights(weights: Any, shape: tuple[int, ...], axes: tuple[int, ...] | None)
     return broadcast_to(reshape(ordered, tuple([n if d in axes else 1 for d, n in enumerate(shape)])), shape)
 
 
+@named
 def cov(
     m: ArrayLike,
     y: ArrayLike | None = None,
@@ -217,6 +219,7 @@ def _divisor(count: int, weights: Any, aweights: Any, ddof: int) -> Any:
     return divisor
 
 
+@named
 def corrcoef(
     x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, *, dtype: npt.DTypeLike | None = None
 ) -> ShardedTensor:

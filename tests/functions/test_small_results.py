@@ -16,6 +16,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.core import OPS, composition, recorded
+from shardtensor.errors import AxisError
 from shardtensor.interpreters import small_results
 from shardtensor.interpreters.recorded_results import Recording
 from tests.layouts import mesh_of, meshes, specs
@@ -219,3 +220,19 @@ def test_signatures_are_those_of_the_functions() -> None:
     assert list(inspect.signature(st.isclose).parameters) == ["a", "b", "rtol", "atol", "equal_nan"]
     assert st.isclose.__doc__
     assert st.isclose.__name__ == "isclose"
+
+
+def test_errors_begin_with_the_name_of_a_function(backend: str) -> None:
+    x = st.device_put(np.ones((4, 3)), mesh_of((2,), backend))
+    calls: dict[str, Callable[[], Any]] = {
+        "trapezoid": lambda: st.trapezoid(x, axis=5),
+        "unwrap": lambda: st.unwrap(x, axis=5),
+        "average": lambda: st.average(x, axis=5),
+        "fftn": lambda: st.fft.fft2(x, axes=(0, 5)),
+        "fftshift": lambda: st.fft.fftshift(x, 5),
+        "put_along_axis": lambda: st.put_along_axis(x, np.zeros((1, 1), int), 1, 5),
+        "norm": lambda: st.linalg.norm(x, axis=5),
+    }
+    for name, call in calls.items():
+        with pytest.raises(AxisError, match=f"^{name}: axis 5 is out of range"):
+            call()

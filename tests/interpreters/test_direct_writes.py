@@ -69,7 +69,7 @@ def test_only_values_that_fit_are_written_directly(value: Any) -> None:
     assert_same(x, np.repeat([0.0, 5.0, 0.0], [8, 12, 12]).reshape(8, 4))
     assert place_of(x.addressable_shards[0].data) == before
     refused = [
-        (np.full((3, 4), 5), slice(2, 5)), (np.full(4, 5.0), slice(2, 5)), (st.zeros((3, 4)), slice(2, 5)),
+        (np.full((3, 4), 5), slice(2, 5)), (np.full(4, 5.0), slice(2, 5)), (st.zeros((3, 4), dtype=int), slice(2, 5)),
         (1, [1]), (1, (0, None)), (1, 9), ([1, 2], 0),
     ]  # fmt: skip
     for other, index in refused:

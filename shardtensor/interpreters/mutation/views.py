@@ -271,8 +271,8 @@ def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
     grid, backend = first.grid(), first.value.backend
     if any(e.value.sharding != first.value.sharding or not e.grid().same(grid) for e in elements):
         return None
-    kinds = [x._aval if type(x) is ShardedTensor else type(x) for x in operands]
-    value = aval((), result_dtype(op, kinds, {}), first.value.sharding, any(e.value.committed for e in elements))
+    kinds = tuple([x._aval if type(x) is ShardedTensor else type(x) for x in operands])
+    value = aval((), _element_dtype(op, kinds), first.value.sharding, any(e.value.committed for e in elements))
     parts = []
     for k, _ in enumerate(first.parts):
         with backend.on(grid.devices[k]):
@@ -280,6 +280,11 @@ def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
             parts.append(backend.xp.asarray(function_of(backend, op.name)(*arrays), dtype=value.dtype))
     base, index = first.origin
     return tensor(value, ScalarElement(value, base, index, tuple(parts)))
+
+
+@functools.lru_cache(1024)
+def _element_dtype(op: Op, kinds: tuple[Any, ...]) -> Any:
+    return result_dtype(op, kinds, {})
 
 
 @functools.lru_cache(4096)

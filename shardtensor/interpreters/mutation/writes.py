@@ -312,9 +312,9 @@ _FEW = 1 << 10
 
 def _buffer_of(value: Any, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
     """Returns a host array, or the one buffer of a tensor in host memory, of this shape and dtype; None for others."""
-    if type(value) is ShardedTensor and value._aval.backend.on_host and type(value._storage) is Storage:
-        buffers = value._storage.buffers
-        value = buffers[0] if len(buffers) == 1 else None
+    if type(value) is ShardedTensor and value._aval.backend.on_host and not value._aval.unreduced:
+        storage = value._storage
+        value = storage.buffers[0] if type(storage) is Storage and len(storage.buffers) == 1 else None
     return value if type(value) is np.ndarray and value.shape == shape and value.dtype == dtype else None
 
 
