@@ -12,7 +12,8 @@ from shardtensor.functions.elementwise import conj
 from shardtensor.functions.linalg import check_matrices, lapack_dtype
 from shardtensor.functions.linear_algebra import matmul
 from shardtensor.functions.manipulation import matrix_transpose
-from shardtensor.functions.random import Key, normal
+from shardtensor.functions.random import normal
+from shardtensor.functions.random_keys import Key
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import dtype_of, integer_from
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor

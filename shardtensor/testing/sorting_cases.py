@@ -47,7 +47,8 @@ def _between(data: Any) -> Case:
 
 @case("nan_quantiles")
 def _nan_quantiles(data: Any) -> Case:
-    x = array([max(n, 1) for n in data.draw(shapes(1))], "float64", seed(data))  # NumPy drops the quantiles of nothing.
+    shape = tuple([max(n, 1) for n in data.draw(shapes(1))])  # NumPy drops the quantiles of nothing.
+    x = array(shape, "float64", seed(data))
     axes = data.draw(some.lists(some.integers(0, x.ndim - 1), min_size=1, unique=True).map(sorted).map(tuple))
     q = tuple(data.draw(some.lists(some.sampled_from([0.0, 0.3, 0.5, 1.0]), min_size=1, max_size=3)))
     params = {"q": q, "width": "float64", "axes": axes, "method": "linear", "weak": False}
