@@ -239,7 +239,7 @@ class _GroupAcross:
     def messages(self, number: int) -> list[tuple[Any, int, int]]:
         """Returns the states that the processes send to each other, and to their own first members."""
         sent = []
-        bounds = self.blocks[number] or [None] * len(self._order)
+        bounds: Sequence[tuple[int, int] | None] = self.blocks[number] or [None] * len(self._order)
         for tree, owner in self._trees.owners.items():
             whole = None if self.blocks[number] else self._state(tree, owner, None)
             for p, ends in zip(self._order, bounds, strict=True):

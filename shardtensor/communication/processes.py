@@ -186,7 +186,8 @@ def everywhere(
             results += _on_hosts([(array, device, None)])
             continue
         for box, _ in boxes(tuple(array.shape), MOST // max(_dtype(array).itemsize, 1)):
-            (into[n][(*box, ...)],) = _on_hosts([(array, device, box)])
+            index: Any = (*box, ...)
+            (into[n][index],) = _on_hosts([(array, device, box)])
         results.append(into[n])
     numbers, parcels, messages = [], [], []
     for receiver in range(job.engine.process_count) if root is None else (root,):
