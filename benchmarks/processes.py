@@ -7,6 +7,7 @@ the first three columns are measured in turns.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -123,9 +124,9 @@ def _by_alltoallv(world: Any, part: Any, np: Any) -> Any:
     cuts = [width * k // count for k in range(count + 1)]
     mine = cuts[world.Get_rank() + 1] - cuts[world.Get_rank()]
     heights = np.array(world.allgather(rows))
-    packed = np.concatenate([part[:, a:b].ravel() for a, b in zip(cuts, cuts[1:], strict=False)])
+    packed = np.concatenate([part[:, a:b].ravel() for a, b in itertools.pairwise(cuts)])
     out = np.empty((int(heights.sum()), mine))
-    sent = [rows * (b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    sent = [rows * (b - a) for a, b in itertools.pairwise(cuts)]
     world.Alltoallv([packed, sent], [out, (heights * mine).tolist()])
     return out
 
@@ -165,11 +166,9 @@ def measure(effort: Effort) -> Table:
     for row in ROWS:
         for column in (PROJECT, BY_HAND, ALONE, JAX):
             if seconds := found.get(f"{row.name} {column}"):
-                cells[row.name, column] = Cell(seconds)
+                cells[row.name, column] = Cell(tuple(seconds))
     environment = harness.describe_environment(("numpy", "mpi4py", "mpich", "jax", "shardtensor"))
-    return Table(
-        TITLE, environment | {"rounds": str(effort.rounds)}, (PROJECT, BY_HAND, ALONE, JAX), ROWS, cells
-    )
+    return Table(TITLE, environment | {"rounds": str(effort.rounds)}, (PROJECT, BY_HAND, ALONE, JAX), ROWS, cells)
 
 
 def _launched(rounds: int) -> dict[str, list[float]]:
@@ -196,7 +195,8 @@ def _with_jax(rounds: int) -> dict[str, list[float]]:
             subprocess.Popen([sys.executable, __file__, "--jax", str(rounds), str(path), address, str(rank)])
             for rank in range(2)
         ]
-        if any([process.wait(300) for process in running]):
+        statuses = [process.wait(300) for process in running]
+        if any(statuses):
             return {}
         return dict(json.loads(path.read_text()))
 
@@ -216,7 +216,9 @@ def _start_seconds() -> float:
 def _inside(arguments: list[str]) -> None:
     """The program of a process that measures; process 0 writes what it found."""
     kind, rounds, path, *others = arguments
-    found = shardtensor_and_mpi(int(rounds)) if kind == "--inside" else jax_cases(int(rounds), others[0], int(others[1]))
+    found = (
+        shardtensor_and_mpi(int(rounds)) if kind == "--inside" else jax_cases(int(rounds), others[0], int(others[1]))
+    )
     rank = int(others[1]) if others else int(os.environ["PMI_RANK"])
     if rank == 0:
         Path(path).write_text(json.dumps(found))

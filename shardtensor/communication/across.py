@@ -21,7 +21,6 @@ from shardtensor.communication.processes import cross
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import offsets
 
-
 _BLOCK = 1 << 23
 """Bytes of a long result that are combined at a time."""
 
@@ -240,7 +239,7 @@ class _GroupAcross:
     def messages(self, number: int) -> list[tuple[Any, int, int]]:
         """Returns the states that the processes send to each other, and to their own first members."""
         sent = []
-        bounds = self.blocks[number] or [None] * len(self._order)
+        bounds: Sequence[tuple[int, int] | None] = self.blocks[number] or [None] * len(self._order)
         for tree, owner in self._trees.owners.items():
             whole = None if self.blocks[number] else self._state(tree, owner, None)
             for p, ends in zip(self._order, bounds, strict=True):
@@ -254,9 +253,7 @@ class _GroupAcross:
             return
         leader, place = self._own[0], self._order.index(self._here)
         known = {}
-        for (tree, owner), state in zip(
-            self._trees.owners.items(), arrived[place :: len(self._order)], strict=True
-        ):
+        for (tree, owner), state in zip(self._trees.owners.items(), arrived[place :: len(self._order)], strict=True):
             k = self._contributors[tree.rank]
             known[tree] = self._ops.send(state, k, leader) if owner == self._here and k != leader else state
         total = self._ops.finish(leader, self._trees.combined(self._trees.root, None, self._merge(leader), known))

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from shardtensor.communication.engine import Bytes, Engine
 from shardtensor.errors import DistributedError, message_of
@@ -30,6 +30,9 @@ Messages = tuple[Mapping[int, Bytes], Mapping[int, Bytes]]
 _HEADER = struct.Struct("<QQ16sB7x")
 _KEPT = 64
 """How many of the last calls are kept, to find the first that differs."""
+
+SHORT = 472
+"""Bytes of a record that are sent with the header, so that they take no exchange of their own."""
 
 _REPORT = 8192
 """Bytes of the report that each process sends where headers differ."""
@@ -148,9 +151,9 @@ class Agreement:
             DistributedError: the processes do not agree, one of them has failed, ended or not come in time.
         """
         with self._exclusive(call):
+            if len(record) <= SHORT:
+                return [found[: len(record)] for found in self._agree(call, record)]
             self._agree(call)
-            if not record:
-                return [record] * self.engine.process_count
             return self._engine_call(lambda deadline: self.engine.agree(record, deadline))
 
     def gather_texts(self, call: str, text: str) -> list[str]:
@@ -160,8 +163,11 @@ class Agreement:
             DistributedError: see `gather`.
         """
         data = text.encode()
-        sizes = [int.from_bytes(size, "little") for size in self.gather(call, len(data).to_bytes(8, "little"))]
-        rows = self.gather(f"{call}: {max(sizes)} bytes", data.ljust(max(sizes), b"\0"))
+        first = self.gather(call, (len(data).to_bytes(8, "little") + data)[:SHORT].ljust(SHORT, b"\0"))
+        sizes = [int.from_bytes(row[:8], "little") for row in first]
+        rows = [row[8:] for row in first]
+        if max(sizes) > SHORT - 8:
+            rows = self.gather(f"{call}: {max(sizes)} bytes", data.ljust(max(sizes), b"\0"))
         return [row[:size].decode() for row, size in zip(rows, sizes, strict=True)]
 
     def exchange(self, call: str, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes]) -> None:
@@ -202,6 +208,11 @@ class Agreement:
             self._accompanied = ""
         self.gather(call, _NO_MORE)
 
+    @property
+    def sends_short(self) -> bool:
+        """Whether arrays of few bytes may be sent by `gather`, in which processes that only go along take no part."""
+        return not self._accompanied
+
     def accompany(self, call: str) -> None:
         """Takes part in the exchanges of a call that other processes make (see `accompanied`), with no messages."""
         while _MORE in self.gather(call, _NO_MORE):
@@ -233,9 +244,10 @@ class Agreement:
         with self._exclusive(call):
             self._agree(call)
 
-    def _agree(self, call: str) -> None:
+    def _agree(self, call: str, record: bytes = b"") -> list[bytes]:
+        """Compares the headers, and returns the short records that all processes send with them."""
         self._noted.append(call)
-        self._compare(State.RUNNING)
+        return self._compare(State.RUNNING, record=record)
 
     # -- ends --------------------------------------------------------------------------------------
 
@@ -291,8 +303,8 @@ class Agreement:
             "in all processes, so make such calls in one thread"
         )
 
-    def _compare(self, state: State, failure: str = "") -> None:
-        """Compares the headers of all processes.
+    def _compare(self, state: State, failure: str = "", record: bytes = b"") -> list[bytes]:
+        """Compares the headers of all processes, and returns the records that follow them, filled up to `SHORT` bytes.
 
         Raises:
             DistributedError: they differ, or do not all come in time.
@@ -301,14 +313,16 @@ class Agreement:
         self._sequence += 1
         own = Header(self._sequence, self._calls, self._hash.digest(), state)
         packed = _HEADER.pack(*own)
-        headers = self._engine_call(lambda deadline: self.engine.agree(packed, deadline))
+        sent = packed + record.ljust(SHORT, b"\0")
+        rows = self._engine_call(lambda deadline: self.engine.agree(sent, deadline))
+        headers = [row[: len(packed)] for row in rows]
         if all(header == packed for header in headers) and state is not State.FAILED:
-            return
+            return [row[len(packed) :] for row in rows]
         # The message in one line; then the calls, of which the oldest, which come last, may be cut off.
         lines = [" ".join(failure.split())[: _REPORT // 4]]
         lines += [f"{n} {d.hex()} {text[:_LINE]}" for n, d, text in reversed(self._last_calls())]
-        record = "\n".join(lines).encode()[:_REPORT].ljust(_REPORT, b"\0")
-        reports = self._engine_call(lambda deadline: self.engine.agree(record, deadline))
+        report = "\n".join(lines).encode()[:_REPORT].ljust(_REPORT, b"\0")
+        reports = self._engine_call(lambda deadline: self.engine.agree(report, deadline))
         texts = [r.rstrip(b"\0").decode(errors="replace") for r in reports]
         self.broken = _difference([Header(*_HEADER.unpack(h)) for h in headers], texts)
         raise DistributedError(self._named(self.broken))
@@ -387,4 +401,3 @@ def _who(n: int, calls: Sequence[dict[int, tuple[str, str]]]) -> str:
 
 def _processes(numbers: Sequence[int]) -> str:
     return ("process " if len(numbers) == 1 else "processes ") + ", ".join(map(str, numbers))
-

@@ -15,13 +15,14 @@ from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.registry import array_backend, backend_of, is_remote, process_index
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
-from shardtensor.communication.rounds import MOST, Message, Parcel, Part, as_bytes, boxes, rounds
+from shardtensor.communication.rounds import MOST, Message, Parcel, as_bytes, boxes, rounds
 from shardtensor.errors import DistributedError
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import NamedSharding
 
 if TYPE_CHECKING:  # Programs of one process need none of it.
     from shardtensor.communication.agreement import Agreement
+
 
 class _Job:
     """The connection to the other processes, if there is one."""
@@ -127,9 +128,7 @@ def process_of(device: Device) -> int:
     return process_index() if device.backend == HOST.backend else device.process_index
 
 
-def cross(
-    messages: Sequence[tuple[Any, Device, Device]], caller: str, into: Sequence[Any] | None = None
-) -> list[Any]:
+def cross(messages: Sequence[tuple[Any, Device, Device]], caller: str, into: Sequence[Any] | None = None) -> list[Any]:
     """Sends arrays between devices of different processes, in one exchange, if any of them has to be sent.
 
     Args:
@@ -188,7 +187,8 @@ def everywhere(
             results += _on_hosts([(array, device, None)])
             continue
         for box, _ in boxes(tuple(array.shape), MOST // max(_dtype(array).itemsize, 1)):
-            (into[n][(*box, ...)],) = _on_hosts([(array, device, box)])
+            index: Any = (*box, ...)
+            (into[n][index],) = _on_hosts([(array, device, box)])
         results.append(into[n])
     numbers, parcels, messages = [], [], []
     for receiver in range(job.engine.process_count) if root is None else (root,):
@@ -199,7 +199,9 @@ def everywhere(
                 messages.append((array, device, HOST))
     if parcels:
         targets = [results[n] if p.receiver == here else None for n, p in zip(numbers, parcels, strict=True)]
-        for n, parcel, array in zip(numbers, parcels, _Freight(parcels, messages, targets).carried(caller), strict=True):
+        for n, parcel, array in zip(
+            numbers, parcels, _Freight(parcels, messages, targets).carried(caller), strict=True
+        ):
             if parcel.receiver == here:
                 results[n] = array
     return results if receives else []
@@ -224,15 +226,39 @@ class _Freight:
 
     def carried(self, caller: str) -> list[Any]:
         """Returns the arrays that this process receives, and the shapes and dtypes of the others."""
+        from shardtensor.communication.agreement import SHORT  # Programs of one process do not need it.
+
         made = rounds(tuple(self._parcels), MOST)
         for number in made.cut:
             if self._into[number] is None and self._parcels[number].receiver == self._here:
                 self._into[number] = self._empty(number)
-        connected(caller).stream(f"{caller}: {made.text}", map(self._round, made.messages))
+        job, call = connected(caller), f"{caller}: {made.text}"
+        if made.longest <= SHORT and job.sends_short:
+            self._send_short(job, call, made.messages[0], SHORT)
+        else:
+            job.stream(call, map(self._round, made.messages))
         return [
             array if parcel.receiver == self._here else RemoteArray(parcel.shape, parcel.dtype)
             for parcel, array in zip(self._parcels, self._into, strict=True)
         ]
+
+    def _send_short(self, job: Agreement, call: str, messages: Sequence[Message], size: int) -> None:
+        """Sends messages of few bytes together with the header, to all processes."""
+        own = [message for message in messages if message.sender == self._here]
+        for message in own:
+            job.sent[message.receiver] += message.nbytes
+        records = job.gather(call, b"".join([self._packed(message).tobytes() for message in own]).ljust(size, b"\0"))
+        begins: dict[int, int] = {}
+        for message in messages:
+            begin = begins.get(message.sender, 0)
+            begins[message.sender] = begin + message.nbytes
+            if message.receiver == self._here:
+                # A copy, since bytes cannot be written to, and may not be aligned.
+                arrived = np.frombuffer(records[message.sender], np.uint8, message.nbytes, begin).copy()
+                target = self._target(message)
+                if target is not None:
+                    target[...] = arrived
+                self._store(message, arrived)
 
     def _round(self, messages: Sequence[Message]) -> Iterator[tuple[dict[int, Any], dict[int, Any]]]:
         """Yields what is sent to and received from each process, and then stores what was received."""
@@ -263,7 +289,6 @@ class _Freight:
         for part, host in zip(message.parts, hosts, strict=True):
             packed[part.begin : part.end].view(host.dtype).reshape(part.shape)[...] = host
         return packed
-
 
     def _target(self, message: Message) -> Any:
         """Returns the bytes of the array that receives the elements, if it is the only one and can receive them as they
@@ -322,8 +347,9 @@ def _dtype(array: Any) -> np.dtype[Any]:
 
 
 def _on_hosts(parts: Sequence[tuple[Any, Device, tuple[slice, ...] | None]]) -> list[HostArray]:
-    """Returns the elements of arrays on devices, or those in a box of each, as host arrays: in page-locked memory, where
-    a backend has some, to which all of them are copied at the same time.
+    """Returns the elements of arrays on devices, or those in a box of each, as host arrays.
+
+    Where a backend has page-locked memory, all of them are copied to it at the same time.
     """
     hosts, tokens = [], []
     for array, device, box in parts:

@@ -73,11 +73,13 @@ class Rounds(NamedTuple):
         text: which process sends how many bytes to which, as the processes compare it, and as users read it.
         messages: the messages of each round.
         cut: the numbers of the arrays that several messages have parts of.
+        longest: the most bytes that a process sends.
     """
 
     text: str
     messages: Sequence[Sequence[Message]]
     cut: frozenset[int]
+    longest: int
 
 
 @functools.lru_cache(1024)
@@ -101,7 +103,11 @@ def rounds(parcels: tuple[Parcel, ...], most: int) -> Rounds:
         columns.append([Message(sender, receiver, *load) for load in _loads(parts, parcels, limit)])
     found = [[m for m in row if m] for row in itertools.zip_longest(*columns)]
     cut = frozenset(p.number for row in found for m in row for p in m.parts if p.box is not None)
-    return Rounds(_text({pair: sum(m.nbytes for m in c) for pair, c in zip(pairs, columns, strict=True)}), found, cut)
+    sizes = {pair: sum(m.nbytes for m in c) for pair, c in zip(pairs, columns, strict=True)}
+    totals: dict[int, int] = {}
+    for (sender, _), size in sizes.items():
+        totals[sender] = totals.get(sender, 0) + size
+    return Rounds(_text(sizes), found, cut, max(totals.values()))
 
 
 def _parts(number: int, parcel: Parcel, limit: int) -> Iterator[tuple[int, tuple[slice, ...] | None, Shape]]:
@@ -145,7 +151,9 @@ _LISTED = 2
 def _text(sizes: dict[tuple[int, int], int]) -> str:
     if len(sizes) <= _LISTED:
         return ", ".join([f"{n} bytes from process {i} to process {k}" for (i, k), n in sizes.items()])
-    return f"{sum(sizes.values())} bytes between {len(sizes)} pairs of processes ({hash(tuple(sizes.items())) % 2**32:x})"
+    return (
+        f"{sum(sizes.values())} bytes between {len(sizes)} pairs of processes ({hash(tuple(sizes.items())) % 2**32:x})"
+    )
 
 
 def as_bytes(array: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:

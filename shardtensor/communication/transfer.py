@@ -174,7 +174,8 @@ def gather_across(x: ShardedTensor, caller: str, root: int | None = None) -> Hos
     arrays, grid = shard_arrays(x), x._aval.grid
     owners, receives = grid.owners(), root in (None, process_index())
     out = memory_pool.empty(x.shape, x.dtype) if receives else np.empty(0, x.dtype)
-    into = [out[(*grid.index(k), ...)] for k in owners] if receives else None
+    indices: list[Any] = [(*grid.index(k), ...) for k in owners]
+    into = [out[index] for index in indices] if receives else None
     everywhere([arrays[k] for k in owners], [grid.devices[k] for k in owners], caller, root, into)
     return out
 

@@ -18,8 +18,8 @@ import pytest
 import shardtensor as st
 from shardtensor import distributed
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.agreement import Agreement
 from shardtensor.communication import processes
+from shardtensor.communication.agreement import Agreement
 from shardtensor.communication.processes import JOB
 from shardtensor.testing.layouts import on_host
 from tests import fakecupy

@@ -38,6 +38,7 @@ def launch(engine: str, processes: int, *command: str, limit: float = 60) -> tup
     lines: list[str] = []
     root = str(Path(__file__).parents[2])
     environ = {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
+    environ["SHARDTENSOR_NUM_DEVICES"] = os.environ.get("SHARDTENSOR_NUM_DEVICES", "2")
     status = launcher.launch(
         [sys.executable, *command], processes, engine, timeout=limit, environ=environ, output=lines.append
     )
@@ -122,19 +123,19 @@ def test_each_process_uses_its_gpus(
 # -- faults ----------------------------------------------------------------------------------------
 
 MESSAGES = {
-    "raises": "process LAST has failed after call 6: ValueError: no such file",
-    "exits": f"process LAST has ended after call 6; call 7 is {GATHER}",
-    "other_order": r"call 7 is sync_global_devices\('a'\) in process.*, and sync_global_devices\('b'\) in process LAST",
-    "other_shape": rf"call 7 is {GATHER} in process.*, and process_allgather\(float64\[4\]\) in process LAST",
-    "other_dtype": rf"call 7 is {GATHER} in process.*, and process_allgather\(float32\[3\]\) in process LAST",
-    "extra_call": rf"call 7 is {GATHER} in process.*, and assert_equal in process LAST",
-    "missing_call": f"process LAST has ended after call 6; call 7 is {GATHER}",
+    "raises": "process LAST has failed after call 7: ValueError: no such file",
+    "exits": f"process LAST has ended after call 7; call 8 is {GATHER}",
+    "other_order": r"call 8 is sync_global_devices\('a'\) in process.*, and sync_global_devices\('b'\) in process LAST",
+    "other_shape": rf"call 8 is {GATHER} in process.*, and process_allgather\(float64\[4\]\) in process LAST",
+    "other_dtype": rf"call 8 is {GATHER} in process.*, and process_allgather\(float32\[3\]\) in process LAST",
+    "extra_call": rf"call 8 is {GATHER} in process.*, and assert_equal in process LAST",
+    "missing_call": f"process LAST has ended after call 7; call 8 is {GATHER}",
     "killed": "(has|have) (ended or cannot be reached|not come within 2 s)",
     "stopped": "process LAST has not come within 2 s",
-    "interrupted": "process LAST has failed after call 6: KeyboardInterrupt",
+    "interrupted": "process LAST has failed after call 7: KeyboardInterrupt",
     "late": "process LAST has not come within 2 s",
-    "error_is_handled": rf"call 7 is {GATHER} in process.*, and sync_global_devices\('after the error'\) in process LAST",
-    "many_calls": rf"call 7 is {GATHER} in process.*, and sync_global_devices\('again'\) in process LAST",
+    "error_is_handled": rf"call 8 is {GATHER} in process.*, and sync_global_devices\('after the error'\) in process LAST",
+    "many_calls": rf"call 8 is {GATHER} in process.*, and sync_global_devices\('again'\) in process LAST",
 }
 """What every process that can still print has to print; LAST is the number of the process in which the fault is."""
 

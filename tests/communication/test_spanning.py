@@ -97,7 +97,9 @@ def test_training_has_the_bits_of_one_process(
     [("mpi", 2, 2), pytest.param("mpi", 4, 1, marks=FULL), pytest.param("gloo", 2, 2, marks=FULL)],
 )
 def test_a_transformer_block_has_the_losses_of_numpy(engine: str, processes: int, devices: int, tmp_path: Path) -> None:
-    (code,) = [c for c in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S) if "# transformer.py" in c]
+    (code,) = [
+        c for c in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S) if "# transformer.py" in c
+    ]
     program = tmp_path / "transformer.py"
     code = code.replace('engine="local"', "")
     program.write_text(f"import numpy as np\nimport shardtensor as st\n{code}")

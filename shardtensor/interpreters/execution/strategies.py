@@ -155,8 +155,8 @@ class Strategies:
         shard, if the parts of an operand that belong to a cell of the result are not in one cell of the operand.
         """
         value, backend, name, moves = self.value, self.backend, self.name, self.moves
-        if value.spans and (own := self._in_own_cell()):
-            return own
+        if value.spans and (in_own_cell := self._in_own_cell()):
+            return in_own_cell
         groups = value.cells.positions
         if any(move is not None and move.cells.parts(groups) is None for move in moves):
             groups = [[k] for k in range(len(self.devices))]

@@ -1,0 +1,52 @@
+"""The rounds of an exchange: every element is in one message, and no process has more bytes in messages than allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import numpy as np
+from hypothesis import strategies as some
+
+from shardtensor.communication.rounds import Parcel, boxes, rounds
+from tests.layouts import shapes
+
+DTYPES = [np.dtype(code) for code in ("?", "i2", "f4", "f8", "c16", "M8[s]")]
+
+
+@hypothesis.given(shape=shapes(0, 4), most=some.integers(1, 50))
+def test_boxes_make_up_an_array(shape: tuple[int, ...], most: int) -> None:
+    counts, last = np.zeros(shape, int), -1
+    numbers = np.arange(counts.size).reshape(shape)
+    for box, inner in boxes(shape, most):
+        index: Any = (*box, ...)
+        counts[index] += 1
+        assert counts[index].shape == inner
+        assert counts[index].size <= most or not counts.size
+        if counts[index].size:
+            assert numbers[index].min() > last, "in row-major order"
+            last = numbers[index].max()
+    assert np.all(counts == 1)
+
+
+@hypothesis.given(data=some.data(), most=some.integers(64, 2000))
+def test_messages_are_limited_and_have_every_byte_once(data: Any, most: int) -> None:
+    ends = some.tuples(some.integers(0, 3), some.integers(0, 3)).filter(lambda pair: pair[0] != pair[1])
+    drawn = data.draw(some.lists(some.tuples(ends, shapes(0, 3), some.sampled_from(DTYPES)), min_size=1, max_size=8))
+    parcels = tuple([Parcel(*pair, shape, dtype) for pair, shape, dtype in drawn])
+    made, found = rounds(parcels, most), [0] * len(parcels)
+    for messages in made.messages:
+        assert len({(m.sender, m.receiver) for m in messages}) == len(messages)
+        for process in range(4):
+            assert sum(m.nbytes for m in messages if process in (m.sender, m.receiver)) <= most
+        for message in messages:
+            end = 0
+            for part in message.parts:
+                parcel = parcels[part.number]
+                assert (message.sender, message.receiver) == parcel[:2]
+                assert part.begin >= end
+                assert part.begin % parcel.dtype.itemsize == 0
+                end = part.end
+                found[part.number] += part.end - part.begin
+            assert end == message.nbytes
+    assert found == [int(np.prod(p.shape, dtype=int)) * p.dtype.itemsize for p in parcels]
