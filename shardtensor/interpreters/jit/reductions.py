@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.interpreters.jit.kernel import KernelBuilder, Value
+from shardtensor.interpreters.jit.expressions import C_TYPES
+from shardtensor.interpreters.jit.kernel import KernelBuilder, Value, dtype_name
 from shardtensor.interpreters.jit.program import Equation
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import reduced_axes
@@ -40,13 +41,15 @@ def reduces_rows(equation: Equation, x: Aval) -> bool:
     axes = reduced_axes(named["axis"], x.ndim)
     if not axes or sorted(axes) != list(range(x.ndim - len(axes), x.ndim)) or any(x.shape[d] < 2 for d in axes):
         return False
+    if is_wide(equation) and any(dtype_name(y.dtype) not in C_TYPES for y in (x, value)):
+        return False
     name, kind = equation.op.name, x.dtype.kind
     if name in ("var", "std"):
-        return kind in "biuf" and x.dtype != np.float16  # NumPy's variance of float16 is one of several precisions.
+        return kind in "biuf" and x.dtype != np.float16  # The bits would not be those of eager mode.
     if name in ("sum", "prod"):
         return bool(x.dtype == value.dtype) or (kind in "biu" and value.dtype.kind in "iu")
     if name == "mean":
-        return kind != "c"  # The bits of complex means would not be those of eager mode.
+        return kind != "c"  # Likewise.
     return name in ("any", "all") or bool(x.dtype == value.dtype)
 
 

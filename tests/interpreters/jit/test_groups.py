@@ -81,6 +81,7 @@ def test_what_is_one_kernel_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes(lambda x: (x * 2 + 1).sum() * x * 2, x, executor=None) == [(5, 1)]
     assert sizes(softmax, rows(spec=(None, "x")), executor=None) == [(5, 1)]
     assert sizes(lambda x: (x + 1, st.sin(x), st.sort(x, axis=1).mean()), x, executor=None) == [(1, 1), (1, 1)]
+    assert sizes(lambda x: (x * 2 + 1).sum(), rows("float16"), executor=None) == [(2, 1)]  # float16 is no type of C.
     monkeypatch.setenv("SHARDTENSOR_CC", "no-such-compiler")
     assert sizes(lambda x: (x * 2 + 1).sum() * x * 2, x, executor=None) == [(2, 1), (2, 1)]
 
