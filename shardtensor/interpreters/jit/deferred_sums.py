@@ -13,17 +13,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from shardtensor.communication.transfer_log import recorded_by
-from shardtensor.core import OPS, interpreting
-from shardtensor.errors import ShardTensorError
-from shardtensor.interpreters.infer import INFER
+from shardtensor.core import OPS
 from shardtensor.interpreters.jit.groups import plan_of
-from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var, replace_vars, vars_of
-from shardtensor.interpreters.jit.replay import bytes_of, stand_in_of
+from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var
+from shardtensor.interpreters.jit.replay import bytes_of, result_of, with_operands
 from shardtensor.interpreters.mutation.views import aval_of_view
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
-from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
 _EXACT = frozenset(
@@ -116,7 +112,7 @@ class _Deferral:
         if type(equation.results) is not Var or equation.results is not v:
             return before
         made = dataclasses.replace(equation, op=op, params=params)
-        result = _result_of(made)
+        result = result_of(made)
         if result is None or not result.unreduced:
             return before
         self._unreduced[v], self._bits[v] = self._new(result), bit
@@ -142,7 +138,7 @@ class _Deferral:
             return [linear]
         made = [self._pay(v) for v in sums if v not in self._paid]
         narrow = {v: self._narrow[v] for v in sums if v in self._narrow}
-        changed = _with_operands(equation, narrow) if narrow else equation
+        changed = with_operands(equation, narrow) if narrow else equation
         self._touched.append((bits, [equation], [*made, changed]))
         return [*made, changed]
 
@@ -157,13 +153,13 @@ class _Deferral:
         taken = {v: u for v, u in self._unreduced.items() if v not in self._narrow}
         if any(v in self._narrow for v in equation.reads()):
             return None
-        changed = _with_operands(equation, taken)
+        changed = with_operands(equation, taken)
         if equation.into is not None:
             (base,), view_spec = changed.operands, equation.into
             value = aval_of_view(base.kind, view_spec.chains, view_spec.shape, view_spec.part, base.kind.unreduced)
             made = dataclasses.replace(changed, results=Var(-1, value), window=value)
             return made if view_spec.part is None else None
-        result = _result_of(changed)
+        result = result_of(changed)
         moved = equation.op.name == "transfer_to" and result == equation.results.kind
         if result is None or not (result.unreduced or moved):
             return None
@@ -201,7 +197,7 @@ class _Deferral:
             return None
         (target,) = found
         kind = dataclasses.replace(v, kind=aval(v.kind.shape, v.kind.dtype, target, v.kind.committed))  # type: ignore[union-attr]
-        same = all(_result_of(_with_operands(e, {v: kind})) == e.results.kind for e in self._users[v])
+        same = all(result_of(with_operands(e, {v: kind})) == e.results.kind for e in self._users[v])
         return target if same else None
 
     # -- decisions -----------------------------------------------------------------------------------
@@ -223,20 +219,3 @@ class _Deferral:
         bits = sum(1 << n for n, k in enumerate(self._deferred) if k in part)
         touched = [(old, new) for b, old, new in self._touched if b & bits]
         return bytes_of([e for _, new in touched for e in new]) < bytes_of([e for old, _ in touched for e in old])
-
-
-def _with_operands(equation: Equation, others: dict[Var, Var]) -> Equation:
-    """Returns an equation with other values in place of some."""
-    values = {v.number: others.get(v, v) for v in vars_of(equation.operands)}
-    return dataclasses.replace(equation, operands=replace_vars(equation.operands, values))
-
-
-def _result_of(equation: Equation) -> Aval | None:
-    """Returns the aval of the result of an equation; None if it is no tensor, or the operands are rejected."""
-    operands = replace_vars(equation.operands, {v.number: stand_in_of(v) for v in vars_of(equation.operands)})
-    try:
-        with interpreting(INFER), recorded_by():
-            result = INFER.apply(equation.op, operands, equation.params)
-    except ShardTensorError:
-        return None
-    return result._aval if type(result) is ShardedTensor else None

@@ -2,8 +2,9 @@
 
 Eager mode combines the partial results of a reduction at once, so that every device gets all of them. Where the result
 is next transferred to a layout that splits it, each device combines only its part, which is a reduce-scatter. A write
-of a function of slices is a stencil (see `shardtensor.interpreters.jit.stencils`). Eager's layouts are always a
-candidate, and the bytes are those of the inference of both, so that a program never moves more.
+of a function of slices is a stencil (see `shardtensor.interpreters.jit.stencils`). What several equations need in
+another layout is transferred once. Eager's layouts are always a candidate, and the bytes are those of the inference of
+both, so that a program never moves more.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.core import interpreting
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.infer import INFER
+from shardtensor.interpreters.jit.common_transfers import with_common_transfers
 from shardtensor.interpreters.jit.deferred_sums import with_deferred_sums
 from shardtensor.interpreters.jit.program import Equation, Program, Var
 from shardtensor.interpreters.jit.replay import bytes_of, stand_in_of
@@ -50,7 +52,8 @@ def with_layouts(program: Program, count: int, *, exact: bool) -> Program:
             count += 1
     if changes:
         program = dataclasses.replace(program, equations=equations)
-    return with_stencils(with_deferred_sums(program, count, exact=exact))
+    program = with_stencils(with_deferred_sums(program, count, exact=exact))
+    return with_common_transfers(program, max([count, *[v.number + 1 for v in program.made()]]))
 
 
 def with_stencils(program: Program) -> Program:

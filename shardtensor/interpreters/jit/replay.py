@@ -18,12 +18,13 @@ from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import TransferLog, is_recording, recorded_by
 from shardtensor.core import OPS, Interpreter, bind, interpreting
+from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.planning import Plan
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.fused import Fused
 from shardtensor.interpreters.jit.groups import grouped, is_kernel, plan_of
-from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars
+from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars, vars_of
 from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
 from shardtensor.interpreters.jit.trace import PYTHON
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
@@ -376,3 +377,20 @@ def stand_in_of(v: Var) -> Any:
     if isinstance(kind, Aval):
         return without_elements(kind)
     return np.empty(kind.shape, kind.dtype) if isinstance(kind, HostAval) else kind(1)
+
+
+def with_operands(equation: Equation, others: dict[Var, Var]) -> Equation:
+    """Returns an equation with other values in place of some."""
+    values = {v.number: others.get(v, v) for v in vars_of(equation.operands)}
+    return dataclasses.replace(equation, operands=replace_vars(equation.operands, values))
+
+
+def result_of(equation: Equation) -> Aval | None:
+    """Returns the aval of the result of an equation; None if it is no tensor, or the operands are rejected."""
+    operands = replace_vars(equation.operands, {v.number: stand_in_of(v) for v in vars_of(equation.operands)})
+    try:
+        with interpreting(INFER), recorded_by():
+            result = INFER.apply(equation.op, operands, equation.params)
+    except ShardTensorError:
+        return None
+    return result._aval if type(result) is ShardedTensor else None

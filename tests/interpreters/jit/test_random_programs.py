@@ -76,12 +76,12 @@ def test_random_programs(examples: int, fuses: bool, backend: str, monkeypatch: 
     run()
 
 
-@pytest.mark.parametrize("count", [pytest.param(60), pytest.param(10**5, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [pytest.param(40), pytest.param(10**5, marks=pytest.mark.full)])
 def test_many_random_programs(count: int) -> None:
     run_seeds("numpy", 0, count)
 
 
-@pytest.mark.parametrize("count", [pytest.param(30), pytest.param(10**4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [pytest.param(20), pytest.param(10**4, marks=pytest.mark.full)])
 def test_programs_move_no_more_bytes_than_eager_mode(count: int) -> None:
     run_seeds(None, 0, count, every=1)
 

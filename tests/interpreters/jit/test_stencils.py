@@ -89,7 +89,7 @@ def test_stencils_on_meshes_of_two_axes(spec: Any, backend: str) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("n", [1, 3, 9])
 def test_short_and_empty_shards(n: int, backend: str) -> None:
     for shape in [s for s in MESHES if len(s) == 1]:
         mesh, host = mesh_of(shape, backend), array((n, 4), "float64", 1)
