@@ -187,6 +187,18 @@ class CuPyBackend(Backend):
         places = self._logical_devices
         return self._copier.collect(arrays, [places[d] for d in sources], places[destination])
 
+    def spread(self, array: Any, source: Device, destinations: Sequence[Device]) -> list[Any]:
+        """Copies an array to several devices, each of which waits for the same event."""
+        here = self._logical_devices[source]
+        others = [self._logical_devices[d] for d in destinations]
+        event = here.record()
+
+        def copy(there: LogicalDevice) -> Any:
+            there.stream.wait_event(event)
+            return self._copier.d2d(array, here, there)
+
+        return self.launcher(destinations)([copy] * len(others), [(there,) for there in others])
+
     def from_host(self, array: HostArray, device: Device) -> Any:
         """Copies a host array to the device. The host array has been read when this returns."""
         host = np.ascontiguousarray(array).reshape(np.shape(array))

@@ -196,15 +196,17 @@ class Copier:
             pairs = zip(arrays, sources, strict=True)
             return self._cupy.concatenate([a if s.gpu.id == gpu else self.d2d(a, s, destination) for a, s in pairs])
         out = self._cupy.empty((sum([len(array) for array in arrays]), *first.shape[1:]), first.dtype)
-        at = out.data
+        at, away = out.data, []
         for array, source in zip(arrays, sources, strict=True):
-            away = source.stream is not destination.stream
-            if away:
+            if source.stream is not destination.stream:
                 destination.stream.wait_event(source.record())
+                away.append((array, source.stream))
             at.copy_from_device_async(array.data, array.nbytes, destination.stream)
-            if away:
-                self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)
             at += array.nbytes
+        if away:
+            event = destination.landing()
+            for n, (array, owner) in enumerate(away, 1):  # The event is spare when the last of them is released.
+                self.flights.add(event, array, owner, spare=destination.spare if n == len(away) else None)
         return out
 
     def from_stream(self, array: Any, stream: Any, logical: LogicalDevice) -> Any:

@@ -599,11 +599,12 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "what is collected is waited for": (
         Copier.collect, "destination.stream.wait_event(source.record())", "pass", "sums"),
     "what is collected is kept": (
-        Copier.collect, "self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)", "pass", "collects"),
+        Copier.collect, "away.append((array, source.stream))", "pass", "collects"),
     "a launch is on its GPU": (Launcher.__call__, "self._set_gpu(gpu)", "pass", "launches"),
     "a launch is on its stream": (Launcher.__call__, "stream.use()", "pass", "launches"),
     "a launch restores the GPU": (Launcher.__call__, "self._set_gpu(before)", "pass", "launches"),
     "a launch restores the stream": (Launcher.__call__, "saved.use()", "pass", "launches"),
+    "what is spread is waited for": (CuPyBackend.spread, "there.stream.wait_event(event)", "pass", "sums"),
     "what is sent is contiguous": (CuPyBackend.contiguous, "array.flags.c_contiguous", "True", "turns"),
     "the GPU is current": (Current.__enter__, "logical.gpu.__enter__()", "pass", "moves"),
     "the stream is current": (Current.__enter__, "logical.stream.__enter__()", "pass", "moves"),
