@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,6 @@ from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ShapeError
 from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
 from shardtensor.functions.algorithms.ragged import Rows as _Rows
-from shardtensor.functions.algorithms.search import are_split_alike as _are_split_alike
-from shardtensor.functions.algorithms.search import layout_of_both as _layout_of_both
-from shardtensor.functions.algorithms.search import search as _search
-from shardtensor.functions.algorithms.shards import MeshCommunicator as _MeshCommunicator
-from shardtensor.functions.algorithms.shards import Shards as _Shards
-from shardtensor.functions.algorithms.shards import distributed as _distributed
 from shardtensor.functions.indexing import take as _take
 from shardtensor.functions.joining import stack as _stack
 from shardtensor.functions.manipulation import reshape as _reshape
@@ -27,8 +21,6 @@ from shardtensor.sharding.rules import arg_extremum, reduction
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
-from shardtensor.tensor.value import Aval
-from shardtensor.tensor.value import aval as _aval
 
 
 @operator(arg_extremum, combine="argmax")
@@ -166,33 +158,11 @@ def _searchsorted_by(x1: Any, x2: Any, side: str, sorter: Any) -> Any:
         raise ArgumentError(f"side is {side!r}; wanted 'left' or 'right'")
     if sorter is not None:
         return searchsorted(_take(x1, sorter), x2, side=side)
-    return searchsorted_split(x2, x1, side=side) if _are_split_alike(x1, x2) else NotImplemented
+    if not (isinstance(x1, ShardedTensor) and isinstance(x2, ShardedTensor)):
+        return NotImplemented
+    from shardtensor.functions.split_search import are_split_alike, searchsorted_split  # imported on first use
 
-
-@operator(operands=("x", "ordered"), error_name="searchsorted")
-def searchsorted_split(x: ArrayLike, ordered: ArrayLike, /, *, side: str) -> ShardedTensor:
-    """Returns ``searchsorted(ordered, x)`` of two tensors that are split, in x's layout.
-
-    >>> from shardtensor.functions.searching import searchsorted_split
-    >>> searchsorted_split(st.asarray([0, 3, 9]), st.asarray([1, 3, 3, 5]), side="left").tolist()
-    [0, 1, 4]
-    """
-
-
-def _found_aval(x: Aval, ordered: Aval, *, side: str) -> Aval:
-    return _aval(x.shape, np.dtype("int64"), x.sharding, x.committed)
-
-
-def _found_in_whole(x: Any, ordered: Any, *, side: str) -> Any:
-    return sorting.searchsorted(ordered, x, side)
-
-
-@_distributed(searchsorted_split, moves=True, whole=_found_in_whole, result=_found_aval, layout=_layout_of_both)
-def _searchsorted_split(x: _Shards, ordered: _Shards, along: Callable[..., _MeshCommunicator], *, side: str) -> _Shards:
-    def position(xp: Any, part: Any, elements: Any, begin: int) -> Any:
-        return xp.add(xp.searchsorted(part, elements, side=side), begin)
-
-    return _search(x, ordered, along, side, position, np.dtype("int64"))
+    return searchsorted_split(x2, x1, side=side) if are_split_alike(x1, x2) else NotImplemented
 
 
 @implements(searchsorted, "kernel")

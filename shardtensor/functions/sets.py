@@ -24,15 +24,13 @@ from shardtensor.core import call, implements, operator
 from shardtensor.functions.algorithms.distinct import Wanted, distinct, distinct_of_rows
 from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
 from shardtensor.functions.algorithms.ragged import Rows
-from shardtensor.functions.algorithms.search import are_split_alike, layout_of_both, search
-from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
 from shardtensor.functions.elementwise import logical_not
+from shardtensor.functions.split_search import are_split_alike, isin_sorted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
-from shardtensor.tensor.value import Aval, aval
 
 
 class UniqueAll(NamedTuple):
@@ -263,32 +261,6 @@ def _isin_composed(x1: Any, x2: Any, invert: bool) -> Any:
     if not are_split_alike(x2, x1):
         return NotImplemented
     return isin_sorted(x1, call("sort", call("reshape", x2, (-1,)), stable=False))
-
-
-@operator(operands=("x", "ordered"), error_name="isin")
-def isin_sorted(x: ArrayLike, ordered: ArrayLike, /) -> ShardedTensor:
-    """Tests for each element of x whether it is equal to any element of ``ordered``, which is in order.
-
-    >>> from shardtensor.functions.sets import isin_sorted
-    >>> isin_sorted(st.asarray([1, 2, 3]), st.asarray([1, 3])).tolist()
-    [True, False, True]
-    """
-
-
-def _membership(x: Aval, ordered: Aval) -> Aval:
-    return aval(x.shape, np.dtype("bool"), x.sharding, x.committed)
-
-
-@distributed(isin_sorted, moves=True, whole=np.isin, result=_membership, layout=layout_of_both)
-def _isin_sorted(x: Shards, ordered: Shards, along: Callable[..., MeshCommunicator]) -> Shards:
-    return search(x, ordered, along, "left", _is_in, np.dtype("bool"))
-
-
-def _is_in(xp: Any, part: Any, elements: Any, begin: int) -> Any:
-    if not part.shape[0]:
-        return xp.zeros(elements.shape, dtype=np.dtype("bool"))
-    at = xp.clip(xp.searchsorted(part, elements, side="left"), 0, part.shape[0] - 1)
-    return xp.equal(part[at], elements)
 
 
 @implements(isin, "kernel")

@@ -220,6 +220,8 @@ ELEMENTS = {
     "svdvals",
     "elements_of_ranks",
     "nan_quantiles",
+    "isin_sorted",
+    "searchsorted_split",
     "packed",
     "take_along_split",
     "unpacked",

@@ -18,7 +18,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS, Op
-from shardtensor.functions.algorithms import blocked
+from shardtensor.functions.algorithms import blocked, search
 from shardtensor.testing import checked
 from tests.cases import CASES
 from tests.layouts import mesh_of
@@ -264,7 +264,14 @@ LIMITS = {"lexsort": 4.5, "nanvar": 3.2, "take_along_axis": 4, "unique": 6.1}
 """Those that hold more than three times the share, as the documentation says."""
 
 
+@pytest.fixture
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds are short, as they are compared with large arrays."""
+    monkeypatch.setattr(search, "ROUND", 1 << 10)
+
+
 @pytest.mark.full
+@pytest.mark.usefixtures("short_rounds")
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_a_device_holds_a_part_of_operators_with_arguments(name: str, meter: Meter) -> None:
     call, hosts = ARGUMENTS[name]
@@ -272,6 +279,7 @@ def test_a_device_holds_a_part_of_operators_with_arguments(name: str, meter: Met
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("short_rounds")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_device_holds_a_part_of_every_operator(name: str, kind: str, meter: Meter) -> None:

@@ -3,7 +3,8 @@
 The devices exchange the last element of their parts of the ordered elements, which determine the part in which an
 element is found. Each device sends its elements to the devices that hold these parts, and those reply. Besides P * (P -
 1) elements, a device sends and receives ``itemsize + n`` bytes for each element that is found on another device, where
-replies have n bytes. Elements that are all found in one part are all sent to the device that holds it.
+replies have n bytes. They are sent in rounds of `ROUND` elements, so that a device holds no more of them at a time,
+even if all are found in its part.
 """
 
 from __future__ import annotations
@@ -16,31 +17,20 @@ from typing import Any
 import numpy as np
 
 from shardtensor.functions.algorithms.requests import ends_of_requests, in_order_of, owners_in_order
-from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
-from shardtensor.sharding.layout import NamedSharding, offsets
+from shardtensor.sharding.layout import NamedSharding, Shape, offsets
 from shardtensor.sharding.spec import P
-from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
 _INT = np.dtype("int64")
+
+ROUND = 1 << 20
+"""The elements that all devices together send in one round."""
 
 Reply = Callable[[Any, Any, Any, int], Any]
 """``reply(xp, part, elements, begin)`` returns what is wanted of elements, given the part of the ordered elements in
 which they are found and where it begins.
 """
-
-
-def are_split_alike(x1: Any, x2: Any) -> bool:
-    """Returns whether the same mesh axis splits two large tensors of real numbers, so that an operator whose rule lets
-    only one of them be split would gather the other one.
-    """
-    if not (isinstance(x1, ShardedTensor) and isinstance(x2, ShardedTensor)):
-        return False
-    if min(x1._aval.nbytes, x2._aval.nbytes) <= GATHERED or not {x1.dtype.kind, x2.dtype.kind} <= set("iuf"):
-        return False
-    first, second = [{axis for c in x.sharding.spec.chains_of(x.ndim) for axis in c} for x in (x1, x2)]
-    return x1.sharding.mesh == x2.sharding.mesh and not first.isdisjoint(second)
 
 
 def layout_of_both(x: Aval, ordered: Any, **params: Any) -> list[NamedSharding]:
@@ -71,13 +61,9 @@ def search(
     comm, common = along(range(x.value.ndim)), np.result_type(x.value.dtype, ordered.value.dtype)
     bounds, value = ordered.value.grid.offsets[0].tolist(), x.value
     result = aval(value.shape, np.dtype(dtype), value.sharding, value.committed)
-    count, size = len(comm.index), comm.size
+    devices, size, filled = range(len(comm.index)), comm.size, sum(a < b for a, b in itertools.pairwise(bounds))
     parts = ordered.map(lambda xp, a: xp.asarray(a, dtype=common), shape=lambda shape: shape, dtype=common)
-    wanted = x.map(
-        lambda xp, a: xp.asarray(xp.reshape(a, (-1,)), dtype=common), shape=lambda s: (math.prod(s),), dtype=common
-    )
-    lasts = parts.map(_last, shape=lambda _: (1,), dtype=common)
-    filled = sum(a < b for a, b in itertools.pairwise(bounds))
+    lasts = comm.all_gather(parts.map(_last, shape=lambda _: (1,), dtype=common), 0)
     begins = [bounds[k] for k in comm.index]
 
     def owners(xp: Any, elements: Any, ends: Any) -> Any:
@@ -86,24 +72,45 @@ def search(
         found = xp.asarray(xp.searchsorted(ends[:filled], elements, side=side), dtype=_INT)
         return xp.clip(found, 0, filled - 1)
 
-    owned = wanted.map(owners, comm.all_gather(lasts, 0), shape=lambda shape: shape, dtype=_INT)
-    order = owned.map(owners_in_order, shape=lambda shape: shape, dtype=_INT)
-    sent = wanted.map(lambda xp, a, at: a[at], order.arrays, shape=lambda shape: shape, dtype=common)
-    ends = owned.map(ends_of_requests, order.arrays, [size] * count, shape=lambda _: (size + 1,), dtype=_INT)
-    found = ends.to_host([offsets(math.prod(a.shape), (size,)) for a in wanted.arrays])
-    received = comm.ragged_all_to_all(sent, found, 0, 0)
-
     def answer(xp: Any, elements: Any, part: Any, begin: int) -> Any:
         return xp.asarray(reply(xp, part, elements, begin), dtype=result.dtype)
 
-    replies = received.map(answer, parts.arrays, begins, shape=lambda shape: shape, dtype=result.dtype)
-    arrived = comm.ragged_all_to_all(replies, comm.transposed(found), 0, 0)
-    shapes = [value.grid.shape(k) for k in range(count)]
+    def found_of(wanted: Shards) -> Shards:
+        owned = wanted.map(owners, lasts, shape=lambda shape: shape, dtype=_INT)
+        order = owned.map(owners_in_order, shape=lambda shape: shape, dtype=_INT)
+        sent = wanted.map(lambda xp, a, at: a[at], order.arrays, shape=lambda shape: shape, dtype=common)
+        ends = owned.map(ends_of_requests, order.arrays, [size] * len(devices), shape=lambda _: (size + 1,), dtype=_INT)
+        found = ends.to_host([offsets(math.prod(a.shape), (size,)) for a in wanted.arrays])
+        received = comm.ragged_all_to_all(sent, found, 0, 0)
+        replies = received.map(answer, parts.arrays, begins, shape=lambda shape: shape, dtype=result.dtype)
+        arrived = comm.ragged_all_to_all(replies, comm.transposed(found), 0, 0)
+        return arrived.map(in_order_of, order.arrays, shape=lambda shape: shape, dtype=result.dtype)
 
-    def back(xp: Any, elements: Any, at: Any, shape: Any) -> Any:
-        return xp.reshape(in_order_of(xp, elements, at), shape)
+    step = max(ROUND // size, 1)
+    made = x.map(_flat_like, [result.dtype] * len(devices), shape=lambda shape: (math.prod(shape),), dtype=result.dtype)
+    for begin in range(0, max([math.prod(a.shape) for a in x.arrays]), step):
+        some = slice(begin, begin + step)
 
-    return arrived.map(back, order.arrays, shapes, shape=lambda shape: shape, dtype=result.dtype).assembled(result)
+        def piece(xp: Any, a: Any, some: slice = some) -> Any:
+            return xp.asarray(xp.reshape(a, (-1,))[some], dtype=common)
+
+        def cut(shape: Shape, some: slice = some) -> Shape:
+            return (len(range(math.prod(shape))[some]),)
+
+        def write(xp: Any, out: Any, elements: Any, some: slice = some) -> Any:
+            out[some] = elements
+            return out
+
+        found = found_of(x.map(piece, shape=cut, dtype=common))
+        made = made.map(write, found.arrays, shape=lambda shape: shape, dtype=result.dtype)
+    shapes = [value.grid.shape(k) for k in devices]
+    return made.map(
+        lambda xp, a, shape: xp.reshape(a, shape), shapes, shape=lambda shape: shape, dtype=result.dtype
+    ).assembled(result)  # fmt: skip
+
+
+def _flat_like(xp: Any, array: Any, dtype: Any) -> Any:
+    return xp.empty((math.prod(array.shape),), dtype=dtype)
 
 
 def _last(xp: Any, part: Any) -> Any:
