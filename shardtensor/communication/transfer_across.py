@@ -6,14 +6,16 @@ A piece that several devices of a process receive is sent to the first of them, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of, is_remote, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.processes import cross, described, note, process_of
-from shardtensor.communication.transfer import Message, TransferPlan
 from shardtensor.sharding.copy_plan import Piece
+
+if TYPE_CHECKING:  # It imports this module when a plan spans processes.
+    from shardtensor.communication.transfer import TransferPlan
 
 
 def run_across(
@@ -36,16 +38,16 @@ def run_across(
         if is_remote(device):
             results.append(RemoteArray(plan.result.shape(k), dtype))
             continue
-        pieces, messages = list[Piece](), list[Message]()
+        pieces, messages = list[Piece](), []
         for piece in plan.incoming[k]:
             first = crossing.get(_key(plan, piece))
             if first is not None and first.k == k and made[k] is not None:
                 continue  # It is in its place already.
+            message = plan.message(piece, operands, device)
+            if first is not None:
+                message = message._replace(array=arrived[_key(plan, piece)], source=devices[first.k])
             pieces.append(piece)
-            if first is None:
-                messages.append(plan.message(piece, operands, device))
-            else:
-                messages.append(Message(arrived[_key(plan, piece)], devices[first.k], device))
+            messages.append(message)
         results.append(plan.receive(k, pieces, messages, dtype, as_they_lie, fill, made[k]))
     return tuple(results)
 
