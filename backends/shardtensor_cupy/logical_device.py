@@ -63,8 +63,8 @@ class LogicalDevice:
     def record(self, stream: Any = None) -> Any:
         """Records an event on ``stream`` (default: the device's stream) and returns it.
 
-        That of the device's stream is one event, recorded again each time: who waits for it later waits for more, and
-        CUDA takes what a stream waits for from the event at the time of that call.
+        That of the device's stream is one event, recorded again each time. A stream that is told later to wait for it
+        waits for more. One that waits already does not: CUDA reads the event when the wait is queued.
         """
         if stream is None:
             self.order.record(self.stream)

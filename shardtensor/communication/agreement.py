@@ -346,7 +346,7 @@ class Agreement:
 
     @contextlib.contextmanager
     def _in_the_middle(self) -> Iterator[None]:
-        """A context between the messages of an exchange: after an error in it, the other processes wait in vain."""
+        """A context between the messages of an exchange: after an error in it, the others do not get their messages."""
         try:
             yield
         except BaseException:

@@ -267,7 +267,8 @@ class _Freight:
         packed: dict[Any, Any] = {}  # Arrays that go to several processes are packed once.
         for message in messages:
             if message.sender == self._here:
-                key = tuple([(id(self._messages[p.number][0]), p.begin) for p in message.parts])
+                # Receivers may get different parts of one array in the same round.
+                key = tuple([(id(self._messages[p.number][0]), p.begin, str(p.box)) for p in message.parts])
                 if key not in packed:
                     packed[key] = self._packed(message)
                 outgoing[message.receiver] = packed[key]

@@ -2,8 +2,7 @@
 
 Where a reduced dimension is split, the split moves to another dimension that is not reduced. If there is none, the
 elements are selected by few messages (`shardtensor.functions.algorithms.order_statistics`); for arrays of quantiles on
-devices, they are gathered. The other dimensions keep their sharding. Common to all
-functions:
+devices, they are gathered. The other dimensions keep their sharding. Common to all functions:
 
 - ``axis`` is None (all dimensions), an integer or a tuple of integers; negative ones count from the end.
 - With ``keepdims``, the reduced dimensions remain, with size 1.

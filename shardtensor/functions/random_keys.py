@@ -58,6 +58,8 @@ class SymbolicKey(Key):
             operator.index(self.bits)  # It raises the error of a value that escapes.
         raise AttributeError(name)
 
+    # Comparisons and hashes need the bits, so that they raise the same error.
+
     def __eq__(self, other: object) -> bool:
         return bool(operator.index(self.bits))
 

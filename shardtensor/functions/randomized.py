@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardtensor.core import call
+from shardtensor.core import call, named
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.decompositions import SVDResult, qr, svd
@@ -19,6 +19,7 @@ from shardtensor.tensor.operands import dtype_of, integer_from
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
+@named
 def randomized_svd(x: ArrayLike, n_components: int, *, n_oversamples: int = 10, n_iter: int = 4, key: Key) -> SVDResult:
     """Computes the greatest singular values of matrices and their vectors, from products with random vectors.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.small_floats import is_element
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, composition, innermost, named
@@ -248,7 +249,8 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | Sequence[int] | No
 
 def _on_host_if_small(x: ShardedTensor, *operands: Any) -> list[np.ndarray[Any, Any]] | None:
     """Returns operands of a write to a small tensor as host arrays, by which NumPy selects elements faster than several
-    operators; None if reading the operands on the host would transfer them, or if transfers are recorded.
+    operators; None if reading the operands on the host would transfer them, or if transfers are recorded. None also for
+    operands of which tensors cannot be made, so that the operators raise the error.
     """
     if innermost() is not None or is_recording() or not isinstance(x, ShardedTensor) or x.size > _SMALL:
         return None
@@ -262,7 +264,7 @@ def _on_host_if_small(x: ShardedTensor, *operands: Any) -> list[np.ndarray[Any, 
             found.append(np.asarray(operand))
         else:
             return None
-    return found
+    return found if all(is_element(array.dtype) for array in found) else None
 
 
 _SMALL = 1 << 10
@@ -286,8 +288,9 @@ def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
     [0, 1, 7, 8, 7]
     """
     if small := _on_host_if_small(arr, array_like(mask, "place"), array_like(vals, "place")):
-        selected, numbers = small[0].reshape(arr.shape).astype(bool, copy=False), small[1]
-        if numbers.size:
+        given, numbers = small
+        if numbers.size and given.size == arr.size:
+            selected = given.reshape(arr.shape).astype(bool, copy=False)
             arr[selected] = np.resize(numbers, np.count_nonzero(selected)).astype(arr.dtype, copy=False)
             return
     values = reshape(array_like(vals, "place"), (-1,))

@@ -98,9 +98,7 @@ class _Recorder(Interpreter):
 
     def __init__(self, operands: Sequence[ShardedTensor]) -> None:
         self._count = len(operands)
-        self._made: list[Any] = list(
-            operands
-        )  # They are kept, so that no other tensor gets the identity of one of them.
+        self._made: list[Any] = [*operands]  # Kept, so that no other tensor gets the identity of one of them.
         self._positions = {id(x): i for i, x in enumerate(operands)}
         self._constants: list[Any] = []
         self._steps: list[tuple[Callable[..., Any], list[int]]] = []

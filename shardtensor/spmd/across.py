@@ -103,11 +103,11 @@ def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Re
         found: the collectives in which those of this process wait.
     """
     own = {rendezvous.numbers: rendezvous for rendezvous in found}
-    groups: dict[tuple[int, ...], _Meeting] = {}
+    groups: dict[tuple[int, ...], _Collective] = {}
     waiting = [row for row in rows if isinstance(row, list)]
     known = [{call for _, call, _ in row} for row in waiting]
     for numbers, call, members in itertools.chain.from_iterable(waiting):
-        group = groups.setdefault(tuple(numbers), _Meeting(set(), {}))
+        group = groups.setdefault(tuple(numbers), _Collective(set(), {}))
         group.calls.add(call)
         group.kinds.update({int(k): kinds for k, kinds in members.items()})
     ready = sorted(n for n, group in groups.items() if len(group.calls) == 1 and len(group.kinds) == len(n))
@@ -135,7 +135,7 @@ def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Re
     return results
 
 
-def _apart(groups: dict[tuple[int, ...], _Meeting], found: Sequence[Rendezvous]) -> CollectiveError:
+def _apart(groups: dict[tuple[int, ...], _Collective], found: Sequence[Rendezvous]) -> CollectiveError:
     """Returns the error of collectives in none of which all programs have arrived."""
     calls = sorted(set.union(*[group.calls for group in groups.values()]))
     arrived = sorted(number for n, group in groups.items() for k, number in enumerate(n) if k in group.kinds)
@@ -145,7 +145,7 @@ def _apart(groups: dict[tuple[int, ...], _Meeting], found: Sequence[Rendezvous])
     )
 
 
-class _Meeting(NamedTuple):
+class _Collective(NamedTuple):
     """What the processes know of one collective.
 
     Attributes:

@@ -8,6 +8,8 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as some
 
+from shardtensor.backend.device import HOST
+from shardtensor.communication.processes import _Freight
 from shardtensor.communication.rounds import Parcel, boxes, rounds
 from tests.layouts import shapes
 
@@ -50,3 +52,23 @@ def test_messages_are_limited_and_have_every_byte_once(data: Any, most: int) -> 
                 found[part.number] += part.end - part.begin
             assert end == message.nbytes
     assert found == [int(np.prod(p.shape, dtype=int)) * p.dtype.itemsize for p in parcels]
+
+
+@hypothesis.given(
+    wanted=some.lists(some.tuples(some.integers(1, 3), some.integers(0, 2)), min_size=1, max_size=8, unique=True),
+    most=some.integers(64, 400),
+)
+@hypothesis.example(wanted=[(1, 0), (1, 1), (2, 1)], most=60)
+def test_an_array_that_several_processes_receive_is_packed_for_each(wanted: list[tuple[int, int]], most: int) -> None:
+    arrays = [np.arange(size, dtype=np.uint8) for size in (10, 40, 100)]
+    parcels = [Parcel(0, receiver, arrays[n].shape, arrays[n].dtype) for receiver, n in wanted]
+    freight = _Freight(parcels, [(arrays[n], HOST, HOST) for _, n in wanted], [None] * len(wanted))
+    arrived = [np.full_like(arrays[n], 255) for _, n in wanted]
+    for messages in rounds(tuple(parcels), most).messages:
+        outgoing, incoming = next(freight._round(messages))
+        assert not incoming
+        for message in messages:
+            for part in message.parts:
+                arrived[part.number][part.box or ...] = outgoing[message.receiver][part.begin : part.end]
+    for (_, n), found in zip(wanted, arrived, strict=True):
+        np.testing.assert_array_equal(found, arrays[n])

@@ -116,3 +116,17 @@ def test_threads_that_write_other_elements_lose_no_update() -> None:
     for thread in threads:
         thread.join()
     assert np.asarray(x)[[0, 1, 2, 3, 32, 33, 34, 35]].tolist() == [199.0] * 8
+
+
+@pytest.mark.parametrize("size", [5, 5000])
+def test_errors_of_small_and_of_large_tensors_are_the_same(size: int) -> None:
+    x, everything = st.arange(size), np.ones(size, bool)
+    for write in (st.place, st.putmask):
+        with pytest.raises(st.ShapeError):
+            write(x, np.ones(3, bool), [1])
+        for wrong in (np.full(size, "a"), np.full(size, None)):
+            with pytest.raises(st.ArgumentTypeError, match="cannot be sharded"):
+                write(x, everything, wrong)
+    with pytest.raises(st.ArgumentError, match="vals has no elements"):
+        st.place(x, everything, [])
+    np.testing.assert_array_equal(np.asarray(x), np.arange(size))

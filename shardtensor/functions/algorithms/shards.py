@@ -392,11 +392,11 @@ def distributed(
     def on_first(body: Callable[..., Any], operands: Sequence[Any], params: tuple[Any, ...]) -> Any:
         """Returns the result of the algorithm on the first of devices that share a memory."""
         shardings = targets(*map(_kind_of, operands), *params)
-        moves = [operand_transfer(_kind_of(y), target) for y, target in zip(operands, shardings, strict=True)]
         avals = known(*map(_laid_out, operands, shardings), *params)
         shards = []
-        for move, y in zip(moves, operands, strict=True):
-            value = _laid_out(y, as_sharding(move.target.mesh.flat[0], y.ndim, op.name))
+        for y, target in zip(operands, shardings, strict=True):
+            move = operand_transfer(_kind_of(y), target)
+            value = _laid_out(y, as_sharding(target.mesh.flat[0], y.ndim, op.name))
             shards.append(shards_of(value, move.unrecorded(y, op.name)))
         along = functools.partial(MeshCommunicator, op.name, shards[0].value, kind=communicator, explicit=not moves)
         made = body(*shards, along, **dict(zip(op.params, params, strict=True)))

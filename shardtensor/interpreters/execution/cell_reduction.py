@@ -55,17 +55,13 @@ def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[
     dtype, shards = source.dtype, source.grid
     if dtype.kind not in "fc" or dtype.itemsize < 4 or dtype != value.dtype or source.offloaded or not source.size:
         return general
-    gone, groups = (
-        reduced_axes(params.get("axis"), source.ndim),
-        reduction_groups(value, strategies.moves, partial_axes),
-    )
+    gone = reduced_axes(params.get("axis"), source.ndim)
+    groups = reduction_groups(value, strategies.moves, partial_axes)
     by_rows = 0 in gone and equal_runs(shards, 0) is not None
     if not by_rows or (len(groups) > 1 and value.memory is None):
         return general
-    bounds, boxes = (
-        shards.offsets[0].tolist(),
-        [source.cells.grid.box(n)[0] for n in range(len(source.cells.positions))],
-    )
+    bounds = shards.offsets[0].tolist()
+    boxes = [source.cells.grid.box(n)[0] for n in range(len(source.cells.positions))]
     if [end for _, end in boxes[:-1]] != [begin for begin, _ in boxes[1:]]:
         return general
     longest = max(end - begin for begin, end in itertools.pairwise(bounds)) * source.size // source.shape[0]

@@ -77,7 +77,7 @@ class _Deferral:
         self._exact = exact
         self._unreduced: dict[Var, Var] = {}  # by the value of the program that is their sum
         self._narrow: dict[Var, Var] = {}  # the sums in a layout of their own, likewise
-        self._paid: set[Var] = set()
+        self._added: set[Var] = set()
         self._bits: dict[Var, int] = {}  # the reductions that a value of the program is made of
         self._touched: list[tuple[int, list[Equation], list[Equation]]] = []
         self._outputs = {*program.outputs, *program.writes.values()}
@@ -91,8 +91,8 @@ class _Deferral:
             made = self._reduction(equation, 1 << numbers[k]) if k in numbers else self._rewritten(equation)
             self.equations += made
         for v in sorted(self._unreduced, key=lambda v: v.number):
-            if v in self._outputs and v not in self._paid:
-                self.equations.append(self._pay(v))
+            if v in self._outputs and v not in self._added:
+                self.equations.append(self._addition(v))
                 self._touched.append((self._bits[v], [], self.equations[-1:]))
 
     def _new(self, kind: ValueKind) -> Var:
@@ -136,7 +136,7 @@ class _Deferral:
                 linear.results = self._unreduced[v]
             self._touched.append((bits, [equation], [linear]))
             return [linear]
-        made = [self._pay(v) for v in sums if v not in self._paid]
+        made = [self._addition(v) for v in sums if v not in self._added]
         narrow = {v: self._narrow[v] for v in sums if v in self._narrow}
         changed = with_operands(equation, narrow) if narrow else equation
         self._touched.append((bits, [equation], [*made, changed]))
@@ -165,9 +165,9 @@ class _Deferral:
             return None
         return dataclasses.replace(changed, results=Var(-1, result) if result.unreduced else equation.results)
 
-    def _pay(self, v: Var) -> Equation:
+    def _addition(self, v: Var) -> Equation:
         """Returns the equation that adds partial sums."""
-        self._paid.add(v)
+        self._added.add(v)
         kind, target = v.kind, self._narrow_layout(v)
         assert isinstance(kind, Aval)
         sharding, made = kind.sharding, v

@@ -23,7 +23,7 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval
 
-EMPTY: Mapping[Var, WindowWrite] = MappingProxyType({})
+_EMPTY: Mapping[Var, WindowWrite] = MappingProxyType({})
 
 
 class Fused:
@@ -41,7 +41,7 @@ class Fused:
     """
 
     def __init__(
-        self, equations: Sequence[Equation], kept: Sequence[Var], writes: Mapping[Var, WindowWrite] = EMPTY
+        self, equations: Sequence[Equation], kept: Sequence[Var], writes: Mapping[Var, WindowWrite] = _EMPTY
     ) -> None:
         reductions = [e for e in equations if is_reduction(e)]
         self.equations = equations
