@@ -379,7 +379,7 @@ def test_known_holders_of_a_memory_count_more_than_unknown_ones() -> None:
         found: ownership.Sources = {}
         for storage in order:
             ownership._note(found, storage, x._aval.backend)
-        assert list(found.values()) == [(known, known.leases[0])]
+        assert list(found.values()) == [[known, known.leases[0]]]
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {

@@ -174,7 +174,7 @@ def test_messages_that_mpiexec_reads_late_are_not_lost() -> None:
     status, text = launch("mpi", 2, str(FAULTS), "unread")
     assert status == 1
     for k in range(2):
-        assert re.search(rf"\[{k}\].*process 1 has ended after call 6", text), text
+        assert re.search(rf"\[{k}\].*process 1 has ended after call \d+", text), text
 
 
 @pytest.mark.parametrize("engine", [pytest.param(e, marks=() if e == "mpi" else FULL) for e in ENGINES])

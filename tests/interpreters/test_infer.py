@@ -23,7 +23,7 @@ from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.layouts import array, everywhere, mesh_of
 
-DATA_DEPENDENT = {"take_along_axis", "take_along_split"}
+DATA_DEPENDENT = {"isin_sorted", "searchsorted_split", "take_along_axis", "take_along_split"}
 """Operators whose transfers depend on the elements, which are inferred as for elements in random order."""
 
 OPERATORS = sorted(set(CASES) - {name for name, op in OPS.items() if op.escapes})

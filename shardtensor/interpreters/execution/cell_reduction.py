@@ -148,7 +148,7 @@ class _Reduction:
             for piece, (_, _, n) in zip(pieces, runs, strict=True)
         ]
         rows = sums[0] if len(sums) == 1 else xp.concat(sums)
-        return self._combined(rows, flat_tree(len(rows))) if self._apart else rows
+        return self._combined(rows, flat_tree(rows.shape[0])) if self._apart else rows
 
     def _total(self, parts: Sequence[Any]) -> Any:
         """Returns the result on the first device, from the rows of all cells."""
