@@ -123,7 +123,11 @@ def _key(x: Any, tensors: list[ShardedTensor]) -> Any:
         if len(x) > _MOST_ITEMS:
             raise TypeError("the list is long")
         return (kind, *[_key(item, tensors) for item in x])
-    return host_aval(x.shape, x.dtype) if kind is np.ndarray else (kind, x)
+    if kind is np.ndarray:
+        return host_aval(x.shape, x.dtype)
+    if isinstance(x, (float, complex, np.inexact)) and (not x or isinstance(x, (complex, np.complexfloating))):
+        return (kind, repr(x))  # Zeros of both signs are equal.
+    return (kind, x)
 
 
 def _are_small(tensors: list[ShardedTensor]) -> bool:

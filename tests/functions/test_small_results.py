@@ -236,3 +236,16 @@ def test_errors_begin_with_the_name_of_a_function(backend: str) -> None:
     for name, call in calls.items():
         with pytest.raises(AxisError, match=f"^{name}: axis 5 is out of range"):
             call()
+
+
+@composition(recorded)
+def _scaled(x: Any, factor: Any) -> Any:
+    return st.multiply(x, factor)
+
+
+def test_recorded_operators_distinguish_zeros_of_both_signs() -> None:
+    ones = np.ones(3)
+    for _ in range(4):
+        for factor in (0.0, -0.0, np.float32(0), np.float32(-0.0), complex(0.0, 1.0), complex(-0.0, 1.0)):
+            found, wanted = np.asarray(_scaled(st.asarray(ones), factor)), ones * factor
+            np.testing.assert_array_equal(np.signbit(found.real), np.signbit(wanted.real), f"{factor!r}")
