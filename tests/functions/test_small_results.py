@@ -236,3 +236,21 @@ def test_errors_begin_with_the_name_of_a_function(backend: str) -> None:
     for name, call in calls.items():
         with pytest.raises(AxisError, match=f"^{name}: axis 5 is out of range"):
             call()
+
+
+def test_views_of_recorded_results_are_no_scalars() -> None:
+    x = st.device_put(np.array([1.0, 2.0, 4.0]), mesh_of((2,), "numpy"))
+    for _ in range(3):
+        found = st.cov(x)
+        found[...] = 5
+        assert found.tolist() == 5
+
+
+def test_small_floats_are_promoted_alike_in_every_call() -> None:
+    pytest.importorskip("ml_dtypes")
+    x = st.device_put(np.array([1.5469, 9, -0.0188, 20]).astype(st.bfloat16), mesh_of((2,), "numpy"))
+    for call in (np.polyint, np.unwrap):
+        with st.transfers():  # They are counted, so that the composition runs.
+            wanted = call(x)
+        for _ in range(3):
+            same([call(x)], [wanted])
