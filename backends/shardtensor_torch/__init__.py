@@ -189,6 +189,10 @@ class TorchBackend(Backend):
         taken = array[tuple(forward)]
         return self._dtypes.flip(taken, flipped) if flipped else taken
 
+    def fill_where(self, out: Any, mask: Any, value: Any) -> None:
+        """Writes a scalar to the elements of ``out`` where a mask of its shape is true."""
+        self._dtypes.fill_where(out, mask, value)
+
     def contiguous(self, array: Any) -> Any:
         """Returns the tensor in row-major order without pending conjugation or negation; a copy if necessary."""
         return self._dtypes.resolved(array).contiguous()

@@ -110,6 +110,14 @@ def flip(x: Any, axes: Sequence[int]) -> Any:
     return torch.flip(x.view(torch.uint8), axes).view(x.dtype)  # PyTorch moves no float8 kinds.
 
 
+def fill_where(out: Any, mask: Any, value: Any) -> None:
+    """Writes a scalar to the elements of ``out`` where a mask of its shape is true."""
+    if out.dtype.itemsize == 1 and out.dtype.is_floating_point:  # PyTorch fills no float8 kinds.
+        made = cast(torch.tensor(float(value), dtype=torch.float32, device=out.device), out.dtype)
+        out, value = out.view(torch.uint8), made.view(torch.uint8)
+    out[mask] = value
+
+
 def store(out: Any, x: Any) -> Any:
     """Writes ``x``, cast and broadcast, to the tensor ``out`` and returns ``out``."""
     return out.copy_(cast(x, out.dtype))

@@ -22,7 +22,7 @@ from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, array_operands
 from shardtensor.sharding.view_spec import whole_view_spec
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor, without_elements
+from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval
 
 Step = tuple[Callable[..., Any], tuple[int, ...]]
@@ -184,7 +184,7 @@ def _view_of(op: Op, x: ShardedTensor, params: Params, value: Aval) -> Callable[
         whole = whole_array(operands[0])
         in_order = whole.flags.c_contiguous
         array = np.ndarray(shape, dtype, whole, offset, strides) if in_order else spec.of(backend, whole)
-        return tensor(value, Storage((array,)))
+        return mark_array(tensor(value, Storage((array,))))  # Views are no scalars.
 
     return run
 

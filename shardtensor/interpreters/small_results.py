@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.small_floats import is_small_float
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording, recorded_by
 from shardtensor.core import Function, Op, Operands, Params, bind, interpreting, recorded
@@ -171,14 +172,19 @@ def _inferred(function: Function, args: Any, kwargs: Any, tensors: list[ShardedT
     if not _are_small(tensors):
         return None
     given: list[ShardedTensor] = []
+    dtypes: list[Any] = []
 
     def stand_in(x: Any) -> Any:
+        if isinstance(x, (ShardedTensor, np.ndarray, np.generic)):
+            dtypes.append(x.dtype)
         if type(x) is ShardedTensor:
             given.append(without_elements(x._aval))
             return given[-1]
         return np.zeros(x.shape, x.dtype) if type(x) is np.ndarray else x
 
     arrays, named = _mapped(stand_in, args), {name: _mapped(stand_in, x) for name, x in kwargs.items()}
+    if any(map(is_small_float, dtypes)):  # NumPy promotes these to other dtypes than operators do.
+        return None
     with interpreting(INFER), recorded_by(), np.errstate(all="ignore"):  # Zeros may be divisors.
         return _layout_of(function(*arrays, **named), NoElements, given)
 

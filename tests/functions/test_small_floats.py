@@ -120,6 +120,19 @@ def test_writes_are_rounded(backend: str) -> None:
 
 
 @everywhere
+@pytest.mark.parametrize("kind", KINDS)
+def test_scalars_are_written_where_a_mask_is_true(kind: str, backend: str) -> None:
+    x, host = put(ROWS, backend, small_float(kind)), ROWS.copy()
+    for mask, value in ((ROWS > 1, 3), (ROWS < 0, -0.5), (ROWS == 0, np.float32(1.03))):
+        x[mask] = value
+        host[mask] = value
+        check(x, host, small_float(kind))
+    x.T[:, 1:][ROWS.T[:, 1:] > 1] = 0.5
+    host.T[:, 1:][ROWS.T[:, 1:] > 1] = 0.5
+    check(x, host, small_float(kind))
+
+
+@everywhere
 def test_creation(backend: str) -> None:
     if not load(backend).has_dtype(BFLOAT16):
         pytest.skip("no bfloat16")

@@ -113,7 +113,10 @@ def _corner(view_spec: ViewSpec | None) -> Corner | None:
 def _chain(
     program: Program, k: int, makers: Mapping[Var, int], users: Mapping[Var, set[int]]
 ) -> list[int]:  # fmt: skip
-    """Returns the numbers of the elementwise equations whose results only the k-th equation and one another use."""
+    """Returns the numbers of the elementwise equations whose results only the k-th equation and one another use.
+
+    The base that is written is not among them: the elements that the write keeps are needed whole.
+    """
     write = program.equations[k]
     shape = write.window.shape  # type: ignore[union-attr]
     inside: set[int] = set()
@@ -121,7 +124,9 @@ def _chain(
     while open_:
         v = open_.pop()
         equation = program.equations[makers[v]]
-        if makers[v] in inside or not users[v] <= {*inside, k} or not _is_elementwise(equation, shape):
+        if v == write.operands[0] or makers[v] in inside:
+            continue
+        if not users[v] <= {*inside, k} or not _is_elementwise(equation, shape):
             continue
         inside.add(makers[v])
         # Another use of its operands may have been found outside before this equation was.

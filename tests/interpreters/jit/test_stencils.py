@@ -186,3 +186,21 @@ def test_writes_of_other_dtypes_and_steps(seed: int, small_kernels: None) -> Non
         found = st.jit(f, executor="numpy")(x, y)
         np.testing.assert_array_equal(np.asarray(found), f(a, b))
         np.testing.assert_array_equal(np.asarray(x), a)
+
+
+@everywhere
+def test_a_product_is_updated_by_an_operand_in_another_layout(backend: str) -> None:
+    """The base of a write is no part of what its stencil computes, even if nothing else uses it."""
+    mesh, host = mesh_of((2, 4), backend), np.arange(14.0).reshape(14, 1)
+
+    def placed(rows: int, *spec: Any) -> st.ShardedTensor:
+        return st.device_put(host[:rows], st.NamedSharding(mesh, st.P(*spec)))
+
+    def updated(x: Any, y: Any, factors: Any) -> Any:
+        made = x * factors[:7]
+        made += y
+        return made
+
+    operands = placed(7, "y", "x"), placed(7, None, "x"), placed(14, ("x", "y"))
+    found = st.jit(updated, executor="numpy")(*operands)
+    np.testing.assert_array_equal(np.asarray(found), host[:7] * host[:7] + host[:7])
