@@ -136,7 +136,6 @@ class TensorTests(Kit):
             "reshard": lambda x: st.reshard(x, st.NamedSharding(mesh, st.P())),
             "shard": lambda x: st.concat(st.shard(x, devices=mesh)),
             "pmap": lambda x: st.concat(st.pmap(lambda a: a, st.shard(x, devices=mesh))),
-            "flip": st.flip,
             "shards": lambda x: st.asarray(x.addressable_shards[0].data, copy=True),
             "host": lambda x: st.asarray(np.asarray(x)),
         }

@@ -449,7 +449,6 @@ def test_a_violated_rule_is_detected(broken: type[Any], use: Callable[..., Backe
 
 
 TENSORS = [
-    (MemoryIsAlwaysNew, "test_earlier_values_do_not_change", "writes to a tensor are visible in its views only"),
     (AdoptNeverCopies, "test_pmap_results_kept_by_the_function", "mapped functions receive the backend's arrays"),
     (NegativeStridesCopy, "test_writes", "writes to a tensor are visible in its views only"),
     (WaitDoesNothing, "test_reshard", "a tensor has NumPy's elements"),
