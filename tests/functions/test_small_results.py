@@ -238,7 +238,6 @@ def test_errors_begin_with_the_name_of_a_function(backend: str) -> None:
             call()
 
 
-<<<<<<< HEAD
 @composition(recorded)
 def _scaled(x: Any, factor: Any) -> Any:
     return st.multiply(x, factor)
@@ -250,8 +249,8 @@ def test_recorded_operators_distinguish_zeros_of_both_signs() -> None:
         for factor in (0.0, -0.0, np.float32(0), np.float32(-0.0), complex(0.0, 1.0), complex(-0.0, 1.0)):
             found, wanted = np.asarray(_scaled(st.asarray(ones), factor)), ones * factor
             np.testing.assert_array_equal(np.signbit(found.real), np.signbit(wanted.real), f"{factor!r}")
-||||||| 96a0e40
-=======
+
+
 def test_views_of_recorded_results_are_no_scalars() -> None:
     x = st.device_put(np.array([1.0, 2.0, 4.0]), mesh_of((2,), "numpy"))
     for _ in range(3):
@@ -268,4 +267,3 @@ def test_small_floats_are_promoted_alike_in_every_call() -> None:
             wanted = call(x)
         for _ in range(3):
             same([call(x)], [wanted])
->>>>>>> h-fuzz
