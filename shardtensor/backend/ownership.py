@@ -36,6 +36,19 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     return np.asarray(memoryview(owner).toreadonly()).view(given.dtype), weakref.ref(owner)
 
 
+def view_of(owner: HostArray, array: HostArray) -> HostArray:
+    """Returns a view of the owner of an array's memory, which NumPy or the pool allocated, with the array's elements.
+
+    Where the array is derived from a view that was lent, it drops that view and its lease. A tensor that kept them
+    would lend a view of them, and so on: memory that is returned from one map to the next would get ever longer chains.
+    """
+    memory = owner.ravel(order="K").view(np.uint8)
+    if not array.size:
+        return np.ndarray(array.shape, array.dtype, memory)
+    begin = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+    return np.ndarray(array.shape, array.dtype, memory, begin, array.strides)
+
+
 def is_exclusive(held: list[Any], others: int = 0) -> bool:
     """Whether a host array that user code made, the only item of a list, and its memory are reachable only through the
     list.

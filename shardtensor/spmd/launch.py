@@ -40,9 +40,37 @@ from shardtensor.tensor.tensor import (
     without_elements,
 )
 
-Onto = Callable[[Any, Device, str, bool, list[Any]], Any]
-"""``onto(x, device, caller, donated, shards)`` returns a tensor or a host array on a device, and adds the memory of a
-tensor, which nothing writes to, to the list ``shards``.
+
+class Passed:
+    """The arrays of tensors that one call receives, to none of which anything writes.
+
+    Attributes:
+        shards: the arrays, as the tensors store them.
+        exported: the views of them that the function receives.
+    """
+
+    __slots__ = ("exported", "shards")
+
+    def __init__(self) -> None:
+        self.shards: list[Any] = []
+        self.exported: list[Any] = []
+
+    def extend(self, other: Passed) -> None:
+        """Adds the arrays of an argument that several calls share."""
+        self.shards += other.shards
+        self.exported += other.exported
+
+    def shard_of(self, result: Any) -> Any:
+        """Returns the array of which a result is the view that the function has received; None for other results."""
+        for exported, shard in zip(self.exported, self.shards, strict=True):
+            if exported is result:
+                return shard
+        return None
+
+
+Onto = Callable[[Any, Device, str, bool, Passed], Any]
+"""``onto(x, device, caller, donated, passed)`` returns a tensor or a host array on a device, and adds the array of a
+tensor that is not donated to ``passed``.
 """
 
 # -- mapped calls ----------------------------------------------------------------------------------
@@ -160,15 +188,15 @@ class _Map:
                     f"{self.caller}: axis {name!r} is bound by a map around this one; choose another name"
                 )
 
-    def arguments(self, onto: Onto) -> list[tuple[list[Any], list[Any]]]:
-        """Returns the arguments of each program, and the list of memory of tensors among them."""
+    def arguments(self, onto: Onto) -> list[tuple[list[Any], Passed]]:
+        """Returns the arguments of each program, and the arrays of tensors among them."""
         # A shared argument is transferred once to each device.
-        shared: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
+        shared: dict[tuple[int, Mesh], tuple[Any, Passed]] = {}
         given = []
         for i, submesh in enumerate(self.submeshes):
             device = submesh.flat[0]
             arguments: list[Any] = []
-            shards: list[Any] = []
+            passed = Passed()
             for c, column in enumerate(self.columns):
                 if type(column.items) is Unmapped:
                     argument = column.items.value
@@ -178,15 +206,15 @@ class _Map:
                     item = column.items[i]
                     # A tensor is the common case, and takes no traversal.
                     to = onto if type(item) is ShardedTensor else functools.partial(_onto, onto)
-                    argument = to(item, device, self.caller, column.donated, shards)
+                    argument = to(item, device, self.caller, column.donated, passed)
                 else:
                     if (c, submesh) not in shared:
-                        found: list[Any] = []
+                        found = Passed()
                         shared[c, submesh] = _onto(onto, column.items, device, self.caller, False, found), found
                     argument, arrays = shared[c, submesh]
-                    shards += arrays
+                    passed.extend(arrays)
                 arguments.append(argument)
-            given.append((arguments, shards))
+            given.append((arguments, passed))
         return given
 
     def run(
@@ -265,28 +293,30 @@ def _infer_map(*arguments: Any) -> list[Any]:
     return called.run(tasks, math.inf)
 
 
-def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, passed: Passed) -> Any:
     """Returns a pytree with its arrays on a device, by the function ``onto``."""
 
     def one(leaf: Any) -> Any:
         if type(leaf) is ShardedTensor:
-            return onto(leaf, device, caller, donated, shards)
+            return onto(leaf, device, caller, donated, passed)
         if type(leaf) is Unmapped:
             return leaf.value
-        return onto(as_operand(leaf, caller), device, caller, False, []) if is_data(leaf) else leaf
+        return onto(as_operand(leaf, caller), device, caller, False, Passed()) if is_data(leaf) else leaf
 
     return map_leaves(one, tree)
 
 
-def _array_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+def _array_onto(x: Any, device: Device, caller: str, donated: bool, passed: Passed) -> Any:
     """Returns a tensor or a host array as an array on a device, for writing if it is donated."""
     backend = backend_of(device)
     x = located(x)
     held = [array_on(x, device, caller)]
     if not donated:
-        shards.append(held[0])
         shares = type(x) is ShardedTensor and x._aval.backend is backend
-        return export(x, held[0]) if shares else backend.export(held[0])
+        exported = export(x, held[0]) if shares else backend.export(held[0])
+        passed.shards.append(held[0])
+        passed.exported.append(exported)
+        return exported
     mark_donated(x, caller)  # From here on only the list holds the array, unless another tensor shares its memory.
     with backend.on(device):
         if backend.is_exclusive(held) and backend.begin_write(held[0]):
@@ -296,7 +326,7 @@ def _array_onto(x: Any, device: Device, caller: str, donated: bool, shards: list
     return mine
 
 
-def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, passed: Passed) -> Any:
     """Returns a tensor or a host array as a tensor on a device without elements."""
     check_not_donated(x)
     made = array_without_elements(x, device, caller)
@@ -414,7 +444,7 @@ def _call_on(
     called: _Map,
     i: int,
     arguments: list[Any],
-    shards: Sequence[Any],
+    passed: Passed,
     mode: Callable[[], None] | None,
     program: Program,
 ) -> Any:
@@ -424,7 +454,7 @@ def _call_on(
     backend = here.backend if here else backend_of(submesh.flat[0])
     execution_context = (here and here.no_context) or _DeviceContext(backend, submesh, mode)
     program.execution_context = execution_context
-    program.given = shards
+    program.given = passed.shards
     settle_on(called.owned[i])  # It need not be restored, since the program has a context of its own.
     interpret_by(here)
     with execution_context:
@@ -435,7 +465,7 @@ def _call_on(
         if backend.is_array(result) and is_data(result):  # The common case takes no traversal.
             held = [backend.asarray(result)]
             del result  # The backend can tell only from the list whether user code holds the array.
-            return _adopt(held, here, caller, shards)
+            return _adopt(held, here, caller, passed)
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
         del result
@@ -445,15 +475,17 @@ def _call_on(
             if backend.is_array(found[n]):
                 held = [backend.asarray(found[n])]
                 found[n] = None
-                found[n] = _adopt(held, here, caller, shards)
+                found[n] = _adopt(held, here, caller, passed)
             else:  # The remaining arrays are on the host.
                 found[n] = _on_one(backend.from_host(np.asarray(found[n]), here.device), True, ([],), here, caller)
     return map_leaves(found.__getitem__, tree)
 
 
-def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, shards: Sequence[Any]) -> ShardedTensor:
+def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, passed: Passed) -> ShardedTensor:
     """Returns an array that a call returned, the only item of a list, as a tensor."""
-    backend = here.backend
+    if (shard := passed.shard_of(held[0])) is not None:  # A view of a view would keep both, one more with each map.
+        return _on_one(shard, False, (), here, caller)
+    backend, shards = here.backend, passed.shards
     # Arrays that nothing writes to, and of which the array may be a view.
     more = received(held[0]) if backend.on_host else ()
     kept = (*more, *shards) if more else shards

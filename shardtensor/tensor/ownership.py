@@ -219,14 +219,19 @@ def never_ends() -> bool:
 
 
 def _add(leases: Leases, new: Callable[[], object]) -> None:
-    """Adds a lease; those that have ended are removed whenever the length reaches a power of two from 8 on."""
+    """Adds a lease. Those that have ended, and all but one of those that are the same object, are removed whenever the
+    length reaches a power of two from 8 on.
+    """
     leases.append(new)
     if (n := len(leases)) >= 8 and not n & (n - 1) and _removing.acquire(blocking=False):
         try:
             # Others may add leases at the end at the same time, which does not move the rest.
-            for k in reversed(range(len(leases))):
-                if leases[k]() is None:
+            kept = set()
+            for k in reversed(range(n)):
+                if leases[k]() is None or id(leases[k]) in kept:
                     del leases[k]
+                else:
+                    kept.add(id(leases[k]))
         finally:
             _removing.release()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -100,8 +101,34 @@ def test_many_leases_are_looked_through_seldom() -> None:
         return True
 
     for _ in range(1024):
-        ownership.lease(x._storage, held)
+        ownership.lease(x._storage, functools.partial(held))
     assert len(calls) <= 2048
+
+
+def test_a_tensor_that_is_used_often_has_few_leases(backend: str) -> None:
+    """What a tensor is once is not remembered once for each use."""
+    parts = st.shard(put(VALUE, backend))
+    for _ in range(100):
+        for x in st.pmap(lambda a: a, parts) + [st.device_put(x, x.sharding) for x in parts]:
+            assert x.shape[1:] == VALUE.shape[1:]
+        ownership.hold(parts[0]._storage)
+    assert sum(len(leases or ()) for x in parts for leases in x._storage.leases) < 32 * len(parts)
+
+
+@pytest.mark.parametrize("change", [lambda a: a, lambda a: a[::-1], lambda a: a.T], ids=["none", "reversed", "T"])
+def test_memory_that_is_passed_from_map_to_map_stays_as_it_is(change: Callable[[Any], Any]) -> None:
+    """Views that were lent do not pile up between a tensor and its memory, and end with the map."""
+    (x,) = before = st.pmap(lambda a: a + 1, [put(VALUE, "numpy", (1,))])
+    for _ in range(50):
+        (x,) = st.pmap(change, [x])
+    array = x._storage.buffers[0]
+    owner = array if array.base is None else array.base
+    assert owner is before[0]._storage.buffers[0]
+    np.testing.assert_array_equal(np.asarray(x), VALUE + 1)
+    del before, owner, array
+    place = places(x)
+    x[0, 0] = -1
+    assert places(x) == place
 
 
 @pytest.mark.parametrize("dtype", ["f8", "M8[s]"])
@@ -379,7 +406,7 @@ def test_known_holders_of_a_memory_count_more_than_unknown_ones() -> None:
         found: ownership.Sources = {}
         for storage in order:
             ownership._note(found, storage, x._aval.backend)
-        assert list(found.values()) == [(known, known.leases[0])]
+        assert list(found.values()) == [[known, known.leases[0]]]
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
