@@ -19,7 +19,6 @@ from shardtensor.backend import (
     memory_of,
     owner_of,
     read_only,
-    view_of,
 )
 
 __all__ = ["NumPyBackend"]
@@ -86,16 +85,14 @@ class NumPyBackend(Backend):
         return lend(array)
 
     def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
-        """Returns the array itself if it is exclusive, a view of the same elements if it is a read-only view of a shard,
-        else a copy; and whether it copied.
-        """
+        """Returns the array itself if it is exclusive or a read-only view of a shard, else a copy; and which it is."""
         if is_exclusive(held):
             return held[0], False
         result = held[0]
         if not result.flags.writeable:
             owner = owner_of(result)
             if any(owner is owner_of(shard) for shard in shards):
-                return view_of(owner, result) if memory_of(result) is not None else result, False
+                return result, False
         return np.array(result, order="K", subok=False), True
 
     def is_exclusive(self, held: list[Any], others: int = 0) -> bool:

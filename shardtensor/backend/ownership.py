@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HostArray
-from shardtensor.backend.small_floats import is_small_float
 from shardtensor.host import memory_pool
 from shardtensor.host.fork import in_children
 
@@ -29,22 +28,30 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     """
     # Indexing may have turned a single element into a NumPy scalar.
     given: Any = array if type(array) is np.ndarray else np.asarray(array)
-    if given.dtype.kind not in "mM" and not is_small_float(given.dtype):
-        owner = given.view()
+    base, dtype = given.base, given.dtype
+    is_lent = type(base) is memoryview or (type(base) is np.ndarray and type(base.base) is memoryview)
+    owner = _view_of_owner(given) if is_lent else given.view()
+    if dtype.kind not in "mM" and dtype.isbuiltin != 2:
         return np.asarray(memoryview(owner).toreadonly()), weakref.ref(owner)
-    owner = given.view(f"i{given.itemsize}")  # The buffer protocol has no such dtypes.
-    return np.asarray(memoryview(owner).toreadonly()).view(given.dtype), weakref.ref(owner)
+    owner = owner.view(f"i{dtype.itemsize}")  # The buffer protocol has no times, nor dtypes of other libraries.
+    return np.asarray(memoryview(owner).toreadonly()).view(dtype), weakref.ref(owner)
 
 
-def view_of(owner: HostArray, array: HostArray) -> HostArray:
-    """Returns a view of the owner of an array's memory, which NumPy or the pool allocated, with the array's elements.
+def _view_of_owner(array: HostArray) -> HostArray:
+    """Returns a view of the owner of an array's memory that has the elements of the array, which is derived from a view
+    that was lent.
 
-    Where the array is derived from a view that was lent, it drops that view and its lease. A tensor that kept them
-    would lend a view of them, and so on: memory that is returned from one map to the next would get ever longer chains.
+    A view of the array itself would get a chain of bases: with memory that is returned from one map to the next, it
+    would grow with each map.
     """
+    owner = memory_pool.owner_of(array)
+    if type(owner) is not np.ndarray:
+        return array.view()
     memory = owner.ravel(order="K").view(np.uint8)
     if not array.size:
         return np.ndarray(array.shape, array.dtype, memory)
+    if memory.base is not owner:  # The strides of the owner were assigned, and ravel has copied it.
+        return array.view()
     begin = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
     return np.ndarray(array.shape, array.dtype, memory, begin, array.strides)
 

@@ -40,37 +40,9 @@ from shardtensor.tensor.tensor import (
     without_elements,
 )
 
-
-class Passed:
-    """The arrays of tensors that one call receives, to none of which anything writes.
-
-    Attributes:
-        shards: the arrays, as the tensors store them.
-        exported: the views of them that the function receives.
-    """
-
-    __slots__ = ("exported", "shards")
-
-    def __init__(self) -> None:
-        self.shards: list[Any] = []
-        self.exported: list[Any] = []
-
-    def extend(self, other: Passed) -> None:
-        """Adds the arrays of an argument that several calls share."""
-        self.shards += other.shards
-        self.exported += other.exported
-
-    def shard_of(self, result: Any) -> Any:
-        """Returns the array of which a result is the view that the function has received; None for other results."""
-        for exported, shard in zip(self.exported, self.shards, strict=True):
-            if exported is result:
-                return shard
-        return None
-
-
-Onto = Callable[[Any, Device, str, bool, Passed], Any]
-"""``onto(x, device, caller, donated, passed)`` returns a tensor or a host array on a device, and adds the array of a
-tensor that is not donated to ``passed``.
+Onto = Callable[[Any, Device, "_Map", bool, list[Any]], Any]
+"""``onto(x, device, called, donated, shards)`` returns a tensor or a host array on a device for a map, and adds the
+memory of a tensor, which nothing writes to, to the list ``shards``.
 """
 
 # -- mapped calls ----------------------------------------------------------------------------------
@@ -170,7 +142,11 @@ def map_shards(
 
 @dataclass(eq=False)
 class _Map:
-    """One call of `map_shards`, with its arguments."""
+    """One call of `map_shards`, with its arguments.
+
+    Attributes:
+        lent: the views of shards that calls receive, by identity: each with its shard and the device of the call.
+    """
 
     columns: Sequence[MappedArgument]
     fn: Callable[..., Any]
@@ -181,6 +157,7 @@ class _Map:
     sizes: Sequence[int]
 
     def __post_init__(self) -> None:
+        self.lent: dict[int, tuple[Any, Any, Device]] = {}
         program = around()
         for name in self.names:
             if program and name in program.run.axes:
@@ -188,15 +165,15 @@ class _Map:
                     f"{self.caller}: axis {name!r} is bound by a map around this one; choose another name"
                 )
 
-    def arguments(self, onto: Onto) -> list[tuple[list[Any], Passed]]:
-        """Returns the arguments of each program, and the arrays of tensors among them."""
+    def arguments(self, onto: Onto) -> list[tuple[list[Any], list[Any]]]:
+        """Returns the arguments of each program, and the list of memory of tensors among them."""
         # A shared argument is transferred once to each device.
-        shared: dict[tuple[int, Mesh], tuple[Any, Passed]] = {}
+        shared: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
         given = []
         for i, submesh in enumerate(self.submeshes):
             device = submesh.flat[0]
             arguments: list[Any] = []
-            passed = Passed()
+            shards: list[Any] = []
             for c, column in enumerate(self.columns):
                 if type(column.items) is Unmapped:
                     argument = column.items.value
@@ -206,15 +183,15 @@ class _Map:
                     item = column.items[i]
                     # A tensor is the common case, and takes no traversal.
                     to = onto if type(item) is ShardedTensor else functools.partial(_onto, onto)
-                    argument = to(item, device, self.caller, column.donated, passed)
+                    argument = to(item, device, self, column.donated, shards)
                 else:
                     if (c, submesh) not in shared:
-                        found = Passed()
-                        shared[c, submesh] = _onto(onto, column.items, device, self.caller, False, found), found
+                        found: list[Any] = []
+                        shared[c, submesh] = _onto(onto, column.items, device, self, False, found), found
                     argument, arrays = shared[c, submesh]
-                    passed.extend(arrays)
+                    shards += arrays
                 arguments.append(argument)
-            given.append((arguments, passed))
+            given.append((arguments, shards))
         return given
 
     def run(
@@ -293,29 +270,29 @@ def _infer_map(*arguments: Any) -> list[Any]:
     return called.run(tasks, math.inf)
 
 
-def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, passed: Passed) -> Any:
+def _onto(onto: Onto, tree: Any, device: Device, called: _Map, donated: bool, shards: list[Any]) -> Any:
     """Returns a pytree with its arrays on a device, by the function ``onto``."""
 
     def one(leaf: Any) -> Any:
         if type(leaf) is ShardedTensor:
-            return onto(leaf, device, caller, donated, passed)
+            return onto(leaf, device, called, donated, shards)
         if type(leaf) is Unmapped:
             return leaf.value
-        return onto(as_operand(leaf, caller), device, caller, False, Passed()) if is_data(leaf) else leaf
+        return onto(as_operand(leaf, called.caller), device, called, False, []) if is_data(leaf) else leaf
 
     return map_leaves(one, tree)
 
 
-def _array_onto(x: Any, device: Device, caller: str, donated: bool, passed: Passed) -> Any:
+def _array_onto(x: Any, device: Device, called: _Map, donated: bool, shards: list[Any]) -> Any:
     """Returns a tensor or a host array as an array on a device, for writing if it is donated."""
-    backend = backend_of(device)
+    backend, caller = backend_of(device), called.caller
     x = located(x)
     held = [array_on(x, device, caller)]
     if not donated:
+        shards.append(held[0])
         shares = type(x) is ShardedTensor and x._aval.backend is backend
         exported = export(x, held[0]) if shares else backend.export(held[0])
-        passed.shards.append(held[0])
-        passed.exported.append(exported)
+        called.lent[id(exported)] = exported, held[0], device
         return exported
     mark_donated(x, caller)  # From here on only the list holds the array, unless another tensor shares its memory.
     with backend.on(device):
@@ -326,12 +303,12 @@ def _array_onto(x: Any, device: Device, caller: str, donated: bool, passed: Pass
     return mine
 
 
-def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, passed: Passed) -> Any:
+def _abstract_onto(x: Any, device: Device, called: _Map, donated: bool, shards: list[Any]) -> Any:
     """Returns a tensor or a host array as a tensor on a device without elements."""
     check_not_donated(x)
-    made = array_without_elements(x, device, caller)
+    made = array_without_elements(x, device, called.caller)
     if donated and lacks_elements(x):
-        mark_donated(x, caller)
+        mark_donated(x, called.caller)
     return made
 
 
@@ -444,17 +421,17 @@ def _call_on(
     called: _Map,
     i: int,
     arguments: list[Any],
-    passed: Passed,
+    shards: Sequence[Any],
     mode: Callable[[], None] | None,
     program: Program,
 ) -> Any:
     """Runs one call of a mapped function, and returns its result; arrays of a call on one device become tensors."""
-    submesh, caller = called.submeshes[i], called.caller
+    submesh = called.submeshes[i]
     here = None if submesh.size > 1 else on_submesh(submesh)
     backend = here.backend if here else backend_of(submesh.flat[0])
     execution_context = (here and here.no_context) or _DeviceContext(backend, submesh, mode)
     program.execution_context = execution_context
-    program.given = passed.shards
+    program.given = shards
     settle_on(called.owned[i])  # It need not be restored, since the program has a context of its own.
     interpret_by(here)
     with execution_context:
@@ -465,7 +442,7 @@ def _call_on(
         if backend.is_array(result) and is_data(result):  # The common case takes no traversal.
             held = [backend.asarray(result)]
             del result  # The backend can tell only from the list whether user code holds the array.
-            return _adopt(held, here, caller, passed)
+            return _adopt(held, here, called, shards)
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
         del result
@@ -475,17 +452,18 @@ def _call_on(
             if backend.is_array(found[n]):
                 held = [backend.asarray(found[n])]
                 found[n] = None
-                found[n] = _adopt(held, here, caller, passed)
+                found[n] = _adopt(held, here, called, shards)
             else:  # The remaining arrays are on the host.
-                found[n] = _on_one(backend.from_host(np.asarray(found[n]), here.device), True, ([],), here, caller)
+                array = backend.from_host(np.asarray(found[n]), here.device)
+                found[n] = _on_one(array, True, ([],), here, called.caller)
     return map_leaves(found.__getitem__, tree)
 
 
-def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, passed: Passed) -> ShardedTensor:
+def _adopt(held: list[Any], here: DeviceInterpreter, called: _Map, shards: Sequence[Any]) -> ShardedTensor:
     """Returns an array that a call returned, the only item of a list, as a tensor."""
-    if (shard := passed.shard_of(held[0])) is not None:  # A view of a view would keep both, one more with each map.
-        return _on_one(shard, False, (), here, caller)
-    backend, shards = here.backend, passed.shards
+    if (lent := called.lent.get(id(held[0]))) and lent[2] == here.device:
+        return _on_one(lent[1], False, (), here, called.caller)
+    backend = here.backend
     # Arrays that nothing writes to, and of which the array may be a view.
     more = received(held[0]) if backend.on_host else ()
     kept = (*more, *shards) if more else shards
@@ -495,7 +473,7 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, passed: Passed
     if not exclusive and not more:
         exclusive = backend.memory_of(array) not in (None, *map(backend.memory_of, kept))
     # The result of a collective is never written in place, since all programs may hold it.
-    return _on_one(array, copied, ([],) if exclusive else (None,) if more else (), here, caller)
+    return _on_one(array, copied, ([],) if exclusive else (None,) if more else (), here, called.caller)
 
 
 def _on_one(

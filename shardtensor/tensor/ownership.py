@@ -226,12 +226,7 @@ def _add(leases: Leases, new: Callable[[], object]) -> None:
     if (n := len(leases)) >= 8 and not n & (n - 1) and _removing.acquire(blocking=False):
         try:
             # Others may add leases at the end at the same time, which does not move the rest.
-            kept = set()
-            for k in reversed(range(n)):
-                if leases[k]() is None or id(leases[k]) in kept:
-                    del leases[k]
-                else:
-                    kept.add(id(leases[k]))
+            leases[:n] = {id(one): one for one in leases[:n] if one() is not None}.values()
         finally:
             _removing.release()
 
@@ -334,14 +329,17 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
     held = [pair for x in bases for pair in _arrays_of(x._storage)]
     arrays = {id(array): source for array, source in held}
     sources: Sources | None = None
+    links = []
     for x in unknown:
-        storage, memory_of_array = x._storage, x._aval.backend.memory_of
-        found = [arrays[id(array)] for array in storage.buffers if id(array) in arrays]
-        if len(found) < len(storage.buffers):  # Not all buffers are arrays of operands, but their memories may be.
+        storage = x._storage
+        found = [arrays.get(id(array)) for array in storage.buffers]
+        if None in found:  # Not all buffers are arrays of operands, but their memories may be.
             if sources is None and (sources := _sources(entry)) is None:
-                return
-            found = [_source(sources, memory, storage, new) for memory in map(memory_of_array, storage.buffers)]
-        _link(storage, x._aval, found)
+                break
+            memory_of_array = x._aval.backend.memory_of
+            found = [_source(sources, memory_of_array(array), storage, new) for array in storage.buffers]
+        links.append((storage, x._aval, found))
+    _link(links)
 
 
 def _arrays_of(storage: Any) -> list[tuple[Any, Source]]:
@@ -390,21 +388,22 @@ def _source(found: Sources, memory: Hashable, made: Storage, new: bool) -> Sourc
     return found.setdefault(memory, [made, [] if new and memory is not None else None])
 
 
-def _link(made: Storage, value: Aval, sources: Sequence[Source]) -> None:
-    """Sets the leases of the storage of a result, the memories of whose buffers have these sources."""
-    seen = set()
+def _link(links: Sequence[tuple[Storage, Aval, Sequence[Any]]]) -> None:
+    """Sets the leases of the storages of results; a link is a storage, its value, and the sources of its memories."""
     with _linking:
-        for source in sources:
-            given, leases = source
-            if leases is None:
-                continue
-            if given is not made:
-                _add(leases, weakref.ref(made))
-                if given is not None:  # It is among the leases from now on.
-                    _add(leases, weakref.ref(given))
-                    source[0] = None
-            # A write would be repeated for each of the buffers.
-            if id(leases) in seen and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
-                leases.append(never_ends)
-            seen.add(id(leases))
-    made.leases = tuple([leases for _, leases in sources])
+        for made, value, sources in links:
+            seen = set()
+            for source in sources:
+                given, leases = source
+                if leases is None:
+                    continue
+                if given is not made:
+                    _add(leases, weakref.ref(made))
+                    if given is not None:  # It is among the leases from now on.
+                        _add(leases, weakref.ref(given))
+                        source[0] = None
+                # A write would be repeated for each of the buffers.
+                if id(leases) in seen and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
+                    leases.append(never_ends)
+                seen.add(id(leases))
+            made.leases = tuple([leases for _, leases in sources])

@@ -1016,12 +1016,10 @@ def test_numpy_adopts_views_of_shards(host: Backend) -> None:
     shard = np.arange(6.0)
     shard.flags.writeable = False
     part = shard[2:5]
-    for array in (host.export(part), host.export(part)[::-2], part[::-1], shard.reshape(2, 3), shard, part[:0]):
+    for array in (host.export(part), part[::-1], shard.reshape(2, 3), shard):
         result, copied = host.adopt([array], [part])
         assert not copied
-        np.testing.assert_array_equal(result, array)
-        assert not array.size or np.shares_memory(result, shard)
-        assert result.base is (shard if shard.base is None else shard.base)  # and not the view that was lent
+        assert result is array
     writable = np.arange(6.0)
     result, copied = host.adopt([writable[1:]], [writable[:3]])  # the base can be written
     assert copied
