@@ -28,9 +28,10 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     """
     # Indexing may have turned a single element into a NumPy scalar.
     given: Any = array if type(array) is np.ndarray else np.asarray(array)
-    base, dtype = given.base, given.dtype
-    is_lent = type(base) is memoryview or (type(base) is np.ndarray and type(base.base) is memoryview)
-    owner = _view_of_owner(given) if is_lent else given.view()
+    base: Any = given.base
+    dtype = given.dtype
+    is_lent = isinstance(base, memoryview) or (type(base) is np.ndarray and isinstance(base.base, memoryview))
+    owner: Any = _view_of_owner(given) if is_lent else given.view()
     if dtype.kind not in "mM" and dtype.isbuiltin != 2:
         return np.asarray(memoryview(owner).toreadonly()), weakref.ref(owner)
     owner = owner.view(f"i{dtype.itemsize}")  # The buffer protocol has no times, nor dtypes of other libraries.

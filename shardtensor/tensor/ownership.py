@@ -393,17 +393,22 @@ def _link(links: Sequence[tuple[Storage, Aval, Sequence[Any]]]) -> None:
     with _linking:
         for made, value, sources in links:
             seen = set()
+            repeated = []
             for source in sources:
                 given, leases = source
                 if leases is None:
                     continue
+                if given is not made and given is not None:  # It is among the leases from now on.
+                    _add(leases, weakref.ref(given))
+                    source[0] = None
+                if id(leases) in seen:
+                    repeated.append(leases)
+                    continue
+                seen.add(id(leases))
                 if given is not made:
                     _add(leases, weakref.ref(made))
-                    if given is not None:  # It is among the leases from now on.
-                        _add(leases, weakref.ref(given))
-                        source[0] = None
-                # A write would be repeated for each of the buffers.
-                if id(leases) in seen and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
+            # A write would be repeated for each of the buffers.
+            if repeated and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
+                for leases in repeated:
                     leases.append(never_ends)
-                seen.add(id(leases))
             made.leases = tuple([leases for _, leases in sources])
