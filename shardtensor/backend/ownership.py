@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HostArray
+from shardtensor.backend.small_floats import is_small_float
 from shardtensor.host import memory_pool
 from shardtensor.host.fork import in_children
 
@@ -28,33 +29,11 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     """
     # Indexing may have turned a single element into a NumPy scalar.
     given: Any = array if type(array) is np.ndarray else np.asarray(array)
-    base: Any = given.base
-    dtype = given.dtype
-    is_lent = isinstance(base, memoryview) or (type(base) is np.ndarray and isinstance(base.base, memoryview))
-    owner: Any = _view_of_owner(given) if is_lent else given.view()
-    if dtype.kind not in "mM" and dtype.isbuiltin != 2:
+    if given.dtype.kind not in "mM" and not is_small_float(given.dtype):
+        owner = given.view()
         return np.asarray(memoryview(owner).toreadonly()), weakref.ref(owner)
-    owner = owner.view(f"i{dtype.itemsize}")  # The buffer protocol has no times, nor dtypes of other libraries.
-    return np.asarray(memoryview(owner).toreadonly()).view(dtype), weakref.ref(owner)
-
-
-def _view_of_owner(array: HostArray) -> HostArray:
-    """Returns a view of the owner of an array's memory that has the elements of the array, which is derived from a view
-    that was lent.
-
-    A view of the array itself would get a chain of bases: with memory that is returned from one map to the next, it
-    would grow with each map.
-    """
-    owner = memory_pool.owner_of(array)
-    if type(owner) is not np.ndarray:
-        return array.view()
-    memory = owner.ravel(order="K").view(np.uint8)
-    if not array.size:
-        return np.ndarray(array.shape, array.dtype, memory)
-    if memory.base is not owner:  # The strides of the owner were assigned, and ravel has copied it.
-        return array.view()
-    begin = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
-    return np.ndarray(array.shape, array.dtype, memory, begin, array.strides)
+    owner = given.view(f"i{given.itemsize}")  # The buffer protocol has no such dtypes.
+    return np.asarray(memoryview(owner).toreadonly()).view(given.dtype), weakref.ref(owner)
 
 
 def is_exclusive(held: list[Any], others: int = 0) -> bool:

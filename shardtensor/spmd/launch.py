@@ -40,9 +40,9 @@ from shardtensor.tensor.tensor import (
     without_elements,
 )
 
-Onto = Callable[[Any, Device, "_Map", bool, list[Any]], Any]
-"""``onto(x, device, called, donated, shards)`` returns a tensor or a host array on a device for a map, and adds the
-memory of a tensor, which nothing writes to, to the list ``shards``.
+Onto = Callable[[Any, Device, str, bool, list[Any]], Any]
+"""``onto(x, device, caller, donated, shards)`` returns a tensor or a host array on a device, and adds the memory of a
+tensor, which nothing writes to, to the list ``shards``.
 """
 
 # -- mapped calls ----------------------------------------------------------------------------------
@@ -142,11 +142,7 @@ def map_shards(
 
 @dataclass(eq=False)
 class _Map:
-    """One call of `map_shards`, with its arguments.
-
-    Attributes:
-        lent: the views of shards that calls receive, by identity: each with its shard and the device of the call.
-    """
+    """One call of `map_shards`, with its arguments."""
 
     columns: Sequence[MappedArgument]
     fn: Callable[..., Any]
@@ -157,7 +153,6 @@ class _Map:
     sizes: Sequence[int]
 
     def __post_init__(self) -> None:
-        self.lent: dict[int, tuple[Any, Any, Device]] = {}
         program = around()
         for name in self.names:
             if program and name in program.run.axes:
@@ -183,11 +178,11 @@ class _Map:
                     item = column.items[i]
                     # A tensor is the common case, and takes no traversal.
                     to = onto if type(item) is ShardedTensor else functools.partial(_onto, onto)
-                    argument = to(item, device, self, column.donated, shards)
+                    argument = to(item, device, self.caller, column.donated, shards)
                 else:
                     if (c, submesh) not in shared:
                         found: list[Any] = []
-                        shared[c, submesh] = _onto(onto, column.items, device, self, False, found), found
+                        shared[c, submesh] = _onto(onto, column.items, device, self.caller, False, found), found
                     argument, arrays = shared[c, submesh]
                     shards += arrays
                 arguments.append(argument)
@@ -270,30 +265,28 @@ def _infer_map(*arguments: Any) -> list[Any]:
     return called.run(tasks, math.inf)
 
 
-def _onto(onto: Onto, tree: Any, device: Device, called: _Map, donated: bool, shards: list[Any]) -> Any:
+def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
     """Returns a pytree with its arrays on a device, by the function ``onto``."""
 
     def one(leaf: Any) -> Any:
         if type(leaf) is ShardedTensor:
-            return onto(leaf, device, called, donated, shards)
+            return onto(leaf, device, caller, donated, shards)
         if type(leaf) is Unmapped:
             return leaf.value
-        return onto(as_operand(leaf, called.caller), device, called, False, []) if is_data(leaf) else leaf
+        return onto(as_operand(leaf, caller), device, caller, False, []) if is_data(leaf) else leaf
 
     return map_leaves(one, tree)
 
 
-def _array_onto(x: Any, device: Device, called: _Map, donated: bool, shards: list[Any]) -> Any:
+def _array_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
     """Returns a tensor or a host array as an array on a device, for writing if it is donated."""
-    backend, caller = backend_of(device), called.caller
+    backend = backend_of(device)
     x = located(x)
     held = [array_on(x, device, caller)]
     if not donated:
         shards.append(held[0])
         shares = type(x) is ShardedTensor and x._aval.backend is backend
-        exported = export(x, held[0]) if shares else backend.export(held[0])
-        called.lent[id(exported)] = exported, held[0], device
-        return exported
+        return export(x, held[0]) if shares else backend.export(held[0])
     mark_donated(x, caller)  # From here on only the list holds the array, unless another tensor shares its memory.
     with backend.on(device):
         if backend.is_exclusive(held) and backend.begin_write(held[0]):
@@ -303,12 +296,12 @@ def _array_onto(x: Any, device: Device, called: _Map, donated: bool, shards: lis
     return mine
 
 
-def _abstract_onto(x: Any, device: Device, called: _Map, donated: bool, shards: list[Any]) -> Any:
+def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
     """Returns a tensor or a host array as a tensor on a device without elements."""
     check_not_donated(x)
-    made = array_without_elements(x, device, called.caller)
+    made = array_without_elements(x, device, caller)
     if donated and lacks_elements(x):
-        mark_donated(x, called.caller)
+        mark_donated(x, caller)
     return made
 
 
@@ -426,7 +419,7 @@ def _call_on(
     program: Program,
 ) -> Any:
     """Runs one call of a mapped function, and returns its result; arrays of a call on one device become tensors."""
-    submesh = called.submeshes[i]
+    submesh, caller = called.submeshes[i], called.caller
     here = None if submesh.size > 1 else on_submesh(submesh)
     backend = here.backend if here else backend_of(submesh.flat[0])
     execution_context = (here and here.no_context) or _DeviceContext(backend, submesh, mode)
@@ -442,7 +435,7 @@ def _call_on(
         if backend.is_array(result) and is_data(result):  # The common case takes no traversal.
             held = [backend.asarray(result)]
             del result  # The backend can tell only from the list whether user code holds the array.
-            return _adopt(held, here, called, shards)
+            return _adopt(held, here, caller, shards)
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
         del result
@@ -452,17 +445,14 @@ def _call_on(
             if backend.is_array(found[n]):
                 held = [backend.asarray(found[n])]
                 found[n] = None
-                found[n] = _adopt(held, here, called, shards)
+                found[n] = _adopt(held, here, caller, shards)
             else:  # The remaining arrays are on the host.
-                array = backend.from_host(np.asarray(found[n]), here.device)
-                found[n] = _on_one(array, True, ([],), here, called.caller)
+                found[n] = _on_one(backend.from_host(np.asarray(found[n]), here.device), True, ([],), here, caller)
     return map_leaves(found.__getitem__, tree)
 
 
-def _adopt(held: list[Any], here: DeviceInterpreter, called: _Map, shards: Sequence[Any]) -> ShardedTensor:
+def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, shards: Sequence[Any]) -> ShardedTensor:
     """Returns an array that a call returned, the only item of a list, as a tensor."""
-    if (lent := called.lent.get(id(held[0]))) and lent[2] == here.device:
-        return _on_one(lent[1], False, (), here, called.caller)
     backend = here.backend
     # Arrays that nothing writes to, and of which the array may be a view.
     more = received(held[0]) if backend.on_host else ()
@@ -473,7 +463,7 @@ def _adopt(held: list[Any], here: DeviceInterpreter, called: _Map, shards: Seque
     if not exclusive and not more:
         exclusive = backend.memory_of(array) not in (None, *map(backend.memory_of, kept))
     # The result of a collective is never written in place, since all programs may hold it.
-    return _on_one(array, copied, ([],) if exclusive else (None,) if more else (), here, called.caller)
+    return _on_one(array, copied, ([],) if exclusive else (None,) if more else (), here, caller)
 
 
 def _on_one(

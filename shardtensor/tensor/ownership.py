@@ -329,17 +329,15 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
     held = [pair for x in bases for pair in _arrays_of(x._storage)]
     arrays = {id(array): source for array, source in held}
     sources: Sources | None = None
-    links = []
     for x in unknown:
         storage = x._storage
         found = [arrays.get(id(array)) for array in storage.buffers]
         if None in found:  # Not all buffers are arrays of operands, but their memories may be.
             if sources is None and (sources := _sources(entry)) is None:
-                break
+                return
             memory_of_array = x._aval.backend.memory_of
             found = [_source(sources, memory_of_array(array), storage, new) for array in storage.buffers]
-        links.append((storage, x._aval, found))
-    _link(links)
+        _link(storage, x._aval, found)
 
 
 def _arrays_of(storage: Any) -> list[tuple[Any, Source]]:
@@ -388,27 +386,26 @@ def _source(found: Sources, memory: Hashable, made: Storage, new: bool) -> Sourc
     return found.setdefault(memory, [made, [] if new and memory is not None else None])
 
 
-def _link(links: Sequence[tuple[Storage, Aval, Sequence[Any]]]) -> None:
-    """Sets the leases of the storages of results; a link is a storage, its value, and the sources of its memories."""
+def _link(made: Storage, value: Aval, sources: Sequence[Any]) -> None:
+    """Sets the leases of the storage of a result, the memories of whose buffers have these sources."""
+    seen = set()
+    repeated = []
     with _linking:
-        for made, value, sources in links:
-            seen = set()
-            repeated = []
-            for source in sources:
-                given, leases = source
-                if leases is None:
-                    continue
-                if given is not made and given is not None:  # It is among the leases from now on.
-                    _add(leases, weakref.ref(given))
-                    source[0] = None
-                if id(leases) in seen:
-                    repeated.append(leases)
-                    continue
-                seen.add(id(leases))
-                if given is not made:
-                    _add(leases, weakref.ref(made))
-            # A write would be repeated for each of the buffers.
-            if repeated and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
-                for leases in repeated:
-                    leases.append(never_ends)
-            made.leases = tuple([leases for _, leases in sources])
+        for source in sources:
+            given, leases = source
+            if leases is None:
+                continue
+            if given is not made and given is not None:  # It is among the leases from now on.
+                _add(leases, weakref.ref(given))
+                source[0] = None
+            if id(leases) in seen:
+                repeated.append(leases)
+                continue
+            seen.add(id(leases))
+            if given is not made:
+                _add(leases, weakref.ref(made))
+        # A write would be repeated for each of the buffers.
+        if repeated and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
+            for leases in repeated:
+                leases.append(never_ends)
+    made.leases = tuple([leases for _, leases in sources])

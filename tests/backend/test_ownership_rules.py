@@ -19,7 +19,7 @@ from shardtensor.communication import transfer
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.mutation import writes
 from shardtensor.tensor import ownership
-from shardtensor.tensor.operands import on_one_device, sharded_dtype
+from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import PendingWrite, Storage
 from shardtensor.tensor.tensor import mark_donated, shard_arrays, tensor, without_elements, write_state_of
 from tests.backend.holders import VALUE, places, put, seen, shard_data
@@ -112,35 +112,19 @@ def test_a_tensor_that_is_used_often_has_few_leases(backend: str) -> None:
         for x in st.pmap(lambda a: a, parts) + [st.device_put(x, x.sharding) for x in parts]:
             assert x.shape[1:] == VALUE.shape[1:]
         ownership.hold(parts[0]._storage)
-    assert sum(len(leases or ()) for x in parts for leases in x._storage.leases) < 32 * len(parts)
+    assert max(len(leases or ()) for x in parts for leases in x._storage.leases) <= 64
 
 
-@pytest.mark.parametrize("dtype", ["f8", "M8[s]", "bfloat16"])
-@pytest.mark.parametrize("change", [lambda a: a, lambda a: a[::-1], lambda a: a.T, lambda a: a[:0]])
-def test_views_do_not_pile_up_from_map_to_map(change: Callable[[Any], Any], dtype: str) -> None:
-    values = np.arange(6.0).astype("i8").reshape(2, 3).astype(sharded_dtype(dtype))
-    (x,) = st.pmap(lambda a: a.copy(), [st.device_put(values, st.devices("numpy")[0])])
-    for _ in range(50):
-        (x,) = st.pmap(change, [x])
-        values = change(values)
-    assert _links(x._storage.buffers[0]) <= 8
-    np.testing.assert_array_equal(np.asarray(x), values)
+def test_a_nested_map_may_return_what_is_written_then() -> None:
+    x = put(VALUE, "numpy", (1,))
 
+    def fn(a: Any) -> Any:
+        (same,) = st.pmap(lambda b: b, [x])
+        x[0, 0] = -1
+        return np.asarray(same).copy()
 
-def _links(held: Any) -> int:
-    """Returns the number of objects between a variable and the memory of an array."""
-    count = 0
-    while held is not None:
-        held, count = held.obj if isinstance(held, memoryview) else getattr(held, "base", None), count + 1
-    return count
-
-
-def test_a_shard_that_a_map_returns_is_written_in_place_when_nothing_else_has_it() -> None:
-    (x,) = st.pmap(lambda a: a + 1, [put(VALUE, "numpy", (1,))])
-    place = places(x)
-    (x,) = st.pmap(lambda a: a, [x])
-    x[0, 0] = -1
-    assert places(x) == place
+    (result,) = st.pmap(fn, [put(VALUE, "numpy", (1,))])
+    np.testing.assert_array_equal(np.asarray(result), VALUE)
 
 
 @pytest.mark.parametrize("dtype", ["f8", "M8[s]"])
