@@ -219,14 +219,14 @@ def never_ends() -> bool:
 
 
 def _add(leases: Leases, new: Callable[[], object]) -> None:
-    """Adds a lease; those that have ended are removed whenever the length reaches a power of two from 8 on."""
+    """Adds a lease. Those that have ended, and all but one of those that are the same object, are removed whenever the
+    length reaches a power of two from 8 on.
+    """
     leases.append(new)
     if (n := len(leases)) >= 8 and not n & (n - 1) and _removing.acquire(blocking=False):
         try:
             # Others may add leases at the end at the same time, which does not move the rest.
-            for k in reversed(range(len(leases))):
-                if leases[k]() is None:
-                    del leases[k]
+            leases[:n] = {id(one): one for one in leases[:n] if one() is not None}.values()
         finally:
             _removing.release()
 
@@ -330,12 +330,13 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
     arrays = {id(array): source for array, source in held}
     sources: Sources | None = None
     for x in unknown:
-        storage, memory_of_array = x._storage, x._aval.backend.memory_of
-        found = [arrays[id(array)] for array in storage.buffers if id(array) in arrays]
-        if len(found) < len(storage.buffers):  # Not all buffers are arrays of operands, but their memories may be.
+        storage = x._storage
+        found = [arrays.get(id(array)) for array in storage.buffers]
+        if None in found:  # Not all buffers are arrays of operands, but their memories may be.
             if sources is None and (sources := _sources(entry)) is None:
                 return
-            found = [_source(sources, memory, storage, new) for memory in map(memory_of_array, storage.buffers)]
+            memory_of_array = x._aval.backend.memory_of
+            found = [_source(sources, memory_of_array(array), storage, new) for array in storage.buffers]
         _link(storage, x._aval, found)
 
 
@@ -385,21 +386,26 @@ def _source(found: Sources, memory: Hashable, made: Storage, new: bool) -> Sourc
     return found.setdefault(memory, [made, [] if new and memory is not None else None])
 
 
-def _link(made: Storage, value: Aval, sources: Sequence[Source]) -> None:
+def _link(made: Storage, value: Aval, sources: Sequence[Any]) -> None:
     """Sets the leases of the storage of a result, the memories of whose buffers have these sources."""
     seen = set()
+    repeated = []
     with _linking:
         for source in sources:
             given, leases = source
             if leases is None:
                 continue
+            if given is not made and given is not None:  # It is among the leases from now on.
+                _add(leases, weakref.ref(given))
+                source[0] = None
+            if id(leases) in seen:
+                repeated.append(leases)
+                continue
+            seen.add(id(leases))
             if given is not made:
                 _add(leases, weakref.ref(made))
-                if given is not None:  # It is among the leases from now on.
-                    _add(leases, weakref.ref(given))
-                    source[0] = None
-            # A write would be repeated for each of the buffers.
-            if id(leases) in seen and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
+        # A write would be repeated for each of the buffers.
+        if repeated and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
+            for leases in repeated:
                 leases.append(never_ends)
-            seen.add(id(leases))
     made.leases = tuple([leases for _, leases in sources])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -100,8 +101,30 @@ def test_many_leases_are_looked_through_seldom() -> None:
         return True
 
     for _ in range(1024):
-        ownership.lease(x._storage, held)
+        ownership.lease(x._storage, functools.partial(held))
     assert len(calls) <= 2048
+
+
+def test_a_tensor_that_is_used_often_has_few_leases(backend: str) -> None:
+    """What a tensor is once is not remembered once for each use."""
+    parts = st.shard(put(VALUE, backend))
+    for _ in range(100):
+        for x in st.pmap(lambda a: a, parts) + [st.device_put(x, x.sharding) for x in parts]:
+            assert x.shape[1:] == VALUE.shape[1:]
+        ownership.hold(parts[0]._storage)
+    assert max(len(leases or ()) for x in parts for leases in x._storage.leases) <= 64
+
+
+def test_a_nested_map_may_return_what_is_written_then() -> None:
+    x = put(VALUE, "numpy", (1,))
+
+    def fn(a: Any) -> Any:
+        (same,) = st.pmap(lambda b: b, [x])
+        x[0, 0] = -1
+        return np.asarray(same).copy()
+
+    (result,) = st.pmap(fn, [put(VALUE, "numpy", (1,))])
+    np.testing.assert_array_equal(np.asarray(result), VALUE)
 
 
 @pytest.mark.parametrize("dtype", ["f8", "M8[s]"])
