@@ -58,6 +58,10 @@ class ProcessBackend:
         """See `Backend`."""
         return self._plugin.on(self._inner[device])
 
+    def launcher(self, devices: Sequence[Device]) -> Any:
+        """See `Backend`."""
+        return self._plugin.launcher([self._inner[d] for d in devices])
+
     def memory_space(self, device: Device) -> Any:
         """See `Backend`."""
         return self._plugin.memory_space(self._inner[device])
@@ -93,6 +97,19 @@ class ProcessBackend:
     def to_device(self, array: Any, source: Device, destination: Device) -> Any:
         """See `Backend`."""
         return self._plugin.to_device(array, self._inner[source], self._inner[destination])
+
+    def collect(self, arrays: Sequence[Any], sources: Sequence[Device], destination: Device) -> Any:
+        """See `Backend`."""
+        return self._plugin.collect(arrays, [self._inner[d] for d in sources], self._inner[destination])
+
+    def spread(self, array: Any, source: Device, destinations: Sequence[Device]) -> list[Any]:
+        """See `Backend`."""
+        return self._plugin.spread(array, self._inner[source], [self._inner[d] for d in destinations])
+
+    def fill_where(self, out: Any, mask: Any, value: Any) -> None:
+        """See `Backend`; another process writes to its arrays itself."""
+        if not isinstance(out, RemoteArray):
+            self._plugin.fill_where(out, mask, value)
 
     def from_host(self, array: Any, device: Device) -> Any:
         """See `Backend`."""

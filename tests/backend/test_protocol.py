@@ -5,6 +5,7 @@ from __future__ import annotations
 import array as arrays_of_python
 import dataclasses
 import importlib.metadata
+import inspect
 import json
 import os
 import pickle
@@ -22,6 +23,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend import HOST, Backend, Device, protocol, registry
+from shardtensor.backend.job import ProcessBackend
 from shardtensor.backend.protocol import requested_devices
 from shardtensor.backend.registry import load
 from shardtensor.testing import CheckedArray
@@ -1301,3 +1303,15 @@ def test_checked_rejects_reading_elements_that_are_written(checked: Backend) -> 
         checked.xp.add(a, a, out=a)  # element for element
         a[:1] = a[1:2]  # elsewhere
         assert a.view(np.ndarray)[0] == 2 * before[1]
+
+
+def test_a_backend_in_a_job_of_processes_translates_the_devices_of_every_method() -> None:
+    """A plugin knows its devices by other numbers than the job."""
+    takes_devices = {
+        name
+        for name, method in vars(Backend).items()
+        if inspect.isfunction(method)
+        and any("Device" in str(p.annotation) for p in inspect.signature(method).parameters.values())
+    }
+    assert takes_devices
+    assert takes_devices <= vars(ProcessBackend).keys()
