@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 
 import shardtensor as st
+from shardtensor.backend.small_floats import SMALL_FLOATS
 
-NUMPYS = {name for name in st.__all__ if hasattr(np, name) and getattr(np, name) is getattr(st, name)}
-"""The public names of NumPy's own objects, which have no entries: data types and constants."""
+NUMPYS = {name for name in st.__all__ if hasattr(np, name) and getattr(np, name) is getattr(st, name)} | {*SMALL_FLOATS}
+"""The public names of NumPy's and ml_dtypes' own objects, which have no entries: data types and constants."""
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 DIRECTIVE = re.compile(r"^\.\. public:: (.*)$", re.MULTILINE)
