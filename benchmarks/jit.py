@@ -112,7 +112,7 @@ def agree(group: str, columns: Mapping[str, Worker]) -> None:
         for column, worker in columns.items():
             with contextlib.suppress(harness.NoFigure):
                 found[column] = worker.call(f"answer {name}")
-        assert all(math.isclose(x, found[NUMPY], rel_tol=1e-3) for x in found.values()), (name, found)
+        assert all(math.isclose(x, found[NUMPY], rel_tol=1e-3, abs_tol=1e-6) for x in found.values()), (name, found)
 
 
 def measure_group(group: str, columns: Mapping[str, Worker], effort: Effort) -> Cells:
