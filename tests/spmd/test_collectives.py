@@ -978,7 +978,7 @@ def test_collectives_of_offloaded_tensors_stay_offloaded(backend: str) -> None:
     (lambda x: st.pswapaxes(x, "x", 1), st.ShapeError, "2 elements along dimension 1"),
     (lambda x: st.psum_scatter(x, "x"), st.ShapeError, "wanted as many, or tiled=True"),
     (lambda x: st.psum_scatter(x, "x", scatter_dimension=5, tiled=True), st.AxisError, "scatter_dimension is 5"),
-    (lambda x: st.psum(x[st.axis_index("x") :], "x"), st.CollectiveError, "float64[3, 2]"),
+    (lambda x: st.psum(x[min(st.axis_index("x"), 1) :], "x"), st.CollectiveError, "float64[3, 2]"),
     (lambda x: st.all_gather(x[st.axis_index("x") :], "x"), st.ShapeError, "wanted equal shapes"),
     (lambda x: st.all_gather(x[:, st.axis_index("x") :], "x", tiled=True), st.ShapeError, "along dimension 0 only"),
     (lambda x: (st.psum if st.axis_index("x") else st.pmax)(x, "x"), st.CollectiveError, "pmax over 'x'"),
