@@ -132,7 +132,7 @@ def library(functions: Mapping[str, Callable[..., Any]], place: Callable[[str, A
 
 
 def expressions(xp: Any) -> dict[str, Callable[..., Any]]:
-    """What is written alike with NumPy, JAX and this library."""
+    """Returns the cases that NumPy, JAX and this library share."""
     return {
         "sort split": lambda x: xp.sort(x, axis=0),
         "sort other": lambda x: xp.sort(x, axis=1),

@@ -89,7 +89,7 @@ def _statements(
     v: Any,
     grid: Any,
 ) -> dict[str, Case]:
-    """What is written alike with arrays of NumPy and of this library; ``snapshot`` makes a host array of one, which
+    """Returns the cases that NumPy and this library share; ``snapshot`` makes a host array of one, which
     later writes do not change.
     """
     places = _places()

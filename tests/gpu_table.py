@@ -1,10 +1,10 @@
-"""The page `docs/gpu_calls.md`: what one call of each function asks of CUDA, counted.
+"""The page `docs/gpu_calls.md`: the CUDA operations of one call of each function, counted.
 
     python -m tests.gpu_table --counter MODULE --gpus VARIABLE
 
 writes the page. The module is imported before CuPy. It makes a CuPy count, which may have no GPU beneath it: ``count()``
 returns a context manager whose value has, at the end, the numbers of ``launches``, ``copies``, ``events`` (recorded) and
-``waits`` (of the host). The environment variable says how many GPUs there are.
+``waits`` (synchronizations of the host). The environment variable says how many GPUs there are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Key: TypeAlias = tuple[str, str]
 """A chapter of the page, and the name of a call."""
 
 Found: TypeAlias = dict[str, dict[str, dict[str, list[int] | str]]]
-"""What each call of each chapter asked for in each setting, by `COUNTED`; the name of its error if it raised one."""
+"""The counts of each call of each chapter in each setting, by `COUNTED`; the name of its error if it raised one."""
 
 
 def _st() -> Any:
@@ -191,7 +191,7 @@ def page(found: Found) -> str:
 
 
 def waits_of(text: str) -> dict[Key, list[int | None]]:
-    """Returns the host waits of each call on a page: of bare CuPy, then in each setting; None where it is unknown."""
+    """Returns the host synchronizations of each call on a page: of bare CuPy, then in each setting; None where it is unknown."""
     waits: dict[Key, list[int | None]] = {}
     title = ""
     for line in text.splitlines():
@@ -205,21 +205,22 @@ def waits_of(text: str) -> dict[Key, list[int | None]]:
 
 
 _INTRODUCTION = f"""\
-# What calls ask of GPUs
+# GPU operations of each call
 
 The numbers of one call of each function, counted on CuPy 14 without a GPU: the C libraries beneath it are replaced by ones
 that do nothing but count. They are exact for these operands, which are split by their first dimension; they say nothing
 about time on a GPU.
 
-Each cell has **{" / ".join(COUNTED)}**: kernels and calls of CUDA's libraries; copies between devices and to the host;
-events recorded; and how often the host waited for a GPU. The column {BARE} has the launches and the waits of the same
-call with arrays of bare CuPy. The other columns are GPUs × logical devices of each.
+Each cell has **{" / ".join(COUNTED[:-1])} / synchronizations**: kernels and calls of CUDA's libraries; copies between devices and to the host;
+events recorded; and synchronizations, in which the host waits for a GPU. The column {BARE} has the launches and the synchronizations of
+the same call with arrays of bare CuPy. The other columns are GPUs × logical devices of each.
 
 Where the operands have several devices on one GPU, they are one buffer of it: most calls are then the launches of one
-device. The host waits where bare CuPy waits, which is where the shape of a result depends on values, and where a value
-is read.
+device. The host synchronizes where it does with bare CuPy: where the shape of a result depends on values, and where a
+value is read.
 
-`python -m tests.gpu_table` writes this page; a test compares its waits with those of the double of CuPy."""
+`python -m tests.gpu_table` writes this page; a test compares the synchronizations with those of a simulated
+CuPy."""
 
 
 def main() -> None:

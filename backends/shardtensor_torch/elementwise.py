@@ -68,14 +68,18 @@ def dtype_of(x: Any) -> np.dtype[Any]:
     """Returns the NumPy dtype of a tensor.
 
     Raises:
-        ArgumentTypeError: the tensor's dtype has no NumPy counterpart, or is not supported.
+        ArgumentTypeError: NumPy lacks the dtype, as complex32; or PyTorch lacks most functions for it, as for uint16,
+            uint32 and uint64.
     """
     if x.dtype not in NUMPY and str(x.dtype).removeprefix("torch.") in SMALL_FLOATS:
         add_small_floats()
     try:
         return NUMPY[x.dtype]
     except KeyError:
-        raise ArgumentTypeError(f"a tensor of {x.dtype} has no NumPy dtype; convert it, as to float32") from None
+        known = ", ".join(sorted(map(str, TORCH)))
+        raise ArgumentTypeError(
+            f"a tensor of {x.dtype} is not supported; convert it to one of {known}, as by x.to(torch.int64)"
+        ) from None
 
 
 def resolved(x: Any) -> Any:

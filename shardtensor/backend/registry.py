@@ -409,7 +409,7 @@ _spanning: dict[str, Backend] = {}
 """The backends of devices of other processes, by name, in a job of several processes."""
 
 _memories: dict[Device, Hashable] = {}
-"""What identifies the memory of each device of another process."""
+"""The identity of the memory of each device of another process."""
 
 
 def in_use() -> list[str]:

@@ -25,7 +25,7 @@ from shardtensor.errors import DistributedError, message_of
 T = TypeVar("T")
 
 Messages = tuple[Mapping[int, Bytes], Mapping[int, Bytes]]
-"""What is sent to other processes, and the memory for what is received from them, by the numbers of the processes."""
+"""The messages to other processes, and the memory for the messages from them, by the numbers of the processes."""
 
 _HEADER = struct.Struct("<QQ16sB7x")
 _KEPT = 64
@@ -349,7 +349,7 @@ class Agreement:
         """A context between the messages of an exchange: after an error in it, the others do not get their messages."""
         try:
             yield
-        except BaseException:
+        except BaseException:  # Raised again: later calls must not take messages of this exchange for their own.
             self._interrupted()
             raise
 

@@ -146,7 +146,7 @@ def _apart(groups: dict[tuple[int, ...], _Collective], found: Sequence[Rendezvou
 
 
 class _Collective(NamedTuple):
-    """What the processes know of one collective.
+    """The state of one collective, which is the same in all processes.
 
     Attributes:
         calls: the calls that programs make in it; one, unless they disagree.

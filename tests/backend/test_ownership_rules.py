@@ -106,7 +106,7 @@ def test_many_leases_are_looked_through_seldom() -> None:
 
 
 def test_a_tensor_that_is_used_often_has_few_leases(backend: str) -> None:
-    """What a tensor is once is not remembered once for each use."""
+    """The number of leases does not grow with the number of uses of a tensor."""
     parts = st.shard(put(VALUE, backend))
     for _ in range(100):
         for x in st.pmap(lambda a: a, parts) + [st.device_put(x, x.sharding) for x in parts]:

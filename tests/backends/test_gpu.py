@@ -134,7 +134,7 @@ def test_every_operator(name: str, count: int) -> None:
 
 
 def accepts(name: str, examples: int) -> None:
-    """CuPy accepts what an operator asks of it on eight devices, and the result has the dtype and the dimensions."""
+    """CuPy accepts the calls of an operator on eight devices, and the result has its dtype and number of dimensions."""
 
     @hypothesis.settings(max_examples=examples)
     @hypothesis.given(data=some.data())

@@ -1,6 +1,6 @@
-"""How often the host waits for a GPU in each call: where CuPy's function does, and nowhere else.
+"""The host synchronizes with a GPU in the calls in which CuPy's function does, and in no others.
 
-The page `docs/gpu_calls.md` has what was counted on CuPy; the double waits where CuPy does.
+The page `docs/gpu_calls.md` has what was counted on CuPy; the double synchronizes where CuPy does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ = {
 
 @contextmanager
 def count() -> Iterator[SimpleNamespace]:
-    """What a call asks for, of which the double counts the waits."""
+    """Counts of a call, of which the double has those of synchronizations."""
     made, before = SimpleNamespace(launches=0, copies=0, events=0, waits=0), fakecupy.waits
     yield made
     made.waits = fakecupy.waits - before

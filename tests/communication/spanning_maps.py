@@ -12,7 +12,7 @@ from typing import Any
 from shardtensor import distributed
 
 if __name__ == "__main__":
-    distributed.initialize(timeout=60)  # What follows asks for devices.
+    distributed.initialize(timeout=60)  # The statements below use the devices of the job.
 
 import shardtensor as st
 from tests.interpreters.test_state import Dice, assert_alike, quietly

@@ -113,7 +113,7 @@ def lines_of(path: Path) -> dict[str, str]:
 
 
 def alone(program: str, path: Path, *arguments: str, devices: int) -> dict[str, str]:
-    """What a program writes if one process has all devices, in memories of their own."""
+    """Returns the output of a program in one process that has all devices, each with a memory of its own."""
     environ = {**os.environ, "SHARDTENSOR_ALONE": "1", "SHARDTENSOR_NUM_DEVICES": str(devices)}
     environ |= {"SHARDTENSOR_BACKEND": "checked", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, program, str(path), *arguments], env=environ, check=True)

@@ -575,7 +575,7 @@ def test_fast_path_gives_the_bits_of_the_general_way(name: str, dtype: str) -> N
         wanted = function(general, axis=axis, keepdims=keepdims)
         assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
         assert found.sharding.spec == wanted.sharding.spec
-        with st.transfers():  # who counts takes the general way
+        with st.transfers():  # Transfers are recorded, so that the general plan runs.
             assert bits(function(fast, axis=axis, keepdims=keepdims)) == bits(found)
         with st.transfers():
             counted = function(fast.T, axis=None)
@@ -615,7 +615,7 @@ def test_fast_products_give_the_bits_of_the_general_way(dtype: str) -> None:
             functions = [st.matmul, functools.partial(st.einsum, subscripts)]
             for function in functions if lead else [*functions, functools.partial(st.tensordot, axes=1)]:
                 fast = function(*operands)
-                with st.transfers():  # who counts takes the general way
+                with st.transfers():  # Transfers are recorded, so that the general plan runs.
                     general = function(*operands)
                 assert (fast.shape, fast.dtype, fast.sharding) == (general.shape, general.dtype, general.sharding)
                 assert bits(fast) == bits(general)

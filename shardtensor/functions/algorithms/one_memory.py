@@ -1,7 +1,7 @@
 """Tensors in one buffer that several devices share, as tensors of the first of these devices.
 
-What an algorithm does on one device is what has to be done for the whole buffer: it exchanges nothing, and launches as
-many kernels as for a tensor that is not split. On the host, algorithms have functions of NumPy for that.
+There an algorithm runs on the whole buffer as on one device: it exchanges nothing, and launches as many kernels as for
+a tensor that is not split. On the host, algorithms have functions of NumPy for that.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Eager mode combines the partial results of a reduction at once, so that every device gets all of them. Where the result
 is next transferred to a layout that splits it, each device combines only its part, which is a reduce-scatter. A write
-of a function of slices is a stencil (see `shardtensor.interpreters.jit.stencils`). What several equations need in
-another layout is transferred once. Eager's layouts are always a candidate, and the bytes are those of the inference of
-both, so that a program never moves more.
+of a function of slices is a stencil (see `shardtensor.interpreters.jit.stencils`). An operand that several equations
+need in another layout is transferred once. Eager's layouts are always a candidate, and the bytes are those of the
+inference of both, so that a program never moves more.
 """
 
 from __future__ import annotations
