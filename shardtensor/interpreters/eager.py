@@ -13,7 +13,8 @@ from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.small_floats import has_small_floats, in_wide
 from shardtensor.interpreters.infer import INFER, array_operands, raise_named
-from shardtensor.interpreters.mutation.views import ScalarElement, compute_on_owners, make_view
+from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners
+from shardtensor.interpreters.mutation.views import make_view
 from shardtensor.interpreters.mutation.writes import write
 from shardtensor.interpreters.small_results import small_call, small_result
 from shardtensor.tensor.ownership import READS, is_new, reading, track

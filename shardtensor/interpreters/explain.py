@@ -15,7 +15,7 @@ from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, arguments, derived, struct
-from shardtensor.interpreters.mutation.views import ScalarElement
+from shardtensor.interpreters.mutation.scalar_elements import ScalarElement
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor

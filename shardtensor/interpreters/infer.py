@@ -19,10 +19,9 @@ from shardtensor.host.memory_pool import out_of_memory
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
 from shardtensor.interpreters.execution.small_floats import has_small_floats, in_wide
+from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners
 from shardtensor.interpreters.mutation.views import (
-    ScalarElement,
     View,
-    compute_on_owners,
     evaluate,
     infer_view,
     stand_in,

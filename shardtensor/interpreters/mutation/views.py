@@ -1,4 +1,4 @@
-"""Views, which are tensors that alias a part of a base tensor, and single elements.
+"""Views, which are tensors that alias a part of a base tensor.
 
 The storage of a view consists of a base tensor and a view spec (see `shardtensor.sharding.view_spec`). A view is lazy:
 it computes and transfers nothing until its elements are read, and then shows the current value of the base. Where
@@ -16,21 +16,18 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST, HostArray
-from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import read_only
-from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.backend.registry import backend_of
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
-from shardtensor.communication.messages import send
-from shardtensor.communication.transfer import announce_reading, buffers_of, gather, not_addressable, whole_array
-from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
-from shardtensor.communication.transfer_plan import TransferPlan
+from shardtensor.communication.transfer import announce_reading, buffers_of, gather, whole_array
+from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Params, call, implements
 from shardtensor.functions.indexing import view
 from shardtensor.host.blockwise import copied
 from shardtensor.interpreters.execution.plan_cache import value_of
-from shardtensor.interpreters.execution.planning import result_dtype
-from shardtensor.sharding.copy_plan import host_grid, identity
+from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, copied_element
+from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
@@ -39,17 +36,14 @@ from shardtensor.sharding.view_spec import (
     Part,
     ShardedBox,
     ViewSpec,
-    aligned,
-    box_of,
     located,
     part_dtype,
     part_of,
     part_steps,
 )
 from shardtensor.tensor.ownership import keep_while_read, lent, storage_of
-from shardtensor.tensor.storage import DeferredStorage, Storage
+from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import (
-    SCALARS,
     ShardedTensor,
     current_storage,
     lacks_elements,
@@ -172,126 +166,6 @@ def _picked_to_host(x: ShardedTensor, view_spec: ViewSpec) -> HostArray:
     return read_only(part_of(array, view_spec.part))
 
 
-class ScalarElement(DeferredStorage):
-    """The storage of a scalar that is one element of another tensor, copied on the devices that own the element.
-
-    It is sent to the other devices when it is first read there.
-
-    Attributes:
-        value: the aval of the scalar.
-        origin: the aval of the other tensor, and the index of the element in it.
-        parts: the copies, one for each owning device, or one where memory is shared; none of a tensor without elements.
-    """
-
-    __slots__ = ("_storage", "origin", "parts", "value")
-
-    def __init__(self, value: Aval, base: Aval, index: Index, parts: tuple[Any, ...]) -> None:
-        self.value = value
-        self.origin = (base, index)
-        self.parts = parts
-        self._storage: Storage | None = None
-
-    @property
-    def memory(self) -> Storage | None:  # type: ignore[override]
-        """See `DeferredStorage`."""
-        return self._storage
-
-    def grid(self) -> Grid:
-        """Returns the grid of the devices that own the element."""
-        base, index = self.origin
-        return _element_of(base, index).grid
-
-    def stored(self) -> Storage:
-        """Returns the storage with the element on every device of the base, to which it is sent at the first call."""
-        if not self.parts:
-            without_elements(self.value)._storage.stored()
-        if self._storage is None:
-            shared = self.value.memory is not None
-            if is_recording():
-                self._announce(not shared)
-            if shared:
-                self._storage = Storage(self.parts)
-            else:
-                movement = TransferPlan((identity(()),), (self.grid(),), self.value.cells.grid)
-                self._storage = Storage(movement.run((self.parts,), self.value.dtype))
-        return self._storage
-
-    def without_parts(self) -> ScalarElement:
-        """Returns the storage of a tensor without elements that stands for the scalar."""
-        made = ScalarElement(self.value, *self.origin, ())
-        made._storage = None if self._storage is None else Storage()
-        return made
-
-    def announce(self) -> None:
-        """Records that an element of a tensor without elements is sent to the other devices, at the first call."""
-        if self._storage is None:
-            self._announce(False)
-            self._storage = None if self.parts else Storage()
-
-    def _announce(self, copied: bool) -> None:
-        movement = TransferPlan((identity(()),), (self.grid(),), self.value.grid)
-        movement.announce(self.value.dtype.itemsize, copied, "getitem")
-
-    def to_host(self, index: Any) -> HostArray:
-        """Copies the element to host memory from the first device that owns it.
-
-        Args:
-            index: a basic index of the scalar, whose length is the number of dimensions of the result; None for 0-d.
-        """
-        if not self.parts:
-            self.stored()
-        n, shared = self.value.dtype.itemsize, self.value.backend.on_host
-        device = self.value.sharding.mesh.flat[0] if shared and not is_recording() else self.grid().devices[0]
-        held = 0
-        if self.value.spans:
-            devices = self.grid().devices
-            here = [k for k, d in enumerate(devices) if not is_remote(d)]
-            if not here:
-                raise not_addressable("to_host", f"the element {self.origin[1]} of a tensor")
-            held, device = here[0], devices[here[0]]
-        record_transfer("to_host", n, True, lambda: [Transfer(n, 0 if shared else n, device, HOST, "to_host", True)])
-        backend = backend_of(device)
-        with backend.on(device):
-            array = backend.to_host(self.parts[held], device)
-        return read_only(array if index is None else array.reshape((1,) * len(index)))
-
-
-def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
-    """Computes an elementwise operator of numbers and of scalar elements on the devices that own the elements.
-
-    ``x[i] += 1`` therefore transfers nothing. None if the elements are on different devices or an operand is neither an
-    element nor a number.
-    """
-    elements = [x._storage for x in operands if type(x) is ShardedTensor]
-    if not all(type(e) is ScalarElement for e in elements) or not all(
-        type(x) in (*SCALARS, ShardedTensor) for x in operands
-    ):
-        return None
-    first: Any = elements[0]
-    grid, backend = first.grid(), first.value.backend
-    if any(e.value.sharding != first.value.sharding or not e.grid().same(grid) for e in elements):
-        return None
-    kinds = tuple([x._aval if type(x) is ShardedTensor else type(x) for x in operands])
-    value = aval((), _element_dtype(op, kinds), first.value.sharding, any(e.value.committed for e in elements))
-    parts = []
-    for k, _ in enumerate(first.parts):
-        with backend.on(grid.devices[k]):
-            arrays = [x._storage.parts[k] if type(x) is ShardedTensor else x for x in operands]
-            parts.append(backend.xp.asarray(function_of(backend, op.name)(*arrays), dtype=value.dtype))
-    base, index = first.origin
-    return tensor(value, ScalarElement(value, base, index, tuple(parts)))
-
-
-@functools.lru_cache(1024)
-def _element_dtype(op: Op, kinds: tuple[Any, ...]) -> Any:
-    return result_dtype(op, kinds, {})
-
-
-@functools.lru_cache(4096)
-def _element_of(base: Aval, index: Index) -> ShardedBox:
-    return aligned(base.grid, box_of(index, base.shape))
-
-
 # -- making views ----------------------------------------------------------------------------------
 
 
@@ -310,7 +184,7 @@ def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
         return None
     base, view_spec, value, is_element = found
     if is_element:
-        return _element(base, view_spec, value)
+        return copied_element(base, view_spec, value)
     if x._is_scalar:  # A scalar is never written, so a copy is equivalent to a view.
         return mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), view_spec)._storage))
     return tensor(value, View(base, view_spec))
@@ -343,37 +217,6 @@ def aval_of_view(
     """Returns the aval of a view of a base."""
     sharding: NamedSharding = base.sharding.with_spec(P(*chains, unreduced=unreduced))
     return aval(shape, part_dtype(base.dtype, part), sharding, base.committed)
-
-
-def _element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTensor:
-    """Returns one element as a scalar tensor, copied on the devices that own it."""
-    source, backend, index = base._aval, base._aval.backend, view_spec.origin
-    storage = current_storage(base)
-    if lacks_elements(base):
-        announce_reading(base)
-        return tensor(value, ScalarElement(value, source, index, ()))
-    if type(storage) is Exported:  # The element is copied, so the exported memory itself can be read.
-        source.backend.wait_for_caller(source.sharding.mesh.flat[0])
-        storage = storage.exported
-        base = tensor(source, storage)
-    if source.memory is not None:
-        with backend.on(source.sharding.mesh.flat[0]):
-            element = backend.view(whole_array(base, "getitem"), index)
-            array = backend.xp.asarray(part_of(element, view_spec.part), copy=True)
-        return tensor(value, ScalarElement(value, source, index, (array,)))
-    holders = _element_of(source, index)
-    if source.offloaded and hasattr(storage, "to_host"):
-        # The tensor is offloaded to host memory: only this element is copied to the devices.
-        host, devices = part_of(storage.to_host(index), view_spec.part), holders.grid.devices
-        record_transfer(
-            "getitem", 0, True, lambda: [Transfer(host.nbytes, host.nbytes, HOST, d, "getitem", True) for d in devices]
-        )
-        return tensor(value, ScalarElement(value, source, index, tuple([send(host, HOST, d) for d in devices])))
-    arrays, parts = shard_arrays(base), []
-    for k, box, device in zip(holders.positions, holders.boxes, holders.grid.devices, strict=True):
-        with backend.on(device):
-            parts.append(backend.xp.asarray(part_of(box.of(backend, arrays[k]), view_spec.part), copy=True))
-    return tensor(value, ScalarElement(value, source, index, tuple(parts)))
 
 
 @implements(view, "algorithm")

@@ -1,0 +1,186 @@
+"""Single elements of tensors, as scalar tensors that are sent to other devices when they are read there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from shardtensor.backend.device import HOST, HostArray
+from shardtensor.backend.functions import function_of
+from shardtensor.backend.ownership import read_only
+from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.communication.exported_storage import Exported
+from shardtensor.communication.messages import send
+from shardtensor.communication.transfer import announce_reading, not_addressable, whole_array
+from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
+from shardtensor.communication.transfer_plan import TransferPlan
+from shardtensor.core import Op
+from shardtensor.interpreters.execution.planning import result_dtype
+from shardtensor.sharding.copy_plan import identity
+from shardtensor.sharding.index import Index
+from shardtensor.sharding.layout import Grid
+from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, aligned, box_of, part_of
+from shardtensor.tensor.storage import DeferredStorage, Storage
+from shardtensor.tensor.tensor import (
+    SCALARS,
+    ShardedTensor,
+    current_storage,
+    lacks_elements,
+    shard_arrays,
+    tensor,
+    without_elements,
+)
+from shardtensor.tensor.value import Aval, aval
+
+
+class ScalarElement(DeferredStorage):
+    """The storage of a scalar that is one element of another tensor, copied on the devices that own the element.
+
+    It is sent to the other devices when it is first read there.
+
+    Attributes:
+        value: the aval of the scalar.
+        origin: the aval of the other tensor, and the index of the element in it.
+        parts: the copies, one for each owning device, or one where memory is shared; none of a tensor without elements.
+    """
+
+    __slots__ = ("_storage", "origin", "parts", "value")
+
+    def __init__(self, value: Aval, base: Aval, index: Index, parts: tuple[Any, ...]) -> None:
+        self.value = value
+        self.origin = (base, index)
+        self.parts = parts
+        self._storage: Storage | None = None
+
+    @property
+    def memory(self) -> Storage | None:  # type: ignore[override]
+        """See `DeferredStorage`."""
+        return self._storage
+
+    def grid(self) -> Grid:
+        """Returns the grid of the devices that own the element."""
+        base, index = self.origin
+        return owners_of(base, index).grid
+
+    def stored(self) -> Storage:
+        """Returns the storage with the element on every device of the base, to which it is sent at the first call."""
+        if not self.parts:
+            without_elements(self.value)._storage.stored()
+        if self._storage is None:
+            shared = self.value.memory is not None
+            if is_recording():
+                self._announce(not shared)
+            if shared:
+                self._storage = Storage(self.parts)
+            else:
+                movement = TransferPlan((identity(()),), (self.grid(),), self.value.cells.grid)
+                self._storage = Storage(movement.run((self.parts,), self.value.dtype))
+        return self._storage
+
+    def without_parts(self) -> ScalarElement:
+        """Returns the storage of a tensor without elements that stands for the scalar."""
+        made = ScalarElement(self.value, *self.origin, ())
+        made._storage = None if self._storage is None else Storage()
+        return made
+
+    def announce(self) -> None:
+        """Records that an element of a tensor without elements is sent to the other devices, at the first call."""
+        if self._storage is None:
+            self._announce(False)
+            self._storage = None if self.parts else Storage()
+
+    def _announce(self, copied: bool) -> None:
+        movement = TransferPlan((identity(()),), (self.grid(),), self.value.grid)
+        movement.announce(self.value.dtype.itemsize, copied, "getitem")
+
+    def to_host(self, index: Any) -> HostArray:
+        """Copies the element to host memory from the first device that owns it.
+
+        Args:
+            index: a basic index of the scalar, whose length is the number of dimensions of the result; None for 0-d.
+        """
+        if not self.parts:
+            self.stored()
+        n, shared = self.value.dtype.itemsize, self.value.backend.on_host
+        device = self.value.sharding.mesh.flat[0] if shared and not is_recording() else self.grid().devices[0]
+        held = 0
+        if self.value.spans:
+            devices = self.grid().devices
+            here = [k for k, d in enumerate(devices) if not is_remote(d)]
+            if not here:
+                raise not_addressable("to_host", f"the element {self.origin[1]} of a tensor")
+            held, device = here[0], devices[here[0]]
+        record_transfer("to_host", n, True, lambda: [Transfer(n, 0 if shared else n, device, HOST, "to_host", True)])
+        backend = backend_of(device)
+        with backend.on(device):
+            array = backend.to_host(self.parts[held], device)
+        return read_only(array if index is None else array.reshape((1,) * len(index)))
+
+
+def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
+    """Computes an elementwise operator of numbers and of scalar elements on the devices that own the elements.
+
+    ``x[i] += 1`` therefore transfers nothing. None if the elements are on different devices or an operand is neither an
+    element nor a number.
+    """
+    elements = [x._storage for x in operands if type(x) is ShardedTensor]
+    if not all(type(e) is ScalarElement for e in elements) or not all(
+        type(x) in (*SCALARS, ShardedTensor) for x in operands
+    ):
+        return None
+    first: Any = elements[0]
+    grid, backend = first.grid(), first.value.backend
+    if any(e.value.sharding != first.value.sharding or not e.grid().same(grid) for e in elements):
+        return None
+    kinds = tuple([x._aval if type(x) is ShardedTensor else type(x) for x in operands])
+    value = aval((), _element_dtype(op, kinds), first.value.sharding, any(e.value.committed for e in elements))
+    parts = []
+    for k, _ in enumerate(first.parts):
+        with backend.on(grid.devices[k]):
+            arrays = [x._storage.parts[k] if type(x) is ShardedTensor else x for x in operands]
+            parts.append(backend.xp.asarray(function_of(backend, op.name)(*arrays), dtype=value.dtype))
+    base, index = first.origin
+    return tensor(value, ScalarElement(value, base, index, tuple(parts)))
+
+
+@functools.lru_cache(1024)
+def _element_dtype(op: Op, kinds: tuple[Any, ...]) -> Any:
+    return result_dtype(op, kinds, {})
+
+
+@functools.lru_cache(4096)
+def owners_of(base: Aval, index: Index) -> ShardedBox:
+    """Returns the box of one element in the shards of the devices that own it."""
+    return aligned(base.grid, box_of(index, base.shape))
+
+
+def copied_element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTensor:
+    """Returns one element as a scalar tensor, copied on the devices that own it."""
+    source, backend, index = base._aval, base._aval.backend, view_spec.origin
+    storage = current_storage(base)
+    if lacks_elements(base):
+        announce_reading(base)
+        return tensor(value, ScalarElement(value, source, index, ()))
+    if type(storage) is Exported:  # The element is copied, so the exported memory itself can be read.
+        source.backend.wait_for_caller(source.sharding.mesh.flat[0])
+        storage = storage.exported
+        base = tensor(source, storage)
+    if source.memory is not None:
+        with backend.on(source.sharding.mesh.flat[0]):
+            element = backend.view(whole_array(base, "getitem"), index)
+            array = backend.xp.asarray(part_of(element, view_spec.part), copy=True)
+        return tensor(value, ScalarElement(value, source, index, (array,)))
+    holders = owners_of(source, index)
+    if source.offloaded and hasattr(storage, "to_host"):
+        # The tensor is offloaded to host memory: only this element is copied to the devices.
+        host, devices = part_of(storage.to_host(index), view_spec.part), holders.grid.devices
+        record_transfer(
+            "getitem", 0, True, lambda: [Transfer(host.nbytes, host.nbytes, HOST, d, "getitem", True) for d in devices]
+        )
+        return tensor(value, ScalarElement(value, source, index, tuple([send(host, HOST, d) for d in devices])))
+    arrays, parts = shard_arrays(base), []
+    for k, box, device in zip(holders.positions, holders.boxes, holders.grid.devices, strict=True):
+        with backend.on(device):
+            parts.append(backend.xp.asarray(part_of(box.of(backend, arrays[k]), view_spec.part), copy=True))
+    return tensor(value, ScalarElement(value, source, index, tuple(parts)))
