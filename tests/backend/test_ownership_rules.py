@@ -17,7 +17,7 @@ from shardtensor.backend import ownership as counting
 from shardtensor.backend.registry import load
 from shardtensor.communication import transfer
 from shardtensor.host import memory_pool
-from shardtensor.interpreters.mutation import writes
+from shardtensor.interpreters.mutation import write_transaction, writes
 from shardtensor.tensor import ownership
 from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import PendingWrite, Storage
@@ -564,7 +564,7 @@ def test_arrays_that_a_reader_and_a_write_join_at_once(monkeypatch: pytest.Monke
         assert ownership.set_joined(base, storage, pieces, tuple(readers), copied)
         return ownership.set_joined(base, storage, pieces, buffers, copied)
 
-    monkeypatch.setattr(writes, "set_joined", late)
+    monkeypatch.setattr(write_transaction, "set_joined", late)
     monkeypatch.setattr(writes, "exclusive_arrays", lambda *_: ())  # The reader is in progress.
     x += 1
     np.testing.assert_array_equal(readers[0], VALUE + 1)
