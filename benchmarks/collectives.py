@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import threading
 import timeit
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -425,23 +424,18 @@ class Measurer(Protocol):
         """What a case gives."""
 
 
-@contextlib.contextmanager
-def workers(sizes: Sizes) -> Iterator[dict[str, Worker]]:
-    """By column, a worker for the cases of each library."""
+def workers(sizes: Sizes) -> contextlib.AbstractContextManager[dict[str, Worker]]:
+    """Starts, for each column, a worker with the cases of a library."""
     told = {SIZES: json.dumps(dataclasses.asdict(sizes))}
-    ours = told | {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "numpy"}
-    jax = told | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
-    columns = {
-        PROJECT: ("shardtensor", "shardtensor_cases", ours),
-        NUMPY: ("numpy", "numpy_cases", told),
-        JIT: ("jax", "jit_cases", jax),
-        EAGER: ("jax", "eager_cases", jax),
-    }
-    with contextlib.ExitStack() as stack:
-        yield {
-            column: stack.enter_context(Worker(package, f"collectives:{cases}", environment))
-            for column, (package, cases, environment) in columns.items()
+    jax = told | harness.virtual_devices(DEVICES)
+    return harness.started(
+        {
+            PROJECT: ("shardtensor", "collectives:shardtensor_cases", told | harness.logical_devices(DEVICES)),
+            NUMPY: ("numpy", "collectives:numpy_cases", told),
+            JIT: ("jax", "collectives:jit_cases", jax),
+            EAGER: ("jax", "collectives:eager_cases", jax),
         }
+    )
 
 
 def measure(effort: Effort, sizes: Sizes = Sizes()) -> Table:
@@ -460,10 +454,7 @@ def measured(effort: Effort, found: Mapping[str, Measurer]) -> Table:
     cells: harness.Cells = {}
     groups = (SMALL, effort.small, "psum, meetings"), (MOVES, effort.moves, "64 MiB"), (STEPS, effort.steps, "steps")
     for rows, rounds, what in groups:
-        pairs = itertools.product(rows, found)
-        cells |= harness.interleave(
-            {(row.name, c): functools.partial(found[c].sample, row.name) for row, c in pairs}, rounds, what
-        )
+        cells |= harness.sample_cases([row.name for row in rows], found, rounds, what)
     for rows, case in (((IN_A_ROW, GROWTH), IN_A_ROW.name), ((QUEUED,), QUEUED.name)):
         for column, worker in found.items():  # queues come last: JAX's virtual devices may deadlock in theirs
             cells |= harness.call_once(worker, column, case, [row.name for row in rows], effort.helper_delay)

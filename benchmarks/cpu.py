@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import collectives
 import cpu_curves
@@ -96,16 +95,24 @@ WARM_UP = 0.2
 """Seconds: until cores that slept are awake, and threads of others' BLAS and OpenMP look for work no more."""
 
 
-def started(package: str, cases: str, environment: Mapping[str, str], sizes: Sizes) -> Worker:
-    """A worker for operands of those sizes."""
-    return Worker(package, cases, {**environment, **sizes.as_environment()}, WARM_UP)
+Workers: TypeAlias = contextlib.AbstractContextManager[dict[str, Worker]]
 
 
-@contextlib.contextmanager
-def workers(sizes: Sizes) -> Iterator[dict[str, Worker]]:
-    """By column, a worker for the cases of each library."""
-    columns = {
-        PROJECT: ("shardtensor", "shardtensor_cases", logical(DEVICES)),
+def started(module: str, columns: Mapping[str, harness.Library], sizes: Sizes) -> Workers:
+    """Starts, for each column, a worker with cases of a module for operands of these sizes."""
+    return harness.started(
+        {
+            column: (package, f"{module}:{cases}", {**environment, **sizes.as_environment()})
+            for column, (package, cases, environment) in columns.items()
+        },
+        WARM_UP,
+    )
+
+
+def workers(sizes: Sizes) -> Workers:
+    """Starts, for each column, a worker with the cases of a library."""
+    columns: dict[str, harness.Library] = {
+        PROJECT: ("shardtensor", "shardtensor_cases", harness.logical_devices(DEVICES)),
         LIMIT: ("numpy", "limit_cases", {}),
         NUMPY: ("numpy", "numpy_cases", {}),
         JAX_1: ("jax", "jax_cases", harness.virtual_devices(1)),
@@ -115,16 +122,7 @@ def workers(sizes: Sizes) -> Iterator[dict[str, Worker]]:
         DASK: ("dask", "dask_cases", {}),
         NUMBA: ("numba", "numba_cases", {}),
     }
-    with contextlib.ExitStack() as stack:
-        yield {
-            column: stack.enter_context(started(package, f"cpu_cases:{cases}", environment, sizes))
-            for column, (package, cases, environment) in columns.items()
-        }
-
-
-def logical(devices: int) -> dict[str, str]:
-    """The variables by which shardtensor takes the CPU for so many devices."""
-    return {"SHARDTENSOR_NUM_DEVICES": str(devices), "SHARDTENSOR_BACKEND": "numpy"}
+    return started("cpu_cases", columns, sizes)
 
 
 def measure(effort: Effort, sizes: Sizes = FULL, start: Start = workers) -> Table:
@@ -141,12 +139,10 @@ def measure(effort: Effort, sizes: Sizes = FULL, start: Start = workers) -> Tabl
         for rows, rounds in (LARGE, effort.large), (HEAVY, effort.heavy):
             # Those that share operands together: for others, a worker would make new ones each time.
             for operands, group in itertools.groupby(sorted(rows, key=group_of), group_of):
-                pairs = itertools.product(group, found)
-                samplers = {(row.name, c): functools.partial(found[c].sample, row.name) for row, c in pairs}
-                cells |= harness.interleave(samplers, rounds, operands)
+                cells |= harness.sample_cases([row.name for row in group], found, rounds, operands)
                 for worker in found.values():
                     worker.again()
-    with start(sizes) as fresh:  # memory that nobody has used before
+    with start(sizes) as fresh:  # In new processes, whose memory has not been used before.
         for row, (column, worker) in itertools.product(ONCE, fresh.items()):
             cells |= harness.call_once(worker, column, row.name, (row.name,))
     return Table(TITLE, environment, tuple(found), ROWS, cells)
@@ -170,17 +166,13 @@ WORDS = {
 }
 
 
-@contextlib.contextmanager
-def curve_workers(sizes: Sizes) -> Iterator[dict[str, Worker]]:
-    """By column, a worker for the curves."""
-    with contextlib.ExitStack() as stack:
-        yield {
-            column: stack.enter_context(started(package, f"cpu_curves:{cases}", environment, sizes))
-            for column, package, cases, environment in (
-                (PROJECT, "shardtensor", "shardtensor_curves", logical(max(sizes.devices))),
-                (NUMPY, "numpy", "numpy_curves", {}),
-            )
-        }
+def curve_workers(sizes: Sizes) -> Workers:
+    """Starts, for each column, a worker for the curves."""
+    columns: dict[str, harness.Library] = {
+        PROJECT: ("shardtensor", "shardtensor_curves", harness.logical_devices(max(sizes.devices))),
+        NUMPY: ("numpy", "numpy_curves", {}),
+    }
+    return started("cpu_curves", columns, sizes)
 
 
 def measure_curves(effort: Effort, sizes: Sizes = FULL, start: Start = curve_workers) -> Table:

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,12 +84,10 @@ QUICK = Effort(large=1, tall=1, tiny=3)
 # -- the run ---------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def workers(tiny: bool, sizes: Sizes = FULL) -> Iterator[dict[str, Any]]:
-    """A worker for each column, with the cases of large or of tiny arrays."""
-    ours = {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "checked" if tiny else "numpy"}
-    columns: dict[str, tuple[str, str, Mapping[str, str]]] = {
-        PROJECT: ("shardtensor", "shardtensor_cases", ours),
+def workers(tiny: bool, sizes: Sizes = FULL) -> contextlib.AbstractContextManager[dict[str, Any]]:
+    """Starts a worker for each column, with the cases of large or of tiny arrays."""
+    columns: dict[str, harness.Library] = {
+        PROJECT: ("shardtensor", "shardtensor_cases", harness.logical_devices(DEVICES, "checked" if tiny else "numpy")),
         NUMPY: ("numpy", "numpy_cases", {}),
         JAX_8: ("jax", "jax_cases", harness.virtual_devices(8)),
     }
@@ -101,13 +98,12 @@ def workers(tiny: bool, sizes: Sizes = FULL) -> Iterator[dict[str, Any]]:
             TORCH: ("torch", "torch_cases", {}),
         }
     kind = "tiny_" if tiny else ""
-    with contextlib.ExitStack() as stack:
-        yield {
-            column: stack.enter_context(
-                harness.Worker(package, f"distributed_cases:{kind}{cases}", {**environment, **sizes.as_environment()})
-            )
+    return harness.started(
+        {
+            column: (package, f"distributed_cases:{kind}{cases}", {**environment, **sizes.as_environment()})
             for column, (package, cases, environment) in columns.items()
         }
+    )
 
 
 def called(worker: Any, name: str) -> harness.Sampler:
@@ -129,9 +125,7 @@ def called(worker: Any, name: str) -> harness.Sampler:
 def measure_part(part: str, effort: Effort, found: Mapping[str, Any]) -> Cells:
     """Measures the rows of a part."""
     if part == "tiny":
-        pairs = itertools.product(PARTS[part], found)
-        samplers = {(row.name, column): functools.partial(found[column].sample, row.name) for row, column in pairs}
-        return harness.interleave(samplers, effort.tiny, part)
+        return harness.sample_cases([row.name for row in PARTS[part]], found, effort.tiny, part)
     cells: Cells = {}
     rounds = effort.tall if part == "tall" else effort.large
     for operands, group in itertools.groupby(PARTS[part], lambda row: GROUP[row.name]):

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,17 +114,15 @@ def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
 # -- the run ---------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def workers() -> Iterator[dict[str, Worker]]:
-    """A worker for each column."""
-    ours = {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "numpy"}
-    module = "functions"
-    with contextlib.ExitStack() as stack:
-        yield {
-            PROJECT: stack.enter_context(Worker("shardtensor", f"{module}:shardtensor_cases", ours)),
-            NUMPY: stack.enter_context(Worker("numpy", f"{module}:numpy_cases")),
-            JAX_2: stack.enter_context(Worker("jax", f"{module}:jax_cases", harness.virtual_devices(2))),
+def workers() -> contextlib.AbstractContextManager[dict[str, Worker]]:
+    """Starts a worker for each column."""
+    return harness.started(
+        {
+            PROJECT: ("shardtensor", "functions:shardtensor_cases", harness.logical_devices(DEVICES)),
+            NUMPY: ("numpy", "functions:numpy_cases", {}),
+            JAX_2: ("jax", "functions:jax_cases", harness.virtual_devices(2)),
         }
+    )
 
 
 @dataclass(frozen=True)
@@ -153,9 +149,7 @@ def measured(effort: Effort, found: Mapping[str, Any]) -> Table:
     }
     cells: harness.Cells = {}
     for rows, rounds, what in (PRODUCTS, effort.products, "products"), (PASSES, effort.passes, "large arrays"):
-        pairs = itertools.product(rows, found)
-        samplers = {(row.name, c): functools.partial(found[c].sample, row.name) for row, c in pairs}
-        cells |= harness.interleave(samplers, rounds, what)
+        cells |= harness.sample_cases([row.name for row in rows], found, rounds, what)
     return Table(TITLE, environment, tuple(found), (*PRODUCTS, *PASSES), cells)
 
 

@@ -11,7 +11,7 @@ import argparse
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,22 +94,21 @@ class Effort:
 QUICK = Effort(3)
 
 
-@contextlib.contextmanager
-def gpu_workers(logical: Sequence[int]) -> Iterator[dict[str, Worker]]:
-    """By column, a worker for the cases of each library."""
+def gpu_workers(logical: Sequence[int]) -> contextlib.AbstractContextManager[dict[str, Worker]]:
+    """Starts, for each column, a worker with the cases of a library."""
     shared = {"BENCHMARK_LOGICAL": ",".join(map(str, logical)), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    ours = shared | {"SHARDTENSOR_NUM_DEVICES": str(max(logical)), "SHARDTENSOR_BACKEND": "cupy"}
-    columns = {
-        PROJECT: ("shardtensor", "shardtensor_cases", ours),
-        CUPY: ("cupy", "cupy_cases", shared),
-        TORCH: ("torch", "torch_cases", shared),
-        JAX: ("jax", "jax_cases", shared),
-    }
-    with contextlib.ExitStack() as stack:
-        yield {
-            column: stack.enter_context(Worker(package, f"gpu_cases:{cases}", environment))
-            for column, (package, cases, environment) in columns.items()
+    return harness.started(
+        {
+            PROJECT: (
+                "shardtensor",
+                "gpu_cases:shardtensor_cases",
+                shared | harness.logical_devices(max(logical), "cupy"),
+            ),
+            CUPY: ("cupy", "gpu_cases:cupy_cases", shared),
+            TORCH: ("torch", "gpu_cases:torch_cases", shared),
+            JAX: ("jax", "gpu_cases:jax_cases", shared),
         }
+    )
 
 
 def measure(

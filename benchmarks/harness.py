@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import io
+import itertools
 import json
 import os
 import platform
@@ -61,7 +63,7 @@ WIDTH = 120
 SAMPLE_SECONDS = 5e-3
 ANSWER_LIMIT = 120.0
 
-# Somebody's tuning for another machine: it can halve the speed of NumPy's matrix product.
+# A tuning for another machine can halve the speed of NumPy's matrix product.
 _TUNING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 
@@ -182,19 +184,34 @@ class Worker:
         return "failed"
 
 
+Library: TypeAlias = tuple[str, str, Mapping[str, str]]
+"""What a `Worker` needs: the package, ``module:function`` of its cases, and its environment."""
+
+
 @contextlib.contextmanager
-def workers(module: str) -> Iterator[dict[str, Worker]]:
-    """By column, a worker for the cases of each library: the functions ``shardtensor_cases``, ``numpy_cases`` and
-    ``jax_cases`` of a module of this folder.
-    """
-    ours = {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "numpy"}
+def started(columns: Mapping[str, Library], warm_up: float = 0.0) -> Iterator[dict[str, Worker]]:
+    """Starts a worker for each column; all of them end at the end of the ``with``."""
     with contextlib.ExitStack() as stack:
-        yield {
-            PROJECT: stack.enter_context(Worker("shardtensor", f"{module}:shardtensor_cases", ours)),
-            NUMPY: stack.enter_context(Worker("numpy", f"{module}:numpy_cases")),
-            JAX_8: stack.enter_context(Worker("jax", f"{module}:jax_cases", virtual_devices(8))),
-            JAX_2: stack.enter_context(Worker("jax", f"{module}:jax_cases", virtual_devices(2))),
+        yield {column: stack.enter_context(Worker(*library, warm_up)) for column, library in columns.items()}
+
+
+def workers(module: str) -> contextlib.AbstractContextManager[dict[str, Worker]]:
+    """Starts, for each column, a worker with the cases of a library: the functions ``shardtensor_cases``,
+    ``numpy_cases`` and ``jax_cases`` of a module of this folder.
+    """
+    return started(
+        {
+            PROJECT: ("shardtensor", f"{module}:shardtensor_cases", logical_devices(DEVICES)),
+            NUMPY: ("numpy", f"{module}:numpy_cases", {}),
+            JAX_8: ("jax", f"{module}:jax_cases", virtual_devices(8)),
+            JAX_2: ("jax", f"{module}:jax_cases", virtual_devices(2)),
         }
+    )
+
+
+def logical_devices(devices: int, backend: str = "numpy") -> dict[str, str]:
+    """Returns the variables with which shardtensor has so many devices of a backend."""
+    return {"SHARDTENSOR_NUM_DEVICES": str(devices), "SHARDTENSOR_BACKEND": backend}
 
 
 def virtual_devices(devices: int) -> dict[str, str]:
@@ -327,6 +344,12 @@ def interleave(samplers: Mapping[Key, Sampler], rounds: int, what: str) -> dict[
             except NoFigure as reason:
                 problems[key] = str(reason)
     return {k: Cell(problem=problems[k]) if k in problems else Cell(tuple(taken)) for k, taken in samples.items()}
+
+
+def sample_cases(names: Iterable[str], workers: Mapping[str, Worker], rounds: int, what: str) -> Cells:
+    """Samples these cases in all workers, interleaved; the names are those of rows."""
+    pairs = list(itertools.product(names, workers))
+    return interleave({(name, c): functools.partial(workers[c].sample, name) for name, c in pairs}, rounds, what)
 
 
 def call_once(worker: Worker, column: str, case: str, rows: Iterable[str], limit: float = ANSWER_LIMIT) -> Cells:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import itertools
 import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import harness
@@ -80,11 +78,10 @@ class Effort:
 HEAVY = ("grid", "products")
 
 
-@contextlib.contextmanager
-def workers(group: str) -> Iterator[Mapping[str, Worker]]:
-    """By column, a worker for the cases of each executor or library."""
-    ours = {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "numpy"}
-    columns = {
+def workers(group: str) -> contextlib.AbstractContextManager[Mapping[str, Worker]]:
+    """Starts, for each column, a worker with the cases of an executor or library."""
+    ours = harness.logical_devices(8)
+    columns: dict[str, harness.Library] = {
         C: ("shardtensor", "c_cases", ours),
         KEPT: ("shardtensor", "kept_cases", ours),
         BLOCKS: ("shardtensor", "blocked_cases", ours),
@@ -96,13 +93,13 @@ def workers(group: str) -> Iterator[Mapping[str, Worker]]:
         JAX_1: ("jax", "jax_cases", harness.virtual_devices(1)),
         NUMBA: ("numba", "numba_cases", {}),
     }
-    with contextlib.ExitStack() as stack:
-        yield {
-            column: stack.enter_context(
-                Worker(package, f"jit_cases:{cases}", {**environment, "JIT_GROUP": group}, 0.05)
-            )
+    return harness.started(
+        {
+            column: (package, f"jit_cases:{cases}", {**environment, "JIT_GROUP": group})
             for column, (package, cases, environment) in columns.items()
-        }
+        },
+        0.05,
+    )
 
 
 def agree(group: str, columns: Mapping[str, Worker]) -> None:
@@ -117,9 +114,9 @@ def agree(group: str, columns: Mapping[str, Worker]) -> None:
 
 def measure_group(group: str, columns: Mapping[str, Worker], effort: Effort) -> Cells:
     """Measures the rows of a group."""
-    pairs = itertools.product(jit_cases.GROUPS[group], columns)
-    samplers = {(name, c): functools.partial(columns[c].sample, name) for name, c in pairs}
-    return harness.interleave(samplers, effort.heavy if group in HEAVY else effort.rounds, group)
+    return harness.sample_cases(
+        jit_cases.GROUPS[group], columns, effort.heavy if group in HEAVY else effort.rounds, group
+    )
 
 
 def measure_once(effort: Effort) -> Cells:

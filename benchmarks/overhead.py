@@ -176,10 +176,8 @@ def measure(effort: Effort) -> Table:
             "BLAS": workers[NUMPY].call("blas"),
             "rounds": f"calls {effort.calls}, planning {effort.plans}, imports {effort.imports}, queue 1",
         }
-        calls = {(row.name, c): functools.partial(w.sample, row.name) for row in CALLS for c, w in workers.items()}
-        cells = harness.interleave(calls, effort.calls, "calls")
-        plan = {(PLAN.name, PROJECT): functools.partial(workers[PROJECT].sample, PLAN.name)}
-        cells |= harness.interleave(plan, effort.plans, "planning")
+        cells = harness.sample_cases([row.name for row in CALLS], workers, effort.calls, "calls")
+        cells |= harness.sample_cases((PLAN.name,), {PROJECT: workers[PROJECT]}, effort.plans, "planning")
         packages = {PROJECT: "shardtensor", NUMPY: "numpy", JAX_8: "jax"}
         load = functools.partial(harness.import_seconds, bytecode=bytecode)
         imports = {(IMPORT.name, column): functools.partial(load, package) for column, package in packages.items()}

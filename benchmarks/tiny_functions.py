@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness import DEVICES, NUMPY, PROJECT, Case, Row, Table, Target, Worker
+from harness import DEVICES, NUMPY, PROJECT, Case, Row, Table, Target
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # The calls are those of the tests, which are no installed package.
 
@@ -80,18 +79,17 @@ QUICK = Effort(rounds=1)
 
 def measure(effort: Effort) -> Table:
     """Measures everything once through."""
-    ours = {"SHARDTENSOR_NUM_DEVICES": str(DEVICES), "SHARDTENSOR_BACKEND": "numpy"}
-    with (
-        Worker("shardtensor", "tiny_functions:shardtensor_cases", ours) as mine,
-        Worker("numpy", "tiny_functions:numpy_cases") as numpys,
-    ):
-        return measured(effort, {PROJECT: mine, NUMPY: numpys})
+    columns: dict[str, harness.Library] = {
+        PROJECT: ("shardtensor", "tiny_functions:shardtensor_cases", harness.logical_devices(DEVICES)),
+        NUMPY: ("numpy", "tiny_functions:numpy_cases", {}),
+    }
+    with harness.started(columns) as found:
+        return measured(effort, found)
 
 
 def measured(effort: Effort, found: Mapping[str, Any]) -> Table:
     """Measures everything once through, with these workers; the table has the functions that miss the target."""
-    samplers = {(name, c): functools.partial(found[c].sample, name) for name, c in itertools.product(CALLS, found)}
-    cells = harness.interleave(samplers, effort.rounds, "functions")
+    cells = harness.sample_cases(CALLS, found, effort.rounds, "functions")
     table = Table(TITLE, {}, tuple(found), tuple([Row(name, name, (TARGET,)) for name in CALLS]), cells)
     more = {row: _more(table, row) for row in table.rows}
     known = [row for row, seconds in more.items() if seconds is not None]

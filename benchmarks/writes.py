@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -231,12 +230,10 @@ def measure(effort: Effort) -> Table:
         cells: harness.Cells = {}
         for rows, columns, rounds, what in (
             (SMALL, workers, effort.small, "elements, slices"),
-            (EXPORTS, (PROJECT, NUMPY), effort.small, "exports"),
+            (EXPORTS, {c: workers[c] for c in (PROJECT, NUMPY)}, effort.small, "exports"),
             (LARGE, workers, effort.large, "large arrays"),
         ):
-            pairs = itertools.product(rows, columns)
-            samplers = {(row.name, c): functools.partial(workers[c].sample, row.name) for row, c in pairs}
-            cells |= harness.interleave(samplers, rounds, what)
+            cells |= harness.sample_cases([row.name for row in rows], columns, rounds, what)
         for row in (HALO, COPIES):
             cells |= harness.call_once(workers[PROJECT], PROJECT, row.name, (row.name,))
         for column, worker in workers.items():

@@ -43,3 +43,20 @@ class Here:
 
     def again(self) -> None:
         """It has not ended."""
+
+
+def rehearse(benchmark: Any, tiny: Any) -> tuple[Any, dict[str, list[Any]]]:
+    """Measures the cases of the library and of NumPy once, with tiny operands.
+
+    Returns:
+        The table, and by the name of a row the results of both; every row has a figure of both.
+    """
+    made = benchmark.shardtensor_cases(tiny), benchmark.numpy_cases(tiny)
+    workers = [Here(benchmark.harness, cases) for cases in made]
+    found = dict(zip((benchmark.PROJECT, benchmark.NUMPY), workers, strict=True))
+    table = benchmark.measured(benchmark.Effort(1, 1), found)
+    for row in table.rows:
+        assert all(table.cell(row, column).median is not None for column in found), row.name
+    names = {row.name for row in table.rows}
+    assert all(set(cases) == names for cases in made)
+    return table, {name: [cases[name]() for cases in made] for name in names}

@@ -29,6 +29,7 @@ from shardtensor.interpreters.mutation.views import (
 from shardtensor.interpreters.mutation.writes import write
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.tensor.handle import AvalAttributes
 from shardtensor.tensor.operands import HostAval, as_operand, host_aval, is_data, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import NoElements
@@ -43,7 +44,7 @@ from shardtensor.tensor.tensor import (
 from shardtensor.tensor.value import Aval, aval, reduced
 
 
-class ShapeDtypeStruct:
+class ShapeDtypeStruct(AvalAttributes):
     """The shape, dtype and sharding of a tensor without its elements, as `jax.ShapeDtypeStruct`.
 
     Attributes:
@@ -67,36 +68,6 @@ class ShapeDtypeStruct:
             self._aval = aval(sizes, sharded_dtype(dtype), target, sharding is not None)
         except ArgumentTypeError as error:
             raise ArgumentTypeError(f"ShapeDtypeStruct: {error}") from None
-
-    @property
-    def shape(self) -> Shape:
-        """The size of each dimension."""
-        return self._aval.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self._aval.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self._aval.size
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype."""
-        return self._aval.dtype
-
-    @property
-    def sharding(self) -> NamedSharding:
-        """The sharding."""
-        return self._aval.sharding
-
-    @property
-    def committed(self) -> bool:
-        """Whether the tensor is placed explicitly."""
-        return self._aval.committed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ShapeDtypeStruct) and self._fields() == other._fields()

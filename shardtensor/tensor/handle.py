@@ -13,14 +13,12 @@ from shardtensor.tensor.storage import Donated, WriteState
 from shardtensor.tensor.value import Aval
 
 
-class Handle:
-    """A handle on an immutable value: its aval, its storage and the state of its writes."""
+class AvalAttributes:
+    """The attributes that a tensor and a `ShapeDtypeStruct` read from their aval."""
 
-    __slots__ = ("__weakref__", "_aval", "_storage", "_write_state")
+    __slots__ = ()
 
     _aval: Aval
-    _storage: Any  # a Storage, a DeferredStorage, or the View of another tensor
-    _write_state: WriteState | None
 
     @property
     def shape(self) -> Shape:
@@ -43,6 +41,28 @@ class Handle:
         return self._aval.size
 
     @property
+    def sharding(self) -> NamedSharding:
+        """The `st.NamedSharding`, which determines the index of every device's shard."""
+        return self._aval.sharding
+
+    @property
+    def committed(self) -> bool:
+        """Whether the tensor was placed explicitly; other tensors are transferred to operands that were.
+
+        A tensor created without ``device=`` is not committed.
+        """
+        return self._aval.committed
+
+
+class Handle(AvalAttributes):
+    """A handle on an immutable value: its aval, its storage and the state of its writes."""
+
+    __slots__ = ("__weakref__", "_aval", "_storage", "_write_state")
+
+    _storage: Any  # a Storage, a DeferredStorage, or the View of another tensor
+    _write_state: WriteState | None
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the elements; replicated elements count once."""
         return self._aval.nbytes
@@ -53,23 +73,10 @@ class Handle:
         return self._aval.dtype.itemsize
 
     @property
-    def sharding(self) -> NamedSharding:
-        """The `st.NamedSharding`, which determines the index of every device's shard."""
-        return self._aval.sharding
-
-    @property
     def device(self) -> Device | Mesh:
         """The group of devices that hold the tensor, never its layout: the mesh, or the device if there is only one."""
         mesh = self._aval.sharding.mesh
         return mesh if mesh.size > 1 else mesh.flat[0]
-
-    @property
-    def committed(self) -> bool:
-        """Whether the tensor was placed explicitly; other tensors are transferred to operands that were.
-
-        A tensor created without ``device=`` is not committed.
-        """
-        return self._aval.committed
 
     def devices(self) -> set[Device]:
         """The set of devices that hold a part of the tensor."""

@@ -4,6 +4,8 @@ import functools
 from collections import ChainMap
 from typing import Any
 
+import numpy as np
+
 import shardtensor as st
 from shardtensor.core import OPS, Interpreter, bind, innermost, interpreting
 from shardtensor.interpreters.infer import INFER, derived
@@ -99,3 +101,21 @@ class Trace:
 
     def is_name(self, x: Any) -> bool:
         return type(x).__module__ == "shardtensor.tensor.storage" or type(x).__name__ == "ScalarElement"
+
+
+def jacobi(steps: int, u: Any) -> None:
+    """Steps of Jacobi's method, in place, as a NumPy program has them."""
+    for _ in range(steps):
+        u[1:-1, 1:-1] = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
+
+
+def write_views(x: Any) -> Any:
+    """Writes to an argument and to views of it; two views are returned."""
+    columns = x.T
+    columns[1] = 5
+    columns.reshape(-1, copy=True)[0] = 7
+    np.add(columns[2], 1, out=columns[3])
+    x.real += 1
+    x[[0, 2], 1:3] *= 2
+    x[-1, 0] += x[0, 1]
+    return columns, x[::2].copy()
