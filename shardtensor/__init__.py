@@ -31,6 +31,7 @@ from numpy import (
 )
 
 import shardtensor.interpreters.eager
+import shardtensor.functions.dlpack_methods
 import shardtensor.interpreters.partial_sums  # noqa: F401 - reading an unreduced tensor adds its partial sums
 from shardtensor.backend.device import HOST as HOST, Device as Device
 from shardtensor.backend.protocol import Backend as Backend, current_device as current_device
@@ -97,8 +98,8 @@ from shardtensor.functions.manipulation import (
     transpose as transpose,
     unstack as unstack,
 )
+from shardtensor.functions.conversion import asarray as asarray
 from shardtensor.functions.placement import (
-    asarray as asarray,
     device_put as device_put,
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.functions.conversion import asarray
 from shardtensor.functions.creation import arange
 from shardtensor.functions.einsum import einsum
 from shardtensor.functions.joining import concat, stack
 from shardtensor.functions.manipulation import expand_dims
-from shardtensor.functions.placement import asarray
 from shardtensor.functions.repetition import tile
 from shardtensor.tensor.tensor import ShardedTensor
 

@@ -35,7 +35,7 @@ from shardtensor.functions.elementwise import (
 )
 from shardtensor.functions.repetition import broadcast_shapes
 from shardtensor.functions.statistical import all as _all
-from shardtensor.tensor.numpy_calls import from_lists
+from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 

@@ -11,9 +11,9 @@ from shardtensor.core import composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.joining import concat
-from shardtensor.functions.placement import host_array
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes
+from shardtensor.tensor.operands import host_array
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 

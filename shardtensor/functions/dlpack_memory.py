@@ -6,8 +6,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from shardtensor.backend.device import HOST_MEMORY, Device
 from shardtensor.backend.registry import backend_names, backend_of, devices, to_get_devices
+from shardtensor.communication.messages import copied
+from shardtensor.communication.transfer_log import record_copy
 from shardtensor.errors import ArgumentTypeError, BackendError, InterchangeError, ShardingError
 from shardtensor.sharding.mesh import Mesh, default_mesh
 
@@ -102,3 +106,15 @@ def row_for(memories: Sequence[Memory]) -> tuple[Device, ...]:
         f"from_dlpack: x is a list of {len(memories)} arrays in {names}, and no backend has that many devices there; "
         f"join some of them first, or {to_get_devices(len(memories))}"
     )
+
+
+def is_reversed(array: Any) -> bool:
+    """Returns whether an array is in host memory and has a negative stride, which some libraries do not accept."""
+    return isinstance(array, np.ndarray) and any(n < 0 for n in array.strides)
+
+
+def recorded_copy(array: Any, device: Device, caller: str) -> Any:
+    """Copies an array on its device, and records the copy."""
+    array = np.array(array) if type(array) is np.ndarray else copied(array, device)
+    record_copy(caller, int(array.nbytes), device)
+    return array

@@ -22,7 +22,7 @@ from shardtensor.backend.small_floats import is_small_float
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.sharding.layout import Shape, Where
-from shardtensor.tensor.numpy_calls import from_lists
+from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.operands import as_operand, dtype_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 

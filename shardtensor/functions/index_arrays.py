@@ -15,6 +15,7 @@ import numpy as np
 from shardtensor.core import call, composition
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
+from shardtensor.functions.conversion import asarray
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.elementwise import (
     add,
@@ -27,7 +28,6 @@ from shardtensor.functions.elementwise import (
     remainder,
 )
 from shardtensor.functions.manipulation import reshape
-from shardtensor.functions.placement import asarray
 from shardtensor.functions.searching import flatnonzero
 from shardtensor.functions.statistical import any as _any
 from shardtensor.sharding.layout import Shape, Where, checked_shape

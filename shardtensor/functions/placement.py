@@ -9,28 +9,24 @@ import functools
 from typing import Any, TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from shardtensor.backend.device import HostArray
-from shardtensor.backend.registry import array_backend
 from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.messages import copied
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
 from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError
+from shardtensor.errors import ArgumentError, BackendError
 from shardtensor.functions.partial_sums import infer_unreduced, partial_sums_to, unreduced
 from shardtensor.sharding.index import Index, canonical, to_numpy
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
-from shardtensor.tensor.numpy_calls import check_leaves, from_lists
-from shardtensor.tensor.operands import as_operand, converted, host_aval, located, sharded_dtype
+from shardtensor.tensor.operands import as_operand, host_array, host_aval, located
 from shardtensor.tensor.ownership import lent
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
-    SCALARS,
     ArrayLike,
     ShardedTensor,
     check_not_donated,
@@ -390,135 +386,3 @@ def _to_host(x: Any, index: Any) -> HostArray:
         return lent(x, storage.read(lambda array: array if at is None else array[to_numpy(at)]))
     whole = transfer.whole_array(x, "to_host")
     return lent(x, whole if at is None else np.asarray(whole[to_numpy(at)]))
-
-
-@operator(operands=("obj",), trees=("obj",), keeps_arrays=True)
-def asarray(
-    obj: Any,
-    /,
-    dtype: npt.DTypeLike | None = None,
-    *,
-    device: Where | None = None,
-    copy: bool | None = None,
-    out_sharding: Where | None = None,
-) -> ShardedTensor:
-    """Converts an array, a scalar or nested lists of scalars to a tensor.
-
-    Args:
-        obj: a tensor, a host or backend array, a scalar, nested lists of scalars, or an object that NumPy's
-            ``__array__`` converts to a host array: one of pandas, xarray, Pillow or another library.
-        dtype: the dtype of the result; that of ``obj`` by default.
-        device, out_sharding: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`). By default a
-            tensor keeps its sharding; anything else is sharded over the default mesh and uncommitted, so that
-            operators transfer it to the devices of operands that were placed explicitly.
-        copy: None and True copy a host array; False shares its memory, or raises where that is impossible. Do not write
-            to the host array then: the writes would be visible in the tensor. Without ``device``, a tensor that has
-            the dtype is returned itself, unless ``copy=True``, which returns an independent one.
-
-    Raises:
-        ArgumentTypeError: ``obj`` is not an array, a scalar or nested lists of scalars, or cannot be converted to
-            ``dtype``.
-        RangeError: ``obj`` contains an integer that ``dtype`` cannot represent (an OverflowError).
-        ShapeError: nested lists have different lengths, or ``copy=False`` and memory cannot be shared.
-        ShardingError: the spec of ``device`` has more dimensions than ``obj``.
-
-    >>> st.asarray([[1, 2], [3, 4]], dtype="float32").dtype
-    dtype('float32')
-    """
-
-
-@implements(asarray, "composite")
-def _asarray_in_place(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> Any:
-    if not isinstance(obj, ShardedTensor) or device is not None:
-        return NotImplemented
-    if dtype is None or obj.dtype == sharded_dtype(dtype):
-        return mark_array(obj.copy()) if copy else obj
-    _check_dtype(obj, sharded_dtype(dtype), copy)
-    return obj.astype(dtype)
-
-
-def _check_dtype(x: Any, dtype: np.dtype[Any], copy: bool | None) -> None:
-    if copy is False and x.dtype != dtype:
-        raise ShapeError(f"asarray: copy=False, and dtype {dtype} of an array of {x.dtype} needs a copy")
-
-
-def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> tuple[Any, Aval]:
-    """Returns ``obj`` as a tensor or a host array, of its own dtype, and the aval of the result, after all checks."""
-    wanted = None if dtype is None else sharded_dtype(dtype)
-    if copy is False and isinstance(obj, (list, tuple, bool, int, float, complex)):
-        raise ShapeError(f"asarray: copy=False, and a {type(obj).__name__} has no memory to share; wanted an array")
-    if copy is False and not isinstance(obj, ShardedTensor) and (backend := array_backend(obj)):
-        raise ShapeError(
-            f"asarray: copy=False, and an array of the backend {backend.name!r} is copied; st.from_dlpack(x, "
-            "copy=False) shares its memory where that is possible"
-        )
-    x = obj if isinstance(obj, ShardedTensor) else host_array(_by_protocol(obj, copy), "asarray", wanted)
-    wanted = x.dtype if wanted is None else wanted
-    _check_dtype(x, wanted, copy)
-    if isinstance(x, ShardedTensor) and device is None:
-        return x, aval(x.shape, wanted, x.sharding, x.committed)
-    target = as_sharding(default_mesh() if device is None else device, x.ndim, "asarray")
-    value = aval(x.shape, wanted, target, device is not None)
-    if copy is False and not isinstance(x, ShardedTensor) and not value.backend.on_host:
-        raise ShapeError(f"asarray: copy=False, and {target.mesh!r} does not share the host's memory")
-    return x, value
-
-
-def _by_protocol(obj: Any, copy: bool | None) -> Any:
-    """Returns the host array of an object that is an array by `__array__` only, such as one of pandas."""
-    if isinstance(obj, (np.ndarray, np.generic)) or not hasattr(type(obj), "__array__") or array_backend(obj):
-        return obj
-    try:
-        return np.asarray(obj, copy=False if copy is False else None)
-    except ValueError as error:
-        raise ShapeError(f"asarray: {error}") from None
-
-
-@implements(asarray, "infer")
-def _infer_asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> Aval:
-    x, value = _array_and_aval(obj, dtype, device, copy)
-    if device is not None or not isinstance(x, ShardedTensor):
-        infer_transfer(x, value.sharding, "asarray", value.committed, False, None)
-    return value
-
-
-@implements(asarray, "algorithm")
-def _asarray(obj: Any, dtype: Any, device: Where | None, copy: bool | None) -> ShardedTensor:
-    x, value = _array_and_aval(obj, dtype, device, copy)
-    x = x if x.dtype == value.dtype else x.astype(value.dtype)
-    if not isinstance(x, ShardedTensor):
-        return reshard_to(x, value.sharding, "asarray", committed=value.committed, may_alias=copy is False)
-    return mark_array(x) if device is None else reshard_to(x, value.sharding, "asarray")
-
-
-@implements(asarray, "kernel")
-def _asarray_on_device(xp: Any, context: None, obj: Any, *, dtype: Any, copy: bool | None) -> Any:
-    if obj is None:
-        raise _none("asarray")
-    return xp.asarray(obj, dtype=dtype, copy=copy)
-
-
-def _none(caller: str) -> ArgumentTypeError:
-    return ArgumentTypeError(f"{caller}: None is no array; wanted a tensor, an array, a scalar or lists of scalars")
-
-
-def host_array(obj: Any, caller: str, dtype: np.dtype[Any] | None = None) -> Any:
-    """Returns ``obj`` as a host array; a tensor or a backend's array as a tensor; nested lists of scalars as one array.
-
-    Python scalars, also in lists, are converted to ``dtype`` directly: an intermediate dtype would round numbers that
-    it cannot represent, or wrap them around.
-
-    Raises:
-        ArgumentTypeError: ``obj`` is not an array, a scalar or nested lists of scalars.
-        ShapeError: nested lists have different lengths.
-    """
-    if obj is None:
-        raise _none(caller)
-    if isinstance(obj, (list, tuple)):
-        if dtype is None:
-            return from_lists(obj, caller)
-        check_leaves(obj, caller)
-        return converted(obj, dtype, "obj")
-    if type(obj) in SCALARS:
-        obj = np.asarray(obj if dtype is None else converted(obj, dtype, "obj"))
-    return as_operand(obj, caller)

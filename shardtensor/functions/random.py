@@ -29,9 +29,10 @@ import numpy.typing as npt
 from shardtensor.backend.registry import array_backend
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.functions import distributions
+from shardtensor.functions.conversion import asarray
 from shardtensor.functions.creation import full
 from shardtensor.functions.manipulation import broadcast_to
-from shardtensor.functions.placement import asarray, device_put
+from shardtensor.functions.placement import device_put
 from shardtensor.functions.random_keys import Key, bits_of, integer
 from shardtensor.functions.searching import argmax
 from shardtensor.sharding.layout import Shape, Where, as_sharding, checked_shape, chosen

@@ -18,12 +18,12 @@ from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.joining import concat
-from shardtensor.functions.placement import host_array, transfer_to
+from shardtensor.functions.placement import transfer_to
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, submeshes_along
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import Chain, P
-from shardtensor.tensor.operands import as_operand
+from shardtensor.tensor.operands import as_operand, host_array
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, aval

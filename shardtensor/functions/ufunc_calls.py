@@ -18,7 +18,7 @@ from shardtensor.functions import ufunc_methods as methods
 from shardtensor.functions.masked_reductions import is_empty, logical, mask_of, of_nothing, selected, with_initial
 from shardtensor.functions.monoids import FOLDS
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.tensor.numpy_calls import from_lists
+from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.numpy_functions import NUMPY_NAMES
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ShardedTensor

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.functions.conversion import asarray
 from shardtensor.functions.creation import empty
 from shardtensor.functions.joining import stack
-from shardtensor.functions.placement import asarray, host_array
 from shardtensor.sharding.layout import checked_shape
 from shardtensor.sharding.rules import normalize_axis
+from shardtensor.tensor.operands import host_array
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 __all__ = ["sliding_window_view"]

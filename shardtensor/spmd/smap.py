@@ -12,13 +12,14 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.manipulation import reshape
-from shardtensor.functions.placement import ensure_sharding, host_array
+from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares
 from shardtensor.sharding.spec import P, PartitionSpec
 from shardtensor.spmd.launch import MappedArgument, checked_axis, map_shards
 from shardtensor.spmd.outputs import check_array, joined, same_forms
+from shardtensor.tensor.operands import host_array
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor
 

@@ -16,12 +16,12 @@ from shardtensor.functions.elementwise import conj
 from shardtensor.functions.halos import BOUNDARIES, with_halos
 from shardtensor.functions.joining import concat
 from shardtensor.functions.manipulation import flip
-from shardtensor.functions.placement import copy, ensure_sharding, host_array, transfer_to
+from shardtensor.functions.placement import copy, ensure_sharding, transfer_to
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, mesh_of
 from shardtensor.spmd.launch import MappedArgument, map_shards
 from shardtensor.spmd.outputs import check_array, joined, same_forms
-from shardtensor.tensor.operands import converted
+from shardtensor.tensor.operands import converted, host_array
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 

@@ -15,7 +15,8 @@ from shardtensor.core import OPS, bind_into, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.flat import Flat
-from shardtensor.tensor.numpy_calls import call_numpy, from_lists, with_out
+from shardtensor.tensor.nested_lists import from_lists
+from shardtensor.tensor.numpy_calls import call_numpy, with_out
 from shardtensor.tensor.numpy_functions import REFUSED
 from shardtensor.tensor.numpy_protocols import Operators
 

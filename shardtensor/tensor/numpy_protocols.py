@@ -15,7 +15,8 @@ import numpy as np
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS, bind_into, call
 from shardtensor.tensor.handle import Handle
-from shardtensor.tensor.numpy_calls import UFUNC_CALLS, call_numpy, from_lists
+from shardtensor.tensor.nested_lists import from_lists
+from shardtensor.tensor.numpy_calls import UFUNC_CALLS, call_numpy
 from shardtensor.tensor.numpy_functions import NUMPY_NAMES
 
 if TYPE_CHECKING:

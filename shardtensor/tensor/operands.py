@@ -17,6 +17,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
+from shardtensor.tensor.nested_lists import check_leaves, from_lists
 from shardtensor.tensor.pytree import hint_to_register
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
@@ -195,3 +196,30 @@ def fill_value(value: Any, dtype: np.dtype[Any]) -> Any:
     except TypeError as error:
         raise ArgumentTypeError(f"fill_value {value!r:.60} for elements of {dtype}: {error}") from None
     return element[()]
+
+
+def host_array(obj: Any, caller: str, dtype: np.dtype[Any] | None = None) -> Any:
+    """Returns ``obj`` as a host array; a tensor or a backend's array as a tensor; nested lists of scalars as one array.
+
+    Python scalars, also in lists, are converted to ``dtype`` directly: an intermediate dtype would round numbers that
+    it cannot represent, or wrap them around.
+
+    Raises:
+        ArgumentTypeError: ``obj`` is not an array, a scalar or nested lists of scalars.
+        ShapeError: nested lists have different lengths.
+    """
+    if obj is None:
+        raise no_array(caller)
+    if isinstance(obj, (list, tuple)):
+        if dtype is None:
+            return from_lists(obj, caller)
+        check_leaves(obj, caller)
+        return converted(obj, dtype, "obj")
+    if type(obj) in SCALARS:
+        obj = np.asarray(obj if dtype is None else converted(obj, dtype, "obj"))
+    return as_operand(obj, caller)
+
+
+def no_array(caller: str) -> ArgumentTypeError:
+    """Returns the error for None where an array is wanted."""
+    return ArgumentTypeError(f"{caller}: None is no array; wanted a tensor, an array, a scalar or lists of scalars")

@@ -17,7 +17,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend import HOST_MEMORY, registry
 from shardtensor.functions import dlpack_memory
-from shardtensor.functions.interchange import to_dlpack
+from shardtensor.functions.dlpack_methods import to_dlpack
 from tests.layouts import DTYPES, MESHES, all_specs, array, assert_same, mesh_of, shapes
 
 JAX_DTYPES = ["bool", "int8", "int32", "uint8", "float16", "float32", "complex64"]  # without its 64-bit mode
