@@ -19,7 +19,7 @@ TITLE = f"Whole dimensions: rows over {DEVICES} logical devices of one host, eag
 SCIPY, TORCH = "SciPy", "PyTorch"
 JAX = Best("best JAX", (JAX_2, JAX_8))
 WIDTH = 170
-LIMIT = 8.0
+LIMIT, TALL_LIMIT = 8.0, 40.0
 """Seconds of a call, from which on it has no figure."""
 
 PARTS: dict[str, tuple[Row, ...]] = {
@@ -106,14 +106,14 @@ def workers(tiny: bool, sizes: Sizes = FULL) -> contextlib.AbstractContextManage
     )
 
 
-def called(worker: Any, name: str) -> harness.Sampler:
-    """Samples a case that times itself, from its second call on."""
+def called(worker: Any, name: str, limit: float) -> harness.Sampler:
+    """Samples a case that times itself, from its second call on; a call ends after ``limit`` seconds."""
     calls = iter((2,))
 
     def sample() -> float:
         try:
             for _ in range(next(calls, 1)):
-                seconds = float(worker.call(name, LIMIT))
+                seconds = float(worker.call(name, limit))
         except NoFigure:
             worker.again()
             raise
@@ -127,10 +127,10 @@ def measure_part(part: str, effort: Effort, found: Mapping[str, Any]) -> Cells:
     if part == "tiny":
         return harness.sample_cases([row.name for row in PARTS[part]], found, effort.tiny, part)
     cells: Cells = {}
-    rounds = effort.tall if part == "tall" else effort.large
+    rounds, limit = (effort.tall, TALL_LIMIT) if part == "tall" else (effort.large, LIMIT)
     for operands, group in itertools.groupby(PARTS[part], lambda row: GROUP[row.name]):
         pairs = itertools.product(group, found)
-        timed = {(row.name, column): called(found[column], row.name) for row, column in pairs}
+        timed = {(row.name, column): called(found[column], row.name, limit) for row, column in pairs}
         cells |= harness.interleave(timed, rounds, operands)
     return cells
 
