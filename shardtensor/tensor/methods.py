@@ -43,6 +43,10 @@ def _cumulative(name: str, x: Any, axis: int | None, dtype: Any, out: Any) -> An
     return with_out(OPS[name], (x,), {"axis": axis or 0, "dtype": dtype, "out": out})
 
 
+_PROTOCOLS = ("__array_interface__", "__array_struct__")
+"""The protocols that `numpy.asarray` tries on every object before `__array__`: it never shows these errors."""
+
+
 class Methods(Operators):
     """The base class of tensors that has the methods of NumPy's arrays."""
 
@@ -57,6 +61,8 @@ class Methods(Operators):
     if not TYPE_CHECKING:  # Type checkers would take it for a definition of every name.
 
         def __getattr__(self, name: str) -> Any:
+            if name in _PROTOCOLS:
+                raise AttributeError(name)
             if hasattr(type(self), name):  # A property has raised an AttributeError: this raises it again.
                 return object.__getattribute__(self, name)
             reason = f": {REFUSED[name]}" if name in REFUSED else ""
