@@ -1,4 +1,4 @@
-"""What mapped functions and their collectives cost: tiny psums, moves of 64 MiB, a training step, many in a row.
+"""The cost of mapped functions and their collectives: tiny psums, transfers of 64 MiB, a training step, long loops.
 
 ``python benchmarks/collectives.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
 """
@@ -31,13 +31,13 @@ SIZES = "BENCHMARK_SIZES"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is.
+    """The sizes of operands and loops; the tests use smaller ones.
 
     Attributes:
-        side: of the square array that is moved; a multiple of 64.
-        batch: how many examples a step sees.
-        row: how many collectives there are in a row.
-        queued: how many calls nobody waits for.
+        side: the side of the square array that collectives transfer; a multiple of 64.
+        batch: the number of examples of a training step.
+        row: the number of successive collectives in one mapped function.
+        queued: the number of calls that are queued before the program waits for the last one.
     """
 
     side: int = 4096
@@ -46,16 +46,16 @@ class Sizes:
     queued: int = 10_000
 
     @classmethod
-    def told(cls) -> Sizes:
-        """Those that this process was started with."""
+    def from_environment(cls) -> Sizes:
+        """Returns the sizes that the parent process passed in the environment."""
         return cls(**json.loads(os.environ.get(SIZES, "{}")))
 
 
 SMALL = (
     Row("scalars", "psum of 8 scalars", (Target(0.2, EAGER), Target(2, JIT))),
-    Row("ten", "10 of them in one map"),
-    Row("fresh", "meeting; 8 new threads", (Target(1, NUMPY),)),
-    Row("kept", "meeting; 8 kept threads", (Target(1, NUMPY),)),
+    Row("ten", "10 psum in one map"),
+    Row("fresh", "barrier; 8 new threads", (Target(1, NUMPY),)),
+    Row("kept", "barrier; 8 kept threads", (Target(1, NUMPY),)),
 )
 COPY_WARM, COPY_NEW = Row("warm", "copy into used memory"), Row("new", "copy into new memory")
 MOVES = (
@@ -80,24 +80,24 @@ ROWS = (*SMALL, *MOVES, *STEPS, IN_A_ROW, GROWTH, QUEUED)
 # -- what all libraries run ------------------------------------------------------------------------
 
 
-def mapped(
+def mapped_functions(
     lib: Any, shard_map: Callable[..., Any], p: Any, mesh: Any, xp: Any, sizes: Sizes, gathers: Any
 ) -> dict[str, Any]:
-    """The functions that are measured, in the one text that shardtensor and JAX share.
+    """Returns the measured functions by case; shardtensor and JAX run the same source code.
 
     Args:
-        lib: what has the collectives.
-        shard_map: the library's.
-        p: its partition spec.
-        mesh: the devices, along an axis ``x``.
-        xp: NumPy's namespace on the arrays that blocks are.
-        sizes: how large everything is.
-        gathers: what `shard_map` has to be told for all_gather, whose result JAX does not know to be equal everywhere.
+        lib: the namespace with the library's collectives.
+        shard_map: the library's `shard_map`.
+        p: the library's partition spec.
+        mesh: the devices, along one axis ``x``.
+        xp: the NumPy-like namespace for the library's blocks.
+        sizes: the sizes of operands and loops.
+        gathers: keyword arguments of `shard_map` for all_gather: JAX cannot infer that its result is replicated.
     """
     rows, columns, whole = p("x"), p(None, "x"), p()
 
-    def over(f: Callable[..., Any], into: Any, **said: Any) -> Any:
-        return shard_map(f, mesh=mesh, in_specs=rows, out_specs=into, **said)
+    def over(f: Callable[..., Any], out_specs: Any, **options: Any) -> Any:
+        return shard_map(f, mesh=mesh, in_specs=rows, out_specs=out_specs, **options)
 
     def psum(b: Any) -> Any:
         return lib.psum(b, "x")
@@ -112,14 +112,14 @@ def mapped(
 
     def inside(params: Any, x: Any, t: Any) -> Any:
         loss, grads = gradients(params, x, t)
-        return loss, updated(params, grads)
+        return loss, descend(params, grads)
 
     batch = {"mesh": mesh, "in_specs": (whole, rows, rows), "out_specs": whole}
     summed, stepped = shard_map(gradients, **batch), shard_map(inside, **batch)
 
     def step(params: Any, x: Any, t: Any) -> Any:
         loss, grads = summed(params, x, t)
-        return loss, updated(params, grads)
+        return loss, descend(params, grads)
 
     return {
         "scalars": over(psum, whole),
@@ -136,8 +136,9 @@ def mapped(
 
 
 def backward(xp: Any, params: Mapping[str, Any], x: Any, t: Any, batch: int) -> tuple[Any, dict[str, Any]]:
-    """The loss (softmax, cross-entropy) of a net with one hidden layer, as a mean over ``batch`` examples of which x
-    and t (one-hot) are some, and its gradients.
+    """Returns the loss of a network with one hidden layer (softmax, cross-entropy) and its gradients.
+
+    Both are the contributions of the examples ``x`` and one-hot labels ``t`` to the mean over ``batch`` examples.
     """
     hidden = xp.maximum(x @ params["w1"] + params["b1"], 0)
     z = hidden @ params["w2"] + params["b2"]
@@ -150,13 +151,15 @@ def backward(xp: Any, params: Mapping[str, Any], x: Any, t: Any, batch: int) -> 
     return loss, {"w1": x.T @ dh, "b1": dh.sum(axis=0), "w2": hidden.T @ dz, "b2": dz.sum(axis=0)}
 
 
-def updated(params: Mapping[str, Any], grads: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters after a step of gradient descent."""
+def descend(params: Mapping[str, Any], grads: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters after a step of gradient descent."""
     return {name: params[name] - RATE * grads[name] for name in params}
 
 
 def operands(np: Any, sizes: Sizes) -> tuple[Any, Any, tuple[dict[str, Any], Any, Any]]:
-    """The same for all: eight numbers, the array that moves, and parameters, examples and labels of a step."""
+    """Returns the operands, equal for all libraries: one number per device, the array that collectives transfer, and
+    the parameters, examples and labels of a training step.
+    """
     random = np.random.default_rng(0)
     n = np.float32
     large = random.random((sizes.side, sizes.side), dtype=n)
@@ -171,27 +174,27 @@ def operands(np: Any, sizes: Sizes) -> tuple[Any, Any, tuple[dict[str, Any], Any
     return np.arange(DEVICES, dtype=n), large, (params, examples, labels)
 
 
-def answers(np: Any, cases: Mapping[str, Case]) -> dict[str, float]:
-    """One number from the result of each case, by which the libraries can be compared."""
-    found = {}
+def checksums(np: Any, cases: Mapping[str, Case]) -> dict[str, float]:
+    """Returns a checksum of the result of each case, by which the libraries are compared."""
+    sums = {}
     for name, case in cases.items():
         loss, params = case() if "step" in name else (case(), {})
         first, others = np.asarray(loss, dtype=np.float64), [np.asarray(params[k], np.float64) for k in sorted(params)]
-        # Weights, so that elements at wrong places show.
-        found[name] = float(sum(np.sum(a * np.cos(np.arange(a.size)).reshape(a.shape)) for a in (first, *others)))
-    return found
+        # Elements have different weights, so that elements in the wrong place change the sum.
+        sums[name] = float(sum(np.sum(a * np.cos(np.arange(a.size)).reshape(a.shape)) for a in (first, *others)))
+    return sums
 
 
 # -- the cases, each function in a process of its own ----------------------------------------------
 
 
 def shardtensor_cases(sizes: Sizes | None = None) -> dict[str, Case]:
-    """The library itself, on the numpy backend."""
+    """Returns the cases of shardtensor, on the numpy backend."""
     import numpy as np
 
     import shardtensor as st
 
-    sizes = sizes or Sizes.told()
+    sizes = sizes or Sizes.from_environment()
     mesh = st.make_mesh((DEVICES,), ("x",))
     rows, whole = st.NamedSharding(mesh, st.P("x")), st.NamedSharding(mesh, st.P())
     few, many, (params, *examples) = operands(np, sizes)
@@ -199,63 +202,69 @@ def shardtensor_cases(sizes: Sizes | None = None) -> dict[str, Case]:
     batch = (st.device_put(params, whole), *[st.device_put(a, rows) for a in examples])
     own = st.shard_map(lambda b: b.copy(), mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))(large)
     given = {"scalars": (eight,), "ten": (eight,), "own": (own,), "step": batch, "step inside": batch}
-    functions = mapped(st, st.shard_map, st.P, mesh, np, sizes, {})
+    functions = mapped_functions(st, st.shard_map, st.P, mesh, np, sizes, {})
     cases = {name: functools.partial(f, *given.get(name, (large,))) for name, f in functions.items()}
     return {
         **cases,
-        "answers": lambda: answers(np, cases),
-        "fresh": meeting(),
-        "kept": meeting(),
+        "checksums": lambda: checksums(np, cases),
+        "fresh": scheduler_rendezvous(),
+        "kept": scheduler_rendezvous(),
         IN_A_ROW.name: lambda: in_a_row(st, mesh, np.zeros(DEVICES, np.float32), sizes.row),
-        QUEUED.name: lambda: {QUEUED.name: harness.repeated(cases["scalars"], sizes.queued, np.asarray)[0]},
+        QUEUED.name: lambda: {QUEUED.name: harness.repeat_call(cases["scalars"], sizes.queued, np.asarray)[0]},
     }
 
 
-def meeting() -> Case:
-    """The engine alone: as many programs as devices, that meet once to add a number each."""
+def scheduler_rendezvous() -> Case:
+    """Returns a case that runs only the scheduler: one program per device, and one rendezvous that adds a number of
+    each.
+    """
     from shardtensor.spmd.program import CollectiveCall
     from shardtensor.spmd.scheduler import run
 
-    call = CollectiveCall("meeting")
+    call = CollectiveCall("rendezvous")
 
-    def add(offers: Sequence[float]) -> list[float]:
-        return [sum(offers)] * DEVICES
+    def add(contributions: Sequence[float]) -> list[float]:
+        return [sum(contributions)] * DEVICES
 
     def task(program: Any) -> Any:
-        return program.meet("here", call, DEVICES, program.number, 1.0, add)
+        return program.meet("key", call, DEVICES, program.number, 1.0, add)
 
     tasks, labels = [task] * DEVICES, [str(k) for k in range(DEVICES)]
     return lambda: run(tasks, labels)
 
 
 def in_a_row(st: Any, mesh: Any, x: Any, times: int) -> dict[str, float | None]:
-    """Seconds for so many collectives in one mapped function, and by how much the process grows at most meanwhile."""
-    most: list[int] = []
+    """Runs ``times`` collectives in one mapped function.
+
+    Returns:
+        The seconds, and the largest growth of the process meanwhile in MiB (None if it cannot be measured), by row.
+    """
+    resident: list[int] = []
 
     def chain(b: Any, times: int) -> Any:
         for i in range(times):
             b = st.psum(b, "x")
             if not i % 1000:
-                most.append(harness.resident_bytes() or 0)
+                resident.append(harness.resident_bytes() or 0)
         return b
 
     call = st.shard_map(chain, mesh=mesh, in_specs=(st.P("x"), None), out_specs=st.P())
     call(x, 1000)
     before = harness.resident_bytes()
-    most.clear()
+    resident.clear()
     seconds = timeit.timeit(lambda: call(x, times), number=1)
-    return {IN_A_ROW.name: seconds, GROWTH.name: None if before is None else max(0, max(most) - before) / 2**20}
+    return {IN_A_ROW.name: seconds, GROWTH.name: None if before is None else max(0, max(resident) - before) / 2**20}
 
 
 def numpy_cases(sizes: Sizes | None = None) -> dict[str, Case]:
-    """What can be done by hand on one plain array: for the moves, one copy pass over the bytes that must move."""
+    """Returns the cases of NumPy on one array; for a transfer, one pass that copies the bytes that have to be moved."""
     import numpy as np
 
-    sizes = sizes or Sizes.told()
+    sizes = sizes or Sizes.from_environment()
     few, large, batch = operands(np, sizes)
     warm = np.ones_like(large)
-    # A reduction reads everything, and writes an eighth into new memory. A copy that reads and writes as much together
-    # copies 9/16 of the array: 2/16 into new memory, the others into used.
+    # A reduction reads the whole array and writes an eighth of it into new memory. A copy that reads and writes as many
+    # bytes in total copies 9/16 of the array: 2/16 into new memory, the rest into memory that has been used before.
     used, new = slice(0, sizes.side * 7 // 16), slice(sizes.side * 7 // 16, sizes.side * 9 // 16)
 
     def reduction() -> Any:
@@ -265,7 +274,7 @@ def numpy_cases(sizes: Sizes | None = None) -> dict[str, Case]:
     def step() -> Any:
         params, *examples = batch
         loss, grads = backward(np, params, *examples, sizes.batch)
-        return loss, updated(params, grads)
+        return loss, descend(params, grads)
 
     def by_hand() -> dict[str, Any]:
         total = large.reshape(DEVICES, -1, sizes.side).sum(axis=0)
@@ -293,73 +302,73 @@ def numpy_cases(sizes: Sizes | None = None) -> dict[str, Case]:
         "all_to_all": copied,
         **reductions,
         **steps,
-        "answers": lambda: answers(np, {k: lambda v=v: v for k, v in by_hand().items()} | steps),
+        "checksums": lambda: checksums(np, {k: lambda v=v: v for k, v in by_hand().items()} | steps),
         "blas": harness.blas_kernel,
     }
 
 
 def fresh_threads() -> Case:
-    """A thread for each device, that ends when all have met."""
+    """Returns a case that starts one thread per device for one `ThreadRendezvous` and waits until they have ended."""
 
     def meet() -> list[float]:
-        met = Met()
-        threads = [threading.Thread(target=met.add, args=(k,)) for k in range(DEVICES)]
+        rendezvous = ThreadRendezvous()
+        threads = [threading.Thread(target=rendezvous.add, args=(k,)) for k in range(DEVICES)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return met.results
+        return rendezvous.results
 
     return meet
 
 
 def kept_threads() -> Case:
-    """The same of threads that wait for work."""
+    """Returns a case that runs one `ThreadRendezvous` in the threads of a pool, one per device."""
     pool = ThreadPoolExecutor(DEVICES)
 
     def meet() -> list[float]:
-        met = Met()
-        for done in [pool.submit(met.add, k) for k in range(DEVICES)]:
+        rendezvous = ThreadRendezvous()
+        for done in [pool.submit(rendezvous.add, k) for k in range(DEVICES)]:
             done.result()
-        return met.results
+        return rendezvous.results
 
     return meet
 
 
-class Met:
-    """Threads that meet once to add a number each."""
+class ThreadRendezvous:
+    """One rendezvous of a thread per device, at which the sum of a number of each is computed."""
 
     def __init__(self) -> None:
-        self.offers = [0.0] * DEVICES
+        self.contributions = [0.0] * DEVICES
         self.results = [0.0] * DEVICES
         self.total = 0.0
         self.barrier = threading.Barrier(DEVICES, self.reduce)
 
     def reduce(self) -> None:
-        """What the last one does for all."""
-        self.total = sum(self.offers)
+        """Computes the sum, in the last thread that arrives."""
+        self.total = sum(self.contributions)
 
     def add(self, k: int) -> None:
-        """What each one does."""
-        self.offers[k] = 1.0
+        """Contributes a number and receives the sum, in the thread of device ``k``."""
+        self.contributions[k] = 1.0
         self.barrier.wait()
         self.results[k] = self.total
 
 
 def jit_cases(sizes: Sizes | None = None) -> dict[str, Case]:
-    """JAX, compiled. Every case waits for its result."""
+    """Returns the cases of JAX, compiled. Every case waits for its result."""
     import jax
 
-    return jax_cases(sizes or Sizes.told(), jax.jit)
+    return jax_cases(sizes or Sizes.from_environment(), jax.jit)
 
 
 def eager_cases(sizes: Sizes | None = None) -> dict[str, Case]:
-    """JAX as it runs without jit. Every case waits for its result."""
-    return jax_cases(sizes or Sizes.told(), lambda f: f)
+    """Returns the cases of JAX without jit. Every case waits for its result."""
+    return jax_cases(sizes or Sizes.from_environment(), lambda f: f)
 
 
 def jax_cases(sizes: Sizes, compiled: Callable[[Any], Any]) -> dict[str, Case]:
-    """JAX on virtual CPU devices."""
+    """Returns the cases of JAX on virtual CPU devices, each function passed through ``compiled``."""
     import jax
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
@@ -370,17 +379,17 @@ def jax_cases(sizes: Sizes, compiled: Callable[[Any], Any]) -> dict[str, Case]:
     eight, large = jax.device_put(few, rows), jax.device_put(many, rows)
     batch = (jax.device_put(params, whole), *[jax.device_put(a, rows) for a in examples])
     given = {"scalars": (eight,), "ten": (eight,), "step": batch, "step inside": batch}
-    # A collective's result is known to be equal everywhere, but for all_gather's.
-    functions = mapped(jax.lax, jax.shard_map, PartitionSpec, mesh, jax.numpy, sizes, {"check_vma": False})
+    # JAX infers that the results of collectives are replicated, except that of all_gather.
+    functions = mapped_functions(jax.lax, jax.shard_map, PartitionSpec, mesh, jax.numpy, sizes, {"check_vma": False})
     called = {name: functools.partial(compiled(f), *given.get(name, (large,))) for name, f in functions.items()}
 
-    def waited(call: Case) -> Case:
+    def blocking(call: Case) -> Case:
         return lambda: jax.block_until_ready(call())
 
-    cases = {name: waited(call) for name, call in called.items()}
-    if compiled is not jax.jit:  # a step takes seconds
+    cases = {name: blocking(call) for name, call in called.items()}
+    if compiled is not jax.jit:  # an eager training step takes seconds
         cases = {name: case for name, case in cases.items() if "step" not in name}
-    found: dict[str, Case] = {**cases, "answers": lambda: answers(np, cases)}
+    all_cases: dict[str, Case] = {**cases, "checksums": lambda: checksums(np, cases)}
     if compiled is jax.jit:
 
         def chain(b: Any) -> Any:
@@ -389,13 +398,13 @@ def jax_cases(sizes: Sizes, compiled: Callable[[Any], Any]) -> dict[str, Case]:
         once = jax.jit(jax.shard_map(chain, mesh=mesh, in_specs=rows.spec, out_specs=whole.spec, check_vma=False))
         zeros = jax.device_put(np.zeros(DEVICES, np.float32), rows)
         ready = once.lower(zeros).compile()
-        found[IN_A_ROW.name] = lambda: {
+        all_cases[IN_A_ROW.name] = lambda: {
             IN_A_ROW.name: timeit.timeit(lambda: ready(zeros).block_until_ready(), number=1), GROWTH.name: None
         }  # fmt: skip
-        found[QUEUED.name] = lambda: {
-            QUEUED.name: harness.repeated(called["scalars"], sizes.queued, jax.block_until_ready)[0]
+        all_cases[QUEUED.name] = lambda: {
+            QUEUED.name: harness.repeat_call(called["scalars"], sizes.queued, jax.block_until_ready)[0]
         }
-    return found
+    return all_cases
 
 
 # -- the run ---------------------------------------------------------------------------------------
@@ -403,35 +412,35 @@ def jax_cases(sizes: Sizes, compiled: Callable[[Any], Any]) -> dict[str, Case]:
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds each kind of row gets, and for how many seconds the long rows are waited for."""
+    """The number of rounds for each kind of row, and the time limit in seconds of the rows that are measured once."""
 
     small: int = 40
     moves: int = 25
     steps: int = 25
-    helper_delay: float = 90.0
+    time_limit: float = 90.0
 
 
-QUICK = Effort(small=10, moves=7, steps=5, helper_delay=30.0)
+QUICK = Effort(small=10, moves=7, steps=5, time_limit=30.0)
 
 
 class Measurer(Protocol):
-    """A `Worker`, or what stands in for one in a test."""
+    """A `Worker`, or its replacement in a test."""
 
     def sample(self, case: str) -> float:
-        """Seconds per call of a case."""
+        """Returns the seconds per call of a case."""
 
     def call(self, case: str, limit: float = ...) -> Any:
-        """What a case gives."""
+        """Calls a case once and returns its result."""
 
 
-def workers(sizes: Sizes) -> contextlib.AbstractContextManager[dict[str, Worker]]:
-    """Starts, for each column, a worker with the cases of a library."""
-    told = {SIZES: json.dumps(dataclasses.asdict(sizes))}
-    jax = told | harness.virtual_devices(DEVICES)
-    return harness.started(
+def start_workers(sizes: Sizes) -> contextlib.AbstractContextManager[dict[str, Worker]]:
+    """Starts the worker of each column, with operands of these sizes; a context manager that ends them."""
+    shared = {SIZES: json.dumps(dataclasses.asdict(sizes))}
+    jax = shared | harness.virtual_devices(DEVICES)
+    return harness.start_workers(
         {
-            PROJECT: ("shardtensor", "collectives:shardtensor_cases", told | harness.logical_devices(DEVICES)),
-            NUMPY: ("numpy", "collectives:numpy_cases", told),
+            PROJECT: ("shardtensor", "collectives:shardtensor_cases", shared | harness.logical_devices(DEVICES)),
+            NUMPY: ("numpy", "collectives:numpy_cases", shared),
             JIT: ("jax", "collectives:jit_cases", jax),
             EAGER: ("jax", "collectives:eager_cases", jax),
         }
@@ -439,48 +448,49 @@ def workers(sizes: Sizes) -> contextlib.AbstractContextManager[dict[str, Worker]
 
 
 def measure(effort: Effort, sizes: Sizes = Sizes()) -> Table:
-    """Measures everything once through."""
-    with workers(sizes) as found:
-        return measured(effort, found)
+    """Measures the whole table."""
+    with start_workers(sizes) as workers:
+        return measure_with(effort, workers)
 
 
-def measured(effort: Effort, found: Mapping[str, Measurer]) -> Table:
-    """Measures everything with these workers, once they have shown that they compute the same."""
+def measure_with(effort: Effort, workers: Mapping[str, Measurer]) -> Table:
+    """Measures the whole table with these workers, after checking that their results are equal."""
     environment = harness.describe_environment(("numpy", "jax", "greenlet", "shardtensor")) | {
-        "BLAS": found[NUMPY].call("blas"),
+        "BLAS": workers[NUMPY].call("blas"),
         "rounds": f"small {effort.small}, moves {effort.moves}, steps {effort.steps}, the last three rows 1",
     }
-    agree({column: told for column, worker in found.items() if (told := known(worker))})
+    check_equal(checksums_of(workers))
     cells: harness.Cells = {}
-    groups = (SMALL, effort.small, "psum, meetings"), (MOVES, effort.moves, "64 MiB"), (STEPS, effort.steps, "steps")
-    for rows, rounds, what in groups:
-        cells |= harness.sample_cases([row.name for row in rows], found, rounds, what)
+    groups = (SMALL, effort.small, "psum, barriers"), (MOVES, effort.moves, "64 MiB"), (STEPS, effort.steps, "steps")
+    for rows, rounds, description in groups:
+        cells |= harness.sample_cases([row.name for row in rows], workers, rounds, description)
     for rows, case in (((IN_A_ROW, GROWTH), IN_A_ROW.name), ((QUEUED,), QUEUED.name)):
-        for column, worker in found.items():  # queues come last: JAX's virtual devices may deadlock in theirs
-            cells |= harness.call_once(worker, column, case, [row.name for row in rows], effort.helper_delay)
-    return Table(TITLE, environment, tuple(found), ROWS, cells)
+        for column, worker in workers.items():  # queued calls come last: JAX's virtual devices may deadlock in them
+            cells |= harness.call_once(worker, column, case, [row.name for row in rows], effort.time_limit)
+    return Table(TITLE, environment, tuple(workers), ROWS, cells)
 
 
-def known(worker: Measurer) -> dict[str, float]:
-    """A worker's `answers`; none where its library is not installed."""
-    with contextlib.suppress(harness.NoFigure):
-        found: dict[str, float] = worker.call("answers")
-        return found
-    return {}
+def checksums_of(workers: Mapping[str, Measurer]) -> dict[str, dict[str, float]]:
+    """Returns the `checksums` of each column; columns without them, such as missing libraries, are left out."""
+    by_column = {}
+    for column, worker in workers.items():
+        with contextlib.suppress(harness.NotMeasured):
+            by_column[column] = worker.call("checksums")
+    return by_column
 
 
-def agree(told: Mapping[str, Mapping[str, float]]) -> None:
-    """That all libraries have computed the same.
+def check_equal(by_column: Mapping[str, Mapping[str, float]]) -> None:
+    """Checks that the checksums of all columns equal NumPy's.
 
     Raises:
-        ValueError: they have not.
+        ValueError: a checksum differs; names the case and the column.
     """
-    for column, found in told.items():
-        for name, figure in found.items():
-            expected = told[NUMPY][name]
-            if not abs(figure - expected) <= 1e-3 * max(1.0, abs(expected)):
-                raise ValueError(f"{name}: {column} has {figure}, {NUMPY} {expected}")
+    for column, sums in by_column.items():
+        for name, checksum in sums.items():
+            expected = by_column[NUMPY][name]
+            if not abs(checksum - expected) <= 1e-3 * max(1.0, abs(expected)):
+                raise ValueError(f"{name}: the result of {column} has the checksum {checksum}, {NUMPY}'s {expected}")
 
 
 if __name__ == "__main__":
-    harness.run("collectives", "What mapped functions and their collectives cost.", measure, Effort(), QUICK)
+    harness.run("collectives", "The cost of mapped functions and their collectives.", measure, Effort(), QUICK)

@@ -1,4 +1,4 @@
-"""What runs on a CPU: operators, reductions, products and moves of large arrays beside the peers, and how they scale.
+"""The cost of large arrays on a CPU, compared with the peers: operators, reductions, products, reshards; and scaling.
 
 ``python benchmarks/cpu.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the tables and charts.
 """
@@ -16,13 +16,13 @@ from typing import Any, Protocol, TypeAlias
 import collectives
 import cpu_curves
 import harness
-from collectives import agree, known
+from collectives import check_equal, checksums_of
 from cpu_cases import FULL, GIB, GROUP, KIB, MIB, Sizes
 from cpu_curves import Point
 from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, Best, Cells, Row, Table, Target, Worker
 
 TITLE = f"On a CPU: float32, rows over {DEVICES} logical devices, eager; JAX (n): jit on n CPU devices"
-CURVES = f"How costs grow: time per element; over sizes on {DEVICES} logical devices, then over their number"
+CURVES = f"Scaling: time per element; over sizes on {DEVICES} logical devices, then over numbers of devices"
 JAX_1, LIMIT, TORCH, DASK, NUMBA = "JAX (1)", "limit", "PyTorch", "Dask", "Numba"
 PEERS = (NUMPY, JAX_1, JAX_2, JAX_8, TORCH, DASK, NUMBA)
 PEER, JAX, SPLIT = Best("best peer", PEERS), Best("best JAX", PEERS[1:4]), Best("best JAX (2, 8)", (JAX_2, JAX_8))
@@ -58,7 +58,7 @@ HEAVY = (
     Row("jacobi", "Jacobi, 4096², 50 steps", (Target(0.4, JAX), Target(1, NUMPY))),
 )
 ONCE = (
-    Row("peak", "x + y + z, peak of memory", (Target(2),), "results"),
+    Row("peak", "x + y + z, peak memory", (Target(2),), "results"),
     Row("growth", "growth, 100 000 operators", (Target(1),), "MiB"),
     Row("idle", "CPU used in 1 s of sleep", (Target(0.01),)),
 )
@@ -67,7 +67,7 @@ ROWS = (*LARGE, *HEAVY, *ONCE)
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds each kind of row gets."""
+    """The number of rounds for each kind of row."""
 
     large: int = 5
     heavy: int = 5
@@ -78,29 +78,30 @@ QUICK = Effort(large=1, heavy=1, curves=1)
 
 
 class Measurer(collectives.Measurer, Protocol):
-    """A `Worker`, or what stands in for one in a test."""
+    """A `Worker`, or its replacement in a test."""
 
-    def again(self) -> None:
-        """Starts its process anew where that has ended."""
+    def restart(self) -> None:
+        """Starts the worker's process again if it has ended."""
 
 
 Start = Callable[[Sizes], AbstractContextManager[Mapping[str, Measurer]]]
-"""Starts workers, by column, that end with the ``with``."""
+"""A function that starts workers for operands of given sizes; it returns a context manager with the workers by column.
+"""
 
 
 # -- the table -------------------------------------------------------------------------------------
 
 
 WARM_UP = 0.2
-"""Seconds: until cores that slept are awake, and threads of others' BLAS and OpenMP look for work no more."""
+"""The seconds after which idle cores are awake, and the threads of other processes' BLAS and OpenMP no longer spin."""
 
 
 Workers: TypeAlias = contextlib.AbstractContextManager[dict[str, Worker]]
 
 
-def started(module: str, columns: Mapping[str, harness.Library], sizes: Sizes) -> Workers:
-    """Starts, for each column, a worker with cases of a module for operands of these sizes."""
-    return harness.started(
+def _start(module: str, columns: Mapping[str, harness.Library], sizes: Sizes) -> Workers:
+    """Starts the workers of these columns, with cases of a module for operands of these sizes; a context manager."""
+    return harness.start_workers(
         {
             column: (package, f"{module}:{cases}", {**environment, **sizes.as_environment()})
             for column, (package, cases, environment) in columns.items()
@@ -109,8 +110,8 @@ def started(module: str, columns: Mapping[str, harness.Library], sizes: Sizes) -
     )
 
 
-def workers(sizes: Sizes) -> Workers:
-    """Starts, for each column, a worker with the cases of a library."""
+def start_workers(sizes: Sizes) -> Workers:
+    """Starts the worker of each column of the table; a context manager that ends them."""
     columns: dict[str, harness.Library] = {
         PROJECT: ("shardtensor", "shardtensor_cases", harness.logical_devices(DEVICES)),
         LIMIT: ("numpy", "limit_cases", {}),
@@ -122,40 +123,40 @@ def workers(sizes: Sizes) -> Workers:
         DASK: ("dask", "dask_cases", {}),
         NUMBA: ("numba", "numba_cases", {}),
     }
-    return started("cpu_cases", columns, sizes)
+    return _start("cpu_cases", columns, sizes)
 
 
-def measure(effort: Effort, sizes: Sizes = FULL, start: Start = workers) -> Table:
-    """Measures everything once through, once all libraries have shown that they compute the same."""
+def measure(effort: Effort, sizes: Sizes = FULL, start: Start = start_workers) -> Table:
+    """Measures the whole table, after checking that the results of all libraries are equal."""
     environment = harness.describe_environment(("numpy", "jax", "torch", "dask", "numba", "shardtensor"))
     cells: Cells = {}
-    with start(sizes) as found:
+    with start(sizes) as workers:
         environment |= {
-            "BLAS": found[NUMPY].call("blas"),
+            "BLAS": workers[NUMPY].call("blas"),
             "limit": f"copies, reads and sums in {harness.usable_cores()} threads; NumPy's products",
             "rounds": f"{effort.large}; options, products and Jacobi {effort.heavy}; the last three rows 1",
         }
-        agree({column: told for column, worker in found.items() if (told := known(worker))})
+        check_equal(checksums_of(workers))
         for rows, rounds in (LARGE, effort.large), (HEAVY, effort.heavy):
-            # Those that share operands together: for others, a worker would make new ones each time.
+            # Rows with the same operands are measured together, so that a worker makes the operands only once.
             for operands, group in itertools.groupby(sorted(rows, key=group_of), group_of):
-                cells |= harness.sample_cases([row.name for row in group], found, rounds, operands)
-                for worker in found.values():
-                    worker.again()
-    with start(sizes) as fresh:  # In new processes, whose memory has not been used before.
-        for row, (column, worker) in itertools.product(ONCE, fresh.items()):
+                cells |= harness.sample_cases([row.name for row in group], workers, rounds, operands)
+                for worker in workers.values():
+                    worker.restart()
+    with start(sizes) as new_workers:  # These rows need processes whose memory has not been used before.
+        for row, (column, worker) in itertools.product(ONCE, new_workers.items()):
             cells |= harness.call_once(worker, column, row.name, (row.name,))
-    return Table(TITLE, environment, tuple(found), ROWS, cells)
+    return Table(TITLE, environment, tuple(workers), ROWS, cells)
 
 
 def group_of(row: Row) -> str:
-    """The name of a row's operands."""
+    """Returns the group of a row, whose rows have the same operands."""
     return GROUP[row.name]
 
 
 # -- the curves ------------------------------------------------------------------------------------
 
-WORDS = {
+CURVE_TITLES = {
     "add": "x + y",
     "sum": "x.sum()",
     "sum0": "x.sum(axis=0)",
@@ -166,43 +167,43 @@ WORDS = {
 }
 
 
-def curve_workers(sizes: Sizes) -> Workers:
-    """Starts, for each column, a worker for the curves."""
+def start_curve_workers(sizes: Sizes) -> Workers:
+    """Starts the worker of each column of the curves; a context manager that ends them."""
     columns: dict[str, harness.Library] = {
         PROJECT: ("shardtensor", "shardtensor_curves", harness.logical_devices(max(sizes.devices))),
         NUMPY: ("numpy", "numpy_curves", {}),
     }
-    return started("cpu_curves", columns, sizes)
+    return _start("cpu_curves", columns, sizes)
 
 
-def measure_curves(effort: Effort, sizes: Sizes = FULL, start: Start = curve_workers) -> Table:
-    """The times per element at all points."""
+def measure_curves(effort: Effort, sizes: Sizes = FULL, start: Start = start_curve_workers) -> Table:
+    """Measures the time per element at all points."""
     points = cpu_curves.points(sizes)
     environment = harness.describe_environment(("numpy", "shardtensor")) | {
-        "element": "of an operand, a square; of a product, a multiplication",
+        "element": "an element of a square operand; of a product, a multiplication",
         "rounds": str(effort.curves),
     }
     cells: Cells = {}
-    with start(sizes) as found:
+    with start(sizes) as workers:
         for operands, group in itertools.groupby(sorted(points, key=lambda p: p.operands), lambda p: p.operands):
-            samplers = {(p.name, c): per_element(found[c], p) for p, c in itertools.product(group, found)}
+            samplers = {(p.name, c): per_element(workers[c], p) for p, c in itertools.product(group, workers)}
             cells |= harness.interleave(samplers, effort.curves, f"{operands[0]}² over {operands[1]}")
     rows = tuple(Row(point.name, point_title(point)) for point in points)
-    return Table(CURVES, environment, tuple(found), rows, cells)
+    return Table(CURVES, environment, tuple(workers), rows, cells)
 
 
 def per_element(worker: Measurer, point: Point) -> harness.Sampler:
-    """Samples a point."""
+    """Returns a sampler of the time per element at a point."""
     return lambda: worker.sample(point.name) / point.elements
 
 
 def point_title(point: Point) -> str:
-    """What a reader sees."""
-    return f"{WORDS[point.what]}, {size_of(point.nbytes)}, on {point.devices}"
+    """Returns the title of a point's row."""
+    return f"{CURVE_TITLES[point.function]}, {size_text(point.nbytes)}, on {point.devices}"
 
 
-def size_of(nbytes: int) -> str:
-    """So many bytes, in the unit that suits them."""
+def size_text(nbytes: int) -> str:
+    """Returns a number of bytes in KiB, MiB or GiB."""
     unit, name = next((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")) if nbytes >= unit)
     return f"{nbytes // unit} {name}"
 
@@ -210,11 +211,12 @@ def size_of(nbytes: int) -> str:
 # -- charts ----------------------------------------------------------------------------------------
 
 FASTER, SLOWER, PLAIN = "#2a7f62", "#c44536", "#888888"
-LONGEST = 100.0  # a bar, either way: what moves nothing is ahead of all measure
+MAX_RATIO = 100.0
+"""The ratio at which bars end, in both directions: an operator that moves no data is faster by any factor."""
 
 
 def chart(table: Table, path: Path) -> None:
-    """How long shardtensor takes, over the best peer: one bar for each row that has one."""
+    """Draws shardtensor's time divided by the best peer's, one bar for each row in which a peer has a figure."""
     from matplotlib.figure import Figure
 
     bars = []
@@ -225,12 +227,12 @@ def chart(table: Table, path: Path) -> None:
     figure = Figure(figsize=(9, 1.2 + 0.3 * len(bars)), layout="constrained")
     axes = figure.subplots()
     axes.set_xscale("log", subs=[])
-    for place, (_, ratio, peer) in enumerate(bars):
-        end = min(max(ratio, 1 / LONGEST), LONGEST)
-        said = f"{ratio:.2g}" if end == ratio else f"{'<' if ratio < end else '>'} {end:g}"
-        axes.barh(place, end - 1, left=1, color=FASTER if ratio <= 1 else SLOWER)
+    for y, (_, ratio, peer) in enumerate(bars):
+        end = min(max(ratio, 1 / MAX_RATIO), MAX_RATIO)
+        text = f"{ratio:.2g}" if end == ratio else f"{'<' if ratio < end else '>'} {end:g}"
+        axes.barh(y, end - 1, left=1, color=FASTER if ratio <= 1 else SLOWER)
         axes.annotate(
-            f"{said} × {peer}", (end, place), (-4 if ratio <= 1 else 4, 0), textcoords="offset points",
+            f"{text} × {peer}", (end, y), (-4 if ratio <= 1 else 4, 0), textcoords="offset points",
             ha="right" if ratio <= 1 else "left", va="center", fontsize=8,
         )  # fmt: skip
     axes.axvline(1, color="black", linewidth=0.8)
@@ -243,44 +245,44 @@ def chart(table: Table, path: Path) -> None:
 
 
 def chart_curves(table: Table, path: Path, sizes: Sizes = FULL) -> None:
-    """Time per element over size, and over the number of devices; NumPy's dashed."""
+    """Draws the time per element over size and over the number of devices, NumPy's with dashed lines."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(16, 7), layout="constrained")
     above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
     by_size, by_devices = cpu_curves.points_by_size(sizes), cpu_curves.points_by_devices(sizes)
-    for axes, what in zip(above.subplots(1, len(cpu_curves.BY_SIZE)), cpu_curves.BY_SIZE, strict=True):
-        chosen = [point for point in by_size if point.what == what]
+    for axes, function in zip(above.subplots(1, len(cpu_curves.BY_SIZE)), cpu_curves.BY_SIZE, strict=True):
+        selected = [point for point in by_size if point.function == function]
         for column, color, dashes in ((PROJECT, FASTER, "-"), (NUMPY, PLAIN, "--")):
-            xs, ys = line(table, column, chosen, lambda point: point.nbytes)
+            xs, ys = curve(table, column, selected, lambda point: point.nbytes)
             axes.plot(xs, ys, dashes, color=color, marker=".", label=column)
-        named(axes, WORDS[what], "bytes of an operand")
-    for axes, what in zip(below.subplots(1, len(cpu_curves.BY_DEVICES)), cpu_curves.BY_DEVICES, strict=True):
+        label_axes(axes, CURVE_TITLES[function], "bytes of an operand")
+    for axes, function in zip(below.subplots(1, len(cpu_curves.BY_DEVICES)), cpu_curves.BY_DEVICES, strict=True):
         for nbytes, color in zip(sizes.ends, (FASTER, SLOWER), strict=True):
-            chosen = [point for point in by_devices if (point.what, point.nbytes) == (what, nbytes)]
-            xs, ys = line(table, PROJECT, chosen, lambda point: point.devices)
-            axes.plot(xs, ys, color=color, marker=".", label=size_of(nbytes))
-            for y in line(table, NUMPY, chosen[:1], lambda point: point.devices)[1]:
-                axes.axhline(y, linestyle="--", color=color, label=f"{size_of(nbytes)}, {NUMPY}")
-        named(axes, WORDS[what], "logical devices")
+            selected = [point for point in by_devices if (point.function, point.nbytes) == (function, nbytes)]
+            xs, ys = curve(table, PROJECT, selected, lambda point: point.devices)
+            axes.plot(xs, ys, color=color, marker=".", label=size_text(nbytes))
+            for y in curve(table, NUMPY, selected[:1], lambda point: point.devices)[1]:
+                axes.axhline(y, linestyle="--", color=color, label=f"{size_text(nbytes)}, {NUMPY}")
+        label_axes(axes, CURVE_TITLES[function], "logical devices")
     figure.savefig(path)
 
 
-def line(
-    table: Table, column: str, points: Sequence[Point], over: Callable[[Point], int]
+def curve(
+    table: Table, column: str, points: Sequence[Point], coordinate: Callable[[Point], int]
 ) -> tuple[list[int], list[float]]:
-    """The figures that there are, and where they belong."""
-    figures = {over(point): table.cells.get((point.name, column), harness.Cell()).median for point in points}
-    found = {x: figure for x, figure in figures.items() if figure is not None}
-    return list(found), list(found.values())
+    """Returns the coordinates and the figures of the points that have a figure."""
+    figures = {coordinate(point): table.cells.get((point.name, column), harness.Cell()).median for point in points}
+    measured = {x: figure for x, figure in figures.items() if figure is not None}
+    return list(measured), list(measured.values())
 
 
-def named(axes: Any, title: str, over: str) -> None:
-    """Says what a curve shows."""
+def label_axes(axes: Any, title: str, xlabel: str) -> None:
+    """Sets the scales and the labels of a diagram."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_title(title, fontsize=10)
-    axes.set_xlabel(over)
+    axes.set_xlabel(xlabel)
     axes.set_ylabel("seconds per element")
     axes.legend(fontsize=7)
 
@@ -289,19 +291,19 @@ def named(axes: Any, title: str, over: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None, sizes: Sizes = FULL) -> None:
-    """The program: measures both tables, prints, saves and draws them."""
-    options = harness.arguments("cpu", "What runs on a CPU, and how it scales.", argv)
+    """Runs the program: measures both tables, prints, saves and draws them."""
+    options = harness.arguments("cpu", "The cost of large arrays on a CPU, and its scaling.", argv)
     effort = QUICK if options.quick else Effort()
-    name, curves = (harness.labelled(what, options.label) for what in ("cpu", "scaling"))
-    drawn = harness.is_installed("matplotlib")
+    name, curves_name = (harness.labelled(table_name, options.label) for table_name in ("cpu", "scaling"))
+    can_draw = harness.is_installed("matplotlib")
     table = measure(effort, sizes)
     harness.report(table, options.out, name, WIDTH)
-    if drawn:
+    if can_draw:
         chart(table, options.out / f"{name}.svg")
-    grown = measure_curves(effort, sizes)
-    harness.report(grown, options.out, curves)
-    if drawn:
-        chart_curves(grown, options.out / f"{curves}.svg", sizes)
+    scaling = measure_curves(effort, sizes)
+    harness.report(scaling, options.out, curves_name)
+    if can_draw:
+        chart_curves(scaling, options.out / f"{curves_name}.svg", sizes)
     else:
         print("No charts: matplotlib is not installed.")
 

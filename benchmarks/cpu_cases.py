@@ -1,4 +1,4 @@
-"""The cases of `cpu.py`: what is measured on a CPU, with this library and its peers, each in its best form."""
+"""The cases of `cpu.py`: computations on a CPU with shardtensor and its peers, each in its fastest form."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = "BENCHMARK_SIZES"
 
 ROWS, COLUMNS, WHOLE, PARTS, AS_IS = "rows", "columns", "whole", "parts", "as it is"
-"""How an operand lies: split along an axis, whole on each device, one array for each device, or not placed at all."""
+"""The layouts of operands: split by rows or by columns, replicated, a list with one array per device, or unchanged."""
 
 RATE, VOLATILITY = 0.03, 0.2
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is. Tests take less.
+    """The sizes of all operands; the tests use smaller ones.
 
     Attributes:
-        pair: elements of each operand of x + y.
-        chain: elements of 2*sin(x)+1; of float64, an eighth.
-        options: how many are priced.
-        square: side of the array that is reduced and moved; softmax and layer norm take half as many columns.
-        matrix: side of the matrices that are multiplied, and of the grid.
-        examples: rows that go through a layer.
-        features: columns of them.
-        block: side of the matrix that each device maps.
-        steps: of Jacobi's method.
-        operators: how many small ones run in a row.
-        curve: bytes of an operand, along a curve; `multiplied` of them are multiplied.
-        multiplied: see there.
-        devices: their numbers, along a curve, for operands of `ends` bytes.
-        ends: see there.
+        pair: the elements of each operand of x + y.
+        chain: the elements of 2*sin(x) + 1; an eighth of them in float64.
+        options: the number of options that are priced.
+        square: the side of the array for reductions and reshards; softmax and layer norm use half as many columns.
+        matrix: the side of matrices that are multiplied, and of grids.
+        examples: the rows of a layer's input.
+        features: the columns of a layer's input.
+        block: the side of the matrix on each device that the maps multiply.
+        steps: the number of steps of Jacobi's method.
+        operators: the number of small operators in the measurement of growth.
+        curve: the bytes of an operand at the points of a curve over size.
+        multiplied: how many of these sizes, from the smallest on, have a matrix product.
+        devices: the numbers of devices at the points of a curve over devices.
+        ends: the bytes of an operand for the curves over devices.
     """
 
     pair: int = 2**25
@@ -64,12 +64,12 @@ class Sizes:
     ends: Sequence[int] = (64 * KIB, 64 * MIB)
 
     @classmethod
-    def told(cls) -> Sizes:
-        """Those that this process was started with."""
+    def from_environment(cls) -> Sizes:
+        """Returns the sizes that the parent process passed in the environment."""
         return cls(**json.loads(os.environ.get(SIZES, "{}")))
 
     def as_environment(self) -> dict[str, str]:
-        """The variable that tells a process."""
+        """Returns the environment variable that passes the sizes to a process."""
         return {SIZES: json.dumps(dataclasses.asdict(self))}
 
 
@@ -100,11 +100,11 @@ GROUP = {
     "transpose": "grids",
     "jacobi": "grid",
 }
-"""By case, the operands that it shares with others."""
+"""The group of each case; the cases of a group have the same operands."""
 
 
 def arrays(sizes: Sizes, group: str) -> Iterator[tuple[Any, str]]:
-    """The operands of a group, the same for all, and how each lies."""
+    """Yields the operands of a group, equal for all libraries, each with its layout."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -123,16 +123,16 @@ def arrays(sizes: Sizes, group: str) -> Iterator[tuple[Any, str]]:
             yield uniform(sizes.chain), ROWS
         case "double":
             yield generator.random(sizes.chain // 8), ROWS
-        case "options":  # prices, strikes and years for which no tail of the distribution is subnormal
+        case "options":  # prices, strikes and years for which the computation has no subnormal numbers
             yield from [(low + width * uniform(sizes.options), ROWS) for low, width in ((80, 40), (80, 40), (0.5, 2))]
         case "square":
             yield uniform(sizes.square, sizes.square), ROWS
         case "host":
             yield aligned(uniform(sizes.square, sizes.square)), AS_IS
         case "matrices":
-            yield from [(normal(side, side), how) for how in (ROWS, WHOLE)]
+            yield from [(normal(side, side), layout) for layout in (ROWS, WHOLE)]
         case "split":
-            yield from [(normal(side, side), how) for how in (COLUMNS, ROWS)]
+            yield from [(normal(side, side), layout) for layout in (COLUMNS, ROWS)]
         case "layer":
             yield normal(sizes.examples, features), ROWS
             yield normal(features, features) / np.float32(math.sqrt(features)), WHOLE
@@ -143,7 +143,7 @@ def arrays(sizes: Sizes, group: str) -> Iterator[tuple[Any, str]]:
             yield normal(*half), ROWS
         case "grids":
             yield from [(uniform(side, side), ROWS) for _ in range(2)]
-        case "grid":  # of normal numbers, and so are all means of them
+        case "grid":  # values in [1, 2), whose means are never subnormal
             yield 1 + uniform(side, side), ROWS
             yield sizes.steps, AS_IS
         case _:
@@ -151,79 +151,80 @@ def arrays(sizes: Sizes, group: str) -> Iterator[tuple[Any, str]]:
 
 
 def aligned(array: Any) -> Any:
-    """A copy that begins where a cache line does: JAX takes no other as it is."""
+    """Returns a copy that is aligned to cache lines: JAX aliases no other host array."""
     import numpy as np
 
     line = 64
-    room = np.empty(array.nbytes + line, np.uint8)
-    found = room[-room.ctypes.data % line :][: array.nbytes].view(array.dtype).reshape(array.shape)
-    found[...] = array
-    return found
+    memory = np.empty(array.nbytes + line, np.uint8)
+    copy = memory[-memory.ctypes.data % line :][: array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 class Cases(Mapping[str, Case]):
-    """Cases by name. Asking for one makes its operands, unless the one before had the same; no others are in memory.
+    """Cases by name. The operands of one group of cases are in memory at a time, those of the case read last.
 
     Args:
-        functions: of the operands, by name of the case.
-        group: which operands a case has.
-        made: these operands.
-        alone: cases that have none.
+        functions: the function of each case, called with the operands.
+        group: returns the group of a case.
+        make_operands: returns the operands of a group.
+        without_operands: further cases, which have no operands.
     """
 
     def __init__(
         self,
         functions: Mapping[str, Callable[..., Any]],
         group: Callable[[str], Hashable],
-        made: Callable[[Any], Sequence[Any]],
-        alone: Mapping[str, Case],
+        make_operands: Callable[[Any], Sequence[Any]],
+        without_operands: Mapping[str, Case],
     ) -> None:
-        self._functions, self._group, self._made, self._alone = functions, group, made, alone
+        self._functions, self._group, self._make_operands = functions, group, make_operands
+        self._without_operands = without_operands
         self._held: tuple[Hashable, Sequence[Any]] = None, ()
 
     def __getitem__(self, name: str) -> Case:
-        if name in self._alone:
-            return self._alone[name]
+        if name in self._without_operands:
+            return self._without_operands[name]
         group = self._group(name)
         if group != self._held[0]:
-            self._held = None, ()  # gone before others are made
-            self._held = group, self._made(group)
+            self._held = None, ()  # frees the old operands before the new ones are made
+            self._held = group, self._make_operands(group)
         return functools.partial(self._functions[name], *self._held[1])
 
     def __iter__(self) -> Iterator[str]:
         yield from self._functions
-        yield from self._alone
+        yield from self._without_operands
 
     def __len__(self) -> int:
-        return len(self._functions) + len(self._alone)
+        return len(self._functions) + len(self._without_operands)
 
 
-def library(
+def library_cases(
     functions: Mapping[str, Callable[..., Any]],
     place: Callable[[Any, str], Any],
-    alone: Mapping[str, Case] | None = None,
-    answered: Mapping[str, Callable[..., Any]] | None = None,
+    without_operands: Mapping[str, Case] | None = None,
+    compared_only: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Cases:
-    """The cases of a library.
+    """Returns the cases of a library, and with them ``checksums`` and, where possible, ``peak`` and ``idle``.
 
     Args:
-        functions: by name of the case.
-        place: an operand as the library has it, from NumPy's, and how it lies.
-        alone: cases that have no operands.
-        answered: functions that only answer.
+        functions: the function of each case, called with the operands.
+        place: converts a NumPy array into the library's operand with a given layout.
+        without_operands: cases that have no operands.
+        compared_only: functions of which only the checksum is computed, because they measure nothing.
     """
 
-    def made(sizes: Sizes) -> Callable[[str], Sequence[Any]]:
-        return lambda group: [place(array, how) for array, how in arrays(sizes, group)]
+    def maker(sizes: Sizes) -> Callable[[str], Sequence[Any]]:
+        return lambda group: [place(array, layout) for array, layout in arrays(sizes, group)]
 
-    found = dict(alone or {})
-    cases = Cases(functions, GROUP.__getitem__, made(Sizes.told()), found)
-    known = {**functions, **(answered or {})}
-    found["answers"] = lambda: answers(Cases(known, GROUP.__getitem__, made(TINY), {}))
+    others = dict(without_operands or {})
+    cases = Cases(functions, GROUP.__getitem__, maker(Sizes.from_environment()), others)
+    compared = {**functions, **(compared_only or {})}
+    others["checksums"] = lambda: checksums(Cases(compared, GROUP.__getitem__, maker(TINY), {}))
     if "three" in functions:
-        found["peak"] = lambda: {"peak": peak(cases["three"])}
+        others["peak"] = lambda: {"peak": peak(cases["three"])}
     if "add" in functions:
-        found["idle"] = lambda: {"idle": idle(cases["add"])}
+        others["idle"] = lambda: {"idle": idle(cases["add"])}
     return cases
 
 
@@ -231,7 +232,7 @@ def library(
 
 
 def expressions(xp: Any) -> dict[str, Callable[..., Any]]:
-    """What is written alike with arrays of NumPy, of this library, and of most others."""
+    """Returns the functions whose source code is the same for NumPy, shardtensor and most other libraries."""
 
     def softmax(x: Any) -> Any:
         e = xp.exp(x - x.max(axis=1, keepdims=True))
@@ -264,14 +265,14 @@ def expressions(xp: Any) -> dict[str, Callable[..., Any]]:
 
 
 def black_scholes(xp: Any, price: Any, strike: Any, years: Any) -> Any:
-    """What European calls are worth."""
+    """Returns the prices of European call options by the Black-Scholes formula."""
     spread = VOLATILITY * xp.sqrt(years)
     d = (xp.log(price / strike) + (RATE + VOLATILITY**2 / 2) * years) / spread
-    return price * normal_below(xp, d) - strike * xp.exp(-RATE * years) * normal_below(xp, d - spread)
+    return price * normal_cdf(xp, d) - strike * xp.exp(-RATE * years) * normal_cdf(xp, d - spread)
 
 
-def normal_below(xp: Any, x: Any) -> Any:
-    """The share of a normal distribution below x (Abramowitz and Stegun, 26.2.17), since NumPy has no erf."""
+def normal_cdf(xp: Any, x: Any) -> Any:
+    """Returns the normal distribution function (Abramowitz and Stegun, 26.2.17), because NumPy has no erf."""
     u = 1 / (1 + 0.2316419 * xp.abs(x))
     powers = 0.31938153 + u * (-0.356563782 + u * (1.781477937 + u * (-1.821255978 + u * 1.330274429)))
     above = 0.39894228 * xp.exp(-0.5 * x * x) * u * powers
@@ -279,31 +280,34 @@ def normal_below(xp: Any, x: Any) -> Any:
 
 
 def jacobi(u: Any, steps: int) -> Any:
-    """Steps towards the values inside that the values at the border determine, in place."""
+    """Runs steps of Jacobi's method for Laplace's equation with fixed values on the border, in place."""
     for _ in range(steps):
         u[1:-1, 1:-1] = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
     return u
 
 
-def answers(cases: Mapping[str, Case]) -> dict[str, float]:
-    """One number from the result of each case, by which the libraries can be compared."""
+def checksums(cases: Mapping[str, Case]) -> dict[str, float]:
+    """Returns a checksum of the result of each case, by which the libraries are compared."""
     import numpy as np
 
-    found = {}
+    sums = {}
     for name in cases:
         result = cases[name]()
         parts = result if isinstance(result, list) else [result]
         flat = np.concatenate([np.ravel(np.asarray(part)).astype(np.float64) for part in parts])
-        found[name] = float(flat @ np.cos(np.arange(flat.size)))  # weights, so that elements at wrong places show
-    return found
+        # Elements have different weights, so that elements in the wrong place change the sum.
+        sums[name] = float(flat @ np.cos(np.arange(flat.size)))
+    return sums
 
 
 def peak(call: Case) -> float | None:
-    """How far memory rises during the first call above what it was before, in units of the result and no finer than
-    hundredths, since Python takes some pages, too; None where the operating system does not say.
+    """Returns the largest growth of memory during the first call, as a multiple of the result's size.
+
+    It is rounded to hundredths, because Python itself allocates some pages, too. None if the operating system (not
+    Linux) does not report it.
     """
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak that VmHWM reports
     except OSError:
         return None
     before = harness.resident_bytes() or 0
@@ -314,7 +318,7 @@ def peak(call: Case) -> float | None:
 
 
 def idle(call: Case) -> float:
-    """Seconds of all cores that the process uses in a second of sleep, after a call."""
+    """Returns the CPU seconds, over all cores, that the process uses in one second of sleep after a call."""
     call()
     started = time.process_time()
     time.sleep(1)
@@ -322,7 +326,7 @@ def idle(call: Case) -> float:
 
 
 def growth(xp: Any, place: Callable[[Any, str], Any]) -> dict[str, float | None]:
-    """By how much the process grows during small operators, one chosen after the other by chance."""
+    """Returns the largest growth of the process in MiB while small operators run, chosen at random."""
     import numpy as np
 
     choose = random.Random(0).choice
@@ -338,23 +342,23 @@ def growth(xp: Any, place: Callable[[Any, str], Any]) -> dict[str, float | None]
         lambda x: x @ x.T,
         xp.exp,
     ]
-    for operator in operators:  # what is planned or compiled once is no growth
+    for operator in operators:  # plans and compiled code that are made once do not count as growth
         for operand in operands:
             operator(operand)
-    many = Sizes.told().operators
-    return {"growth": harness.repeated(lambda: choose(operators)(choose(operands)), many, lambda last: None)[1]}
+    many = Sizes.from_environment().operators
+    return {"growth": harness.repeat_call(lambda: choose(operators)(choose(operands)), many, lambda last: None)[1]}
 
 
 # -- the cases, each function in a process of its own ----------------------------------------------
 
 
 def shardtensor_cases() -> Cases:
-    """The library itself, eager, on the numpy backend."""
+    """Returns the cases of shardtensor, eager, on the numpy backend."""
     import numpy as np
 
     import shardtensor as st
 
-    place = placing(DEVICES)
+    place = placement(DEVICES)
     columns, whole, mesh = place.sharding(COLUMNS), place.sharding(WHOLE), place.mesh
 
     def maps(parts: Any) -> Any:
@@ -370,11 +374,11 @@ def shardtensor_cases() -> Cases:
         "maps": maps,
         "jacobi": jacobi,
     }
-    return library(functions, place, {"growth": lambda: growth(st, place)})
+    return library_cases(functions, place, {"growth": lambda: growth(st, place)})
 
 
-class Placing:
-    """Puts operands on the first devices.
+class Placement:
+    """A function that puts operands on the first ``devices`` devices.
 
     Attributes:
         mesh: these devices, along one axis.
@@ -386,43 +390,45 @@ class Placing:
         self._st = st
         self.mesh = st.make_mesh((devices,), ("d",), devices=st.devices()[:devices])
 
-    def sharding(self, how: str) -> Any:
-        """Of arrays that lie so."""
-        axes = {ROWS: ("d",), COLUMNS: (None, "d"), WHOLE: ()}[how]
+    def sharding(self, layout: str) -> Any:
+        """Returns the sharding of a layout."""
+        axes = {ROWS: ("d",), COLUMNS: (None, "d"), WHOLE: ()}[layout]
         return self._st.NamedSharding(self.mesh, self._st.P(*axes))
 
-    def __call__(self, array: Any, how: str) -> Any:
-        """The library's own, of NumPy's."""
-        if how == AS_IS:
+    def __call__(self, array: Any, layout: str) -> Any:
+        """Returns the operand with this layout for a NumPy array."""
+        if layout == AS_IS:
             return array
-        if how == PARTS:
+        if layout == PARTS:
             return self._st.shard(array.reshape(-1, array.shape[-1]))
-        return self._st.device_put(array, self.sharding(how))
+        return self._st.device_put(array, self.sharding(layout))
 
 
-placing = functools.cache(Placing)
+placement = functools.cache(Placement)
 
 
 def numpy_cases() -> Cases:
-    """Plain NumPy."""
+    """Returns the cases of NumPy."""
     import numpy as np
 
-    def place(array: Any, how: str) -> Any:
-        return list(array) if how == PARTS else array
+    def place(array: Any, layout: str) -> Any:
+        return list(array) if layout == PARTS else array
 
     def maps(parts: list[Any]) -> list[Any]:
         for _ in range(2):
             parts = [np.tanh(a @ a) for a in parts]
         return parts
 
-    alone = {"blas": harness.blas_kernel, "growth": lambda: growth(np, place)}
-    moved = dict.fromkeys(("reshard", "replicate", "alias"), lambda x: x)  # which one array has no need of
-    return library(expressions(np) | {"maps": maps, "jacobi": jacobi}, place, alone, moved)
+    without_operands = {"blas": harness.blas_kernel, "growth": lambda: growth(np, place)}
+    # One array is never resharded: there is nothing to measure, but the other libraries' results are compared with it.
+    unchanged = dict.fromkeys(("reshard", "replicate", "alias"), lambda x: x)
+    return library_cases(expressions(np) | {"maps": maps, "jacobi": jacobi}, place, without_operands, unchanged)
 
 
 def limit_cases() -> Cases:
-    """What the machine allows, into memory that has been used before: copies, reads and sums by as many threads as
-    there are cores, and the matrix products of NumPy's BLAS.
+    """Returns the cases that measure the limits of the machine, with results in memory that has been used before.
+
+    They are copies, reads and sums in as many threads as there are cores, and the matrix products of NumPy's BLAS.
     """
     import numpy as np
 
@@ -458,26 +464,26 @@ def limit_cases() -> Cases:
         **dict.fromkeys(("matmul", "contraction", "layer"), multiply),
         "maps": multiply_twice,
     }
-    sizes = Sizes.told()
+    sizes = Sizes.from_environment()
     return Cases(functions, GROUP.__getitem__, lambda group: [array for array, _ in arrays(sizes, group)], {})
 
 
 def jax_cases() -> Cases:
-    """JAX, compiled, on as many CPU devices as its flags ask for. Every case waits for its result."""
+    """Returns the cases of JAX, compiled, on the CPU devices that its flags set. Every case waits for its result."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
     devices = jax.device_count()
     mesh = jax.make_mesh((devices,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     specs = {ROWS: PartitionSpec("d"), COLUMNS: PartitionSpec(None, "d"), WHOLE: PartitionSpec()}
-    lies = {how: NamedSharding(mesh, spec) for how, spec in specs.items()} | {PARTS: NamedSharding(mesh, specs[ROWS])}
+    shardings = {layout: NamedSharding(mesh, spec) for layout, spec in (specs | {PARTS: specs[ROWS]}).items()}
     xp = jax.numpy
 
-    def place(array: Any, how: str) -> Any:
-        if how == AS_IS:
+    def place(array: Any, layout: str) -> Any:
+        if layout == AS_IS:
             return array
         with jax.enable_x64(array.dtype.itemsize == 8):
-            return jax.block_until_ready(jax.device_put(array, lies[how]))
+            return jax.block_until_ready(jax.device_put(array, shardings[layout]))
 
     def squared(a: Any) -> Any:
         return xp.tanh(a @ a)
@@ -485,39 +491,39 @@ def jax_cases() -> Cases:
     def scattered(x: Any, y: Any) -> Any:
         return jax.lax.psum_scatter(x @ y, "d", tiled=True)
 
-    def halved(u: Any, steps: int) -> Any:
+    def jacobi_steps(u: Any, steps: int) -> Any:
         return jax.lax.fori_loop(0, steps, lambda _, u: jacobi_block(jax, u, devices), u)
 
-    def mapped(f: Any, *split: str) -> Any:
-        return jax.shard_map(f, mesh=mesh, in_specs=tuple(specs[how] for how in split), out_specs=specs[ROWS])
+    def mapped(f: Any, *layouts: str) -> Any:
+        return jax.shard_map(f, mesh=mesh, in_specs=tuple(specs[layout] for layout in layouts), out_specs=specs[ROWS])
 
     compiled = {name: jax.jit(f) for name, f in expressions(xp).items()} | {
         "contraction": jax.jit(mapped(scattered, COLUMNS, ROWS)),
         "layer": jax.jit(lambda x, w, b: jax.nn.sigmoid(x @ w + b)),
         "softmax": jax.jit(functools.partial(jax.nn.softmax, axis=1)),
         "maps": jax.jit(lambda a: jax.vmap(squared)(jax.vmap(squared)(a))),
-        "jacobi": jax.jit(lambda u, steps: mapped(lambda u: halved(u, steps), ROWS)(u), static_argnums=1),
-        "alias": lambda h: jax.device_put(h, lies[ROWS], may_alias=True),
+        "jacobi": jax.jit(lambda u, steps: mapped(lambda u: jacobi_steps(u, steps), ROWS)(u), static_argnums=1),
+        "alias": lambda h: jax.device_put(h, shardings[ROWS], may_alias=True),
     }
     if devices == DEVICES:
         each = jax.pmap(squared)
         compiled["maps"] = lambda a: each(each(a))
-    if devices > 1:  # between several there is something to move
-        compiled["reshard"] = lambda x: jax.device_put(x, lies[COLUMNS])
-        compiled["replicate"] = jax.jit(lambda x: x, out_shardings=lies[WHOLE])
+    if devices > 1:  # on one device these would do nothing
+        compiled["reshard"] = lambda x: jax.device_put(x, shardings[COLUMNS])
+        compiled["replicate"] = jax.jit(lambda x: x, out_shardings=shardings[WHOLE])
 
-    def waited(name: str, call: Any) -> Callable[..., Any]:
+    def blocking(name: str, call: Any) -> Callable[..., Any]:
         def wide(*operands: Any) -> Any:
             with jax.enable_x64(True):
                 return jax.block_until_ready(call(*operands))
 
         return wide if name in ("double", "astype") else lambda *operands: jax.block_until_ready(call(*operands))
 
-    return library({name: waited(name, call) for name, call in compiled.items()}, place)
+    return library_cases({name: blocking(name, call) for name, call in compiled.items()}, place)
 
 
 def jacobi_block(jax: Any, u: Any, devices: int) -> Any:
-    """A step of Jacobi's method on the rows of one device, once the neighbours have sent theirs."""
+    """Returns a step of Jacobi's method on the rows of one device, after exchanging halo rows with its neighbours."""
     xp, rows = jax.numpy, len(u)
     above = jax.lax.ppermute(u[-1:], "d", [(k, k + 1) for k in range(devices - 1)])
     below = jax.lax.ppermute(u[:1], "d", [(k + 1, k) for k in range(devices - 1)])
@@ -529,10 +535,10 @@ def jacobi_block(jax: Any, u: Any, devices: int) -> Any:
 
 
 def torch_cases() -> Cases:
-    """PyTorch, eager, with its own functions where it has them in one piece."""
+    """Returns the cases of PyTorch, eager, with its own functions for softmax, layer norm, and the like."""
     import torch
 
-    def place(array: Any, how: str) -> Any:
+    def place(array: Any, layout: str) -> Any:
         return array if isinstance(array, int) else torch.from_numpy(array)
 
     def maps(a: Any) -> Any:
@@ -549,26 +555,26 @@ def torch_cases() -> Cases:
         "maps": maps,
         "jacobi": jacobi,
     }
-    return library(functions, place)
+    return library_cases(functions, place)
 
 
 def dask_cases() -> Cases:
-    """Dask's arrays of eight chunks, computed by its threads."""
+    """Returns the cases of Dask, with arrays of eight chunks, computed by its threads."""
     import dask.array as da
 
-    def place(array: Any, how: str) -> Any:
-        cut = {ROWS: 0, COLUMNS: 1}.get(how)
-        chunks = tuple(n // DEVICES if k == cut else n for k, n in enumerate(array.shape))
+    def place(array: Any, layout: str) -> Any:
+        split = {ROWS: 0, COLUMNS: 1}.get(layout)
+        chunks = tuple(n // DEVICES if k == split else n for k, n in enumerate(array.shape))
         return da.from_array(array, chunks=chunks, name=False)
 
     def computed(f: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *operands: f(*operands).compute()
 
-    return library({name: computed(f) for name, f in expressions(da).items()}, place)
+    return library_cases({name: computed(f) for name, f in expressions(da).items()}, place)
 
 
 def numba_cases() -> Cases:
-    """Loops that Numba compiles, and divides among threads."""
+    """Returns the cases of Numba: loops that it compiles and divides among threads."""
     import numba
     import numpy as np
 
@@ -577,10 +583,10 @@ def numba_cases() -> Cases:
     @compiled
     def chain(x: Any) -> Any:
         one, two = x.dtype.type(1), x.dtype.type(2)
-        found = np.empty_like(x)
+        result = np.empty_like(x)
         for i in numba.prange(x.size):
-            found[i] = two * np.sin(x[i]) + one
-        return found
+            result[i] = two * np.sin(x[i]) + one
+        return result
 
     @compiled
     def step(u: Any, new: Any) -> None:
@@ -589,11 +595,11 @@ def numba_cases() -> Cases:
             for j in range(1, u.shape[1] - 1):
                 new[i, j] = quarter * (u[i - 1, j] + u[i + 1, j] + u[i, j - 1] + u[i, j + 1])
 
-    def steps_of(u: Any, steps: int) -> Any:
+    def run_steps(u: Any, steps: int) -> Any:
         new = u.copy()
         for _ in range(steps):
             step(u, new)
             u, new = new, u
         return u
 
-    return library({"sin": chain, "double": chain, "jacobi": steps_of}, lambda array, how: array)
+    return library_cases({"sin": chain, "double": chain, "jacobi": run_steps}, lambda array, layout: array)

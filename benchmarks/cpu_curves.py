@@ -7,44 +7,44 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpu_cases import COLUMNS, ROWS, WHOLE, Cases, Sizes, placing
+from cpu_cases import COLUMNS, ROWS, WHOLE, Cases, Sizes, placement
 from harness import DEVICES
 
 
 @dataclass(frozen=True)
 class Point:
-    """One figure of a curve.
+    """A point of a curve.
 
     Attributes:
-        what: is done, with square arrays.
-        nbytes: of an operand.
-        devices: on which the operands lie.
+        function: the name of the function, whose operands are square arrays.
+        nbytes: the bytes of an operand.
+        devices: the number of devices over which the operands are split.
     """
 
-    what: str
+    function: str
     nbytes: int
     devices: int
 
     @property
     def name(self) -> str:
-        """Of its case."""
-        return f"{self.what} {self.nbytes} {self.devices}"
+        """The name of the point's case."""
+        return f"{self.function} {self.nbytes} {self.devices}"
 
     @property
     def side(self) -> int:
-        """Of an operand."""
+        """The side of an operand."""
         return math.isqrt(self.nbytes // 4)
 
     @property
     def elements(self) -> int:
-        """Of an operand; of a product, the multiplications."""
-        return self.side ** (3 if self.what in ("matmul", "contraction") else 2)
+        """The elements of an operand; for a product, the number of multiplications."""
+        return self.side ** (3 if self.function in ("matmul", "contraction") else 2)
 
     @property
     def operands(self) -> tuple[int, int, str, str]:
-        """What the case shares with others: the side, the devices, and how each operand lies."""
-        lies = {"matmul": (ROWS, WHOLE), "contraction": (COLUMNS, ROWS)}.get(self.what, (ROWS, ROWS))
-        return self.side, self.devices, *lies
+        """The group of the case, which determines its operands: their side, the devices, and the layout of each."""
+        layouts = {"matmul": (ROWS, WHOLE), "contraction": (COLUMNS, ROWS)}.get(self.function, (ROWS, ROWS))
+        return self.side, self.devices, *layouts
 
 
 BY_SIZE = ("add", "sum", "sin", "matmul")
@@ -52,27 +52,27 @@ BY_DEVICES = ("add", "sum", "sum0", "reshard", "contraction")
 
 
 def points_by_size(sizes: Sizes) -> list[Point]:
-    """Those of the curves over size."""
+    """Returns the points of the curves over size."""
     return [
-        Point(what, nbytes, DEVICES)
+        Point(function, nbytes, DEVICES)
         for k, nbytes in enumerate(sizes.curve)
-        for what in BY_SIZE
-        if what != "matmul" or k < sizes.multiplied
+        for function in BY_SIZE
+        if function != "matmul" or k < sizes.multiplied
     ]
 
 
 def points_by_devices(sizes: Sizes) -> list[Point]:
-    """Those of the curves over numbers of devices."""
-    return [Point(what, nbytes, n) for nbytes in sizes.ends for n in sizes.devices for what in BY_DEVICES]
+    """Returns the points of the curves over the number of devices."""
+    return [Point(function, nbytes, n) for nbytes in sizes.ends for n in sizes.devices for function in BY_DEVICES]
 
 
 def points(sizes: Sizes) -> list[Point]:
-    """All of them, each once."""
+    """Returns the points of all curves, each once."""
     return list(dict.fromkeys(points_by_size(sizes) + points_by_devices(sizes)))
 
 
 def curve_functions() -> dict[str, Callable[..., Any]]:
-    """What is written alike with arrays of NumPy and of this library, by what a point does."""
+    """Returns the functions of the points by name; their source code is the same for NumPy and shardtensor."""
     import numpy as np
 
     return {
@@ -85,40 +85,48 @@ def curve_functions() -> dict[str, Callable[..., Any]]:
     }
 
 
-def curves(chosen: Sequence[Point], functions: Mapping[str, Callable[..., Any]], place: Callable[..., Any]) -> Cases:
-    """The cases of points."""
+def point_cases(
+    points: Sequence[Point], functions: Mapping[str, Callable[..., Any]], place: Callable[..., Any]
+) -> Cases:
+    """Returns the cases of points.
+
+    Args:
+        points: the points.
+        functions: the functions of the points by name.
+        place: converts a NumPy array into an operand, from a number of devices, the array and a layout.
+    """
     import numpy as np
 
-    def made(operands: tuple[int, int, str, str]) -> list[Any]:
-        side, devices, *lies = operands
+    def make_operands(operands: tuple[int, int, str, str]) -> list[Any]:
+        side, devices, *layouts = operands
         generator = np.random.default_rng(0)
-        return [place(devices, generator.random((side, side), dtype=np.float32), how) for how in lies]
+        return [place(devices, generator.random((side, side), dtype=np.float32), layout) for layout in layouts]
 
-    by_name = {point.name: point for point in chosen}
+    by_name = {point.name: point for point in points}
     return Cases(
-        {name: functions[point.what] for name, point in by_name.items()},
+        {name: functions[point.function] for name, point in by_name.items()},
         lambda name: by_name[name].operands,
-        made,
+        make_operands,
         {},
     )
 
 
 def shardtensor_curves() -> Cases:
-    """The library itself, on the first of many devices."""
+    """Returns the cases of shardtensor, on the first devices of the backend."""
     import shardtensor as st
 
     def reshard(x: Any, y: Any) -> Any:
-        return st.device_put(x, placing(x.sharding.mesh.size).sharding(COLUMNS))
+        return st.device_put(x, placement(x.sharding.mesh.size).sharding(COLUMNS))
 
-    return curves(
-        points(Sizes.told()),
+    return point_cases(
+        points(Sizes.from_environment()),
         curve_functions() | {"reshard": reshard},
-        lambda devices, array, how: placing(devices)(array, how),
+        lambda devices, array, layout: placement(devices)(array, layout),
     )
 
 
 def numpy_curves() -> Cases:
-    """Plain NumPy: one array, which is the same for any number of devices, and stands beside the first."""
-    sizes = Sizes.told()
-    single = [p for p in points_by_devices(sizes) if p.devices == sizes.devices[0] and p.what != "reshard"]
-    return curves(points_by_size(sizes) + single, curve_functions(), lambda devices, array, how: array)
+    """Returns the cases of NumPy, on one array. Of a curve over devices, it has the first point only."""
+    sizes = Sizes.from_environment()
+    single = [p for p in points_by_devices(sizes) if p.devices == sizes.devices[0] and p.function != "reshard"]
+    return point_cases(points_by_size(sizes) + single, curve_functions(), lambda devices, array, layout: array)

@@ -1,4 +1,4 @@
-"""What functions cost that need whole dimensions: sorting, scans, transforms, linear algebra, stencils, index arrays.
+"""The cost of functions that need whole dimensions: sorting, scans, transforms, linear algebra, stencils, index arrays.
 
 ``python benchmarks/distributed.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
 """
@@ -13,14 +13,14 @@ from typing import Any
 
 import harness
 from distributed_cases import FULL, GROUP, Sizes
-from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, Best, Cells, NoFigure, Row, Table, Target
+from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, Best, Cells, NotMeasured, Row, Table, Target
 
 TITLE = f"Whole dimensions: rows over {DEVICES} logical devices of one host, eager; JAX (n): jit on n CPU devices"
 SCIPY, TORCH = "SciPy", "PyTorch"
 JAX = Best("best JAX", (JAX_2, JAX_8))
 WIDTH = 170
 LIMIT, TALL_LIMIT = 8.0, 40.0
-"""Seconds of a call, from which on it has no figure."""
+"""The time limits of a call in seconds; a case that exceeds its limit has no figure."""
 
 PARTS: dict[str, tuple[Row, ...]] = {
     "squares": (
@@ -66,12 +66,12 @@ PARTS: dict[str, tuple[Row, ...]] = {
         )
     ),
 }  # fmt: skip
-"""The rows, by what they have in common; each part takes a minute or so."""
+"""The rows in parts that can be measured separately; each part takes about a minute."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds each kind of row gets."""
+    """The number of rounds for each kind of row."""
 
     large: int = 3
     tall: int = 2
@@ -84,8 +84,8 @@ QUICK = Effort(large=1, tall=1, tiny=3)
 # -- the run ---------------------------------------------------------------------------------------
 
 
-def workers(tiny: bool, sizes: Sizes = FULL) -> contextlib.AbstractContextManager[dict[str, Any]]:
-    """Starts a worker for each column, with the cases of large or of tiny arrays."""
+def start_workers(tiny: bool, sizes: Sizes = FULL) -> contextlib.AbstractContextManager[dict[str, Any]]:
+    """Starts the worker of each column, with the cases of large or of tiny arrays; a context manager that ends them."""
     columns: dict[str, harness.Library] = {
         PROJECT: ("shardtensor", "shardtensor_cases", harness.logical_devices(DEVICES, "checked" if tiny else "numpy")),
         NUMPY: ("numpy", "numpy_cases", {}),
@@ -98,7 +98,7 @@ def workers(tiny: bool, sizes: Sizes = FULL) -> contextlib.AbstractContextManage
             TORCH: ("torch", "torch_cases", {}),
         }
     kind = "tiny_" if tiny else ""
-    return harness.started(
+    return harness.start_workers(
         {
             column: (package, f"distributed_cases:{kind}{cases}", {**environment, **sizes.as_environment()})
             for column, (package, cases, environment) in columns.items()
@@ -106,37 +106,37 @@ def workers(tiny: bool, sizes: Sizes = FULL) -> contextlib.AbstractContextManage
     )
 
 
-def called(worker: Any, name: str, limit: float) -> harness.Sampler:
-    """Samples a case that times itself, from its second call on; a call ends after ``limit`` seconds."""
+def sampler(worker: Any, name: str, limit: float) -> harness.Sampler:
+    """Returns a sampler for a case that times itself; the first call of the case is not counted."""
     calls = iter((2,))
 
     def sample() -> float:
         try:
             for _ in range(next(calls, 1)):
                 seconds = float(worker.call(name, limit))
-        except NoFigure:
-            worker.again()
+        except NotMeasured:
+            worker.restart()
             raise
         return seconds
 
     return sample
 
 
-def measure_part(part: str, effort: Effort, found: Mapping[str, Any]) -> Cells:
+def measure_part(part: str, effort: Effort, workers: Mapping[str, Any]) -> Cells:
     """Measures the rows of a part."""
     if part == "tiny":
-        return harness.sample_cases([row.name for row in PARTS[part]], found, effort.tiny, part)
+        return harness.sample_cases([row.name for row in PARTS[part]], workers, effort.tiny, part)
     cells: Cells = {}
     rounds, limit = (effort.tall, TALL_LIMIT) if part == "tall" else (effort.large, LIMIT)
     for operands, group in itertools.groupby(PARTS[part], lambda row: GROUP[row.name]):
-        pairs = itertools.product(group, found)
-        timed = {(row.name, column): called(found[column], row.name, limit) for row, column in pairs}
-        cells |= harness.interleave(timed, rounds, operands)
+        pairs = itertools.product(group, workers)
+        samplers = {(row.name, column): sampler(workers[column], row.name, limit) for row, column in pairs}
+        cells |= harness.interleave(samplers, rounds, operands)
     return cells
 
 
-def table(cells: Cells, effort: Effort) -> Table:
-    """The table of what was measured."""
+def make_table(cells: Cells, effort: Effort) -> Table:
+    """Returns the table of all parts."""
     environment = harness.describe_environment(("numpy", "scipy", "jax", "torch", "shardtensor")) | {
         "rounds": f"large arrays {effort.large}, tall matrices {effort.tall}, tiny arrays {effort.tiny}",
         "tiny": "8 devices with separate memories, whose accesses are checked; JAX is eager",
@@ -147,19 +147,19 @@ def table(cells: Cells, effort: Effort) -> Table:
 
 
 def measure(effort: Effort, sizes: Sizes = FULL) -> Table:
-    """Measures all parts."""
+    """Measures the whole table."""
     cells: Cells = {}
     for part in PARTS:
-        with workers(part == "tiny", sizes) as found:
-            cells |= measure_part(part, effort, found)
-    return table(cells, effort)
+        with start_workers(part == "tiny", sizes) as workers:
+            cells |= measure_part(part, effort, workers)
+    return make_table(cells, effort)
 
 
 def main() -> None:
-    """The program: reads the command line, measures, prints and saves."""
-    options = harness.arguments("distributed", "What functions cost that need whole dimensions.")
-    measured = measure(QUICK if options.quick else Effort())
-    harness.report(measured, options.out, harness.labelled("distributed", options.label), WIDTH)
+    """Runs the program: reads the command line, measures, prints and saves."""
+    options = harness.arguments("distributed", "The cost of functions that need whole dimensions.")
+    table = measure(QUICK if options.quick else Effort())
+    harness.report(table, options.out, harness.labelled("distributed", options.label), WIDTH)
 
 
 if __name__ == "__main__":

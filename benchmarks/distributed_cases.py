@@ -1,4 +1,4 @@
-"""The cases of `distributed.py`: functions that need whole dimensions, with this library and its peers."""
+"""The cases of `distributed.py`: functions that need whole dimensions, with shardtensor and its peers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from harness import DEVICES
 
 SIZES = "BENCHMARK_SIZES"
 SETTLING = 0.1
-"""Seconds before each call in which this process is busy: by their end, the threads of other libraries are idle."""
+"""The seconds for which the process is busy before each call, until the threads of other libraries are idle."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is. Tests take less.
+    """The sizes of all operands; the tests use smaller ones.
 
     Attributes:
-        side: of squares.
-        line: elements of one line.
-        table: elements in order, among which those of a line are searched.
-        tall: rows and columns of a tall matrix.
-        steps: of Jacobi's method.
+        side: the side of square arrays.
+        line: the elements of arrays with one dimension.
+        table: the elements of the sorted array that is searched.
+        tall: the rows and columns of a tall matrix.
+        steps: the number of steps of Jacobi's method.
     """
 
     side: int = 4096
@@ -39,13 +39,13 @@ class Sizes:
     steps: int = 50
 
     @classmethod
-    def told(cls) -> Sizes:
-        """Those that this process was started with."""
-        told = json.loads(os.environ.get(SIZES, "{}"))
-        return cls(**{name: tuple(size) if isinstance(size, list) else size for name, size in told.items()})
+    def from_environment(cls) -> Sizes:
+        """Returns the sizes that the parent process passed in the environment."""
+        sizes = json.loads(os.environ.get(SIZES, "{}"))
+        return cls(**{name: tuple(size) if isinstance(size, list) else size for name, size in sizes.items()})
 
     def as_environment(self) -> dict[str, str]:
-        """The variable that tells a process."""
+        """Returns the environment variable that passes the sizes to a process."""
         return {SIZES: json.dumps(dataclasses.asdict(self))}
 
 
@@ -64,11 +64,11 @@ GROUP = {
     "overlap": "square",
     "take": "positions",
 }
-"""By case, the operands that it shares with others."""
+"""The group of each case; the cases of a group have the same operands."""
 
 
 def operands(sizes: Sizes, group: str) -> list[Any]:
-    """The operands of a group, the same for all."""
+    """Returns the operands of a group, equal for all libraries."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -102,7 +102,7 @@ def operands(sizes: Sizes, group: str) -> list[Any]:
 
 
 def timed(call: Callable[..., Any]) -> Callable[..., float]:
-    """Seconds of one call, whose result is waited for."""
+    """Returns a case that measures one call and returns its seconds; ``call`` waits for its result."""
 
     @functools.wraps(call)
     def case(*operands: Any) -> float:
@@ -116,23 +116,23 @@ def timed(call: Callable[..., Any]) -> Callable[..., float]:
     return case
 
 
-def library(functions: Mapping[str, Callable[..., Any]], place: Callable[[str, Any], Any]) -> Cases:
-    """The cases of a library.
+def library_cases(functions: Mapping[str, Callable[..., Any]], place: Callable[[str, Any], Any]) -> Cases:
+    """Returns the cases of a library.
 
     Args:
-        functions: by name of the case.
-        place: an operand as the library has it, from its group and NumPy's array.
+        functions: the function of each case, called with the operands.
+        place: converts a NumPy array into the library's operand, from a group and the array.
     """
-    sizes = Sizes.told()
+    sizes = Sizes.from_environment()
 
-    def made(group: str) -> Sequence[Any]:
+    def make_operands(group: str) -> Sequence[Any]:
         return [place(group, array) for array in operands(sizes, group)]
 
-    return Cases({name: timed(f) for name, f in functions.items()}, GROUP.__getitem__, made, {})
+    return Cases({name: timed(f) for name, f in functions.items()}, GROUP.__getitem__, make_operands, {})
 
 
 def expressions(xp: Any) -> dict[str, Callable[..., Any]]:
-    """Returns the cases that NumPy, JAX and this library share."""
+    """Returns the functions whose source code is the same for NumPy, JAX and shardtensor."""
     return {
         "sort split": lambda x: xp.sort(x, axis=0),
         "sort other": lambda x: xp.sort(x, axis=1),
@@ -159,49 +159,49 @@ def expressions(xp: Any) -> dict[str, Callable[..., Any]]:
 
 @functools.cache
 def percentiles() -> Any:
-    """Which percentiles are wanted."""
+    """Returns the percentiles that are computed."""
     import numpy as np
 
     return np.asarray([1.0, 25.0, 99.0], np.float32)
 
 
 def stencil(tall: Any) -> Any:
-    """A step of Jacobi's method on a block and the elements around it."""
+    """Returns a step of Jacobi's method on a block with a halo of one element."""
     return 0.25 * (tall[:-2, 1:-1] + tall[2:, 1:-1] + tall[1:-1, :-2] + tall[1:-1, 2:])
 
 
 def shardtensor_cases() -> Cases:
-    """The library itself, eager."""
+    """Returns the cases of shardtensor, eager."""
     import shardtensor as st
 
     rows = st.NamedSharding(st.make_mesh((DEVICES,), ("d",)), st.P("d"))
     blocks = st.NamedSharding(st.make_mesh((2, DEVICES // 2), ("a", "b")), st.P("a", "b"))
 
     def overlap(u: Any) -> Any:
-        for _ in range(Sizes.told().steps):
+        for _ in range(Sizes.from_environment().steps):
             u = st.map_overlap(stencil, u, depth=1, boundary=0)
         return u
 
     def place(group: str, array: Any) -> Any:
         return st.device_put(array, blocks if group == "matrices" else rows)
 
-    return library({**expressions(st), "overlap": overlap}, place)
+    return library_cases({**expressions(st), "overlap": overlap}, place)
 
 
 def numpy_cases() -> Cases:
-    """Plain NumPy."""
+    """Returns the cases of NumPy."""
     import numpy as np
 
     def overlap(u: Any) -> Any:
-        for _ in range(Sizes.told().steps):
+        for _ in range(Sizes.from_environment().steps):
             u = stencil(np.pad(u, 1))
         return u
 
-    return library({**expressions(np), "overlap": overlap}, lambda group, array: array)
+    return library_cases({**expressions(np), "overlap": overlap}, lambda group, array: array)
 
 
 def scipy_cases() -> Cases:
-    """SciPy's transforms, in as many threads as there are cores."""
+    """Returns the cases of SciPy: its transforms, in as many threads as there are cores."""
     import scipy.fft
 
     workers = harness.usable_cores()
@@ -210,11 +210,11 @@ def scipy_cases() -> Cases:
         "rfft split": lambda x: scipy.fft.rfft(x, axis=0, workers=workers),
         "fft line": lambda x: scipy.fft.fft(x, workers=workers),
     }
-    return library(functions, lambda group, array: array)
+    return library_cases(functions, lambda group, array: array)
 
 
 def torch_cases() -> Cases:
-    """PyTorch, eager."""
+    """Returns the cases of PyTorch, eager."""
     import torch
 
     functions = {
@@ -240,15 +240,15 @@ def torch_cases() -> Cases:
     }
 
     def overlap(u: Any) -> Any:
-        for _ in range(Sizes.told().steps):
+        for _ in range(Sizes.from_environment().steps):
             u = stencil(torch.nn.functional.pad(u, (1, 1, 1, 1)))
         return u
 
-    return library({**functions, "overlap": overlap}, lambda group, array: torch.from_numpy(array))
+    return library_cases({**functions, "overlap": overlap}, lambda group, array: torch.from_numpy(array))
 
 
 def jax_cases() -> Cases:
-    """JAX, compiled, on as many CPU devices as its flags ask for; results are split as the operands are."""
+    """Returns the cases of JAX, compiled, on the CPU devices that its flags set; results keep the layout."""
     import jax
     from jax.sharding import PartitionSpec
 
@@ -264,12 +264,12 @@ def jax_cases() -> Cases:
 
     def overlap(u: Any) -> Any:
         def steps(u: Any) -> Any:
-            return jax.lax.fori_loop(0, Sizes.told().steps, lambda _, u: jacobi_block(jax, u, devices), u)
+            return jax.lax.fori_loop(0, Sizes.from_environment().steps, lambda _, u: jacobi_block(jax, u, devices), u)
 
         return jax.shard_map(steps, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d"))(u)
 
     laid_out = {"sort split", "sort other", "sort line", "argsort line", "scan split", "scan other", "take"}
-    eager = {"unique", "qr", "svd"}  # The size of the first depends on the elements.
+    eager = {"unique", "qr", "svd"}  # The size of unique's result depends on the elements, so that jit rejects it.
     compiled = {"overlap": jax.jit(overlap)}
     for name, function in expressions(jax.numpy).items():
         if name not in eager:
@@ -278,43 +278,43 @@ def jax_cases() -> Cases:
     if devices == 2:  # Eight copies of a tall matrix do not fit into the memory of a small machine.
         compiled |= {name: jax.jit(expressions(jax.numpy)[name]) for name in ("qr", "svd")}
 
-    def waited(call: Any) -> Callable[..., Any]:
+    def blocking(call: Any) -> Callable[..., Any]:
         return lambda *operands: jax.block_until_ready(call(*operands))
 
-    return library({name: waited(call) for name, call in compiled.items()}, place)
+    return library_cases({name: blocking(call) for name, call in compiled.items()}, place)
 
 
 # -- tiny arrays -----------------------------------------------------------------------------------
 
 
 def tiny_expressions(xp: Any, place: Callable[[Any], Any], overlap: Callable[[Any], Any]) -> dict[str, harness.Case]:
-    """Calls on arrays of a few elements, by name of the row."""
+    """Returns the cases on arrays of a few elements."""
     import numpy as np
 
     generator = np.random.default_rng(0)
     x, tall = place(generator.random(32, dtype=np.float32)), place(generator.random((32, 2), dtype=np.float32))
     square, table = place(np.eye(8, dtype=np.float32) * 3 + 1), place(np.arange(16, dtype=np.float32))
-    at = place(generator.integers(0, 32, 32))
-    made = expressions(xp)
+    indices = place(generator.integers(0, 32, 32))
+    functions = expressions(xp)
     return {
-        "tiny sort": lambda: made["sort line"](x),
-        "tiny argsort": lambda: made["argsort line"](x),
-        "tiny searchsorted": lambda: made["searchsorted"](table, x),
-        "tiny unique": lambda: made["unique"](x),
+        "tiny sort": lambda: functions["sort line"](x),
+        "tiny argsort": lambda: functions["argsort line"](x),
+        "tiny searchsorted": lambda: functions["searchsorted"](table, x),
+        "tiny unique": lambda: functions["unique"](x),
         "tiny scan": lambda: xp.cumsum(x, axis=0),
-        "tiny median": lambda: made["median"](x),
-        "tiny histogram": lambda: made["histogram"](x),
-        "tiny fft": lambda: made["fft line"](x),
-        "tiny matmul": lambda: made["matmul"](square, square),
-        "tiny qr": lambda: made["qr"](tall),
-        "tiny solve": lambda: made["solve"](square, square[0]),
+        "tiny median": lambda: functions["median"](x),
+        "tiny histogram": lambda: functions["histogram"](x),
+        "tiny fft": lambda: functions["fft line"](x),
+        "tiny matmul": lambda: functions["matmul"](square, square),
+        "tiny qr": lambda: functions["qr"](tall),
+        "tiny solve": lambda: functions["solve"](square, square[0]),
         "tiny overlap": lambda: overlap(x),
-        "tiny take": lambda: made["take"](x, at),
+        "tiny take": lambda: functions["take"](x, indices),
     }
 
 
 def tiny_shardtensor_cases() -> dict[str, harness.Case]:
-    """The library itself on the default backend, which gives each of eight devices a memory of its own."""
+    """Returns the tiny cases of shardtensor, on the default backend, whose devices have separate memories."""
     import shardtensor as st
 
     rows = st.NamedSharding(st.make_mesh((DEVICES,), ("d",)), st.P("d"))
@@ -326,7 +326,7 @@ def tiny_shardtensor_cases() -> dict[str, harness.Case]:
 
 
 def tiny_numpy_cases() -> dict[str, harness.Case]:
-    """Plain NumPy."""
+    """Returns the tiny cases of NumPy."""
     import numpy as np
 
     def overlap(x: Any) -> Any:
@@ -337,7 +337,7 @@ def tiny_numpy_cases() -> dict[str, harness.Case]:
 
 
 def tiny_jax_cases() -> dict[str, harness.Case]:
-    """JAX, eager."""
+    """Returns the tiny cases of JAX, eager."""
     import jax
 
     mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -347,5 +347,5 @@ def tiny_jax_cases() -> dict[str, harness.Case]:
         tall = jax.numpy.pad(x, 1)
         return tall[:-2] + tall[2:]
 
-    made = tiny_expressions(jax.numpy, lambda array: jax.device_put(array, rows), overlap)
-    return {name: lambda call=call: jax.block_until_ready(call()) for name, call in made.items()}
+    cases = tiny_expressions(jax.numpy, lambda array: jax.device_put(array, rows), overlap)
+    return {name: lambda call=call: jax.block_until_ready(call()) for name, call in cases.items()}

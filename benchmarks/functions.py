@@ -1,4 +1,4 @@
-"""What functions of NumPy that need more than one pass over their elements cost on large arrays.
+"""The cost, on large arrays, of functions of NumPy that need more than one pass over their elements.
 
 ``python benchmarks/functions.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
 """
@@ -31,7 +31,7 @@ PASSES = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """The side of the matrices, and the number of elements of other arrays."""
+    """The side of the matrices and the number of elements of the other arrays."""
 
     side: int = 1024
     large: int = 1 << 24
@@ -59,7 +59,7 @@ def _operands(sizes: Sizes) -> dict[str, Any]:
 
 
 def shardtensor_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
-    """The library itself, eager, on the numpy backend. All operands are split by their first dimension."""
+    """Returns the cases of shardtensor, eager, on the numpy backend. Operands are split by their first dimension."""
     import shardtensor as st
 
     split = st.NamedSharding(st.make_mesh((DEVICES,), ("d",)), st.P("d"))
@@ -67,14 +67,14 @@ def shardtensor_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
 
 
 def numpy_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
-    """NumPy's functions on its arrays."""
+    """Returns the cases of NumPy."""
     import numpy as np
 
     return _cases(np, _operands(sizes), optimize=True)
 
 
-def _cases(xp: Any, of: Mapping[str, Any], **options: Any) -> dict[str, Case]:
-    a, b, c, x, k, m = [of[name] for name in "abcxkm"]
+def _cases(xp: Any, operands: Mapping[str, Any], **options: Any) -> dict[str, Case]:
+    a, b, c, x, k, m = [operands[name] for name in "abcxkm"]
     return {
         "einsum": lambda: xp.einsum("ij,jk,kl->il", a, b, c, **options),
         "median": lambda: xp.median(x),
@@ -88,7 +88,7 @@ def _cases(xp: Any, of: Mapping[str, Any], **options: Any) -> dict[str, Case]:
 
 
 def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
-    """JAX, jitted, over its CPU devices. Functions whose shapes depend on the elements cannot be jitted."""
+    """Returns the cases of JAX, jitted, over its CPU devices. jit rejects functions whose shapes depend on elements."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -114,9 +114,9 @@ def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
 # -- the run ---------------------------------------------------------------------------------------
 
 
-def workers() -> contextlib.AbstractContextManager[dict[str, Worker]]:
-    """Starts a worker for each column."""
-    return harness.started(
+def start_workers() -> contextlib.AbstractContextManager[dict[str, Worker]]:
+    """Starts the worker of each column; a context manager that ends them."""
+    return harness.start_workers(
         {
             PROJECT: ("shardtensor", "functions:shardtensor_cases", harness.logical_devices(DEVICES)),
             NUMPY: ("numpy", "functions:numpy_cases", {}),
@@ -127,7 +127,7 @@ def workers() -> contextlib.AbstractContextManager[dict[str, Worker]]:
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds each kind of row gets."""
+    """The number of rounds for each kind of row."""
 
     products: int = 15
     passes: int = 4
@@ -137,21 +137,21 @@ QUICK = Effort(products=3, passes=2)
 
 
 def measure(effort: Effort) -> Table:
-    """Measures everything once through."""
-    with workers() as found:
-        return measured(effort, found)
+    """Measures the whole table."""
+    with start_workers() as workers:
+        return measure_with(effort, workers)
 
 
-def measured(effort: Effort, found: Mapping[str, Any]) -> Table:
-    """Measures everything once through, with these workers."""
+def measure_with(effort: Effort, workers: Mapping[str, Any]) -> Table:
+    """Measures the whole table with these workers."""
     environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
         "rounds": f"products {effort.products}, others {effort.passes}",
     }
     cells: harness.Cells = {}
-    for rows, rounds, what in (PRODUCTS, effort.products, "products"), (PASSES, effort.passes, "large arrays"):
-        cells |= harness.sample_cases([row.name for row in rows], found, rounds, what)
-    return Table(TITLE, environment, tuple(found), (*PRODUCTS, *PASSES), cells)
+    for rows, rounds, description in (PRODUCTS, effort.products, "products"), (PASSES, effort.passes, "large arrays"):
+        cells |= harness.sample_cases([row.name for row in rows], workers, rounds, description)
+    return Table(TITLE, environment, tuple(workers), (*PRODUCTS, *PASSES), cells)
 
 
 if __name__ == "__main__":
-    harness.run("functions", "What functions of NumPy cost on large arrays.", measure, Effort(), QUICK)
+    harness.run("functions", "The cost of functions of NumPy on large arrays.", measure, Effort(), QUICK)

@@ -1,8 +1,8 @@
-"""What runs on a GPU: overhead, overlap, bandwidth, transfers and memory, beside bare CuPy, PyTorch and JAX.
+"""Operators on a GPU: overhead, overlap, bandwidth, transfers and memory, compared with bare CuPy, PyTorch and JAX.
 
 ``python benchmarks/gpu.py [--logical 1,2,8] [--quick] [--out DIR] [--label LABEL]``; docs/gpus.md says how to read it.
 
-`CuPy` in the table is the same work by CuPy alone, which no library on top of it can undercut.
+The column `CuPy` is the same work with CuPy only: a lower bound for any library that is built on it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any, Protocol
 
 import harness
 from gpu_cases import FULL, MIB, ONCE, Sizes
-from harness import PROJECT, RESULTS, NoFigure, Row, Table, Target, Worker
+from harness import PROJECT, RESULTS, NotMeasured, Row, Table, Target, Worker
 
-TITLE = "On a GPU: {} logical devices, float32 where nothing else is said; moves of {}, matrices of {}²"
+TITLE = "On a GPU: {} logical devices, float32 unless a dtype is given; transfers of {}, matrices of {}²"
 CUPY, TORCH, JAX = "CuPy", "PyTorch", "JAX"
 
 
 # -- the rows --------------------------------------------------------------------------------------
 
 
-def rows_of(logical: Sequence[int], sizes: Sizes = FULL) -> tuple[Row, ...]:
-    """The lines of the table, for these numbers of logical devices."""
+def make_rows(logical: Sequence[int], sizes: Sizes = FULL) -> tuple[Row, ...]:
+    """Returns the rows of the table for these numbers of logical devices."""
     ends, rows = sorted({min(logical), max(logical)}), []
     for n in logical:
         rows.append(Row(f"dispatch@{n}", f"x + y, tiny, on {n}", (Target(1, CUPY, 15e-6) if n == 1 else _near(1.2),)))
@@ -44,17 +44,17 @@ def rows_of(logical: Sequence[int], sizes: Sizes = FULL) -> tuple[Row, ...]:
         Row("peer", "to another GPU", (_near(1.11),)),
         Row("offload", "to pinned_host", (_near(1.11),)),
         Row("onload", "from pinned_host", (_near(1.11),)),
-        Row("beside", "to it, beside a @ b", (_near(1.11),)),
+        Row("beside", "to pinned_host during a @ b", (_near(1.11),)),
         Row(f"reshard@{ends[-1]}", f"rows → columns, on {ends[-1]}"),
-        Row("used", "growth, in use", (Target(1),), "MiB"),
+        Row("used", "growth of memory in use", (Target(1),), "MiB"),
         Row("total", "growth of the pool", (Target(1),), "MiB"),
     ]
     return tuple(rows)
 
 
-def _near(times: float) -> Target:
-    """At most so many times what bare CuPy takes: 1.11 is nine tenths of its rate."""
-    return Target(times, CUPY)
+def _near(factor: float) -> Target:
+    """Returns the target of at most ``factor`` times bare CuPy's time: 1.11 is nine tenths of its rate."""
+    return Target(factor, CUPY)
 
 
 def _size(nbytes: int) -> str:
@@ -65,28 +65,28 @@ def _size(nbytes: int) -> str:
 
 
 class Measurer(Protocol):
-    """A `Worker`, or what stands in for one in a test."""
+    """A `Worker`, or its replacement in a test."""
 
     def call(self, case: str, limit: float = ...) -> Any:
-        """What a case gives."""
+        """Calls a case once and returns its result."""
 
 
-def asked(worker: Measurer, name: str, limit: float = harness.ANSWER_LIMIT) -> Any:
-    """What a case gives; its traceback is shown where it fails.
+def call_case(worker: Measurer, name: str, limit: float = harness.ANSWER_LIMIT) -> Any:
+    """Calls a case once and returns its result; prints the traceback of a case that failed.
 
     Raises:
-        NoFigure: it gives nothing.
+        NotMeasured: the case failed, or there is none of this name.
     """
-    found = worker.call(name, limit)
-    if isinstance(found, str):
-        print(found, file=sys.stderr)
-        raise NoFigure("failed")
-    return found
+    result = worker.call(name, limit)
+    if isinstance(result, str):
+        print(result, file=sys.stderr)
+        raise NotMeasured("failed")
+    return result
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds there are."""
+    """The number of rounds."""
 
     rounds: int = 25
 
@@ -94,10 +94,10 @@ class Effort:
 QUICK = Effort(3)
 
 
-def gpu_workers(logical: Sequence[int]) -> contextlib.AbstractContextManager[dict[str, Worker]]:
-    """Starts, for each column, a worker with the cases of a library."""
+def start_workers(logical: Sequence[int]) -> contextlib.AbstractContextManager[dict[str, Worker]]:
+    """Starts the worker of each column, for these numbers of logical devices; a context manager that ends them."""
     shared = {"BENCHMARK_LOGICAL": ",".join(map(str, logical)), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    return harness.started(
+    return harness.start_workers(
         {
             PROJECT: (
                 "shardtensor",
@@ -114,23 +114,23 @@ def gpu_workers(logical: Sequence[int]) -> contextlib.AbstractContextManager[dic
 def measure(
     effort: Effort, logical: Sequence[int], workers: Mapping[str, Measurer], sizes: Sizes = FULL
 ) -> harness.Table:
-    """Measures everything once through."""
-    rows = rows_of(logical, sizes)
+    """Measures the whole table."""
+    rows = make_rows(logical, sizes)
     ours = workers[PROJECT]
     environment = harness.describe_environment(("shardtensor", "numpy", "torch", "jax")) | {
-        **asked(ours, "machine"),
+        **call_case(ours, "machine"),
         "rounds": f"{effort.rounds}, growth 1",
     }
     samplers = {
-        (row.name, column): functools.partial(asked, worker, row.name)
+        (row.name, column): functools.partial(call_case, worker, row.name)
         for row in rows
         for column, worker in workers.items()
         if row.name not in ONCE
     }
     cells = harness.interleave(samplers, effort.rounds, "on the GPU")
     try:
-        cells |= {(name, PROJECT): harness.Cell((mib,)) for name, mib in asked(ours, "growth", 600).items()}
-    except NoFigure as reason:
+        cells |= {(name, PROJECT): harness.Cell((mib,)) for name, mib in call_case(ours, "growth", 600).items()}
+    except NotMeasured as reason:
         cells |= {(name, PROJECT): harness.Cell(problem=str(reason)) for name in ONCE}
     return Table(_title(logical, sizes), environment, tuple(workers), rows, cells)
 
@@ -139,21 +139,25 @@ def _title(logical: Sequence[int], sizes: Sizes) -> str:
     return TITLE.format(" or ".join(map(str, logical)), _size(sizes.moved), sizes.side)
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """What ``--logical`` names: numbers of devices, in order."""
-    found = sorted({int(n) for n in text.split(",")})
-    if found[0] < 1:
+def device_counts(text: str) -> tuple[int, ...]:
+    """Returns the numbers of devices in the value of ``--logical``, sorted.
+
+    Raises:
+        ValueError: a number is not a positive integer.
+    """
+    counts = sorted({int(n) for n in text.split(",")})
+    if counts[0] < 1:
         raise ValueError(text)
-    return tuple(found)
+    return tuple(counts)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The program: measures where there is a GPU, and says so where there is none."""
-    parser = argparse.ArgumentParser(description="What runs on a GPU.")
-    parser.add_argument("--logical", type=numbers, default=(1, 2, 8), metavar="N,N", help="how many logical devices")
-    parser.add_argument("--quick", action="store_true", help="few rounds: to see that it runs, not to quote")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the results go")
-    parser.add_argument("--label", metavar="LABEL", help="saved as gpu-LABEL: what kind of machine, not which one")
+    """Runs the program: measures if there is a GPU, and otherwise exits with a message."""
+    parser = argparse.ArgumentParser(description="The cost of operators on a GPU.")
+    parser.add_argument("--logical", type=device_counts, default=(1, 2, 8), metavar="N,N", help="logical devices")
+    parser.add_argument("--quick", action="store_true", help="few rounds: a check that it runs, no figures to quote")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="the directory of the results")
+    parser.add_argument("--label", metavar="LABEL", help="save as gpu-LABEL; names the kind of machine")
     options = parser.parse_args(argv)
     from shardtensor_cupy.discovery import usable_cupy
 
@@ -162,12 +166,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         usable_cupy()
     except BackendError as error:
-        sys.exit(f"gpu.py: nothing to measure here: {error}")
+        sys.exit(f"gpu.py: there is no usable GPU: {error}")
     try:
-        with gpu_workers(options.logical) as workers:
+        with start_workers(options.logical) as workers:
             table = measure(QUICK if options.quick else Effort(), options.logical, workers)
-    except NoFigure as reason:
-        sys.exit(f"gpu.py: {PROJECT} on the GPU: {reason}")
+    except NotMeasured as reason:
+        sys.exit(f"gpu.py: the worker of {PROJECT}: {reason}")
     harness.report(table, options.out, f"gpu-{options.label}" if options.label else "gpu")
 
 

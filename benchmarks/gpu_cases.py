@@ -1,7 +1,7 @@
-"""The cases of `gpu.py`: what is measured on a GPU, with this library, with bare CuPy, with PyTorch and with JAX.
+"""The cases of `gpu.py`: operators on a GPU, with shardtensor, bare CuPy, PyTorch and JAX.
 
-A case measures itself: it queues its call some times, waits for the GPU once, and gives the seconds per call; where it
-fails, it gives the traceback.
+A case times itself: it queues its call several times, waits for the GPU once, and returns the seconds per call. A case
+that fails returns the traceback as text.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ extern "C" __global__ void spin(unsigned long long nanoseconds) {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is. Tests take less.
+    """The sizes of all operands; the tests use smaller ones.
 
     Attributes:
-        arrays: bytes of the operands of what is bound by bandwidth.
-        moved: bytes of what is moved.
-        side: of the square matrices.
-        queued: how often a tiny call is queued before it is waited for; large ones are queued a hundredth as often.
-        spin: nanoseconds that a kernel runs which only waits.
-        steps: of the program whose memory is watched; a tenth of them go before.
+        arrays: the bytes of an operand of operators that are limited by memory bandwidth, one row for each size.
+        moved: the bytes of an array that is transferred.
+        side: the side of square matrices.
+        queued: how often a tiny call is queued before the program waits; large calls are queued a hundredth as often.
+        spin: the nanoseconds that a kernel runs without doing any work.
+        steps: the steps of the program whose growth of memory is measured, after a tenth as many without measurement.
     """
 
     arrays: tuple[int, ...] = (256 * MIB, 1024 * MIB)
@@ -50,8 +50,8 @@ class Sizes:
     steps: int = 10_000
 
     @property
-    def few(self) -> int:
-        """How often a large call is queued."""
+    def large_calls(self) -> int:
+        """How often a large call is queued before the program waits."""
         return max(self.queued // 100, 1)
 
 
@@ -59,20 +59,20 @@ FULL = Sizes()
 
 
 def timed(call: Case, calls: int, wait: Callable[[], None]) -> float:
-    """Seconds per call, queued so many times and waited for once."""
-    call()  # the first one compiles, and fills the pools
+    """Returns the seconds per call, for ``calls`` queued calls and one wait."""
+    call()  # the first call compiles and fills the memory pools
     wait()
-    started = time.perf_counter()
+    begin = time.perf_counter()
     for _ in range(calls):
         last = call()
     wait()
-    seconds = (time.perf_counter() - started) / calls
+    seconds = (time.perf_counter() - begin) / calls
     del last
     return seconds
 
 
 def guarded(cases: Mapping[str, Case]) -> dict[str, Case]:
-    """The same, which give the traceback as text where they fail: the others can still be measured."""
+    """Returns the cases such that one that fails returns its traceback: the others can still be measured."""
 
     def guard(case: Case) -> Case:
         def run() -> Any:
@@ -89,39 +89,39 @@ def guarded(cases: Mapping[str, Case]) -> dict[str, Case]:
 # -- the cases, each function in a process of its own ----------------------------------------------
 
 
-def counts() -> list[int]:
-    """The numbers of logical devices, as the parent has said."""
+def logical_counts() -> list[int]:
+    """Returns the numbers of logical devices that the parent process passed in the environment."""
     return [int(n) for n in os.environ.get("BENCHMARK_LOGICAL", "1,2,8").split(",")]
 
 
-def all_gpus_done(cupy: Any) -> None:
+def synchronize_all(cupy: Any) -> None:
     """Waits for every stream of every GPU."""
     for gpu in range(cupy.cuda.runtime.getDeviceCount()):
         cupy.cuda.Device(gpu).synchronize()
 
 
 def fitting(cupy: Any, sizes: Sizes) -> list[int]:
-    """Of the sizes of arrays those for which the GPU has room, others who measure included."""
+    """Returns the sizes of arrays for which the GPU has enough memory, with those of the other workers."""
     total = cupy.cuda.Device(0).mem_info[1]
     return [nbytes for nbytes in sizes.arrays if 32 * nbytes <= total]
 
 
 def shardtensor_cases(sizes: Sizes = FULL) -> dict[str, Case]:
-    """The library itself, eager, on the cupy backend."""
+    """Returns the cases of shardtensor, eager, on the cupy backend."""
     import cupy
     import numpy as np
 
     import shardtensor as st
 
     devices = st.devices("cupy")
-    wait = functools.partial(all_gpus_done, cupy)
+    wait = functools.partial(synchronize_all, cupy)
     spin = cupy.RawKernel(SPIN, "spin")
-    most = max(counts())
+    most = max(logical_counts())
 
     def split(n: int, *axes: str | None) -> st.NamedSharding:
         return st.NamedSharding(st.make_mesh((n,), ("d",), devices=devices[:n]), st.P(*axes))
 
-    @functools.lru_cache(1)  # large ones are not kept
+    @functools.lru_cache(1)  # the operands of one case only, because they are large
     def pair(nbytes: int, n: int) -> tuple[Any, Any]:
         return st.ones((nbytes // 4,), dtype="float32", device=split(n, "d")), st.ones(
             (nbytes // 4,), dtype="float32", device=split(n, "d")
@@ -133,11 +133,11 @@ def shardtensor_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         return st.ones(shape, dtype=dtype, device=split(n, "d")), st.ones(shape, dtype=dtype, device=split(n))
 
     @functools.lru_cache(1)
-    def moved(place: Any) -> Any:
-        return st.ones((sizes.moved // 4 // 1024, 1024), dtype="float32", device=place)
+    def moved(device: Any) -> Any:
+        return st.ones((sizes.moved // 4 // 1024, 1024), dtype="float32", device=device)
 
-    def few(call: Case) -> float:
-        return timed(call, sizes.few, wait)
+    def time_large(call: Case) -> float:
+        return timed(call, sizes.large_calls, wait)
 
     def dispatch(n: int) -> float:
         x, y = [st.ones((32,), dtype="float32", device=split(n, "d")) for _ in range(2)]
@@ -145,47 +145,47 @@ def shardtensor_cases(sizes: Sizes = FULL) -> dict[str, Case]:
 
     def kernels(n: int) -> float:
         parts = st.shard(np.zeros(n), devices=devices[:n])
-        return few(lambda: st.pmap(lambda a: spin((1,), (1,), (np.uint64(sizes.spin),)), parts))
+        return time_large(lambda: st.pmap(lambda a: spin((1,), (1,), (np.uint64(sizes.spin),)), parts))
 
     def add(nbytes: int, n: int) -> float:
         x, y = pair(nbytes, n)
-        return few(lambda: x + y)
+        return time_large(lambda: x + y)
 
     def total(nbytes: int, n: int) -> float:
         x, _ = pair(nbytes, n)
-        return few(x.sum)
+        return time_large(x.sum)
 
     def matmul(dtype: str, n: int) -> float:
         a, b = matrices(dtype, n)
-        return few(lambda: a @ b)
+        return time_large(lambda: a @ b)
 
     def move(source: st.Device, destination: st.Device) -> float:
         x = moved(source)
-        return few(lambda: st.device_put(x, destination))
+        return time_large(lambda: st.device_put(x, destination))
 
     def offload() -> float:
         x = moved(split(1))
-        return few(lambda: st.device_put(x, x.sharding.with_memory_kind("pinned_host")))
+        return time_large(lambda: st.device_put(x, x.sharding.with_memory_kind("pinned_host")))
 
     def onload() -> float:
-        away = st.device_put(moved(split(1)), split(1).with_memory_kind("pinned_host"))
-        return few(lambda: st.device_put(away, split(1)))
+        offloaded = st.device_put(moved(split(1)), split(1).with_memory_kind("pinned_host"))
+        return time_large(lambda: st.device_put(offloaded, split(1)))
 
     def beside() -> float:
         x, (a, b) = moved(split(1)), matrices("float32", 1)
 
         def both() -> tuple[Any, Any]:
-            away = st.device_put(x, x.sharding.with_memory_kind("pinned_host"))
-            return away, a @ b
+            offloaded = st.device_put(x, x.sharding.with_memory_kind("pinned_host"))
+            return offloaded, a @ b
 
-        return few(both)
+        return time_large(both)
 
     def reshard(n: int) -> float:
         x, columns = moved(split(n, "d")), split(n, None, "d")
-        return few(lambda: st.reshard(x, columns))
+        return time_large(lambda: st.reshard(x, columns))
 
-    cases: dict[str, Case] = {"machine": lambda: machine(cupy)}
-    for n in counts():
+    cases: dict[str, Case] = {"machine": lambda: describe_gpus(cupy)}
+    for n in logical_counts():
         cases |= {f"dispatch@{n}": functools.partial(dispatch, n), f"spin@{n}": functools.partial(kernels, n)}
         cases |= {f"add{b}@{n}": functools.partial(add, b, n) for b in fitting(cupy, sizes)}
         cases |= {f"sum{b}@{n}": functools.partial(total, b, n) for b in fitting(cupy, sizes)}
@@ -203,12 +203,12 @@ def shardtensor_cases(sizes: Sizes = FULL) -> dict[str, Case]:
 
 
 def _gpu_of(st: Any, device: Any) -> int:
-    """The number of the GPU that a logical device is on."""
+    """Returns the number of a logical device's GPU."""
     return int(st.zeros((1,), device=device).__dlpack_device__()[1])
 
 
 def growth(cupy: Any, st: Any, rows: Any, steps: int) -> dict[str, float]:
-    """By how many MiB the memory in use and the pool grow while a program repeats itself."""
+    """Returns the growth in MiB of the memory in use and of the memory pool while a program repeats ``steps`` steps."""
     x, y = st.ones((4096, 16), dtype="float32", device=rows), st.ones((4096, 16), dtype="float32", device=rows)
 
     def step() -> None:
@@ -218,9 +218,9 @@ def growth(cupy: Any, st: Any, rows: Any, steps: int) -> dict[str, float]:
         x = st.tanh(x - st.mean(x))
 
     def held() -> tuple[int, int]:
-        all_gpus_done(cupy)
-        step()  # what has been waited for is let go of by the next ones
-        all_gpus_done(cupy)
+        synchronize_all(cupy)
+        step()  # an operator releases memory whose work is done, so one more step releases that of the steps before
+        synchronize_all(cupy)
         pool, used, total = cupy.get_default_memory_pool(), 0, 0
         for gpu in range(cupy.cuda.runtime.getDeviceCount()):
             with cupy.cuda.Device(gpu):
@@ -235,27 +235,27 @@ def growth(cupy: Any, st: Any, rows: Any, steps: int) -> dict[str, float]:
     return dict(zip(ONCE, [(b - a) / MIB for a, b in zip(before, held(), strict=True)], strict=True))
 
 
-def machine(cupy: Any) -> dict[str, str]:
-    """The GPUs, and what drives them."""
+def describe_gpus(cupy: Any) -> dict[str, str]:
+    """Returns the names and memories of the GPUs, and the versions of the driver, CUDA and CuPy."""
     runtime = cupy.cuda.runtime
     gpus = []
     for gpu in range(runtime.getDeviceCount()):
-        about = runtime.getDeviceProperties(gpu)
-        name = about["name"].decode() if isinstance(about["name"], bytes) else about["name"]
-        gpus.append(f"{name}, {about['totalGlobalMem'] / 2**30:.0f} GiB")
+        properties = runtime.getDeviceProperties(gpu)
+        name = properties["name"].decode() if isinstance(properties["name"], bytes) else properties["name"]
+        gpus.append(f"{name}, {properties['totalGlobalMem'] / 2**30:.0f} GiB")
     driver, cuda = [f"{v // 1000}.{v % 1000 // 10}" for v in (runtime.driverGetVersion(), runtime.runtimeGetVersion())]
     return {"GPU": "; ".join(gpus), "driver": f"for CUDA up to {driver}", "CUDA": cuda, "CuPy": cupy.__version__}
 
 
 def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
-    """CuPy alone: one array, one stream, or as many as there are logical devices on the first GPU."""
+    """Returns the cases of CuPy on the first GPU: one array and one stream, or one stream per logical device."""
     import cupy
     import cupyx
     import numpy as np
 
-    wait = functools.partial(all_gpus_done, cupy)
+    wait = functools.partial(synchronize_all, cupy)
     spin = cupy.RawKernel(SPIN, "spin")
-    streams = [cupy.cuda.Stream() for _ in range(max(counts()))]
+    streams = [cupy.cuda.Stream() for _ in range(max(logical_counts()))]
 
     @functools.lru_cache(1)
     def pair(nbytes: int) -> tuple[Any, Any]:
@@ -273,8 +273,8 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
     def pinned() -> Any:
         return cupyx.empty_pinned((sizes.moved // 4 // 1024, 1024), "float32")
 
-    def few(call: Case) -> float:
-        return timed(call, sizes.few, wait)
+    def time_large(call: Case) -> float:
+        return timed(call, sizes.large_calls, wait)
 
     def dispatch(n: int) -> float:
         pairs = []
@@ -284,29 +284,29 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         _, x, y = pairs[0]
 
         def loop() -> list[Any]:
-            made = []
+            results = []
             for stream, x, y in pairs:
                 with stream:
-                    made.append(x + y)
-            return made
+                    results.append(x + y)
+            return results
 
         return timed(loop if n > 1 else lambda: x + y, sizes.queued, wait)
 
     def kernel() -> float:
         with streams[0]:
-            return few(lambda: spin((1,), (1,), (np.uint64(sizes.spin),)))
+            return time_large(lambda: spin((1,), (1,), (np.uint64(sizes.spin),)))
 
     def add(nbytes: int) -> float:
         x, y = pair(nbytes)
-        return few(lambda: x + y)
+        return time_large(lambda: x + y)
 
     def total(nbytes: int) -> float:
         x, _ = pair(nbytes)
-        return few(x.sum)
+        return time_large(x.sum)
 
     def matmul(dtype: str) -> float:
         a, b = matrices(dtype)
-        return few(lambda: a @ b)
+        return time_large(lambda: a @ b)
 
     def copy(gpu: int) -> float:
         x = moved()
@@ -318,7 +318,7 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
                 out.data.copy_from_device_async(x.data, x.nbytes)
             return out
 
-        return few(one)
+        return time_large(one)
 
     def off(stream: Any) -> None:
         x = moved()
@@ -339,10 +339,10 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
             with streams[0]:
                 return a @ b
 
-        return few(both)
+        return time_large(both)
 
     cases: dict[str, Case] = {}
-    for n in counts():
+    for n in logical_counts():
         cases |= {f"dispatch@{n}": functools.partial(dispatch, n), f"spin@{n}": kernel}
         cases |= {f"add{b}@{n}": functools.partial(add, b) for b in fitting(cupy, sizes)}
         cases |= {f"sum{b}@{n}": functools.partial(total, b) for b in fitting(cupy, sizes)}
@@ -351,89 +351,95 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
     cases |= {"copy": functools.partial(copy, 0), "beside": beside}
     if (last := cupy.cuda.runtime.getDeviceCount() - 1) > 0:
         cases["peer"] = functools.partial(copy, last)
-    cases |= {"offload": lambda: few(lambda: off(streams[0])), "onload": lambda: few(lambda: on(streams[0]))}
+    cases |= {
+        "offload": lambda: time_large(lambda: off(streams[0])),
+        "onload": lambda: time_large(lambda: on(streams[0])),
+    }
     return guarded(cases)
 
 
 def torch_cases(sizes: Sizes = FULL, device: str = "cuda") -> dict[str, Case]:
-    """PyTorch, eager, on one array; of the logical devices one stream each."""
+    """Returns the cases of PyTorch, eager, on one array, or with one stream per logical device."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
         return {}
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     ones = functools.partial(torch.ones, device=device)
-    streams = [torch.cuda.Stream() if device == "cuda" else None for _ in range(max(counts()))]
+    streams = [torch.cuda.Stream() if device == "cuda" else None for _ in range(max(logical_counts()))]
 
-    def few(call: Case) -> float:
-        return timed(call, sizes.few, wait)
+    def time_large(call: Case) -> float:
+        return timed(call, sizes.large_calls, wait)
 
     def dispatch(n: int) -> float:
         pairs = [(stream, ones(32 // n or 1), ones(32 // n or 1)) for stream in streams[:n]]
 
         def loop() -> list[Any]:
-            made = []
+            results = []
             for stream, x, y in pairs:
                 with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-                    made.append(x + y)
-            return made
+                    results.append(x + y)
+            return results
 
         _, x, y = pairs[0]
         return timed(loop if n > 1 else lambda: x + y, sizes.queued, wait)
 
     def add(nbytes: int) -> float:
         x, y = ones(nbytes // 4), ones(nbytes // 4)
-        return few(lambda: x + y)
+        return time_large(lambda: x + y)
 
     def total(nbytes: int) -> float:
-        return few(ones(nbytes // 4).sum)
+        return time_large(ones(nbytes // 4).sum)
 
     def matmul(dtype: str) -> float:
         a = ones((sizes.side, sizes.side), dtype=getattr(torch, dtype))
-        return few(lambda: a @ a)
+        return time_large(lambda: a @ a)
 
-    return guarded(_plain(sizes, dispatch, add, total, matmul))
+    return guarded(_common_cases(sizes, dispatch, add, total, matmul))
 
 
 def jax_cases(sizes: Sizes = FULL, platform: str = "gpu") -> dict[str, Case]:
-    """JAX on one GPU, compiled, but for the tiny sums; float32 products are of float32 (its default there is TF32)."""
+    """Returns the cases of JAX on one GPU, compiled, except for the tiny sums.
+
+    Products of float32 matrices are computed in float32; JAX's default on GPUs is TF32.
+    """
     import jax
 
     if jax.default_backend() != platform:
         return {}
     jax.config.update("jax_default_matmul_precision", "highest")
     ones = jax.numpy.ones
-    made: list[Any] = []
+    last: list[Any] = []
 
-    def few(function: Any, operands: Sequence[Any], calls: int = sizes.few) -> float:
+    def time_calls(function: Any, operands: Sequence[Any], calls: int = sizes.large_calls) -> float:
         def call() -> None:
-            made[:] = [function(*operands)]
+            last[:] = [function(*operands)]
 
-        return timed(call, calls, lambda: jax.block_until_ready(made))
+        return timed(call, calls, lambda: jax.block_until_ready(last))
 
     def dispatch(n: int) -> float:
-        return few(lambda x, y: x + y, (ones(32), ones(32)), sizes.queued)
+        return time_calls(lambda x, y: x + y, (ones(32), ones(32)), sizes.queued)
 
     def jitted() -> float:
-        return few(jax.jit(lambda x, y: x + y), (ones(32), ones(32)), sizes.queued)
+        return time_calls(jax.jit(lambda x, y: x + y), (ones(32), ones(32)), sizes.queued)
 
     def add(nbytes: int) -> float:
-        return few(jax.jit(lambda x, y: x + y), (ones(nbytes // 4), ones(nbytes // 4)))
+        return time_calls(jax.jit(lambda x, y: x + y), (ones(nbytes // 4), ones(nbytes // 4)))
 
     def total(nbytes: int) -> float:
-        return few(jax.jit(lambda x: x.sum()), (ones(nbytes // 4),))
+        return time_calls(jax.jit(lambda x: x.sum()), (ones(nbytes // 4),))
 
     def matmul(dtype: str) -> float:
         a = ones((sizes.side, sizes.side), dtype)
-        return few(jax.jit(lambda a, b: a @ b), (a, a))
+        return time_calls(jax.jit(lambda a, b: a @ b), (a, a))
 
-    plain = _plain(sizes, dispatch, add, total, matmul)
-    return guarded({name: case for name, case in plain.items() if name.endswith("@1")} | {"jitted@1": jitted})
+    common = _common_cases(sizes, dispatch, add, total, matmul)
+    return guarded({name: case for name, case in common.items() if name.endswith("@1")} | {"jitted@1": jitted})
 
 
-def _plain(sizes: Sizes, dispatch: Any, add: Any, total: Any, matmul: Any) -> dict[str, Case]:
-    """The cases that every library has. What has one array has it for one logical device, whatever is asked for."""
-    cases: dict[str, Case] = {f"dispatch@{n}": functools.partial(dispatch, n) for n in counts()}
+def _common_cases(sizes: Sizes, dispatch: Any, add: Any, total: Any, matmul: Any) -> dict[str, Case]:
+    """Returns the cases that every library has; those on one array belong to the rows of one logical device."""
+    cases: dict[str, Case] = {f"dispatch@{n}": functools.partial(dispatch, n) for n in logical_counts()}
     for nbytes in sizes.arrays:
         cases |= {f"add{nbytes}@1": functools.partial(add, nbytes), f"sum{nbytes}@1": functools.partial(total, nbytes)}
     return cases | {f"matmul{d}@1": functools.partial(matmul, d) for d in ("float32", "float16")}

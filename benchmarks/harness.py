@@ -1,12 +1,12 @@
-"""What the benchmarks share: processes that measure, rounds that interleave them, and tables of what came out.
-
-The columns of every table are the same four (`workers`); what its rows measure is the business of its own script.
+"""The part that all benchmarks share: worker processes, interleaved rounds, and tables of the results.
 
 Each library is measured in a process of its own (`Worker`), because environment variables and the number of JAX's
-devices are fixed when a process starts. The workers of all libraries are alive together, and `interleave` asks them in
-turn, so that a busy moment of the machine falls on all alike.
+devices are fixed when a process starts. The workers of all libraries exist at the same time, and `interleave` samples
+them in turn, so that other load on the machine affects all of them alike.
 
-Run as a program, this file is a worker: ``python harness.py MODULE:FUNCTION``.
+The scripts that import this module define the rows of their tables and the cases that are measured.
+
+Run as a program, this file is a worker: ``python harness.py MODULE:FUNCTION WARM_UP``.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 Case = Callable[[], Any]
-"""One thing to measure: when it returns, the work is done, not merely queued."""
+"""A call to measure. When it returns, the work is done, not merely queued."""
 Sampler = Callable[[], float]
-"""Measures once. May raise `NoFigure`."""
+"""A function that measures once and returns the result. It may raise `NotMeasured`."""
 Key = TypeVar("Key", bound=Hashable)
 Effort = TypeVar("Effort")
 
@@ -59,41 +59,45 @@ NOT_APPLICABLE = "–"
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 120
 
-# Long against the clock and against caches that the other processes have emptied; short against a noisy moment.
 SAMPLE_SECONDS = 5e-3
-ANSWER_LIMIT = 120.0
+"""The least duration of a sample: far above the resolution of the clock and the cost of refilling caches that other
+processes have evicted, but short enough that load on the machine affects few samples.
+"""
 
-# A tuning for another machine can halve the speed of NumPy's matrix product.
+ANSWER_LIMIT = 120.0
+"""The seconds after which a worker that has not answered is killed."""
+
+# Values for another machine can halve the speed of NumPy's matrix product.
 _TUNING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 
-class NoFigure(Exception):
-    """A cell has no figure; the message stands in its place."""
+class NotMeasured(Exception):
+    """A cell could not be measured; the message is the reason, which the table shows instead of a figure."""
 
 
 # -- processes -------------------------------------------------------------------------------------
 
 
 def child_environment(**changes: str) -> dict[str, str]:
-    """The environment variables of a process that measures."""
+    """Returns the environment variables for a process that measures: this process's with ``changes``."""
     return {name: value for name, value in os.environ.items() if name not in _TUNING} | changes
 
 
 def is_installed(package: str) -> bool:
-    """Whether ``package`` can be imported, which this does not do."""
+    """Whether ``package`` can be imported; the package is not imported."""
     return importlib.util.find_spec(package) is not None
 
 
 class Worker:
-    """A process that measures the cases of one library. Used in a ``with``, at whose end the process ends.
+    """A process that measures the cases of one library; a context manager that ends the process on exit.
 
-    Once the process is gone, or where the library is not installed, every request raises `NoFigure` with the reason.
+    If the library is not installed, or the process has ended, every request raises `NotMeasured` with the reason.
 
     Args:
-        package: what must be installed for the cases.
-        cases: ``module:function`` of this folder; the function gives the cases by name. It is called in the process.
-        environment: variables to set for the process.
-        warm_up: seconds for which a case runs before it is sampled.
+        package: the package that the cases need.
+        cases: ``module:function`` of this folder; the process calls the function, which returns the cases by name.
+        environment: environment variables for the process.
+        warm_up: the seconds for which a case runs before it is sampled.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class Worker:
             )
             stack.callback(self._process.kill)
             self._closing = stack.pop_all()
-        with contextlib.suppress(NoFigure):  # the reason is kept, and every request repeats it
+        with contextlib.suppress(NotMeasured):  # _problem has the reason, and every request raises it again
             self._names = self._answer(ANSWER_LIMIT)
 
     def __enter__(self) -> Worker:
@@ -132,27 +136,31 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self._closing.close()
 
-    def again(self) -> None:
-        """Starts the process anew where it has ended: JAX's virtual devices deadlock at times."""
+    def restart(self) -> None:
+        """Starts the process again if it has ended: programs on JAX's virtual devices deadlock at times."""
         if self._problem and self._installed:
             self._closing.close()
             self._problem = ""
             self._start()
 
     def sample(self, case: str) -> float:
-        """Seconds per call of a case, over as many calls as fill `SAMPLE_SECONDS`."""
-        return float(self._ask("sample", case, ANSWER_LIMIT))
+        """Returns the seconds per call of a case, over as many calls as take `SAMPLE_SECONDS`."""
+        return float(self._request("sample", case, ANSWER_LIMIT))
 
     def call(self, case: str, limit: float = ANSWER_LIMIT) -> Any:
-        """What one call of a case returns, as JSON carries it; over ``limit`` seconds, the process is killed."""
-        return self._ask("call", case, limit)
+        """Calls a case once and returns its result, transferred as JSON; after ``limit`` seconds the process is killed.
 
-    def _ask(self, verb: str, case: str, limit: float) -> Any:
+        Raises:
+            NotMeasured: the process was killed or has ended, or its library has no such case.
+        """
+        return self._request("call", case, limit)
+
+    def _request(self, verb: str, case: str, limit: float) -> Any:
         if self._problem:
-            raise NoFigure(self._problem)
+            raise NotMeasured(self._problem)
         if case not in self._names:
-            raise NoFigure(NOT_APPLICABLE)
-        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+            raise NotMeasured(NOT_APPLICABLE)
+        with contextlib.suppress(BrokenPipeError):  # the process has ended: _answer finds no line and reports why
             print(json.dumps([verb, case]), file=self._process.stdin, flush=True)
         return self._answer(limit)
 
@@ -171,11 +179,11 @@ class Worker:
             watchdog.cancel()
         if line:
             return json.loads(line)
-        self._problem = f"none in {limit:.0f} s" if expired.is_set() else self._last_words()
-        raise NoFigure(self._problem)
+        self._problem = f"none in {limit:.0f} s" if expired.is_set() else self._exit_reason()
+        raise NotMeasured(self._problem)
 
-    def _last_words(self) -> str:
-        """How the process ended. The traceback of an exception is shown; native code that crashes has none worth it."""
+    def _exit_reason(self) -> str:
+        """Returns how the process ended. After an exception, prints its traceback; a signal in native code has none."""
         status = self._process.wait()
         if status < 0:
             return "aborted" if status == -signal.SIGABRT else f"killed by {signal.Signals(-status).name}"
@@ -185,21 +193,22 @@ class Worker:
 
 
 Library: TypeAlias = tuple[str, str, Mapping[str, str]]
-"""What a `Worker` needs: the package, ``module:function`` of its cases, and its environment."""
+"""The first arguments of `Worker`: the package, ``module:function`` of the cases, and environment variables."""
 
 
 @contextlib.contextmanager
-def started(columns: Mapping[str, Library], warm_up: float = 0.0) -> Iterator[dict[str, Worker]]:
-    """Starts a worker for each column; all of them end at the end of the ``with``."""
+def start_workers(columns: Mapping[str, Library], warm_up: float = 0.0) -> Iterator[dict[str, Worker]]:
+    """Starts a worker for each column; a context manager that ends all of them on exit."""
     with contextlib.ExitStack() as stack:
         yield {column: stack.enter_context(Worker(*library, warm_up)) for column, library in columns.items()}
 
 
-def workers(module: str) -> contextlib.AbstractContextManager[dict[str, Worker]]:
-    """Starts, for each column, a worker with the cases of a library: the functions ``shardtensor_cases``,
-    ``numpy_cases`` and ``jax_cases`` of a module of this folder.
+def start_default_workers(module: str) -> contextlib.AbstractContextManager[dict[str, Worker]]:
+    """Starts workers for shardtensor, NumPy, and JAX on eight and on two devices; a context manager.
+
+    Their cases are ``shardtensor_cases``, ``numpy_cases`` and ``jax_cases`` of a module of this folder.
     """
-    return started(
+    return start_workers(
         {
             PROJECT: ("shardtensor", f"{module}:shardtensor_cases", logical_devices(DEVICES)),
             NUMPY: ("numpy", f"{module}:numpy_cases", {}),
@@ -210,39 +219,40 @@ def workers(module: str) -> contextlib.AbstractContextManager[dict[str, Worker]]
 
 
 def logical_devices(devices: int, backend: str = "numpy") -> dict[str, str]:
-    """Returns the variables with which shardtensor has so many devices of a backend."""
+    """Returns the environment variables that give shardtensor this number of devices of a backend."""
     return {"SHARDTENSOR_NUM_DEVICES": str(devices), "SHARDTENSOR_BACKEND": backend}
 
 
 def virtual_devices(devices: int) -> dict[str, str]:
-    """The variables by which JAX takes the CPU for so many devices."""
+    """Returns the environment variables that make JAX present the CPU as this number of devices."""
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
 
 
-def serve(cases: str, warm_up: float) -> None:
-    """The life of a `Worker`: reads a request per line, writes an answer per line, both JSON."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints must not be taken for an answer
+def run_worker(cases: str, warm_up: float) -> None:
+    """Runs the loop of a `Worker` process: reads one request per line and writes one answer per line, both JSON."""
+    answers, sys.stdout = sys.stdout, sys.stderr  # output that a library prints must not be read as an answer
     module, _, function = cases.partition(":")
-    named: Mapping[str, Case] = getattr(importlib.import_module(module), function)()
+    by_name: Mapping[str, Case] = getattr(importlib.import_module(module), function)()
     counts: dict[str, int] = {}
 
     def sample(name: str) -> float:
-        timer = timeit.Timer(named[name])
-        calls = counts.get(name) or counts.setdefault(name, _calls_that_fill_a_sample(timer))
+        timer = timeit.Timer(by_name[name])
+        calls = counts.get(name) or counts.setdefault(name, _calls_per_sample(timer))
         until = time.perf_counter() + warm_up
-        timer.timeit(calls // 10 + 1)  # brings back to the caches what other processes have driven out
+        timer.timeit(calls // 10 + 1)  # refills caches that other processes have evicted
         while time.perf_counter() < until:
             timer.timeit(1)
         return timer.timeit(calls) / calls
 
-    verbs: dict[str, Callable[[str], Any]] = {"sample": sample, "call": lambda name: named[name]()}
-    print(json.dumps(list(named)), file=answers, flush=True)
+    verbs: dict[str, Callable[[str], Any]] = {"sample": sample, "call": lambda name: by_name[name]()}
+    print(json.dumps(list(by_name)), file=answers, flush=True)
     for line in sys.stdin:
         verb, name = json.loads(line)
         print(json.dumps(verbs[verb](name)), file=answers, flush=True)
 
 
-def _calls_that_fill_a_sample(timer: timeit.Timer) -> int:
+def _calls_per_sample(timer: timeit.Timer) -> int:
+    """Returns a number of calls that take at least `SAMPLE_SECONDS`."""
     timer.timeit(1)  # the first call may compile
     calls = 1
     while timer.timeit(calls) < SAMPLE_SECONDS:
@@ -251,24 +261,24 @@ def _calls_that_fill_a_sample(timer: timeit.Timer) -> int:
 
 
 def import_seconds(package: str, bytecode: str) -> float:
-    """How long ``import package`` takes in a fresh process; the start of Python itself does not count.
+    """Returns the seconds that ``import package`` takes in a new process, without the start of Python itself.
 
     Args:
-        package: what is imported.
-        bytecode: a folder for compiled modules, which the first import fills. Otherwise a library that no installer has
-            compiled might be compiled again each time.
+        package: the name of the package.
+        bytecode: a folder for compiled modules, which the first import fills. Without it, a library whose installer
+            did not compile it might be compiled in each process.
     """
     if not is_installed(package):
-        raise NoFigure("not installed")
+        raise NotMeasured("not installed")
     code = f"import time; t = time.perf_counter(); import {package}; print(time.perf_counter() - t)"
-    # -P: without the current folder, which is no part of an installed program, on the search path.
+    # -P removes the current folder from the search path: an installed program does not have it there either.
     command = [sys.executable, "-P", "-c", code]
     environment = child_environment(PYTHONPYCACHEPREFIX=bytecode, PYTHONDONTWRITEBYTECODE="")
     return float(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def resident_bytes() -> int | None:
-    """The memory that this process has in RAM, where the operating system (Linux) says so."""
+    """Returns the resident memory of this process, or None if the operating system (not Linux) does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -276,21 +286,24 @@ def resident_bytes() -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def repeated(call: Case, times: int, wait: Callable[[Any], Any]) -> tuple[float, float | None]:
-    """Calls many times, keeping only the last result, for which it then waits: seconds, and by how many MiB the process
-    grew at most meanwhile, where the operating system says so.
+def repeat_call(call: Case, times: int, wait: Callable[[Any], Any]) -> tuple[float, float | None]:
+    """Calls a function many times, keeps only the last result, and waits for it.
+
+    Returns:
+        The seconds, and the largest growth of the process meanwhile in MiB; None for the growth if the operating system
+        does not report it.
     """
     wait(call())
     before = resident_bytes()
-    most = before
-    started = time.perf_counter()
+    largest = before
+    begin = time.perf_counter()
     for i in range(times):
         last = call()
-        if most is not None and not i % 1000:
-            most = max(most, resident_bytes())
+        if largest is not None and not i % 1000:
+            largest = max(largest, resident_bytes())
     wait(last)
-    seconds = time.perf_counter() - started
-    return seconds, None if most is None else (most - before) / 2**20
+    seconds = time.perf_counter() - begin
+    return seconds, None if largest is None else (largest - before) / 2**20
 
 
 # -- rounds ----------------------------------------------------------------------------------------
@@ -298,11 +311,11 @@ def repeated(call: Case, times: int, wait: Callable[[Any], Any]) -> tuple[float,
 
 @dataclass(frozen=True)
 class Cell:
-    """What was measured for one row and one column.
+    """The measurement for one row and one column.
 
     Attributes:
-        samples: in seconds, or in the unit of the row.
-        problem: why there is no figure.
+        samples: the measured values, in seconds or in the unit of the row; empty if nothing could be measured.
+        problem: the reason why there are no samples.
     """
 
     samples: tuple[float, ...] = ()
@@ -310,12 +323,12 @@ class Cell:
 
     @property
     def median(self) -> float | None:
-        """The figure, or None."""
+        """The median of the samples, which the table shows; None without samples."""
         return statistics.median(self.samples) if self.samples else None
 
     @property
     def quartiles(self) -> tuple[float, float] | None:
-        """Between which values the middle half of the samples lies; None where there are too few."""
+        """The first and third quartile of the samples; None for fewer than four samples."""
         if len(self.samples) < 4:
             return None
         low, _, high = statistics.quantiles(self.samples, method="inclusive")
@@ -323,49 +336,54 @@ class Cell:
 
 
 Cells: TypeAlias = dict[tuple[str, str], Cell]
-"""By name of the row and column."""
+"""Cells by the names of their row and column."""
 
 
-def interleave(samplers: Mapping[Key, Sampler], rounds: int, what: str) -> dict[Key, Cell]:
-    """Samples everything once per round, in a new order each time, so that noise hits all alike.
+def interleave(samplers: Mapping[Key, Sampler], rounds: int, description: str) -> dict[Key, Cell]:
+    """Calls every sampler once per round, in a new order each time, so that noise affects all of them alike.
 
-    What raises `NoFigure` gets a cell with that problem, and is not asked again.
+    A sampler that raises `NotMeasured` is not called again; its cell has the problem.
+
+    Args:
+        samplers: the samplers by the keys of their cells.
+        rounds: the number of rounds.
+        description: the label of the progress bar.
     """
     samples: dict[Key, list[float]] = {key: [] for key in samplers}
     problems: dict[Key, str] = {}
     shuffle = random.Random(0).shuffle
     console = Console(stderr=True)
-    for _ in track(range(rounds), what, console=console, transient=True, disable=not console.is_terminal):
+    for _ in track(range(rounds), description, console=console, transient=True, disable=not console.is_terminal):
         order = [key for key in samplers if key not in problems]
         shuffle(order)
         for key in order:
             try:
                 samples[key].append(samplers[key]())
-            except NoFigure as reason:
+            except NotMeasured as reason:
                 problems[key] = str(reason)
-    return {k: Cell(problem=problems[k]) if k in problems else Cell(tuple(taken)) for k, taken in samples.items()}
+    return {k: Cell(problem=problems[k]) if k in problems else Cell(tuple(values)) for k, values in samples.items()}
 
 
-def sample_cases(names: Iterable[str], workers: Mapping[str, Worker], rounds: int, what: str) -> Cells:
-    """Samples these cases in all workers, interleaved; the names are those of rows."""
+def sample_cases(names: Iterable[str], workers: Mapping[str, Worker], rounds: int, description: str) -> Cells:
+    """Samples the named cases in all workers, interleaved, and returns their cells; a case has the name of its row."""
     pairs = list(itertools.product(names, workers))
-    return interleave({(name, c): functools.partial(workers[c].sample, name) for name, c in pairs}, rounds, what)
+    return interleave({(name, c): functools.partial(workers[c].sample, name) for name, c in pairs}, rounds, description)
 
 
 def call_once(worker: Worker, column: str, case: str, rows: Iterable[str], limit: float = ANSWER_LIMIT) -> Cells:
-    """The cells of some rows from one call of a case, which gives their figures by name."""
+    """Calls a case once and returns the cells of several rows: the case returns their figures by name."""
     try:
-        found = worker.call(case, limit)
-    except NoFigure as reason:
+        figures = worker.call(case, limit)
+    except NotMeasured as reason:
         return {(row, column): Cell(problem=str(reason)) for row in rows}
-    return {(row, column): Cell(() if found[row] is None else (found[row],)) for row in rows}
+    return {(row, column): Cell(() if figures[row] is None else (figures[row],)) for row in rows}
 
 
 # -- the machine -----------------------------------------------------------------------------------
 
 
 def describe_environment(packages: Iterable[str]) -> dict[str, str]:
-    """What the figures depend on: the kind of machine and the versions, and nothing that names the place."""
+    """Returns the facts on which figures depend: the kind of machine (not its name), versions, and the date."""
     versions = {name: _version(name) for name in packages}
     return {
         "CPU": f"{_cpu_model()}, {usable_cores()} cores usable",
@@ -393,7 +411,7 @@ def _cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """Returns the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on this operating system
@@ -408,7 +426,7 @@ def _memory() -> str:
 
 
 def blas_kernel() -> str:
-    """Which BLAS NumPy calls in this process, and which of its kernels that chose for the CPU."""
+    """Returns a description of NumPy's BLAS in this process, with the kernel that it selected for the CPU."""
     import numpy as np
 
     built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
@@ -428,7 +446,7 @@ def blas_kernel() -> str:
 
 @dataclass(frozen=True)
 class Best:
-    """The least figure that a row has in some columns; those without one do not count."""
+    """The smallest figure of a row in several columns; columns without a figure are ignored."""
 
     title: str
     columns: tuple[str, ...]
@@ -439,8 +457,12 @@ class Best:
 
 @dataclass(frozen=True)
 class Target:
-    """What shardtensor's figure should not exceed: ``at_most``, or that many times the figure of the column ``of``, or
-    the best of several, and ``more`` seconds.
+    """An upper limit for shardtensor's figure.
+
+    Attributes:
+        at_most: the limit in the unit of the row, or, if ``of`` is given, a factor.
+        of: the column, or the best of several columns, whose figure times ``at_most`` is the limit.
+        more: seconds added to the limit.
     """
 
     at_most: float
@@ -453,9 +475,10 @@ class Row:
     """One line of a table.
 
     Attributes:
-        name: of the case.
-        title: what a reader sees.
-        unit: ``"s"``, or another one, which is printed as it is.
+        name: the name of the case.
+        title: the text in the table.
+        targets: the limits for shardtensor's figure.
+        unit: the unit of the figures: ``"s"``, which is scaled for printing, or another one, which is not.
     """
 
     name: str
@@ -466,11 +489,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Everything that was measured in one run.
+    """All measurements of one run.
 
     Attributes:
-        columns: the first one is shardtensor's, to which the others are compared.
-        cells: a missing one does not apply.
+        title: the headline.
+        environment: the facts on which the figures depend, by name.
+        columns: the columns; the first one is shardtensor's, with which the others are compared.
+        rows: the lines of the table.
+        cells: the measurements; a missing cell does not apply.
     """
 
     title: str
@@ -480,43 +506,46 @@ class Table:
     cells: Cells
 
     def cell(self, row: Row, column: str) -> Cell:
-        """What was measured there."""
+        """Returns the measurement of a row and a column."""
         return self.cells.get((row.name, column), Cell())
 
     def least(self, row: Row, columns: Iterable[str]) -> tuple[float, str] | None:
-        """The least figure of a row in these columns, and whose it is; None where there is none."""
+        """Returns the smallest figure of a row in some columns, and its column; None if none has a figure."""
         figures = [(median, column) for column in columns if (median := self.cell(row, column).median) is not None]
         return min(figures, default=None)
 
     def meets(self, row: Row, target: Target) -> bool | None:
-        """Whether shardtensor does; None where a figure is missing that decides it."""
+        """Whether shardtensor's figure meets a target; None if a figure that is needed to decide it is missing."""
         figure = self.cell(row, self.columns[0]).median
-        measure: float | None = 1.0
+        reference: float | None = 1.0
         if target.of is not None:
             best = self.least(row, target.of.columns if isinstance(target.of, Best) else (target.of,))
-            measure = None if best is None else best[0]
-        return None if figure is None or measure is None else figure <= target.at_most * measure + target.more
+            reference = None if best is None else best[0]
+        return None if figure is None or reference is None else figure <= target.at_most * reference + target.more
 
     def verdicts(self) -> list[bool | None]:
-        """`meets` of all targets."""
+        """Returns `meets` for each target of each row."""
         return [self.meets(row, target) for row in self.rows for target in row.targets]
 
     def summary(self) -> str:
-        """The targets, counted."""
+        """Returns a sentence with the numbers of targets that are met, missed and not checked."""
         verdicts = self.verdicts()
         if not verdicts:
             return "No targets."
-        counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in _WORDS.items()]
+        counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in _VERDICTS.items()]
         return f"{len(verdicts)} targets: {', '.join(counts)}."
 
     def spread(self) -> float | None:
-        """The width of the middle half of a cell's samples, as a share of its median: the median over all cells."""
+        """Returns the typical spread of the samples of a cell; None if no cell has enough of them.
+
+        It is the interquartile range divided by the median, of which the median over all cells is taken.
+        """
         cells = [cell for cell in self.cells.values() if cell.quartiles and cell.median]
         shares = [(cell.quartiles[1] - cell.quartiles[0]) / cell.median for cell in cells]
         return statistics.median(shares) if shares else None
 
     def as_json(self) -> dict[str, Any]:
-        """All figures, with their quartiles, in seconds or the unit of the row."""
+        """Returns all figures and their quartiles, in seconds or the unit of the row, for JSON."""
         return {
             "title": self.title,
             "environment": dict(self.environment),
@@ -526,7 +555,7 @@ class Table:
                     "title": row.title,
                     "unit": row.unit,
                     "cells": {column: _cell_json(self.cell(row, column)) for column in self.columns},
-                    "targets": [{"target": _promise(t, row.unit), "met": self.meets(row, t)} for t in row.targets],
+                    "targets": [{"target": _target_text(t, row.unit), "met": self.meets(row, t)} for t in row.targets],
                 }
                 for row in self.rows
             ],
@@ -542,9 +571,9 @@ class Table:
             column.justify = "right"
         for row in self.rows:
             figures = [self._figure(row, column) for column in self.columns]
-            promises = "\n".join(_promise(target, row.unit) for target in row.targets)
-            marks = Text("\n").join(_mark(self.meets(row, target)) for target in row.targets)
-            grid.add_row(Text(row.title), *figures, promises, marks)
+            targets = "\n".join(_target_text(target, row.unit) for target in row.targets)
+            verdicts = Text("\n").join(_verdict_text(self.meets(row, target)) for target in row.targets)
+            grid.add_row(Text(row.title), *figures, targets, verdicts)
         facts = "\n".join(f"{name}: {value}" for name, value in self.environment.items())
         notes = [f"n×: this figure over {self.columns[0]}'s. –: does not apply."]
         if (spread := self.spread()) is not None:
@@ -556,18 +585,18 @@ class Table:
         cell, ours = self.cell(row, column), self.cell(row, self.columns[0]).median
         if cell.median is None:
             return cell.problem
-        said = _quantity(cell.median, row.unit)
+        figure = _quantity(cell.median, row.unit)
         if column == self.columns[0] or row.unit != "s" or not ours:
-            return said
-        return f"{said} {_digits(cell.median / ours):>5}×"
+            return figure
+        return f"{figure} {_digits(cell.median / ours):>5}×"
 
 
-_WORDS = {True: "met", False: "missed", None: "not checked"}
+_VERDICTS = {True: "met", False: "missed", None: "not checked"}
 _STYLES = {True: "green", False: "bold red", None: "yellow"}
 
 
-def _mark(verdict: bool | None) -> Text:
-    return Text(_WORDS[verdict], _STYLES[verdict])
+def _verdict_text(verdict: bool | None) -> Text:
+    return Text(_VERDICTS[verdict], _STYLES[verdict])
 
 
 def _cell_json(cell: Cell) -> dict[str, Any]:
@@ -576,7 +605,7 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
     return {"median": cell.median, "quartiles": cell.quartiles, "samples": len(cell.samples)}
 
 
-def _promise(target: Target, unit: str) -> str:
+def _target_text(target: Target, unit: str) -> str:
     if not target.of:
         return "≤ {:g} {}".format(*_scaled(target.at_most, unit))
     more = " + {:g} {}".format(*_scaled(target.more, unit)) if target.more else ""
@@ -584,7 +613,7 @@ def _promise(target: Target, unit: str) -> str:
 
 
 def _quantity(value: float, unit: str) -> str:
-    """Three digits and a unit that suits them."""
+    """Returns a value with three digits and a unit of suitable size."""
     number, unit = _scaled(value, unit)
     return f"{_digits(number)} {unit}"
 
@@ -599,14 +628,14 @@ def _scaled(value: float, unit: str) -> tuple[float, str]:
 
 
 def _digits(number: float) -> str:
-    """Three of them, rounded (99.95 is 100), never as a power of ten."""
+    """Returns a number rounded to three digits (99.95 to 100), never with an exponent."""
     return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}"
 
 
 def report(table: Table, directory: Path, name: str, width: int = WIDTH) -> None:
-    """Prints a table, and saves it as ``name.txt``, of so many columns of text, and ``name.json``."""
+    """Prints a table and saves it as ``name.txt``, with lines of ``width`` characters, and ``name.json``."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a redirected output's encoding may lack ≤ and ×
+        sys.stdout.reconfigure(errors="replace")  # the encoding of redirected output may lack ≤ and ×
     Console(width=max(Console().width, width)).print(table)
     page = io.StringIO()
     Console(file=page, width=width, no_color=True, force_terminal=False).print(table)
@@ -616,25 +645,25 @@ def report(table: Table, directory: Path, name: str, width: int = WIDTH) -> None
     (directory / f"{name}.json").write_text(json.dumps(table.as_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def run(name: str, what: str, measure: Callable[[Effort], Table], full: Effort, quick: Effort) -> None:
-    """The program of a table: reads the command line, measures, prints and saves."""
-    options = arguments(name, what)
+def run(name: str, description: str, measure: Callable[[Effort], Table], full: Effort, quick: Effort) -> None:
+    """Runs the program of a table: reads the command line, measures, prints and saves."""
+    options = arguments(name, description)
     report(measure(quick if options.quick else full), options.out, labelled(name, options.label))
 
 
-def arguments(name: str, what: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says: ``quick``, ``out`` and ``label``."""
-    parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("--quick", action="store_true", help="few rounds: to see that it runs, not to quote")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the results go")
-    parser.add_argument("--label", metavar="LABEL", help=f"saved as {name}-LABEL: what kind of machine, not which one")
+def arguments(name: str, description: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Returns the options of the command line: ``quick``, ``out`` and ``label``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="few rounds: a check that it runs, no figures to quote")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="the directory of the results")
+    parser.add_argument("--label", metavar="LABEL", help=f"save as {name}-LABEL; names the kind of machine")
     return parser.parse_args(argv)
 
 
 def labelled(name: str, label: str | None) -> str:
-    """What the files of a table are called."""
+    """Returns the name of a table's files, without their endings."""
     return f"{name}-{label}" if label else name
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], float(sys.argv[2]))
+    run_worker(sys.argv[1], float(sys.argv[2]))

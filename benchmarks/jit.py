@@ -1,4 +1,4 @@
-"""What programs of `shardtensor.jit` cost on the arrays of one host, beside other libraries' compilers.
+"""The cost of programs of `shardtensor.jit` on one host, compared with the compilers of other libraries.
 
 ``python benchmarks/jit.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the tables.
 """
@@ -45,13 +45,13 @@ ROWS = (
 )
 
 ONCE = (
-    Row("trace", "trace, for each equation", (Target(100e-6),)),
+    Row("trace", "trace, per equation", (Target(100e-6),)),
     Row("first", "8 kernels compiled", (Target(0.5),)),
     Row("disk", "8 kernels from disk", (Target(20e-3),)),
 )
 
 FUSED = ("black4", "black8", "softmax", "norm", "chain", "jacobi", "layer")
-"""The rows in which more than two operators are one kernel."""
+"""The rows in which jit fuses more than two operators into one kernel."""
 
 PLAIN = tuple(
     dataclasses.replace(row, targets=(Target(0.8 if row.name in FUSED else 1.05, EAGER),))
@@ -62,12 +62,12 @@ PLAIN = tuple(
 
 @dataclass(frozen=True)
 class Effort:
-    """How often everything is measured.
+    """The numbers of measurements.
 
     Attributes:
-        rounds: of rows that take milliseconds.
-        heavy: of rows that take longer.
-        once: how often what happens once in a process is repeated.
+        rounds: the rounds of rows that take milliseconds.
+        heavy: the rounds of rows that take longer.
+        once: the number of new processes for rows that can be measured only once in a process.
     """
 
     rounds: int
@@ -78,8 +78,8 @@ class Effort:
 HEAVY = ("grid", "products")
 
 
-def workers(group: str) -> contextlib.AbstractContextManager[Mapping[str, Worker]]:
-    """Starts, for each column, a worker with the cases of an executor or library."""
+def start_workers(group: str) -> contextlib.AbstractContextManager[Mapping[str, Worker]]:
+    """Starts the worker of each column, with the cases of a group of rows; a context manager that ends them."""
     ours = harness.logical_devices(8)
     columns: dict[str, harness.Library] = {
         C: ("shardtensor", "c_cases", ours),
@@ -93,7 +93,7 @@ def workers(group: str) -> contextlib.AbstractContextManager[Mapping[str, Worker
         JAX_1: ("jax", "jax_cases", harness.virtual_devices(1)),
         NUMBA: ("numba", "numba_cases", {}),
     }
-    return harness.started(
+    return harness.start_workers(
         {
             column: (package, f"jit_cases:{cases}", {**environment, "JIT_GROUP": group})
             for column, (package, cases, environment) in columns.items()
@@ -102,42 +102,46 @@ def workers(group: str) -> contextlib.AbstractContextManager[Mapping[str, Worker
     )
 
 
-def agree(group: str, columns: Mapping[str, Worker]) -> None:
-    """Raises AssertionError unless all libraries have the same results. By this, everything is compiled."""
+def check_equal(group: str, workers: Mapping[str, Worker]) -> None:
+    """Checks that the results of all libraries have the same mean; every program is compiled by this.
+
+    Raises:
+        AssertionError: a mean differs; names the row and the means.
+    """
     for name in jit_cases.GROUPS[group]:
-        found = {}
-        for column, worker in columns.items():
-            with contextlib.suppress(harness.NoFigure):
-                found[column] = worker.call(f"answer {name}")
-        assert all(math.isclose(x, found[NUMPY], rel_tol=1e-3, abs_tol=1e-6) for x in found.values()), (name, found)
+        means = {}
+        for column, worker in workers.items():
+            with contextlib.suppress(harness.NotMeasured):
+                means[column] = worker.call(f"mean {name}")
+        assert all(math.isclose(x, means[NUMPY], rel_tol=1e-3, abs_tol=1e-6) for x in means.values()), (name, means)
 
 
-def measure_group(group: str, columns: Mapping[str, Worker], effort: Effort) -> Cells:
+def measure_group(group: str, workers: Mapping[str, Worker], effort: Effort) -> Cells:
     """Measures the rows of a group."""
     return harness.sample_cases(
-        jit_cases.GROUPS[group], columns, effort.heavy if group in HEAVY else effort.rounds, group
+        jit_cases.GROUPS[group], workers, effort.heavy if group in HEAVY else effort.rounds, group
     )
 
 
 def measure_once(effort: Effort) -> Cells:
-    """Measures what happens once in a process, each time in a new one."""
+    """Measures the rows that can be measured only once in a process, each time in a new process."""
 
     def seconds(code: str, cache: str) -> float:
         environment = harness.child_environment(XDG_CACHE_HOME=cache, SHARDTENSOR_NUM_DEVICES="8")
         done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.PIPE)
         return float(done.stdout.split()[0])
 
-    found: dict[str, list[float]] = {row.name: [] for row in ONCE}
+    samples: dict[str, list[float]] = {row.name: [] for row in ONCE}
     for _ in range(effort.once):
         with tempfile.TemporaryDirectory() as cache:
-            found["trace"].append(seconds(jit_cases.TRACE, cache))
-            found["first"].append(seconds(jit_cases.FIRST, cache))
-            found["disk"].append(seconds(jit_cases.FIRST, cache))
-    return {(name, C): Cell(tuple(samples)) for name, samples in found.items()}
+            samples["trace"].append(seconds(jit_cases.TRACE, cache))
+            samples["first"].append(seconds(jit_cases.FIRST, cache))
+            samples["disk"].append(seconds(jit_cases.FIRST, cache))
+    return {(name, C): Cell(tuple(values)) for name, values in samples.items()}
 
 
-def tables(cells: Cells, effort: Effort) -> tuple[Table, Table]:
-    """The tables of everything that was measured: with a compiler, and without."""
+def make_tables(cells: Cells, effort: Effort) -> tuple[Table, Table]:
+    """Returns two tables: programs with a compiler, and without."""
     packages = ("numpy", "torch", "jax", "numba", "shardtensor")
     environment = harness.describe_environment(packages) | {
         "rounds": f"{effort.rounds}; Jacobi and products {effort.heavy}; the last three rows {effort.once}"
@@ -150,18 +154,23 @@ def tables(cells: Cells, effort: Effort) -> tuple[Table, Table]:
 
 
 def measure(effort: Effort, start: Callable[..., contextlib.AbstractContextManager[Mapping[str, Worker]]]) -> Cells:
-    """Measures everything once through."""
+    """Measures all rows, after checking that the results of all libraries are equal.
+
+    Args:
+        effort: the numbers of measurements.
+        start: starts the workers of a group; it returns a context manager with the workers by column.
+    """
     cells: Cells = {}
     for group in jit_cases.GROUPS:
-        with start(group) as columns:
-            agree(group, columns)
-            cells |= measure_group(group, columns, effort)
+        with start(group) as workers:
+            check_equal(group, workers)
+            cells |= measure_group(group, workers, effort)
     return cells | measure_once(effort)
 
 
 if __name__ == "__main__":
-    options = harness.arguments("jit", "What programs of jit cost.")
+    options = harness.arguments("jit", "The cost of programs of jit.")
     effort = Effort(3, 2, 1) if options.quick else Effort(15, 5, 5)
-    made = tables(measure(effort, workers), effort)
-    for name, table in zip(("jit", "jit_numpy"), made, strict=True):
+    tables = make_tables(measure(effort, start_workers), effort)
+    for name, table in zip(("jit", "jit_numpy"), tables, strict=True):
         harness.report(table, options.out, harness.labelled(name, options.label), 200)

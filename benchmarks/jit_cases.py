@@ -1,7 +1,7 @@
-"""The cases of `jit.py`: the same computations by every library, in processes of their own.
+"""The cases of `jit.py`: the same computations with every library, each library in a process of its own.
 
-The variable ``JIT_GROUP`` names the group of rows whose operands a process makes. Results are dropped before the next
-call, so that each library can use their memory again.
+The environment variable ``JIT_GROUP`` names the group of rows for which a process makes operands and cases. Results are
+dropped before the next call, so that each library can use their memory again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ GROUPS = {
     "products": ("layer", "step", "maps"),
     "tiny": ("tiny",),
 }
-"""The rows that are measured together, by group."""
+"""The names of the rows that are measured together, by group."""
 
 STEPS = 50
-"""The steps of Jacobi's method."""
+"""The number of steps of Jacobi's method."""
 
 KEPT = 1 << 30
-"""The bytes of results that are kept at the same time where they are kept."""
+"""The bytes of results that `kept_cases` keeps at most."""
 
 Arrays = list[Any]
 
@@ -38,21 +38,21 @@ Arrays = list[Any]
 
 
 def black_scholes(np: Any, price: Any, strike: Any, time: Any) -> tuple[Any, Any]:
-    """The prices of call and put options; the normal distribution by the usual approximation with tanh."""
+    """Returns the prices of call and put options, with the tanh approximation of the normal distribution function."""
     rate, volatility = 0.02, 0.3
 
-    def below(d: Any) -> Any:
+    def normal_cdf(d: Any) -> Any:
         return 0.5 * (1.0 + np.tanh(0.7978845608 * (d + 0.044715 * d * d * d)))
 
     spread = volatility * np.sqrt(time)
     d1 = (np.log(price / strike) + (rate + volatility * volatility * 0.5) * time) / spread
     discounted = strike * np.exp(-rate * time)
-    call = price * below(d1) - discounted * below(d1 - spread)
+    call = price * normal_cdf(d1) - discounted * normal_cdf(d1 - spread)
     return call, call - price + discounted
 
 
 def chain(np: Any, x: Any) -> Any:
-    """Ten operators, each of which takes no longer than reading its operand."""
+    """Applies ten operators, each of which is limited by memory bandwidth."""
     for k in range(5):
         x = np.maximum(x * 1.5, 0.25) if k % 2 else (x + 0.5) * 0.75
     return x
@@ -79,7 +79,7 @@ def layer(np: Any, x: Any, w: Any, b: Any) -> Any:
 
 
 def step(np: Any, x: Any, labels: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> tuple[Any, ...]:
-    """A step of gradient descent, of two layers with softmax and cross-entropy."""
+    """Returns the parameters after a step of gradient descent, for two layers with softmax and cross-entropy."""
     rate = 0.1 / x.shape[0]
     hidden = np.maximum(x @ w1 + b1, 0.0)
     scores = hidden @ w2 + b2
@@ -91,7 +91,7 @@ def step(np: Any, x: Any, labels: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> tu
 
 
 def functions(np: Any) -> dict[str, Callable[..., Any]]:
-    """The computation of each row; maps are batches here."""
+    """Returns the computation of each row; maps are written as batched operators."""
     black = functools.partial(black_scholes, np)
     sine = lambda x: 2.0 * np.sin(x) + 1.0  # noqa: E731
     squared = lambda a: np.tanh(a @ a)  # noqa: E731
@@ -104,12 +104,12 @@ def functions(np: Any) -> dict[str, Callable[..., Any]]:
     }  # fmt: skip
 
 
-WHOLE = {"layer": 1, "step": 2}
-"""The number of operands of a row that are split by rows over the devices; the others are replicated."""
+SPLIT = {"layer": 1, "step": 2}
+"""The number of operands of a row that are split by rows, from the first on (default: all); others are replicated."""
 
 
 def operands() -> dict[str, Arrays]:
-    """The arrays of the rows of the group, the same for all libraries."""
+    """Returns the operands of the rows of the group, equal for all libraries."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -126,7 +126,7 @@ def operands() -> dict[str, Arrays]:
 
     grid = functools.cache(lambda: some(8192, 8192))
     rows = functools.cache(lambda: some(8192, 4096))
-    made: dict[str, Callable[[], Arrays]] = {
+    makers: dict[str, Callable[[], Arrays]] = {
         "sin4": lambda: [some(1 << 26)], "sin8": lambda: [some(1 << 23, dtype=np.float64)],
         "black4": lambda: [some(1 << 24) for _ in range(3)],
         "black8": lambda: [some(1 << 24, dtype=np.float64) for _ in range(3)],
@@ -136,57 +136,63 @@ def operands() -> dict[str, Arrays]:
         "layer": lambda: [normal(65536, 512), normal(512, 512), normal(512)],
         "step": training, "maps": lambda: [normal(8, 1024, 1024) * np.float32(0.1)], "tiny": lambda: [some(32)],
     }  # fmt: skip
-    return {name: made[name]() for name in GROUPS[os.environ["JIT_GROUP"]]}
+    return {name: makers[name]() for name in GROUPS[os.environ["JIT_GROUP"]]}
 
 
 # -- the cases of each library ---------------------------------------------------------------------
 
 
 def _cases(run: Mapping[str, Callable[..., Any]], place: Callable[[str, Arrays], Arrays]) -> dict[str, Case]:
-    """A case for each row, and one that gives the sum of its result, by which libraries are compared."""
+    """Returns a case for each row, and a case ``mean NAME`` for the mean of its result, to compare the libraries.
 
-    def case(name: str, given: Arrays) -> tuple[Case, Case]:
+    Args:
+        run: the compiled computation of each row.
+        place: converts NumPy arrays into the library's operands, from the name of the row and the arrays.
+    """
+
+    def case(name: str, xs: Arrays) -> tuple[Case, Case]:
         def call() -> None:
-            run[name](*given)
+            run[name](*xs)
 
-        def answer() -> float:
+        def mean() -> float:
             import numpy as np
 
-            result = run[name](*given)
+            result = run[name](*xs)
             first = result[0] if isinstance(result, tuple) else result
             return float(np.asarray(first, np.float64).mean())
 
-        return call, answer
+        return call, mean
 
-    made = {name: case(name, place(name, arrays)) for name, arrays in operands().items() if name in run}
-    answers = {f"answer {name}": answer for name, (_, answer) in made.items()}
-    return {name: call for name, (call, _) in made.items()} | answers
+    cases = {name: case(name, place(name, arrays)) for name, arrays in operands().items() if name in run}
+    means = {f"mean {name}": mean for name, (_, mean) in cases.items()}
+    return {name: call for name, (call, _) in cases.items()} | means
 
 
-def _ours(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> dict[str, Case]:
+def _shardtensor_cases(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> dict[str, Case]:
+    """Returns the cases of shardtensor; ``wrap`` compiles a function, or returns it unchanged."""
     import shardtensor as st
 
-    made = functions(st)
+    by_name = functions(st)
     squared = lambda a: st.tanh(a @ a)  # noqa: E731
-    made["maps"] = lambda a: st.pmap(squared)(st.pmap(squared)(a))
+    by_name["maps"] = lambda a: st.pmap(squared)(st.pmap(squared)(a))
     mesh = st.make_mesh((8,), ("d",))
     split, whole = st.NamedSharding(mesh, st.P("d")), st.NamedSharding(mesh, st.P())
 
     def place(name: str, arrays: Arrays) -> Arrays:
-        return [st.device_put(a, split if k < WHOLE.get(name, 9) else whole) for k, a in enumerate(arrays)]
+        return [st.device_put(a, split if k < SPLIT.get(name, 9) else whole) for k, a in enumerate(arrays)]
 
-    return _cases({name: wrap(f) for name, f in made.items()}, place)
+    return _cases({name: wrap(f) for name, f in by_name.items()}, place)
 
 
 def c_cases() -> dict[str, Case]:
-    """st.jit, with kernels in C."""
+    """Returns the cases of st.jit with kernels in C."""
     import shardtensor as st
 
-    return _ours(lambda f: st.jit(f, executor="c"))
+    return _shardtensor_cases(lambda f: st.jit(f, executor="c"))
 
 
 def kept_cases() -> dict[str, Case]:
-    """The same; results are kept until there are many, so that each call has new memory."""
+    """Returns the cases of st.jit with kernels in C whose results are kept, so that each call uses new memory."""
     import shardtensor as st
     from shardtensor.host import memory_pool
 
@@ -204,35 +210,35 @@ def kept_cases() -> dict[str, Case]:
 
         return call
 
-    made = _ours(wrap)
-    return {name: case for name, case in made.items() if name not in ("sum", "mean", "max", "var", "tiny", "jacobi")}
+    cases = _shardtensor_cases(wrap)
+    return {name: case for name, case in cases.items() if name not in ("sum", "mean", "max", "var", "tiny", "jacobi")}
 
 
 def blocked_cases() -> dict[str, Case]:
-    """st.jit, with kernels on NumPy, as without a compiler."""
+    """Returns the cases of st.jit with kernels on NumPy, which it uses if there is no compiler."""
     import shardtensor as st
 
-    return _ours(lambda f: st.jit(f, executor="numpy"))
+    return _shardtensor_cases(lambda f: st.jit(f, executor="numpy"))
 
 
 def eager_cases() -> dict[str, Case]:
-    """The functions themselves."""
-    return _ours(lambda f: f)
+    """Returns the cases of shardtensor without jit."""
+    return _shardtensor_cases(lambda f: f)
 
 
 def numpy_cases() -> dict[str, Case]:
-    """Plain NumPy."""
+    """Returns the cases of NumPy."""
     import numpy as np
 
     return _cases(functions(np), lambda name, arrays: arrays)
 
 
 def torch_cases() -> dict[str, Case]:
-    """PyTorch's compiler. A loop of many steps calls one compiled step."""
+    """Returns the cases of torch.compile. The steps of Jacobi's method call one compiled step."""
     import torch
 
-    made = {name: torch.compile(f) for name, f in functions(_Torch(torch)).items()}
-    made["var"] = torch.compile(lambda x: torch.var(x, correction=0))
+    compiled = {name: torch.compile(f) for name, f in functions(_Torch(torch)).items()}
+    compiled["var"] = torch.compile(lambda x: torch.var(x, correction=0))
 
     @torch.compile
     def once(u: Any) -> Any:
@@ -245,11 +251,11 @@ def torch_cases() -> dict[str, Case]:
             u = once(u)
         return u
 
-    return _cases(made | {"jacobi": steps}, lambda name, arrays: [torch.from_numpy(a) for a in arrays])
+    return _cases(compiled | {"jacobi": steps}, lambda name, arrays: [torch.from_numpy(a) for a in arrays])
 
 
 class _Torch:
-    """PyTorch's functions under NumPy's names, where they differ."""
+    """A namespace with PyTorch's functions under NumPy's names."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -264,7 +270,7 @@ class _Torch:
 
 
 def jax_cases() -> dict[str, Case]:
-    """JAX's compiler; every call waits for its result."""
+    """Returns the cases of jax.jit; every call waits for its result."""
     import jax
     import numpy as np
     from cpu_cases import jacobi_block
@@ -274,24 +280,24 @@ def jax_cases() -> dict[str, Case]:
     devices = jax.device_count()
     mesh = Mesh(np.array(jax.devices()), ("d",))
     split, whole = NamedSharding(mesh, PartitionSpec("d")), NamedSharding(mesh, PartitionSpec())
-    made = functions(jax.numpy)
+    by_name = functions(jax.numpy)
     squared = jax.vmap(lambda a: jax.numpy.tanh(a @ a))
-    made["maps"] = lambda a: squared(squared(a))
+    by_name["maps"] = lambda a: squared(squared(a))
     block = lambda u: jax.lax.fori_loop(0, STEPS, lambda _, u: jacobi_block(jax, u, devices), u)  # noqa: E731
-    made["jacobi"] = jax.shard_map(block, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d"))
+    by_name["jacobi"] = jax.shard_map(block, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d"))
 
     def place(name: str, arrays: Arrays) -> Arrays:
-        return [jax.device_put(a, split if k < WHOLE.get(name, 9) else whole) for k, a in enumerate(arrays)]
+        return [jax.device_put(a, split if k < SPLIT.get(name, 9) else whole) for k, a in enumerate(arrays)]
 
-    def waiting(f: Callable[..., Any]) -> Callable[..., Any]:
+    def blocking(f: Callable[..., Any]) -> Callable[..., Any]:
         compiled = jax.jit(f)
         return lambda *xs: jax.block_until_ready(compiled(*xs))
 
-    return _cases({name: waiting(f) for name, f in made.items()}, place)
+    return _cases({name: blocking(f) for name, f in by_name.items()}, place)
 
 
 def numba_cases() -> dict[str, Case]:
-    """Loops that Numba compiles and divides among threads."""
+    """Returns the cases of Numba: loops that it compiles and divides among threads."""
     import numba
     import numpy as np
 
@@ -300,10 +306,10 @@ def numba_cases() -> dict[str, Case]:
     @parallel
     def sine(x: Any) -> Any:
         one, two = x.dtype.type(1), x.dtype.type(2)
-        found = np.empty_like(x)
+        result = np.empty_like(x)
         for i in numba.prange(x.size):
-            found[i] = two * np.sin(x[i]) + one
-        return found
+            result[i] = two * np.sin(x[i]) + one
+        return result
 
     @parallel
     def once(u: Any, new: Any) -> None:
@@ -320,7 +326,7 @@ def numba_cases() -> dict[str, Case]:
     return _cases({"sin4": sine, "sin8": sine, "jacobi": steps}, lambda name, arrays: arrays)
 
 
-# -- what happens once -----------------------------------------------------------------------------
+# -- programs that are measured once in a process --------------------------------------------------
 
 FIRST = """
 import sys, time
@@ -328,14 +334,14 @@ import shardtensor as st
 x = st.ones((64, 512))
 
 def f(x):
-    found = []
+    results = []
     for k in range(8):
         y = x + 1.0
         for _ in range(k + 1):
             y = st.tanh(y * 0.5) - st.where(y > 1.0, y, 0.25)
-        found.append(y / y.sum(axis=1, keepdims=True) if k % 2 else y)
+        results.append(y / y.sum(axis=1, keepdims=True) if k % 2 else y)
         x = st.sort(y, axis=1)
-    return found
+    return results
 
 st.jit(f, executor="numpy")(x)
 lowered = st.jit(f).lower(x)
@@ -343,7 +349,7 @@ begin = time.perf_counter()
 lowered.compile()
 print(time.perf_counter() - begin, len(lowered._executable.kernels))
 """
-"""The seconds in which a traced program of eight kernels is compiled, or read from the disk."""
+"""A program that prints the seconds in which the eight kernels of a traced function are compiled or read from disk."""
 
 TRACE = """
 import time
@@ -360,4 +366,4 @@ begin = time.perf_counter()
 program = st.jit(f, executor="numpy").lower(x).program
 print((time.perf_counter() - begin) / len(program.equations), 0)
 """
-"""The seconds that tracing and preparing a program takes, for each equation."""
+"""A program that prints the seconds per equation in which a function is traced and prepared."""

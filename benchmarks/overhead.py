@@ -1,4 +1,4 @@
-"""What a call costs before any work is done: tiny arrays, imports, planning, queueing.
+"""The cost of a call before any work is done: tiny arrays, imports, planning, queueing.
 
 ``python benchmarks/overhead.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
 """
@@ -40,7 +40,7 @@ GROWTH = Row("growth", "… growth of memory", (Target(1.0),), "MiB")
 
 
 def shardtensor_cases() -> dict[str, Case]:
-    """The library itself, eager, on the numpy backend."""
+    """Returns the cases of shardtensor, eager, on the numpy backend."""
     import numpy as np
 
     import shardtensor as st
@@ -56,7 +56,7 @@ def shardtensor_cases() -> dict[str, Case]:
     first_id = itertools.count()
 
     def plan() -> Any:
-        # Other devices each time: nothing that the library caches on the way can help.
+        # Each call has other devices, so that no cache of the library is hit.
         first = next(first_id)
         fake = [Device("numpy", first + i) for i in range(PLANNED_DEVICES)]
         mesh = st.make_mesh((PLANNED_DEVICES,), ("d",), devices=fake)
@@ -74,7 +74,7 @@ def shardtensor_cases() -> dict[str, Case]:
 
 
 def _expressions(x: Any, y: Any, m: Any, w: Any) -> dict[str, Case]:
-    """What is written alike with arrays of NumPy and of this library; neither has a compile step."""
+    """Returns the cases whose source code is the same for NumPy and shardtensor; neither has a compile step."""
     return {
         "add": lambda: x + y,
         "add compiled": lambda: x + y,
@@ -87,7 +87,7 @@ def _expressions(x: Any, y: Any, m: Any, w: Any) -> dict[str, Case]:
 
 
 def numpy_cases() -> dict[str, Case]:
-    """Plain NumPy: what no library on top of it can undercut."""
+    """Returns the cases of NumPy: lower bounds for any library that is built on it."""
     import numpy as np
 
     x, y, m, w, square = _operands(np).values()
@@ -102,7 +102,7 @@ def numpy_cases() -> dict[str, Case]:
 
 
 def jax_cases() -> dict[str, Case]:
-    """JAX on as many virtual CPU devices as its flags ask for. Every case waits for its result."""
+    """Returns the cases of JAX on the virtual CPU devices that its flags set. Every case waits for its result."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -117,8 +117,8 @@ def jax_cases() -> dict[str, Case]:
     )
     add = jax.jit(jax.numpy.add)
     add_one = jax.pmap(_add_one)
-    mapped = add_one(np.arange(32, dtype=np.float32).reshape(len(devices), -1))  # lies where pmap wants it
-    # A stack that moves nothing is made of shards that have the new dimension already.
+    mapped = add_one(np.arange(32, dtype=np.float32).reshape(len(devices), -1))  # has the sharding of pmap's arguments
+    # JAX stacks without copying if the shards already have the new dimension.
     shards = [jax.device_put(np.ones((1, 32 // len(devices)), np.float32), device) for device in devices]
     stacked = (len(devices), 32 // len(devices))
     ready = jax.block_until_ready
@@ -138,7 +138,7 @@ def jax_cases() -> dict[str, Case]:
 
 
 def _operands(np: Any) -> dict[str, Any]:
-    """The same tiny arrays for all."""
+    """Returns the tiny operands, equal for all libraries."""
     shapes = {"x": (32,), "y": (32,), "m": (32, 4), "w": (4, 4), "square": (32, 32)}
     return {name: np.arange(np.prod(shape), dtype=np.float32).reshape(shape) for name, shape in shapes.items()}
 
@@ -148,8 +148,8 @@ def _add_one(x: Any) -> Any:
 
 
 def queue(reduce: Case) -> dict[str, float | None]:
-    """Reduces many times without waiting."""
-    seconds, growth = harness.repeated(reduce, QUEUED, float)
+    """Queues many reductions and waits for the last one; returns the seconds and the growth of the process in MiB."""
+    seconds, growth = harness.repeat_call(reduce, QUEUED, float)
     return {QUEUE.name: seconds, GROWTH.name: growth}
 
 
@@ -158,20 +158,20 @@ def queue(reduce: Case) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds each kind of row gets, and for how many seconds the queued reductions are waited for."""
+    """The number of rounds for each kind of row, and the time limit in seconds of the queued reductions."""
 
     calls: int = 150
     plans: int = 9
     imports: int = 15
-    helper_delay: float = 90.0
+    time_limit: float = 90.0
 
 
-QUICK = Effort(calls=20, plans=3, imports=7, helper_delay=15.0)
+QUICK = Effort(calls=20, plans=3, imports=7, time_limit=15.0)
 
 
 def measure(effort: Effort) -> Table:
-    """Measures everything once through."""
-    with harness.workers("overhead") as workers, tempfile.TemporaryDirectory() as bytecode:
+    """Measures the whole table."""
+    with harness.start_default_workers("overhead") as workers, tempfile.TemporaryDirectory() as bytecode:
         environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
             "BLAS": workers[NUMPY].call("blas"),
             "rounds": f"calls {effort.calls}, planning {effort.plans}, imports {effort.imports}, queue 1",
@@ -183,11 +183,11 @@ def measure(effort: Effort) -> Table:
         imports = {(IMPORT.name, column): functools.partial(load, package) for column, package in packages.items()}
         harness.interleave(imports, 1, "compiling")
         cells |= harness.interleave(imports, effort.imports, "imports")
-        # Last, because JAX's virtual devices may deadlock here, and then their process is gone.
+        # These rows come last: JAX's virtual devices may deadlock in them, and then their process is killed.
         for column, worker in workers.items():
-            cells |= harness.call_once(worker, column, QUEUE.name, (QUEUE.name, GROWTH.name), effort.helper_delay)
+            cells |= harness.call_once(worker, column, QUEUE.name, (QUEUE.name, GROWTH.name), effort.time_limit)
     return Table(TITLE, environment, tuple(workers), (*CALLS, PLAN, IMPORT, QUEUE, GROWTH), cells)
 
 
 if __name__ == "__main__":
-    harness.run("overhead", "What a call costs before any work is done.", measure, Effort(), QUICK)
+    harness.run("overhead", "The cost of a call before any work is done.", measure, Effort(), QUICK)

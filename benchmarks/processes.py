@@ -1,8 +1,8 @@
-"""What two processes cost, beside one process, mpi4py by hand, and JAX over gloo.
+"""The cost of two processes, compared with one process, with mpi4py called by hand, and with JAX over gloo.
 
 ``python benchmarks/processes.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table. The
-processes are started by the library's own launcher, on MPI; those of JAX by themselves. In each of them, all cases of
-the first three columns are measured in turns.
+cases of the first three columns are interleaved in the same two processes, which shardtensor's launcher starts on MPI;
+JAX has two processes of its own.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ BY_HAND, ALONE, JAX = "mpi4py", "1 process", "JAX (gloo)"
 MIB = 1 << 20
 
 ROWS = (
-    Row("add", "x + x, nothing moves", (Target(1.0, ALONE, 1e-6),)),
+    Row("add", "x + x, no communication", (Target(1.0, ALONE, 1e-6),)),
     Row("sum", "sum of 8 bytes (by hand: Iallgather, Allreduce)", (Target(1.0, BY_HAND, 50e-6),)),
     Row("all-reduce", "all-reduce of 64 MiB", (Target(1.3, BY_HAND), Target(1.0, JAX))),
     Row("reshard", "rows → columns of 125 MiB, uneven", (Target(1.3, BY_HAND),)),
     Row("step", "data-parallel step", (Target(1.1, BY_HAND),)),
-    Row("start", "start of 4 processes, over `import numpy`", (Target(1.0),)),
+    Row("start", "start of 4 processes, minus `import numpy`", (Target(1.0),)),
 )
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How many samples there are of each case."""
+    """The number of samples of each case."""
 
     rounds: int = 9
 
@@ -52,7 +52,7 @@ QUICK = Effort(rounds=2)
 
 
 def shardtensor_and_mpi(rounds: int) -> dict[str, list[float]]:
-    """The seconds of all cases of the library and of mpi4py, in one process of two."""
+    """Measures shardtensor and mpi4py in one of the two processes; returns the seconds by row and column."""
     import numpy as np
     from mpi4py import MPI
 
@@ -89,9 +89,9 @@ def shardtensor_and_mpi(rounds: int) -> dict[str, list[float]]:
         world.Allreduce(one, total)
 
     def by_hand_step() -> None:
-        gradient, all_of = data.T @ (data @ weights - data[:, :10]), np.empty((64, 10))
-        world.Allreduce(gradient, all_of)
-        weights - 1e-6 * all_of
+        gradient, summed_gradient = data.T @ (data @ weights - data[:, :10]), np.empty((64, 10))
+        world.Allreduce(gradient, summed_gradient)
+        weights - 1e-6 * summed_gradient
 
     cases: dict[str, tuple[Callable[[], Any], int]] = {
         f"add {PROJECT}": (lambda: tiny + tiny, 500),
@@ -105,21 +105,21 @@ def shardtensor_and_mpi(rounds: int) -> dict[str, list[float]]:
         f"step {PROJECT}": (lambda: train(w, x, target), 5),
         f"step {BY_HAND}": (by_hand_step, 5),
     }
-    found: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     for turn in range(rounds + 1):
         for name, (call, times) in cases.items():
             st.distributed.sync_global_devices(name)
             begin = time.perf_counter()
             for _ in range(times):
                 call()
-            if turn:  # The first turn plans, allocates, and warms up.
-                found.setdefault(name, []).append((time.perf_counter() - begin) / times)
+            if turn:  # The first turn makes plans and allocates memory, and is not counted.
+                samples.setdefault(name, []).append((time.perf_counter() - begin) / times)
     st.distributed.shutdown()
-    return found
+    return samples
 
 
 def _by_alltoallv(world: Any, part: Any, np: Any) -> Any:
-    """Rows to columns, packed by hand."""
+    """Reshards rows to columns with one all-to-all of blocks that are packed by hand."""
     count, (rows, width) = world.Get_size(), part.shape
     cuts = [width * k // count for k in range(count + 1)]
     mine = cuts[world.Get_rank() + 1] - cuts[world.Get_rank()]
@@ -132,7 +132,7 @@ def _by_alltoallv(world: Any, part: Any, np: Any) -> Any:
 
 
 def jax_cases(rounds: int, address: str, rank: int) -> dict[str, list[float]]:
-    """The seconds of the all-reduce of JAX, in one process of two."""
+    """Measures the all-reduce of JAX in one of two processes; returns seconds by row and column."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -157,25 +157,26 @@ def jax_cases(rounds: int, address: str, rank: int) -> dict[str, list[float]]:
 
 
 def measure(effort: Effort) -> Table:
-    """Measures everything once through."""
-    found = _launched(effort.rounds)
+    """Measures the whole table."""
+    samples = _measure_launched(effort.rounds)
     if harness.is_installed("jax"):
-        found |= _with_jax(effort.rounds)
-    found[f"start {PROJECT}"] = [_start_seconds() for _ in range(effort.rounds)]
+        samples |= _measure_jax(effort.rounds)
+    samples[f"start {PROJECT}"] = [_start_seconds() for _ in range(effort.rounds)]
     cells = {}
     for row in ROWS:
         for column in (PROJECT, BY_HAND, ALONE, JAX):
-            if seconds := found.get(f"{row.name} {column}"):
+            if seconds := samples.get(f"{row.name} {column}"):
                 cells[row.name, column] = Cell(tuple(seconds))
     environment = harness.describe_environment(("numpy", "mpi4py", "mpich", "jax", "shardtensor"))
     return Table(TITLE, environment | {"rounds": str(effort.rounds)}, (PROJECT, BY_HAND, ALONE, JAX), ROWS, cells)
 
 
-def _launched(rounds: int) -> dict[str, list[float]]:
+def _measure_launched(rounds: int) -> dict[str, list[float]]:
+    """Runs `shardtensor_and_mpi` in two processes and returns the samples of process 0."""
     from shardtensor import launcher
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "found.json"
+        path = Path(folder) / "samples.json"
         lines: list[str] = []
         command = [sys.executable, __file__, "--inside", str(rounds), str(path)]
         environ = {"SHARDTENSOR_NUM_DEVICES": "1", "OMP_NUM_THREADS": "1"}
@@ -185,12 +186,13 @@ def _launched(rounds: int) -> dict[str, list[float]]:
         return dict(json.loads(path.read_text()))
 
 
-def _with_jax(rounds: int) -> dict[str, list[float]]:
+def _measure_jax(rounds: int) -> dict[str, list[float]]:
+    """Runs `jax_cases` in two processes and returns the samples of process 0; none if a process fails."""
     with socket.socket() as s, tempfile.TemporaryDirectory() as folder:
         s.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{s.getsockname()[1]}"
         s.close()
-        path = Path(folder) / "found.json"
+        path = Path(folder) / "samples.json"
         running = [
             subprocess.Popen([sys.executable, __file__, "--jax", str(rounds), str(path), address, str(rank)])
             for rank in range(2)
@@ -202,7 +204,7 @@ def _with_jax(rounds: int) -> dict[str, list[float]]:
 
 
 def _start_seconds() -> float:
-    """Seconds of a job of four processes that connect and end, over those of one that imports NumPy."""
+    """Returns the seconds of a job of four processes that connect and end, minus those of ``import numpy`` in one."""
     from shardtensor import launcher
 
     program = "import shardtensor as st; st.distributed.initialize(); st.distributed.shutdown()"
@@ -213,20 +215,20 @@ def _start_seconds() -> float:
     return middle - begin - (time.perf_counter() - middle)
 
 
-def _inside(arguments: list[str]) -> None:
-    """The program of a process that measures; process 0 writes what it found."""
+def _run_process(arguments: list[str]) -> None:
+    """Runs the program of a process that measures; process 0 writes its samples to a file."""
     kind, rounds, path, *others = arguments
-    found = (
+    samples = (
         shardtensor_and_mpi(int(rounds)) if kind == "--inside" else jax_cases(int(rounds), others[0], int(others[1]))
     )
     rank = int(others[1]) if others else int(os.environ["PMI_RANK"])
     if rank == 0:
-        Path(path).write_text(json.dumps(found))
-        print({name: statistics.median(seconds) for name, seconds in found.items()}, file=sys.stderr)
+        Path(path).write_text(json.dumps(samples))
+        print({name: statistics.median(seconds) for name, seconds in samples.items()}, file=sys.stderr)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] in (["--inside"], ["--jax"]):
-        _inside(sys.argv[1:])
+        _run_process(sys.argv[1:])
     else:
-        harness.run("processes", "What two processes cost.", measure, Effort(), QUICK)
+        harness.run("processes", "The cost of two processes.", measure, Effort(), QUICK)

@@ -1,7 +1,7 @@
-"""What random numbers cost: large arrays of each distribution, permutations, and tiny arrays.
+"""The cost of random numbers: large arrays of each distribution, permutations, and tiny arrays.
 
 ``python benchmarks/random_numbers.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
-(It is not called random.py, which would hide Python's module of that name from all scripts of this folder.)
+(A file random.py would hide Python's module of that name from all scripts of this folder.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of elements of large arrays, of those of distributions that take longer, and of tiny ones."""
+    """The numbers of elements: of large arrays, of large arrays of slow distributions, and of tiny arrays."""
 
     large: int = 1 << 22
     medium: int = 1 << 18
@@ -54,7 +54,7 @@ SIZES = Sizes()
 
 
 def shardtensor_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
-    """The library itself, eager, on the numpy backend; a new key for each call."""
+    """Returns the cases of shardtensor, eager, on the numpy backend; each call uses a new key."""
     import shardtensor as st
 
     draw, mesh = st.random, st.make_mesh((DEVICES,), ("d",))
@@ -76,7 +76,7 @@ def shardtensor_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
 
 
 def numpy_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
-    """NumPy's default generator, whose numbers depend on its state."""
+    """Returns the cases of NumPy's default generator, whose numbers depend on its state."""
     import numpy as np
 
     draw = np.random.default_rng(0)
@@ -97,7 +97,7 @@ def numpy_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
 
 
 def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
-    """JAX, jitted, over its CPU devices; a new key for each call, which waits for the result."""
+    """Returns the cases of JAX, jitted, over its CPU devices; each call uses a new key and waits for its result."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -129,9 +129,9 @@ def jax_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
 # -- the run ---------------------------------------------------------------------------------------
 
 
-def workers() -> contextlib.AbstractContextManager[dict[str, Worker]]:
-    """Starts a worker for each column."""
-    return harness.started(
+def start_workers() -> contextlib.AbstractContextManager[dict[str, Worker]]:
+    """Starts the worker of each column; a context manager that ends them."""
+    return harness.start_workers(
         {
             PROJECT: ("shardtensor", "random_numbers:shardtensor_cases", harness.logical_devices(DEVICES)),
             NUMPY: ("numpy", "random_numbers:numpy_cases", {}),
@@ -143,7 +143,7 @@ def workers() -> contextlib.AbstractContextManager[dict[str, Worker]]:
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds each kind of row gets."""
+    """The number of rounds for each kind of row."""
 
     small: int = 150
     large: int = 15
@@ -153,21 +153,21 @@ QUICK = Effort(small=20, large=3)
 
 
 def measure(effort: Effort) -> Table:
-    """Measures everything once through."""
-    with workers() as found:
-        return measured(effort, found)
+    """Measures the whole table."""
+    with start_workers() as workers:
+        return measure_with(effort, workers)
 
 
-def measured(effort: Effort, found: Mapping[str, Any]) -> Table:
-    """Measures everything once through, with these workers."""
+def measure_with(effort: Effort, workers: Mapping[str, Any]) -> Table:
+    """Measures the whole table with these workers."""
     environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
         "rounds": f"large arrays {effort.large}, tiny ones {effort.small}",
     }
     cells: harness.Cells = {}
-    for rows, rounds, what in (LARGE, effort.large, "large arrays"), (SMALL, effort.small, "tiny arrays"):
-        cells |= harness.sample_cases([row.name for row in rows], found, rounds, what)
-    return Table(TITLE, environment, tuple(found), (*LARGE, *SMALL), cells)
+    for rows, rounds, description in (LARGE, effort.large, "large arrays"), (SMALL, effort.small, "tiny arrays"):
+        cells |= harness.sample_cases([row.name for row in rows], workers, rounds, description)
+    return Table(TITLE, environment, tuple(workers), (*LARGE, *SMALL), cells)
 
 
 if __name__ == "__main__":
-    harness.run("random_numbers", "What random numbers cost.", measure, Effort(), QUICK)
+    harness.run("random_numbers", "The cost of random numbers.", measure, Effort(), QUICK)

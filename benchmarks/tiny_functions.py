@@ -1,4 +1,4 @@
-"""What each function of NumPy costs on tiny arrays, beyond NumPy's own time.
+"""The cost of each function of NumPy on tiny arrays, beyond NumPy's own time.
 
 ``python benchmarks/tiny_functions.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import harness
 from harness import DEVICES, NUMPY, PROJECT, Case, Row, Table, Target
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # The calls are those of the tests, which are no installed package.
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the calls, which the tests share; tests are not installed
 
 from tests.numpy_calls import FFT, LINALG, MAIN, NO_ARRAYS, Operands
 
@@ -36,7 +36,7 @@ CALLS = {
 
 
 def shardtensor_cases() -> dict[str, Case]:
-    """The library itself, eager, on the numpy backend. All operands are split by their first dimension."""
+    """Returns the cases of shardtensor, eager, on the numpy backend. Operands are split by their first dimension."""
     import shardtensor as st
 
     split = st.NamedSharding(st.make_mesh((DEVICES,), ("d",)), st.P("d"))
@@ -44,7 +44,7 @@ def shardtensor_cases() -> dict[str, Case]:
 
 
 def numpy_cases() -> dict[str, Case]:
-    """NumPy's functions on its arrays."""
+    """Returns the cases of NumPy."""
     return _cases(lambda x: x)
 
 
@@ -59,7 +59,7 @@ def _cases(place: Callable[[Any], Any]) -> dict[str, Case]:
 def _is_accepted(case: Case) -> bool:
     try:
         case()
-    except (AttributeError, TypeError, ValueError):  # It is refused: docs/numpy_functions.md says why.
+    except (AttributeError, TypeError, ValueError):  # shardtensor rejects it: docs/numpy_functions.md gives the reason
         return False
     return True
 
@@ -69,7 +69,7 @@ def _is_accepted(case: Case) -> bool:
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds there are."""
+    """The number of rounds."""
 
     rounds: int = 15
 
@@ -78,34 +78,34 @@ QUICK = Effort(rounds=1)
 
 
 def measure(effort: Effort) -> Table:
-    """Measures everything once through."""
+    """Measures the whole table."""
     columns: dict[str, harness.Library] = {
         PROJECT: ("shardtensor", "tiny_functions:shardtensor_cases", harness.logical_devices(DEVICES)),
         NUMPY: ("numpy", "tiny_functions:numpy_cases", {}),
     }
-    with harness.started(columns) as found:
-        return measured(effort, found)
+    with harness.start_workers(columns) as workers:
+        return measure_with(effort, workers)
 
 
-def measured(effort: Effort, found: Mapping[str, Any]) -> Table:
-    """Measures everything once through, with these workers; the table has the functions that miss the target."""
-    cells = harness.sample_cases(CALLS, found, effort.rounds, "functions")
-    table = Table(TITLE, {}, tuple(found), tuple([Row(name, name, (TARGET,)) for name in CALLS]), cells)
-    more = {row: _more(table, row) for row in table.rows}
-    known = [row for row, seconds in more.items() if seconds is not None]
-    missed = sorted([row for row in known if more[row] > TARGET.more], key=lambda row: -more[row])
+def measure_with(effort: Effort, workers: Mapping[str, Any]) -> Table:
+    """Measures all functions with these workers and returns the table of those that miss the target."""
+    cells = harness.sample_cases(CALLS, workers, effort.rounds, "functions")
+    table = Table(TITLE, {}, tuple(workers), tuple([Row(name, name, (TARGET,)) for name in CALLS]), cells)
+    overheads = {row: _overhead(table, row) for row in table.rows}
+    measured = [row for row, seconds in overheads.items() if seconds is not None]
+    missed = sorted([row for row in measured if overheads[row] > TARGET.more], key=lambda row: -overheads[row])
     environment = harness.describe_environment(("numpy", "shardtensor")) | {
         "rounds": str(effort.rounds),
-        "functions": f"{len(known)} measured, {len(missed)} miss the target",
+        "functions": f"{len(measured)} measured, {len(missed)} miss the target",
     }
     return dataclasses.replace(table, environment=environment, rows=tuple(missed))
 
 
-def _more(table: Table, row: Row) -> Any:
-    """Returns by how many seconds a call takes longer than NumPy's; None if it is refused."""
-    mine, numpys = table.cell(row, PROJECT).median, table.cell(row, NUMPY).median
-    return None if mine is None or numpys is None else mine - numpys
+def _overhead(table: Table, row: Row) -> Any:
+    """Returns the seconds by which a call takes longer than NumPy's; None if either has no figure."""
+    ours, numpys = table.cell(row, PROJECT).median, table.cell(row, NUMPY).median
+    return None if ours is None or numpys is None else ours - numpys
 
 
 if __name__ == "__main__":
-    harness.run("tiny_functions", "What functions of NumPy cost on tiny arrays.", measure, Effort(), QUICK)
+    harness.run("tiny_functions", "The cost of functions of NumPy on tiny arrays.", measure, Effort(), QUICK)

@@ -1,4 +1,4 @@
-"""What writes cost: single elements, slices, exports, in-place operators, masks, index arrays, a Jacobi step.
+"""The cost of writes: single elements, slices, exports, in-place operators, masks, index arrays, a Jacobi step.
 
 ``python benchmarks/writes.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table.
 """
@@ -16,7 +16,7 @@ from harness import DEVICES, NUMPY, PROJECT, Case, Row, Table, Target
 TITLE = f"Writes: float32 arrays, rows over {DEVICES} logical devices of one host; JAX (n): n virtual CPU devices"
 SIDE = 64
 GRID = 4096
-PART = slice(2000, 2256)  # 1 MiB of 64 MiB, in two of the shards
+PART = slice(2000, 2256)  # 1 MiB of 64 MiB, in parts of two shards
 WRITES = 100_000
 
 SMALL = (
@@ -45,7 +45,7 @@ GROWTH = Row("growth", "growth, 100 000 writes", (Target(1.0),), "MiB")
 
 
 def shardtensor_cases() -> dict[str, Case]:
-    """The library itself, eager, on the numpy backend."""
+    """Returns the cases of shardtensor, eager, on the numpy backend."""
     import numpy as np
 
     import shardtensor as st
@@ -69,7 +69,7 @@ def shardtensor_cases() -> dict[str, Case]:
 
 
 def numpy_cases() -> dict[str, Case]:
-    """Plain NumPy: what no library on top of it can undercut."""
+    """Returns the cases of NumPy: lower bounds for any library that is built on it."""
     import numpy as np
 
     return _statements(np.array, **dict(_operands(np)))
@@ -88,13 +88,16 @@ def _statements(
     v: Any,
     grid: Any,
 ) -> dict[str, Case]:
-    """Returns the cases that NumPy and this library share; ``snapshot`` makes a host array of one, which
-    later writes do not change.
+    """Returns the cases whose source code is the same for NumPy and shardtensor.
+
+    Args:
+        snapshot: returns a host array of an operand that later writes do not change.
+        small, large, part, long, tiny, x, mask, idx, v, grid: the operands, see `_operands`.
     """
-    places = _places()
+    positions = _positions()
 
     def write() -> None:
-        small[next(places)] = 1.5
+        small[next(positions)] = 1.5
 
     def write_slice() -> None:
         large[PART] = part
@@ -116,8 +119,8 @@ def _statements(
         x[idx] = v
 
     return {
-        "read": lambda: small[next(places)],
-        "float": lambda: float(small[next(places)]),
+        "read": lambda: small[next(positions)],
+        "float": lambda: float(small[next(positions)]),
         "write": write,
         "slice": write_slice,
         "asarray": lambda: snapshot(small),
@@ -132,19 +135,22 @@ def _statements(
 
 
 def jacobi(u: Any) -> None:
-    """One step towards the values inside that the values at the border determine."""
+    """Runs a step of Jacobi's method for Laplace's equation with fixed values on the border, in place."""
     u[1:-1, 1:-1] = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
 
 
 def jax_cases() -> dict[str, Case]:
-    """JAX on as many virtual CPU devices as its flags ask for: new arrays, of donated ones. Every case waits for it."""
+    """Returns the cases of JAX on the virtual CPU devices that its flags set.
+
+    A write creates a new array from a donated one. Every case waits for its result.
+    """
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     rows = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), PartitionSpec("d"))
     held = {name: jax.device_put(array, rows) for name, array in _operands(np)}
-    places = _places()
+    positions = _positions()
     ready = jax.block_until_ready
     read = jax.jit(lambda x, idx: x[idx], out_shardings=rows)
 
@@ -153,7 +159,7 @@ def jax_cases() -> dict[str, Case]:
         return u.at[1:-1, 1:-1].set(inside)
 
     def write() -> None:
-        held["small"] = ready(held["small"].at[next(places)].set(1.5))
+        held["small"] = ready(held["small"].at[next(positions)].set(1.5))
 
     def donated(function: Any, name: str, *others: str) -> Case:
         compiled = jax.jit(function, donate_argnums=0, out_shardings=rows)
@@ -164,8 +170,8 @@ def jax_cases() -> dict[str, Case]:
         return case
 
     return {
-        "read": lambda: ready(held["small"][next(places)]),
-        "float": lambda: float(held["small"][next(places)]),
+        "read": lambda: ready(held["small"][next(positions)]),
+        "float": lambda: float(held["small"][next(positions)]),
         "write": write,
         "slice": donated(lambda x, v: x.at[PART].set(v), "large", "part"),
         "add": donated(lambda x, y: x + y, "long", "tiny"),
@@ -178,7 +184,7 @@ def jax_cases() -> dict[str, Case]:
 
 
 def _operands(np: Any) -> Iterator[tuple[str, Any]]:
-    """The same arrays for all, by name. What is done to them again and again leaves their elements normal numbers."""
+    """Yields the operands by name, equal for all libraries. No repetition of a case makes their elements subnormal."""
     random = np.random.default_rng(0)
     many, some, n = 2**24, 10**6, np.float32
     yield "small", np.arange(SIDE * SIDE, dtype=n).reshape(SIDE, SIDE)
@@ -193,8 +199,8 @@ def _operands(np: Any) -> Iterator[tuple[str, Any]]:
     yield "grid", random.uniform(1, 2, (GRID, GRID)).astype(n)
 
 
-def _places() -> Iterator[tuple[int, int]]:
-    """Every element of the small array, again and again, in an order of chance."""
+def _positions() -> Iterator[tuple[int, int]]:
+    """Yields the indices of all elements of the small array in random order, repeatedly."""
     import numpy as np
 
     order = np.random.default_rng(1).permutation(SIDE * SIDE)
@@ -202,8 +208,8 @@ def _places() -> Iterator[tuple[int, int]]:
 
 
 def growth(write: Case) -> dict[str, float | None]:
-    """By how much the process grows while elements are written."""
-    return {GROWTH.name: harness.repeated(write, WRITES, lambda last: None)[1]}
+    """Returns the largest growth of the process in MiB while elements are written."""
+    return {GROWTH.name: harness.repeat_call(write, WRITES, lambda last: None)[1]}
 
 
 # -- the run ---------------------------------------------------------------------------------------
@@ -211,35 +217,35 @@ def growth(write: Case) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds each kind of row gets, and for how many seconds the many writes are waited for."""
+    """The number of rounds for each kind of row, and the time limit in seconds of the row ``growth``."""
 
     small: int = 150
     large: int = 25
-    helper_delay: float = 90.0
+    time_limit: float = 90.0
 
 
-QUICK = Effort(small=20, large=3, helper_delay=15.0)
+QUICK = Effort(small=20, large=3, time_limit=15.0)
 
 
 def measure(effort: Effort) -> Table:
-    """Measures everything once through."""
-    with harness.workers("writes") as workers:
+    """Measures the whole table."""
+    with harness.start_default_workers("writes") as workers:
         environment = harness.describe_environment(("numpy", "jax", "shardtensor")) | {
             "rounds": f"the first six rows {effort.small}, the others {effort.large}, sent, copies and growth 1",
         }
         cells: harness.Cells = {}
-        for rows, columns, rounds, what in (
+        for rows, columns, rounds, description in (
             (SMALL, workers, effort.small, "elements, slices"),
             (EXPORTS, {c: workers[c] for c in (PROJECT, NUMPY)}, effort.small, "exports"),
             (LARGE, workers, effort.large, "large arrays"),
         ):
-            cells |= harness.sample_cases([row.name for row in rows], columns, rounds, what)
+            cells |= harness.sample_cases([row.name for row in rows], columns, rounds, description)
         for row in (HALO, COPIES):
             cells |= harness.call_once(workers[PROJECT], PROJECT, row.name, (row.name,))
         for column, worker in workers.items():
-            cells |= harness.call_once(worker, column, GROWTH.name, (GROWTH.name,), effort.helper_delay)
+            cells |= harness.call_once(worker, column, GROWTH.name, (GROWTH.name,), effort.time_limit)
     return Table(TITLE, environment, tuple(workers), (*SMALL, *EXPORTS, COPIES, *LARGE, HALO, GROWTH), cells)
 
 
 if __name__ == "__main__":
-    harness.run("writes", "What writes cost.", measure, Effort(), QUICK)
+    harness.run("writes", "The cost of writes.", measure, Effort(), QUICK)

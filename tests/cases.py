@@ -1,8 +1,8 @@
-"""What the tests take from the kit: for every operator, calls of it and NumPy's answer (see `shardtensor.testing`)."""
+"""For every operator, calls of it and NumPy's results; imported from the kit `shardtensor.testing`."""
 
 from __future__ import annotations
 
-from shardtensor.testing import (  # noqa: F401 - they add their cases
+from shardtensor.testing import (  # noqa: F401 - importing them registers their cases
     linear_algebra_cases,
     manipulation_cases,
     numpy_cases,

@@ -1,5 +1,7 @@
-"""Eight logical devices for every test, set before anything asks for one; and the backends that operators run on: NumPy,
-the checked memories, CuPy (on a GPU where there is one, else on the double in `tests.fakecupy`) and torch.
+"""The configuration of all tests: eight logical devices, set before a backend is loaded, and fixtures for the backends.
+
+Operators run on NumPy, on checked memories, on CuPy (without a GPU, on the simulated CuPy in `tests.fakecupy`) and on
+torch.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ import os
 os.environ["SHARDTENSOR_NUM_DEVICES"] = "8"
 os.environ.pop("SHARDTENSOR_BACKEND", None)
 os.environ.pop("SHARDTENSOR_NUM_THREADS", None)
-os.environ.setdefault("SCIPY_ARRAY_API", "1")  # SciPy reads it when it is imported, which JAX does, too
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # small matrices on busy machines: a hundred times faster so
+os.environ.setdefault("SCIPY_ARRAY_API", "1")  # SciPy reads it when it is imported; JAX imports SciPy
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a hundred times faster for small matrices on a busy machine
 
 import ctypes
 import functools
@@ -30,16 +32,16 @@ from shardtensor.errors import BackendError
 from shardtensor.testing.checked import CheckedBackend
 from tests import fakecupy
 
-for _name in st.__all__:  # Modules that are imported on first use: tests of all operators iterate over the table.
+for _name in st.__all__:  # Imports the modules that are imported on first use: tests iterate over all operators.
     getattr(st, _name)
 
 os.environ["SHARDTENSOR_BACKEND"] = "numpy"
-registry.default_backend()  # also where there is a GPU
+registry.default_backend()  # The default is the numpy backend even if there is a GPU.
 del os.environ["SHARDTENSOR_BACKEND"]
 
 
 class Grouped(CheckedBackend):
-    """Checked devices of which every four share a memory, as the logical devices of a GPU do."""
+    """Checked devices of which every four share a memory, like the logical devices of a GPU."""
 
     name = "grouped"
 
@@ -48,11 +50,11 @@ class Grouped(CheckedBackend):
 
 
 registry._loaded["grouped"] = Grouped()
-registry.load("checked")  # before a test of CuPy changes the number of devices
+registry.load("checked")  # loaded here, before a test of CuPy changes the number of devices
 
 
-def usable(name: str) -> str:
-    """Why a backend cannot be used here; nothing if it can."""
+def unusable_reason(name: str) -> str:
+    """Returns the reason why a backend cannot be used on this machine; an empty string if it can."""
     try:
         registry.load(name)
     except BackendError as error:
@@ -60,19 +62,20 @@ def usable(name: str) -> str:
     return ""
 
 
-NO_GPU = usable("cupy")
+NO_GPU = unusable_reason("cupy")
+"""The reason why there is no usable GPU; empty if there is one."""
 if NO_GPU:
     fakecupy.install()
     registry.load("cupy")
 NO_TORCH = next((f"{name} is not installed" for name in ("torch", "array_api_compat") if find_spec(name) is None), "")
-"""Why torch cannot be used here; nothing if it can."""
+"""The reason why torch cannot be used; empty if it can."""
 
 pytest_plugins = ["tests.selection"]
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells start background jobs in this state
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-st.set_cache_limit(1 << 25)  # by default it is a quarter of the machine's memory, which a run of all tests does fill
+st.set_cache_limit(1 << 25)  # The default is a quarter of the machine's memory, which a run of all tests fills.
 
 hypothesis.settings.register_profile(
     "fast",
@@ -94,8 +97,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Before a test changes the number of devices that a backend begins with. The controller of pytest-xdist, which
-    collects nothing, does without the 200 MB.
+    """Loads the torch backend before a test changes the number of devices that a backend starts with.
+
+    The controller of pytest-xdist, which collects no tests, does not load it, and so saves 200 MB.
     """
     if not NO_TORCH:
         registry.load("torch")
@@ -107,7 +111,7 @@ SLOW = tuple(pytest.param(name, marks=pytest.mark.full) for name in ("cupy", "to
 
 @pytest.fixture(params=[*FAST, *SLOW])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Each backend by name."""
+    """The name of each backend in turn."""
     if request.param == "torch" and NO_TORCH:
         pytest.skip(NO_TORCH)
     return str(request.param)
@@ -115,16 +119,16 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def no_races(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """What nothing has ordered on the double's GPUs fails the test that did it."""
+    """Fails a test in which the simulated GPUs detected a race."""
     yield
     if NO_GPU:
-        found = list(fakecupy.races)
+        races = list(fakecupy.races)
         fakecupy.races.clear()
-        assert not found, found
+        assert not races, races
 
 
-def forget() -> None:
-    """Empties the library's caches, those that drop what is old: they hold plans for thousands of devices."""
+def clear_caches() -> None:
+    """Empties the library's caches of limited size, which hold plans for thousands of devices."""
     for module in [module for name, module in sys.modules.items() if name.startswith("shardtensor")]:
         for cached in vars(module).values():
             if isinstance(cached, functools._lru_cache_wrapper) and cached.cache_parameters()["maxsize"]:
@@ -132,12 +136,14 @@ def forget() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def memory_is_freed() -> Iterator[None]:
-    """What the tests of a module leave in caches and pools goes back to the system, which the C library does when it is
-    asked to; and what they leave for good, such as a library that they imported, is not collected over and over.
+def free_memory() -> Iterator[None]:
+    """Returns the memory in caches and pools to the system after the tests of a module.
+
+    The C library returns free memory only on request. Objects that remain, such as imported modules, are excluded from
+    later garbage collections.
     """
     yield
-    forget()
+    clear_caches()
     gc.collect()
     gc.freeze()
     st.free_cache()
@@ -148,12 +154,12 @@ def memory_is_freed() -> Iterator[None]:
 
 
 class Late(Exception):
-    """What the handler of an alarm raises."""
+    """Raised by the handler of SIGALRM; see `late`."""
 
 
 @pytest.fixture
 def late() -> Iterator[None]:
-    """SIGALRM raises `Late`, as the timeouts of tests and services do."""
+    """Installs a handler of SIGALRM that raises `Late`, like the timeouts of test runners and services."""
 
     def handler(number: int, frame: Any) -> None:
         raise Late

@@ -1,10 +1,10 @@
-"""The page `docs/gpu_calls.md`: the CUDA operations of one call of each function, counted.
+"""Generates the page `docs/gpu_calls.md`: the numbers of CUDA operations in one call of each function.
 
     python -m tests.gpu_table --counter MODULE --gpus VARIABLE
 
-writes the page. The module is imported before CuPy. It makes a CuPy count, which may have no GPU beneath it: ``count()``
-returns a context manager whose value has, at the end, the numbers of ``launches``, ``copies``, ``events`` (recorded) and
-``waits`` (synchronizations of the host). The environment variable says how many GPUs there are.
+writes the page. The module is imported before CuPy and makes CuPy count operations; no GPU is needed. Its function
+``count()`` returns a context manager whose value has, on exit, the numbers of ``launches``, ``copies``, ``events``
+(recorded) and ``waits`` (synchronizations of the host). The environment variable holds the number of GPUs.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tests.numpy_calls import FFT, LINALG, MAIN, METHODS, Call, Operands
 PAGE = Path(__file__).parents[1] / "docs" / "gpu_calls.md"
 
 SETTINGS = {"1 × 1": (1, 1), "1 × 8": (1, 8), "2 × 4": (2, 8)}
-"""GPUs × logical devices of each: the number of GPUs, and that of devices."""
+"""The numbers of GPUs and of devices, by title: GPUs × logical devices on each of them."""
 
 COUNTED = ("launches", "copies", "events", "waits")
 
 BARE = "CuPy"
 
 Key: TypeAlias = tuple[str, str]
-"""A chapter of the page, and the name of a call."""
+"""The title of a chapter of the page, and the name of a call."""
 
 Found: TypeAlias = dict[str, dict[str, dict[str, list[int] | str]]]
-"""The counts of each call of each chapter in each setting, by `COUNTED`; the name of its error if it raised one."""
+"""By setting, chapter and call: the counts in the order of `COUNTED`, or the name of the error that the call raised."""
 
 
 def _st() -> Any:
@@ -101,7 +101,7 @@ OWN: dict[str, Call] = {
     "pmap(psum(a))": lambda o: _st().pmap(lambda a: _st().psum(a, "i"), o.shards, axis_name="i"),
     "pmap(all_gather(a))": lambda o: _st().pmap(lambda a: _st().all_gather(a, "i"), o.shards, axis_name="i"),
 }
-"""Functions of this library that CuPy has no counterpart of."""
+"""Functions of shardtensor that have no counterpart in CuPy."""
 
 METHOD_NAMES = (
     "all any argmax argmin astype clip compress conj copy cumprod cumsum diagonal dot flatten item max mean min nonzero "
@@ -119,22 +119,23 @@ CHAPTERS: dict[str, dict[str, Call]] = {
 
 
 class Shards(Operands):
-    """Operands, each placed once, and the shards of one of them."""
+    """Operands that are placed once, and the shards of ``x``."""
 
     def __getattr__(self, name: str) -> Any:
         return self.used[name] if name in self.used else super().__getattr__(name)
 
     @property
     def shards(self) -> Any:
-        """The shards of x, the same list each time."""
+        """The shards of ``x``; the same list each time."""
         if "shards" not in self.used:
             self.used["shards"] = _st().shard(self.x)
         return self.used["shards"]
 
 
 def measured(call: Call, place: Callable[[Any], Any], count: Callable[[], Any]) -> list[int] | str:
-    """Returns what the second of two calls asked for, by `COUNTED`; the name of the error if it raises one. The first
-    call compiles kernels, and fills the memory pool.
+    """Returns the counts of a call in the order of `COUNTED`, or the name of the error that it raises.
+
+    The second of two calls is counted: the first one compiles kernels and fills the memory pool.
     """
     operands = Shards(place)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -175,7 +176,7 @@ def _cells(title: str, name: str, found: Found) -> str:
 
 
 def page(found: Found) -> str:
-    """Returns the text of the page, of what was found in each setting."""
+    """Returns the text of the page for the counts of all settings."""
     parts, missing = [_INTRODUCTION], []
     for title, calls in CHAPTERS.items():
         columns = (BARE, *SETTINGS)
@@ -191,7 +192,7 @@ def page(found: Found) -> str:
 
 
 def waits_of(text: str) -> dict[Key, list[int | None]]:
-    """Returns the host synchronizations of each call on a page: of bare CuPy, then in each setting; None where it is unknown."""
+    """Returns the host synchronizations of each call on a page: with bare CuPy, then by setting; None if unknown."""
     waits: dict[Key, list[int | None]] = {}
     title = ""
     for line in text.splitlines():

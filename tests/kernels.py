@@ -1,7 +1,7 @@
-"""What the double of CuPy leaves out and tests for GPUs use: kernels of the user's, and hooks on the memory pool.
+"""Users' kernels and memory hooks for the simulated CuPy, which has none of its own; tests for GPUs use them.
 
-On the double a raw kernel is a Python function of its name, queued where CuPy would queue it; the operation of an
-elementwise kernel must be both C and Python.
+A raw kernel is simulated by a Python function with its name, whose operations are queued like a kernel of CuPy; the
+operation of an elementwise kernel must be valid both in C and in Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BODIES = {"twice": _twice, "spin": lambda nanoseconds: None}
 
 
 class RawKernel:
-    """As ``cupy.RawKernel``."""
+    """Simulates ``cupy.RawKernel``."""
 
     def __init__(self, code: str, name: str, options: tuple[str, ...] = ()) -> None:
         assert f"void {name}(" in code
@@ -38,7 +38,7 @@ class RawKernel:
 
 
 class ElementwiseKernel:
-    """As ``cupy.ElementwiseKernel``."""
+    """Simulates ``cupy.ElementwiseKernel``."""
 
     def __init__(self, in_params: str, out_params: str, operation: str, name: str = "kernel") -> None:
         self._names = [p.split()[1] for p in in_params.split(",")]
@@ -51,7 +51,7 @@ class ElementwiseKernel:
 
 
 class MemoryHook:
-    """As ``cupy.cuda.MemoryHook``; nobody calls it."""
+    """Simulates ``cupy.cuda.MemoryHook``; it is never called."""
 
     name = "MemoryHook"
 
@@ -63,7 +63,7 @@ class MemoryHook:
 
 
 def install(patch: pytest.MonkeyPatch, cupy: Any) -> None:
-    """Puts them into the double."""
+    """Adds the kernels and hooks to the simulated CuPy."""
     patch.setattr(cupy, "RawKernel", RawKernel, raising=False)
     patch.setattr(cupy, "ElementwiseKernel", ElementwiseKernel, raising=False)
     patch.setattr(cupy.cuda, "MemoryHook", MemoryHook, raising=False)

@@ -1,4 +1,7 @@
-"""What the tests draw, and how they compare with NumPy: the kit's (see `shardtensor.testing`)."""
+"""Arrays, meshes and layouts that the tests draw, comparisons with NumPy, and measurements of memory.
+
+Most of the names are imported from the kit `shardtensor.testing`.
+"""
 
 from __future__ import annotations
 
@@ -63,18 +66,19 @@ __all__ = [
 ]
 
 everywhere = pytest.mark.parametrize("backend", ["numpy", "checked", "cupy", "torch"], indirect=True)
-"""Runs a test on every backend in the fast tier, too."""
+"""Runs a test on every backend, also in the fast tier."""
 
 READ_ONLY = ("numpy", "checked")
-"""The backends of NumPy's arrays: of others no library can keep anybody from writing to a shard."""
+"""The backends whose shards are read-only for mapped functions; arrays of other libraries are always writable."""
 
 USABLE = (*READ_ONLY, "cupy", *(() if NO_TORCH else ("torch",)))
-"""What a test draws a backend from."""
+"""The backends that a test can draw."""
 
 
 def values_of(x: Any) -> np.ndarray:
-    """A copy in host memory of a tensor, a host array, or an array of any backend, once every device has done what it
-    was told.
+    """Returns a copy in host memory of a tensor, a host array, or an array of any backend.
+
+    Waits until all work that is queued on the devices has run.
     """
     if isinstance(x, (st.ShardedTensor, np.ndarray, np.generic, memoryview)):
         return np.array(x)
@@ -85,15 +89,16 @@ def values_of(x: Any) -> np.ndarray:
 
 
 def place_of(x: Any) -> int:
-    """Where an array of any backend begins in its memory."""
+    """Returns the address of an array of any backend."""
     if hasattr(x, "__array_interface__"):
         return int(x.__array_interface__["data"][0])
     return int(x.data_ptr() if hasattr(x, "data_ptr") else x.data.ptr)
 
 
 def assert_close(found: Any, wanted: Any, exact: bool) -> None:
-    """The shape, dtype and elements of an array; floating-point numbers but for the order in which they are added,
-    unless ``exact``.
+    """Asserts that an array has the shape, dtype and elements of another.
+
+    Floating-point numbers may differ by the errors of another order of additions, unless ``exact``.
     """
     wanted = np.asarray(wanted)
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
@@ -106,8 +111,13 @@ def assert_close(found: Any, wanted: Any, exact: bool) -> None:
 
 @contextlib.contextmanager
 def cut(module: Any, **sizes: Any) -> Iterator[None]:
-    """A module of the engine cuts arrays into blocks as small as these constants of its say; and all arrays lie in
-    memory that is used again.
+    """Sets the block sizes of a module, so that small arrays have many blocks, and pools the memory of all arrays.
+
+    A context manager.
+
+    Args:
+        module: the module.
+        sizes: new values of the module's constants.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name, size in sizes.items():
@@ -120,8 +130,10 @@ def cut(module: Any, **sizes: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def allocated(backend: str) -> Iterator[list[int]]:
-    """Puts into the list how many bytes of a backend's memory were in use at most, beyond those at the beginning
-    (of PyTorch's on the host: how many were allocated, freed or not).
+    """Measures the peak of a backend's memory, in bytes beyond those in use at the start.
+
+    A context manager; its value is a list, to which the number is appended on exit. For PyTorch on the host it is the
+    sum of all allocations, whether they were freed or not.
     """
     peak: list[int] = []
     if backend == "cupy":
@@ -140,9 +152,10 @@ def allocated(backend: str) -> Iterator[list[int]]:
 
 
 def in_use(backend: str) -> int:
-    """How many bytes of a backend's memory are in use once its devices have done what they were told, and how many of
-    Python's by tracemalloc, if it runs (CuPy's double has books to keep, which do not count). What waits to be used
-    again is let go of first.
+    """Returns the bytes of a backend's memory that are in use, after emptying caches and waiting for its devices.
+
+    If tracemalloc runs, the bytes of Python's objects are added (not for the simulated CuPy, whose own records would
+    count).
     """
     for device in load(backend).devices():
         load(backend).synchronize(device)
@@ -165,7 +178,7 @@ def in_use(backend: str) -> int:
 
 
 def _pools(memory_pool: Any, free: bool = True) -> list[int]:
-    """The bytes that CuPy's pool has of each GPU, after giving back those that nobody uses."""
+    """Returns the bytes in CuPy's pool on each GPU, after freeing unused blocks if ``free``."""
     cuda, sizes = importlib.import_module("cupy").cuda, []
     for device in range(cuda.runtime.getDeviceCount()):
         with cuda.Device(device):
@@ -177,7 +190,10 @@ def _pools(memory_pool: Any, free: bool = True) -> list[int]:
 
 @contextlib.contextmanager
 def _counted() -> Iterator[list[int]]:
-    """What PyTorch's operators give that is not their operands' memory: on GPUs by its own count, else by looking."""
+    """Measures the bytes that PyTorch's operators allocate: on GPUs PyTorch's own peak, on the host the sum.
+
+    On the host, the memory of each result that is not an operand's memory is counted.
+    """
     torch, peak = importlib.import_module("torch"), []
     if torch.cuda.is_available():
         devices = range(torch.cuda.device_count())
@@ -196,10 +212,10 @@ def _counted() -> Iterator[list[int]]:
 
     class Watch(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            made = function(*args, **(kwargs or {}))
-            given = memory([args, kwargs])
-            total[0] += sum(n for place, n in memory(made).items() if place not in given)
-            return made
+            result = function(*args, **(kwargs or {}))
+            operands = memory([args, kwargs])
+            total[0] += sum(n for address, n in memory(result).items() if address not in operands)
+            return result
 
     with Watch():
         yield peak
@@ -207,8 +223,10 @@ def _counted() -> Iterator[list[int]]:
 
 
 def by_tree(merge: Callable[[Any, Any], Any], values: Sequence[Any], sizes: Sequence[int] = ()) -> Any:
-    """Combines values along the tree of partial results: the left subtree of n positions has the largest power of two
-    below n; along several axes, row-major, the last one is combined first.
+    """Combines values along the tree in which the library combines partial results.
+
+    The left subtree of n positions has the largest power of two below n. Values of several axes are in row-major order,
+    and the last axis is combined first.
     """
     if len(sizes) > 1:
         inner = math.prod(sizes[1:])

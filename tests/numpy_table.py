@@ -1,4 +1,4 @@
-"""The page `docs/numpy_functions.md`: what each function of NumPy does with tensors, as measured by one call of each.
+"""Generates the page `docs/numpy_functions.md`: how each function of NumPy computes with tensors, measured by one call.
 
 ``python -m tests.numpy_table`` writes the page.
 """
@@ -34,17 +34,17 @@ KINDS = {
     "NumPy's own": "takes no arrays: settings, files, dtypes and text",
     "refused": "an error says what to do instead",
 }
-"""What can happen, in the order of the tables."""
+"""The kinds of calls, in the order of the tables, with their explanations."""
 
 
 @dataclasses.dataclass
 class Measured:
-    """What a call did.
+    """The measurement of a call.
 
     Attributes:
         kind: one of `KINDS`.
-        result: what it returned.
-        error: the text of the error if it is refused.
+        result: the result of the call.
+        error: the text of the error if the call raised one.
     """
 
     kind: str
@@ -63,7 +63,7 @@ def measure(call: Call) -> Measured:
             result = call(operands)
             for leaf in leaves(result):
                 if isinstance(leaf, st.ShardedTensor):
-                    leaf.copy()  # It transfers what reading a view transfers.
+                    leaf.copy()  # For a view, this makes the transfers of reading it.
         except (AttributeError, TypeError, st.ShardTensorError) as error:
             known = isinstance(error, st.ShardTensorError)
             return Measured("refused", error=str(error) if known else f"{error}; np.asarray(x) has it")

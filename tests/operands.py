@@ -1,4 +1,4 @@
-"""Operands of elementwise functions: numbers of all kinds that a dtype has."""
+"""Operands of elementwise functions: ordinary and special numbers of every dtype."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -1.5, 2.5, 3.0, np.nan, np.inf, -np.inf, 7
 
 
 def values(dtype: str, count: int = 14, seed: int = 0) -> np.ndarray:
-    """Numbers of all kinds that a dtype has."""
-    known, rng = np.dtype(dtype), np.random.default_rng(seed)
-    if known.kind == "b":
+    """Returns ``count`` numbers of a dtype, special values and the limits of integers among them."""
+    kind, rng = np.dtype(dtype).kind, np.random.default_rng(seed)
+    if kind == "b":
         return rng.random(count) < 0.5
-    if known.kind in "iu":
-        ends = np.iinfo(known)
+    if kind in "iu":
+        limits = np.iinfo(dtype)
         pool = np.array(
-            [0, 1, 2, 3, 5, 7, ends.max, ends.min, ends.max // 3] + [-1, -2, -7] * (known.kind == "i"), known
+            [0, 1, 2, 3, 5, 7, limits.max, limits.min, limits.max // 3] + [-1, -2, -7] * (kind == "i"), dtype
         )
         return rng.choice(pool, count)
     parts = [rng.permutation(np.resize(np.array(SPECIAL), count)) for _ in range(2)]
     with np.errstate(all="ignore"):
-        return (parts[0] + 1j * np.nan_to_num(parts[1], posinf=4, neginf=-4) if known.kind == "c" else parts[0]).astype(
-            known
-        )
+        numbers = parts[0] + 1j * np.nan_to_num(parts[1], posinf=4, neginf=-4) if kind == "c" else parts[0]
+        return numbers.astype(dtype)
 
 
-def tamed(name: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Operands without what NumPy refuses or C leaves open: negative shifts, complex powers of or to the infinite."""
+def defined_operands(name: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Replaces operands for which NumPy raises an error or C defines no result.
+
+    These are negative exponents and shifts of integers, and zero, infinite or NaN operands of complex powers.
+    """
     if name in ("pow", "bitwise_left_shift", "bitwise_right_shift") and y.dtype.kind == "i":
         y = np.abs(y % 13).astype(y.dtype)
     if name in ("pow", "float_power") and "c" in (x.dtype.kind, y.dtype.kind):

@@ -1,4 +1,4 @@
-"""What tests of the benchmarks share: their modules, and workers that measure nothing."""
+"""Shared by the tests of the benchmarks: the benchmarks' modules, and workers that call cases without timing them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ ROOT = Path(__file__).parent.parent
 
 @contextlib.contextmanager
 def modules_of(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[list[Any]]:
-    """Modules of the benchmarks' folder, where each program finds its own; gone at the end, with all from there."""
+    """Imports modules of the benchmarks' folder, with that folder on the search path, as for a program in it.
+
+    A context manager; on exit, all modules of the folder are removed from ``sys.modules``.
+    """
     folder = ROOT / "benchmarks"
     monkeypatch.syspath_prepend(str(folder))
     try:
@@ -26,8 +29,8 @@ def modules_of(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[list[An
             sys.modules.pop(path.stem, None)
 
 
-class Here:
-    """A worker in this process."""
+class LocalWorker:
+    """Replaces a `Worker`: calls the cases in this process, and reports one second for each."""
 
     def __init__(self, harness: Any, cases: Mapping[str, Any]) -> None:
         self.harness, self.cases = harness, cases
@@ -38,25 +41,25 @@ class Here:
 
     def call(self, case: str, limit: float = 0.0) -> Any:
         if case not in self.cases:
-            raise self.harness.NoFigure(self.harness.NOT_APPLICABLE)
+            raise self.harness.NotMeasured(self.harness.NOT_APPLICABLE)
         return self.cases[case]()
 
-    def again(self) -> None:
-        """It has not ended."""
+    def restart(self) -> None:
+        """Does nothing, because this process cannot have ended."""
 
 
-def rehearse(benchmark: Any, tiny: Any) -> tuple[Any, dict[str, list[Any]]]:
-    """Measures the cases of the library and of NumPy once, with tiny operands.
+def rehearse(benchmark: Any, sizes: Any) -> tuple[Any, dict[str, list[Any]]]:
+    """Measures the cases of shardtensor and of NumPy once, with operands of these sizes.
 
     Returns:
-        The table, and by the name of a row the results of both; every row has a figure of both.
+        The table, in which every row has both figures, and the results of both libraries by the name of a row.
     """
-    made = benchmark.shardtensor_cases(tiny), benchmark.numpy_cases(tiny)
-    workers = [Here(benchmark.harness, cases) for cases in made]
-    found = dict(zip((benchmark.PROJECT, benchmark.NUMPY), workers, strict=True))
-    table = benchmark.measured(benchmark.Effort(1, 1), found)
+    cases = [benchmark.shardtensor_cases(sizes), benchmark.numpy_cases(sizes)]
+    local = [LocalWorker(benchmark.harness, by_name) for by_name in cases]
+    workers = dict(zip((benchmark.PROJECT, benchmark.NUMPY), local, strict=True))
+    table = benchmark.measure_with(benchmark.Effort(1, 1), workers)
     for row in table.rows:
-        assert all(table.cell(row, column).median is not None for column in found), row.name
+        assert all(table.cell(row, column).median is not None for column in workers), row.name
     names = {row.name for row in table.rows}
-    assert all(set(cases) == names for cases in made)
-    return table, {name: [cases[name]() for cases in made] for name in names}
+    assert all(set(by_name) == names for by_name in cases)
+    return table, {name: [by_name[name]() for by_name in cases] for name in names}

@@ -1,8 +1,8 @@
-"""Which tests a run selects, in how many processes they run, and one line about those that did not run.
+"""Options that select tests, the number of processes, and a summary line of the tests that did not run.
 
-The fast tier is every test that is not marked `full`. ``--full`` adds the marked ones; ``--slice 3/20`` runs the third
-of twenty parts of the marked ones and nothing else, so that twenty short runs are all of them; ``--quick`` runs the
-first case of each test function that is not marked `slow`.
+The fast tier is every test that is not marked `full`. ``--full`` adds the marked ones; ``--slice 3/20`` runs only the
+third of twenty parts of the marked ones, so that twenty short runs cover all of them; ``--quick`` runs the first case
+of each test function that is not marked `slow`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import pytest
 
 from shardtensor.host.limits import usable_cores
 
-WORKERS = 8  # at most, of `-n auto`: each takes a few hundred MB
-KINDS = 4  # of reasons that the line names; `-rs` lists all
+WORKERS = 8
+"""The largest number of processes with `-n auto`; each takes a few hundred MB."""
+
+KINDS = 4
+"""The number of reasons that the summary line names; `-rs` lists all."""
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
-"""How many tests were dropped after the collection, by reason."""
+"""The numbers of tests that were dropped after the collection, by reason."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,10 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def slice_of(text: str) -> tuple[int, int]:
-    """``"3/20"`` as (3, 20)."""
+    """Returns ``"3/20"`` as (3, 20)."""
     number, count = map(int, text.split("/"))
     if not 1 <= number <= count:
-        raise ValueError(f"{text}: K is a number from 1 to N")
+        raise ValueError(f"{text}: K must be a number from 1 to N")
     return number, count
 
 
@@ -45,8 +48,8 @@ def slice_of(text: str) -> tuple[int, int]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Drops tests rather than skipping them: they are many, and a dropped one costs neither time nor memory."""
     for item in items:
-        if " at 0x" in item.nodeid:  # the workers of pytest-xdist must collect the same tests
-            raise pytest.UsageError(f"{item.nodeid}: an address is no name of a test; give the parameter an id")
+        if " at 0x" in item.nodeid:  # The workers of pytest-xdist must collect tests with equal names.
+            raise pytest.UsageError(f"{item.nodeid}: the name contains an address; give the parameter an id")
     left_out = config.stash[LEFT_OUT] = Counter()
     part, seen, kept = config.getoption("slice"), set(), []
     for item in items:
@@ -62,25 +65,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         else:
             kept.append(item)
             seen.add(function)
-    kept.sort(key=lambda item: item.path.parent.name != "project")  # these start others, so let them be small still
+    # Tests of the project come first: they start processes, which is cheaper while this process is still small.
+    kept.sort(key=lambda item: item.path.parent.name != "project")
     items[:] = sliced(kept, *part) if part else kept
     left_out["in other slices"] += len(kept) - len(items)
 
 
 def sliced(items: list[Any], number: int, count: int) -> list[Any]:
-    """One of ``count`` parts. Neighbours are cases of one test, which take about equally long: each goes to another part."""
+    """Returns one of ``count`` parts: every ``count``-th item, because neighbours are cases of one test and take about
+    equally long.
+    """
     return items[number - 1 :: count]
 
 
 def pytest_collection_finish() -> None:
-    """The tests themselves are millions of objects, through which every collection of garbage would go again."""
+    """Excludes the tests, which are millions of objects, from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Reports are kept to the end, three of each test."""
+    """Empties the keywords of passed reports: pytest keeps three reports of each test until the end."""
     if report.passed:
         report.keywords = {}
 
@@ -91,29 +97,29 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker of pytest-xdist tells its controller, which collects nothing itself."""
+    """Sends the numbers from a worker of pytest-xdist to its controller, which collects no tests itself."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = dict(session.config.stash.get(LEFT_OUT, Counter()))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    if hasattr(node, "workeroutput"):  # unless it crashed
+    if hasattr(node, "workeroutput"):  # A worker that crashed has none.
         node.config.stash[LEFT_OUT] = Counter(node.workeroutput["left_out"])
 
 
 def kind(reason: str) -> str:
-    """A reason without its details, which follow a colon."""
+    """Returns a reason without its details, which follow a colon."""
     return reason.partition(":")[0]
 
 
 def summary(reasons: Counter[str]) -> str:
-    """The commonest reasons with their numbers."""
+    """Returns the most frequent reasons with their numbers."""
     named = reasons.most_common(KINDS)
-    said = [f"{number} {reason}" for reason, number in named]
+    parts = [f"{number} {reason}" for reason, number in named]
     if others := reasons.total() - sum(number for _, number in named):
-        said.append(f"{others} for {len(reasons) - KINDS} other reasons (-rs)")
-    return "; ".join(said)
+        parts.append(f"{others} for {len(reasons) - KINDS} other reasons (-rs)")
+    return "; ".join(parts)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""Calls of the functions of the array API standard, with drawn operands and arguments."""
+"""Calls of the functions of the array API standard, with randomly drawn operands and arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ CALLS: dict[str, Maker] = {}
 
 
 def drawn(names: str) -> Callable[[Callable[[Draw, Function], Call]], Callable[[Draw, Function], Call]]:
-    """Registers what draws the calls of the named functions: it gets a function of a namespace and its arguments."""
+    """Registers a function that draws the calls of the named functions; it receives the draw, and the function to call
+    with a namespace and the arguments.
+    """
 
     def register(maker: Callable[[Draw, Function], Call]) -> Callable[[Draw, Function], Call]:
         for name in names.split():
@@ -83,7 +85,7 @@ def _elementwise(name: str, draw: Draw, function: Function) -> Call:
     ]
     if name in ("bitwise_left_shift", "bitwise_right_shift", "pow") and dtypes[1] in INTEGERS:
         operands[1] = np.abs(operands[1] % np.asarray(8, dtypes[1])).astype(dtypes[1])
-    signs = not complexes and name not in ("maximum", "minimum")  # Either zero is the larger one.
+    signs = not complexes and name not in ("maximum", "minimum")  # The standard does not order 0.0 and -0.0.
     return Call(function, operands, rtol=64 if complexes else 8, scale=16 * complexes, signs=signs)
 
 
@@ -169,7 +171,7 @@ def _asarray(draw: Draw, function: Function) -> Call:
 def _astype(draw: Draw, function: Function) -> Call:
     x = draw.array()
     dtype = draw.dtype(ALL if x.dtype.kind != "c" else ("complex64", "complex128", "bool"))
-    if x.dtype.kind in "fc" and np.dtype(dtype).kind in "iu":  # The integers of NaN and of what is too large vary.
+    if x.dtype.kind in "fc" and np.dtype(dtype).kind in "iu":  # The results for NaN and for too large numbers vary.
         x = draw.filled(x.shape, str(x.dtype), wide=False, special=False)
         x = abs(x) if np.dtype(dtype).kind == "u" else x
     return Call(lambda xp, x: function(xp, x, np.dtype(dtype)), [x], signs=True)
@@ -355,7 +357,7 @@ def setitem(draw: Draw) -> Call:
     def write(xp: Any, x: Any, value: Any) -> Any:
         if xp is np:
             return assigned(x, index, value)
-        x = xp.asarray(x)  # Some are host arrays.
+        x = xp.asarray(x)  # Some operands are host arrays.
         x[index] = value
         return x
 
@@ -434,7 +436,7 @@ def _isin(draw: Draw, function: Function) -> Call:
 
 
 def _magnitude(x: np.ndarray) -> float:
-    """The sum of the magnitudes of the finite elements, of which errors of sums are a part."""
+    """Returns the sum of the magnitudes of the finite elements, to which the errors of sums are proportional."""
     finite = np.abs(x[np.isfinite(x)].astype("complex128" if x.dtype.kind == "c" else "float64"))
     return float(finite.sum())
 
@@ -459,7 +461,7 @@ def _spread(draw: Draw, function: Function) -> Call:
 
 
 def _factors(draw: Draw, shape: tuple[int, ...]) -> np.ndarray:
-    """Elements whose product neither overflows nor underflows in any order: ones, and a few other numbers."""
+    """Draws elements whose product neither overflows nor underflows in any order: ones, and a few other numbers."""
     dtype = draw.dtype(INTEGERS + FLOATS)
     if np.dtype(dtype).kind in "iu":
         return draw.filled(shape, dtype)
@@ -503,7 +505,7 @@ def _diff(draw: Draw, function: Function) -> Call:
 
 
 def _terms(draw: Draw, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Operands of products; libraries differ in the products of complex infinities."""
+    """Draws operands of products, without complex infinities, for whose products libraries differ."""
     return draw.filled(shape, dtype, wide=False, special=not dtype.startswith("c"))
 
 
@@ -582,7 +584,7 @@ def _matrix_norm(draw: Draw, function: Function) -> Call:
 
 
 def _square(draw: Draw, definite: bool = False) -> np.ndarray:
-    """Well-conditioned matrices: of which the diagonal dominates, and symmetric ones."""
+    """Draws well-conditioned matrices: diagonally dominant ones, and symmetric ones."""
     shape, n = draw.shape(0, 2), draw.integer(0, 12)
     shape = tuple(min(side, 7) for side in shape)
     made = draw.filled(

@@ -1,5 +1,7 @@
-"""Operands as programs have them, drawn by hypothesis: sides up to 40, up to four dimensions, all dtypes, NaN,
-infinities, signed zeros, the largest and the least numbers, empty arrays.
+"""Operands of realistic shapes and values, drawn by hypothesis.
+
+They have sides up to 40, up to four dimensions and all dtypes, with NaN, infinities, signed zeros, and the largest and
+smallest numbers; some are empty.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from hypothesis import strategies as some
 
 SIDES = some.sampled_from([0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 24, 31, 32, 33, 39, 40])
 LARGEST = 1 << 14
-"""The number of elements of the largest arrays: four sides of 40 are 2.5 million, which only take time."""
+"""The largest number of elements. Four sides of 40 would be 2.5 million elements, which cost time and test no more."""
 
 BOOL = ("bool",)
 SIGNED = ("int8", "int16", "int32", "int64")
@@ -36,8 +38,8 @@ class Call:
     Attributes:
         function: calls a function of NumPy's namespace, or of `shardtensor`.
         operands: the arrays.
-        rtol: the relative error of results that are not determined to the last bit, in units of their precision.
-        scale: their absolute error likewise, for results that are much smaller than their terms.
+        rtol: the relative tolerance of results with rounding errors, in units of their precision.
+        scale: the absolute tolerance in the same units, for results that are much smaller than their terms.
         signs: whether zeros have NumPy's signs.
     """
 
@@ -49,7 +51,7 @@ class Call:
 
 
 class Draw:
-    """What the calls draw from: hypothesis's data, and the dtypes that the backend has."""
+    """Draws operands and arguments from hypothesis's data, with the dtypes that the backend has."""
 
     def __init__(self, data: Any, dtypes: Sequence[str]) -> None:
         self.data = data
@@ -71,7 +73,7 @@ class Draw:
         return str(self.one_of([d for d in among if d in self.dtypes]))
 
     def shape(self, low: int = 0, high: int = 4, least: int = 0) -> tuple[int, ...]:
-        """A shape of that many dimensions, the longest of them halved until the array has at most `LARGEST` elements."""
+        """Draws a shape of ``low`` to ``high`` dimensions; halves the longest sides down to `LARGEST` elements."""
         sides = [max(n, least) for n in self.data.draw(some.lists(SIDES, min_size=low, max_size=high))]
         while math.prod(sides) > LARGEST:
             at = sides.index(max(sides))
@@ -82,13 +84,13 @@ class Draw:
         return self.filled(self.shape(low, high), self.dtype(among), **how)
 
     def filled(self, shape: tuple[int, ...], dtype: str, *, wide: bool = True, special: bool = True) -> np.ndarray:
-        """An array of that shape.
+        """Draws an array of a shape and dtype.
 
         Args:
             shape: the shape.
             dtype: the dtype.
-            wide: whether elements may be of any size: sums of such numbers depend on the order of the terms.
-            special: whether some may be infinities or NaN.
+            wide: whether elements may have any magnitude: sums of such numbers depend on the order of the terms.
+            special: whether some elements may be infinities or NaN.
         """
         rng = self.rng()
         kind = np.dtype(dtype).kind
@@ -123,7 +125,7 @@ class Draw:
         return self.integer(-ndim, ndim - 1)
 
     def axes(self, ndim: int) -> Any:
-        """None, an axis or several."""
+        """Draws None, one axis, or a tuple of axes."""
         if not ndim or self.integer(0, 2) == 0:
             return None
         picked = self.data.draw(some.lists(some.integers(0, ndim - 1), min_size=1, max_size=ndim, unique=True))
@@ -131,7 +133,7 @@ class Draw:
         return picked[0] if len(picked) == 1 and self.chance() else tuple(picked)
 
     def together(self, count: int) -> list[tuple[int, ...]]:
-        """Shapes that broadcast together."""
+        """Draws shapes that broadcast together."""
         whole = self.shape()
         tails = [whole[self.integer(0, len(whole)) if self.chance() else 0 :] for _ in range(count)]
         return [tuple(1 if self.integer(0, 3) == 0 else n for n in tail) for tail in tails]

@@ -1,4 +1,4 @@
-"""What the tests of ownership hold of tensors, and how they look at it."""
+"""Ways in which the tests of ownership hold tensors and their arrays, and read their elements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def put(value: Any, backend: str, mesh: tuple[int, ...] = (4,)) -> st.ShardedTen
 
 
 def places(x: st.ShardedTensor) -> list[int]:
-    """Where the shards lie. Keeps none of them."""
+    """Returns the addresses of the shards. Holds none of the arrays."""
     return [place_of(shard.data) for shard in x.addressable_shards]
 
 
@@ -29,7 +29,7 @@ def shard_data(x: st.ShardedTensor) -> list[Any]:
 
 
 def leak(x: Any, take: Callable[[Any], Any] = lambda p: p) -> list[Any]:
-    """The arguments of mapped functions, or what they take of them."""
+    """Returns the arguments of mapped functions, or the results of ``take`` for them, after the map has ended."""
     st.pmap(lambda p: LEAKED.append(take(p)) or 0, st.shard(x, devices=x.sharding.mesh), axis_name="i")
     kept = LEAKED[:]
     LEAKED.clear()
@@ -37,7 +37,7 @@ def leak(x: Any, take: Callable[[Any], Any] = lambda p: p) -> list[Any]:
 
 
 def seen(held: Any) -> Any:
-    """The elements that a holder sees, as host arrays."""
+    """Returns the elements that a holder of arrays reads, as host arrays."""
     if isinstance(held, (list, tuple)):
         return [seen(part) for part in held]
     if isinstance(held, (np.ndarray, st.ShardedTensor)):

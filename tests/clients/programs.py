@@ -1,4 +1,4 @@
-"""Runs a program that takes arrays on NumPy's arrays and on tensors, and compares the results."""
+"""Runs programs on NumPy's arrays and on tensors, and compares the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import shardtensor as st
 
 COUNTS = (3, 8)
-"""The numbers of devices that programs run on. No length in these tests is a multiple of either."""
+"""The numbers of devices on which programs run. No length in these tests is a multiple of either."""
 
 on_meshes = pytest.mark.parametrize("count", COUNTS)
 
@@ -21,14 +21,17 @@ Program = Callable[..., Any]
 
 @contextlib.contextmanager
 def devices(count: int) -> Iterator[st.Mesh]:
-    """The default mesh has that many devices, so that arrays that a library creates are split over them, too."""
+    """Makes a mesh of ``count`` devices the default, so that arrays that a library creates are split over them, too.
+
+    A context manager, whose value is the mesh.
+    """
     mesh = st.Mesh(np.array(st.devices()[:count]), ("d",))
     with st.use_mesh(mesh):
         yield mesh
 
 
 def numbers(*shape: int, dtype: str = "float64", seed: int = 0) -> np.ndarray:
-    """Normally distributed numbers, multiplied by ten and rounded for integers."""
+    """Returns normally distributed numbers; for integers, their magnitudes times ten, rounded."""
     drawn = np.random.default_rng(seed).normal(size=shape)
     if np.dtype(dtype).kind in "iu":
         drawn = np.round(10 * np.abs(drawn))
@@ -38,7 +41,7 @@ def numbers(*shape: int, dtype: str = "float64", seed: int = 0) -> np.ndarray:
 
 
 def compared(program: Program, *arrays: np.ndarray, count: int, rtol: float = 1e-9, atol: float = 1e-11) -> None:
-    """Asserts that a program gives the same for tensors as for NumPy's arrays, and tensors wherever NumPy's are.
+    """Asserts that a program has equal results for tensors and for NumPy's arrays, with tensors in place of arrays.
 
     The first argument of a program is the namespace, the others are the arrays.
     """
@@ -49,7 +52,7 @@ def compared(program: Program, *arrays: np.ndarray, count: int, rtol: float = 1e
 
 
 def assert_equal(found: Any, wanted: Any, rtol: float, atol: float, at: str = "result") -> None:
-    """Compares nested results: arrays with arrays, and everything else that holds arrays item by item."""
+    """Asserts that nested results are equal: containers item by item, and arrays by their dtype and elements."""
     if isinstance(wanted, dict):
         assert found.keys() == wanted.keys(), at
         for key in wanted:

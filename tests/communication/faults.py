@@ -1,4 +1,4 @@
-"""A program in which one process, the last one, does something that the others do not."""
+"""A program in which the last process behaves differently from the others: it fails, stops, or makes other calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def after() -> None:
 
 
 def raises() -> None:
-    raise ValueError("no such file\nnor another one")  # A report has one line for the message.
+    raise ValueError("no such file\nnor another one")  # Two lines, because a report prints a message on one line.
 
 
 def exits() -> None:
@@ -71,7 +71,7 @@ def interrupted() -> None:
 
 
 def unread() -> None:
-    """The process that reads the output of this one, its parent under MPI, is stopped when this one ends."""
+    """Stops the process that reads this one's output, its parent under MPI, while this process ends."""
     reader = os.getppid()
     subprocess.Popen(["sh", "-c", f"kill -STOP {reader}; sleep 1; kill -CONT {reader}"], start_new_session=True)
     time.sleep(0.3)
@@ -91,7 +91,7 @@ def error_is_handled() -> None:
 
 
 def many_calls() -> None:
-    for _ in range(100):  # More than are kept.
+    for _ in range(100):  # The reports keep fewer calls.
         distributed.sync_global_devices("again")
 
 

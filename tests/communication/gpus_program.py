@@ -1,4 +1,4 @@
-"""A program on the double of CuPy that prints which of two GPUs its process uses, and adds over those of all."""
+"""A program on the simulated CuPy that prints which of two GPUs its process uses, and sums over all processes."""
 
 import numpy as np
 

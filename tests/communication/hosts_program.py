@@ -1,7 +1,7 @@
-"""A program of two hosts, which exchanges arrays and uses a tensor that spans them, and then either ends or goes on until the link is lost.
+"""A program on two hosts, which exchanges arrays and uses a tensor that spans them.
 
-Its arguments are ``core`` or ``down``, the folder in which each process writes what it prints, and, where there is no
-launcher, the address of process 0 and the number of the process.
+It then ends (``core``) or continues until the connection is lost (``down``). Its arguments are one of these words, the
+folder for the output of each process, and, without a launcher, the address of process 0 and the number of the process.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def span() -> None:
 
 if __name__ == "__main__":
     distributed.initialize(ADDRESS, PROCESSES if ADDRESS else None, NUMBER, timeout=LIMIT)
-    # A launcher's own way for the output is the link, which may be lost.
+    # A launcher would send the output over the connection, which may be lost.
     sys.stdout = sys.stderr = (Path(FOLDER) / f"{distributed.process_index()}.txt").open("w", buffering=1)
     exchange()
     span()
     print(f"exchanged from {os.listdir('/sys/class/net')}")
     if EVENT == "down":
-        while True:  # Until the test takes the link down.
+        while True:  # Ends with an error when the test takes the connection down.
             distributed.sync_global_devices("again")
             time.sleep(0.05)
     print("done")

@@ -1,4 +1,4 @@
-"""A program whose tensors span its processes; every check is made in all of them: ``spanning.py [CHECK...]``."""
+"""A program with tensors that span its processes; all processes make the same checks: ``spanning.py [CHECK...]``."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def memory_of_transfers_is_limited() -> None:
 
 @contextlib.contextmanager
 def limited_messages(most: int) -> Iterator[None]:
-    """Limits the bytes of the messages that a process has at a time."""
+    """Limits the bytes of the messages that a process holds at a time; a context manager."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "MOST", most)
         yield
@@ -195,7 +195,7 @@ def reductions_and_products() -> None:
             np.testing.assert_allclose(distributed.process_allgather(found), wanted, rtol=1e-14)
     long = np.arange(6 * ((1 << 20) + 7), dtype=np.float64).reshape(6, -1)
     with limited_messages(1 << 20):
-        for dtype in (np.float32, np.int64):  # Each process combines a part of it, block by block.
+        for dtype in (np.float32, np.int64):  # Each process combines a part of the result, block by block.
             same(tensor(long.astype(dtype)).max(axis=0), long.astype(dtype).max(axis=0))
         same(tensor(long).sum(axis=0), long.sum(axis=0))
     same(tensor(long).argmax(axis=0), long.argmax(axis=0))
@@ -298,7 +298,7 @@ def calls_that_differ_are_errors() -> None:
 
 
 def what_differs(k: int) -> dict[str, Callable[[st.ShardedTensor], object]]:
-    """Calls that get other values in each process ``k``."""
+    """Returns calls with values that differ in each process ``k``, by the text of their errors."""
     sharding, long = st.NamedSharding(everything(), st.P("x")), np.full((300, 100), float(k))
     return {
         r"multiply\(float64\[7, 3\] P\('x'\), 1.5": lambda x: x * (k + 0.5),

@@ -1,5 +1,6 @@
-"""A program that runs random programs with collectives in maps over devices of all processes, and compares the arrays of
-its own devices with NumPy's: ``spanning_maps.py FIRST LAST``, the seeds.
+"""Runs random programs with collectives in maps over the devices of all processes: ``spanning_maps.py FIRST LAST``.
+
+Each process compares the arrays of its own devices with NumPy's. The arguments are the range of seeds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.spmd.test_spmd_programs import GRIDS, Author, Blocks, OnDevice, by_sh
 
 
 class OuterAuthor(Author):
-    """Writes programs without maps in maps: collectives of the outer one do not reach other processes from there."""
+    """Writes programs without nested maps, whose collectives cannot span processes."""
 
     def nested(self, name: str, x: Blocks) -> str:
         return ""

@@ -1,7 +1,7 @@
-"""A program that calls operators on tensors that span processes: ``spanning_operators.py FILE EXAMPLES [NAME...]``.
+"""Calls operators on tensors that span processes: ``spanning_operators.py FILE EXAMPLES [NAME...]``.
 
 Process 0 writes a line for each operator to the file: its name, and a hash of the bits of all its results, or the first
-error. Programs with as many devices in other numbers of processes have to write the same.
+error. Jobs with the same number of devices in other numbers of processes must write the same lines.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (3, 1), (2, 2, 2)]
 
 
 class Provider(HypothesisProvider):
-    """Draws numbers that depend on the seed only: hypothesis also takes constants from the modules that are loaded, and
-    ``hypothesis.given`` takes the time into account.
+    """Draws numbers that depend only on the seed.
+
+    By default hypothesis also draws constants from the modules that are loaded, and ``hypothesis.given`` takes the time
+    into account.
     """
 
     _local_constants = Constants()
@@ -62,7 +64,7 @@ def placed(data: Any, array: Any, mesh: st.Mesh, first: bool) -> Any:
 
 
 def compared(result: Any, answer: Any, bits: Any) -> None:
-    """Asserts that a result, a pytree of tensors, is what NumPy's is, and adds its bits to a hash."""
+    """Asserts that a result, a pytree of tensors, equals NumPy's, and adds its bits to a hash."""
     made, wanted = leaves(result), leaves(answer)
     assert len(made) == len(wanted), f"{len(made)} results instead of {len(wanted)}"
     for one, answer in zip(made, wanted, strict=True):

@@ -1,8 +1,8 @@
-"""A program that runs random programs on tensors that span processes: ``spanning_programs.py FILE PROGRAMS``.
+"""Runs random programs on tensors that span processes: ``spanning_programs.py FILE PROGRAMS``.
 
 PROGRAMS is a file with lists of lines (see `tests.interpreters.test_state`). Process 0 writes a line to FILE for each
-program: a hash of the bits of all tensors after every line, and of the errors. Jobs with as many devices in other
-numbers of processes have to write the same.
+program: a hash of the bits of all tensors after every line, and of the errors. Jobs with the same number of devices in
+other numbers of processes must write the same lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AXES = ("x", "y", "z")
 
 
 def layout(shape: tuple[int, ...], where: int | list[int], spec: st.P, _: object = None) -> st.NamedSharding:
-    """A layout over devices of all processes: of the first one, the last one, and others."""
+    """Returns a layout over devices of several processes: the first device, the last one, and others."""
     known = st.devices()
     size = math.prod(shape)
     if not 2 <= size <= len(known):
@@ -41,20 +41,20 @@ def layout(shape: tuple[int, ...], where: int | list[int], spec: st.P, _: object
 
 
 def whole(x: Any) -> np.ndarray:
-    """All elements of a tensor, or of what is read of one."""
+    """Returns all elements of a tensor or of a value that was read from one, as a host array."""
     if isinstance(x, st.ShardedTensor) and not x.is_fully_addressable:
         return np.asarray(distributed.process_allgather(x))
     return np.asarray(x)
 
 
 def array(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
-    from tests.layouts import array  # It asks for devices, which exist only once the processes are connected.
+    from tests.layouts import array  # Imported late: the module uses devices, which exist once processes are connected.
 
     return array(shape, dtype, seed)
 
 
 def names() -> dict[str, Any]:
-    """The names of a program."""
+    """Returns the names that programs use, with their values."""
     return {
         "xp": st, "np": np, "array": array, "P": st.P, "put": st.device_put, "reshard": st.reshard, "layout": layout,
         "spread": st.broadcast_to, "zeros": lambda shape, dtype, where: st.zeros(shape, dtype=dtype, device=where),

@@ -1,10 +1,10 @@
-"""A package that poses as CuPy where there is no GPU, for tests of code that uses CuPy on several.
+"""A simulation of CuPy on several GPUs, for tests on machines without a GPU.
 
-`install` puts modules named ``cupy`` and ``cupyx`` in place. Arrays are NumPy buffers that belong to GPUs which do not
-exist; work is queued on streams and runs late, in an order that a scheduler picks among all that are allowed; memory
-that is freed is overwritten and handed out again; and whatever nothing orders is written down in `races` and raises
-`Race`. So a program that has forgotten an event, a device context or a reference fails here on every run, where on
-GPUs it fails on some.
+`install` installs modules named ``cupy`` and ``cupyx``. Arrays are NumPy buffers that belong to simulated GPUs; work is
+queued on streams and runs late, in any of the orders that CUDA allows, which a scheduler selects; freed memory is
+overwritten and reused; and accesses to the same memory that are not ordered are recorded in `races` and raise `Race`.
+A program that lacks an event, a device context or a reference therefore fails here on every run, while on GPUs it
+fails on some.
 
 What is not modelled: real numbers of bytes in use by libraries, per-thread default streams, graphs, kernels of the
 user's, peer access as such (operations on arrays of another device raise), races between parts of one block (a block
@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 _hidden: dict[str, Any] = {}
-_machines: list[Any] = []  # those that were there before, one for each `install`
-_wrappers: dict[str, Any] = {}  # array_api_compat's modules on top, which remembers them by the class of arrays
+_machines: list[Any] = []  # the earlier machines, one for each `install`
+_wrappers: dict[str, Any] = {}  # array_api_compat's modules for the simulation, which it caches by the class of arrays
 
 
 def _ours(name: str) -> bool:
@@ -48,10 +48,10 @@ def _ours(name: str) -> bool:
 
 
 def install(**config: Any) -> Any:
-    """Puts the double in place of CuPy, with a new machine, and returns the module ``cupy``.
+    """Installs the simulation in place of CuPy, with a new machine, and returns the module ``cupy``.
 
-    The keywords are the attributes of `Config`. Where the double is in place already, its machine is put aside until
-    the matching `uninstall`, with all that is queued on it.
+    The keywords are the attributes of `Config`. If the simulation is installed already, its machine and all work queued
+    on it are kept until the matching `uninstall`.
     """
     made = modules.build()
     if not _machines:
@@ -66,7 +66,7 @@ def install(**config: Any) -> Any:
 
 
 def uninstall() -> None:
-    """Puts back what was there before the last `install`."""
+    """Restores the modules and the machine from before the last `install`."""
     free()
     _world.world = _machines.pop()
     if _machines:
@@ -81,7 +81,7 @@ def uninstall() -> None:
 
 
 def _wrap() -> None:
-    """``from array_api_compat import cupy`` looks at the package first."""
+    """Sets the attribute ``cupy`` of array_api_compat, which an import reads before it reads `sys.modules`."""
     if (package := sys.modules.get("array_api_compat")) is not None:
         vars(package).pop("cupy", None)
         if (module := sys.modules.get("array_api_compat.cupy")) is not None:
@@ -89,17 +89,17 @@ def _wrap() -> None:
 
 
 def reset(**config: Any) -> None:
-    """A new machine, with nothing queued or allocated. Arrays and streams of the old one must not be used with it."""
+    """Starts a new machine, with nothing queued or allocated. Arrays and streams of the old one must not be used."""
     _world.start(Config(**config))
 
 
 def free() -> None:
-    """Gives back the memory that waits to be used again."""
+    """Frees the memory that the pools keep for reuse."""
     _world.world.close()
 
 
 def config() -> Config:
-    """What the machine is like, to look at and to change."""
+    """Returns the configuration of the machine, which may be changed."""
     return _world.world.config
 
 
@@ -114,9 +114,9 @@ def fail(stream: Any = None, status: int = 719) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "waits":  # how often the host has waited for a device
+    if name == "waits":  # the number of times that the host has waited for a device
         return _world.world.waits
-    if name == "races":  # what has been found; what was freed a moment ago is looked at first
+    if name == "races":  # the races detected so far, after checking the memory that was freed last
         _world.world.drain()
         return _world.world.races
     raise AttributeError(name)

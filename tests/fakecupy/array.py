@@ -1,4 +1,4 @@
-"""The array: what it says of itself, indexing, operators, and moves between device and host."""
+"""The array: its attributes, indexing, operators, and copies between device and host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCALARS = (bool, int, float, complex, np.generic)
 
 
 class Flags:
-    """Memory layout, as CuPy tells it."""
+    """The memory layout, with CuPy's names."""
 
     __slots__ = ("c_contiguous", "f_contiguous", "owndata")
 
@@ -52,15 +52,15 @@ def _method(name: str) -> Any:
 
 
 def _defers(x: Any, y: Any) -> bool:
-    """Whether an operator leaves the work to the other operand: NEP 13 and then priorities, as in CuPy."""
-    asked = getattr(y, "__array_ufunc__", _SCALARS)
-    if asked is not _SCALARS:
-        return asked is None
+    """Whether an operator defers to the other operand: by NEP 13, then by priorities, as in CuPy."""
+    protocol = getattr(y, "__array_ufunc__", _SCALARS)
+    if protocol is not _SCALARS:
+        return protocol is None
     return getattr(x, "__array_priority__", 0) < getattr(y, "__array_priority__", 0)
 
 
 def _operators(name: str) -> tuple[Any, Any, Any]:
-    """An operator, its mirrored form and its in-place form."""
+    """Returns the methods of an operator: with the array on the left, on the right, and in place."""
     numpy_ufunc = getattr(np, name)
     ufunc = launch.Ufunc(numpy_ufunc)
 
@@ -83,11 +83,11 @@ def _operators(name: str) -> tuple[Any, Any, Any]:
 _FAST = {bool, int, float, complex, np.float32, np.float64, np.int64, np.int32, np.bool_, np.complex128}
 
 namespace: dict[str, Any] = {}
-"""The functions of the namespace by name; filled when it is put together."""
+"""The functions of the module ``cupy`` by name; filled when the module is built."""
 
 
 class ndarray:  # noqa: N801 - CuPy's name
-    """An array on a device. Its memory is a NumPy buffer, `_a` the view of it that queued work uses."""
+    """An array on a device. Its memory is a NumPy buffer, and `_a` is the view of it that queued work uses."""
 
     __module__ = "cupy"
     __slots__ = ("__weakref__", "_a", "base", "data")
@@ -164,7 +164,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         self.imag[...] = value
 
     def describe(self) -> str:
-        """For error messages."""
+        """Returns a description for error messages."""
         return f"an array of shape {self.shape} and dtype {self.dtype}"
 
     # -- shape ---------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         if copy is True:
             return self.copy().reshape(shape, order=order)
         raw = self._a.reshape(shape, order=order)
-        if raw.size and not np.may_share_memory(raw, self._a):  # NumPy had to copy, and perhaps too early
+        if raw.size and not np.may_share_memory(raw, self._a):  # NumPy copied, perhaps before queued work has run
             if copy is False:
                 raise ValueError("Unable to avoid creating a copy while reshaping.")
             return launch.call("reshape", np.reshape, (self, raw.shape), {"order": order})
@@ -215,7 +215,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         return made
 
     def copy(self, order: str = "C") -> Any:
-        """A copy on the current device. From another device it is ordered after nothing that is queued there."""
+        """Returns a copy on the current device. A copy from another device is not ordered after that device's work."""
         if self.data.device_id == w.world.current():
             return self.astype(self.dtype, order=order)
         with self.device:
@@ -237,7 +237,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         return namespace["array"], (self.get(),)
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
-        """A host copy. Into pinned memory it may be left to the stream; into other memory the host waits."""
+        """Copies to the host. A copy to pinned memory may remain queued; for other memory the host waits."""
         if stream is None:
             stream = cuda.get_current_stream()
         if out is None:
@@ -257,7 +257,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         with self.device:
             direct = out.flags.c_contiguous and self._a.flags.c_contiguous
             if not direct and not (out.flags.f_contiguous and self._a.flags.f_contiguous):
-                cuda._match(stream.device_id)  # a contiguous copy is made on that stream first
+                cuda._match(stream.device_id)  # because a contiguous copy is made on that stream first
             place, pinned = memory.host_bytes(out.__array_interface__["data"][0], out.nbytes)
             to, values = np.ndarray(out.shape, out.dtype, place, 0, out.strides), self._a
             s = memory._resolve(stream)
@@ -267,7 +267,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         return out
 
     def set(self, arr: Any, stream: Any = None) -> None:
-        """Takes the values of a host array: pinned memory is read when the copy runs, other memory at once."""
+        """Copies from a host array: pinned memory is read when the copy runs, other memory at once."""
         if not isinstance(arr, np.ndarray):
             raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
         if self.dtype != arr.dtype:
@@ -465,7 +465,11 @@ _COMPLEX_WARNING = np.exceptions.ComplexWarning
 
 
 def supported(dtype: Any) -> np.dtype[Any]:
-    """The dtype, if CuPy has it."""
+    """Returns a dtype in native byte order.
+
+    Raises:
+        ValueError: CuPy does not have the dtype.
+    """
     made = np.dtype(dtype)
     if made.name != "bfloat16" and (made.kind not in "biufc" or made.char in "gG" or made.num >= 256):
         raise ValueError(f"Unsupported dtype {made}")
@@ -473,7 +477,7 @@ def supported(dtype: Any) -> np.dtype[Any]:
 
 
 def _layout(raw: Any, order: str | None) -> str:
-    """C, F, or K where the layout is to be kept and is neither."""
+    """Returns the order of a copy: C, F, or K for a layout that is kept and is neither."""
     if order in ("K", "A", None):
         if raw.flags.c_contiguous:
             return "C"

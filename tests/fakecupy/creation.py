@@ -1,4 +1,4 @@
-"""Making arrays, on the current device: from nothing, from the host, from arrays of any device."""
+"""Functions that create arrays on the current device: constants, and copies from the host and from other devices."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def full_like(
 
 
 def on_host(name: str) -> Any:
-    """A creation function that works on the host and copies."""
+    """Returns a creation function that creates the array on the host and copies it."""
     function = getattr(np, name)
 
     def create(*args: Any, **kwargs: Any) -> ndarray:
@@ -104,7 +104,7 @@ def array(
     *,
     blocking: bool = False,
 ) -> ndarray:
-    """An array on the current device, from any device or from the host."""
+    """Creates an array on the current device from an array of any device or from host values."""
     if isinstance(obj, ndarray):
         made = _from_array(obj, dtype, copy, order)
     elif isinstance(obj, (list, tuple)) and _has_arrays(obj):
@@ -133,7 +133,7 @@ def _has_arrays(obj: Any) -> bool:
 
 
 def _from_interface(obj: Any) -> ndarray:
-    """Somebody else's device memory, as it is."""
+    """Creates an array that shares the memory of another library's array."""
     given = obj.__cuda_array_interface__
     if given.get("stream") is not None:
         cuda.stream_synchronize(given["stream"])
@@ -143,7 +143,7 @@ def _from_interface(obj: Any) -> ndarray:
 
 
 def _from_host(obj: Any, dtype: Any, order: str | None, blocking: bool) -> ndarray:
-    """A copy of host values. Pinned arrays are read when the copy runs and kept until then, others at once."""
+    """Copies host values. Pinned arrays are kept alive and read when the copy runs, others are read at once."""
     fortran = order == "F" or (order in ("K", "A", None) and isinstance(obj, np.ndarray) and obj.flags.fnc)
     values = np.asarray(obj, dtype, "F" if fortran else "C")
     values = values.astype(supported(values.dtype), copy=False)
@@ -181,7 +181,7 @@ def astype(x: ndarray, dtype: Any, copy: bool = True) -> ndarray:
 
 
 def asnumpy(a: Any, stream: Any = None, order: str = "C", out: Any = None, *, blocking: bool = True) -> Any:
-    """A host array, from a device or from the host."""
+    """Returns a host array with the elements of a device array or of host values."""
     if isinstance(a, ndarray):
         return a.get(stream=stream, order=order, out=out, blocking=blocking)
     made = np.asarray(a, order=order)
@@ -192,7 +192,7 @@ def asnumpy(a: Any, stream: Any = None, order: str = "C", out: Any = None, *, bl
 
 
 def copyto(dst: ndarray, src: Any, casting: str = "same_kind", where: Any = None) -> None:
-    """Writes ``src`` into ``dst``. Between devices: same shape and dtype, on the current device's stream."""
+    """Copies ``src`` to ``dst``. Copies between devices of equal shape and dtype use the current device's stream."""
     if not isinstance(src, ndarray):
         if isinstance(src, np.ndarray) and src.size != 1:
             raise ValueError("non-scalar numpy.ndarray cannot be used for copyto")
@@ -218,7 +218,7 @@ def _same_layout(dst: ndarray, src: ndarray) -> bool:
 
 
 def take(a: ndarray, indices: Any, axis: int | None = None, out: Any = None) -> ndarray:
-    """Indices out of bounds wrap around."""
+    """Takes elements; indices out of bounds wrap around, as in CuPy."""
     return launch.call("take", np.take, (a, indices, axis), {"mode": "wrap", "out": out})
 
 

@@ -1,4 +1,4 @@
-"""What ``cupy.cuda`` offers: devices, streams, events, and the calls of the runtime that they stand on."""
+"""The module ``cupy.cuda``: devices, streams, events, and the functions of the CUDA runtime that they call."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _event(ptr: int) -> tuple[int, w.Recorded | None]:
 def event_record(event: int, ptr: int) -> None:
     device, _ = _event(event)
     s = _stream(ptr)
-    if s.device != device:  # CUDA: an event is recorded on streams of the device that was current when it was made
+    if s.device != device:  # CUDA records an event only on streams of the device that was current at its creation
         raise CUDARuntimeError(400)
     w.world.events[event] = (device, w.world.record(s))
 
@@ -190,7 +190,7 @@ RUNTIME = {
 
 
 class Device:
-    """A GPU by its number. As a context it is current, in this thread."""
+    """A GPU with a number; a context manager in which it is the current device of this thread."""
 
     __slots__ = ("id",)
     __hash__ = None  # type: ignore[assignment]  # as CuPy's
@@ -229,12 +229,12 @@ class Device:
         set_device(w.world.tls.stack.pop())
 
     def use(self) -> Device:
-        """Makes it current for good."""
+        """Makes the device current, beyond any ``with``."""
         set_device(self.id)
         return self
 
     def synchronize(self) -> None:
-        """Waits for all its streams."""
+        """Waits for all streams of the device."""
         w.world.synchronize_device(_valid(self.id))
 
     @property
@@ -253,7 +253,7 @@ class Device:
 
 
 def _current_streams() -> list[Any]:
-    """The current stream of each device in this thread."""
+    """Returns the current stream of each device in this thread."""
     tls = w.world.tls
     streams = getattr(tls, "streams", None)
     if streams is None:
@@ -264,7 +264,7 @@ def _current_streams() -> list[Any]:
 
 
 def get_current_stream(device_id: int = -1) -> Any:
-    """The current stream of a device (default: the current one) in this thread."""
+    """Returns the current stream of a device (default: the current one) in this thread."""
     return _current_streams()[get_device() if device_id == -1 else device_id]
 
 
@@ -278,7 +278,7 @@ def _match(device: int) -> int:
 
 
 class Event:
-    """A point in a stream, created on the current device."""
+    """A position in a stream, created on the current device."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self.ptr = 0
@@ -293,15 +293,15 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """Whether it has been reached."""
+        """Whether the stream has reached the position."""
         return event_query(self.ptr) == 0
 
     def record(self, stream: Any = None) -> None:
-        """Where ``stream`` (default: the current one) is now."""
+        """Records the present position of ``stream`` (default: the current one)."""
         event_record(self.ptr, (get_current_stream() if stream is None else stream).ptr)
 
     def synchronize(self) -> None:
-        """The host waits for it."""
+        """Makes the host wait for the event."""
         event_synchronize(self.ptr)
 
 
@@ -333,7 +333,7 @@ class _BaseStream:
         _current_streams()[device] = tls.stream_stacks[device][-1]
 
     def use(self) -> Any:
-        """Makes it the current stream of the current device for good."""
+        """Makes the stream the current one of the current device, beyond any ``with``."""
         device = _match(self.device_id)
         _current_streams()[device] = self
         return self
@@ -343,7 +343,7 @@ class _BaseStream:
 
     @property
     def done(self) -> bool:
-        """Whether it has nothing left to do."""
+        """Whether all work of the stream has run."""
         return stream_query(self.ptr) == 0
 
     @property
@@ -351,18 +351,18 @@ class _BaseStream:
         return bool(stream_get_flags(self.ptr))
 
     def synchronize(self) -> None:
-        """The host waits for all its work."""
+        """Makes the host wait for all work of the stream."""
         stream_synchronize(self.ptr)
 
     def record(self, event: Any = None) -> Any:
-        """An event where it is now. A new one is created on the current device, which must then be the stream's."""
+        """Records an event. A new one is created on the current device, which must then be the stream's."""
         if event is None:
             event = Event()
         event_record(event.ptr, self.ptr)
         return event
 
     def wait_event(self, event: Any) -> None:
-        """What is queued from now on runs after the event."""
+        """Orders all work that is queued from now on after the event."""
         stream_wait_event(self.ptr, event.ptr)
 
     def launch_host_func(self, callback: Any, arg: Any) -> None:
@@ -371,7 +371,7 @@ class _BaseStream:
 
 
 class Stream(_BaseStream):
-    """A new stream of the current device, or a name of its null stream."""
+    """A new stream of the current device, or its null stream."""
 
     null: Any = None
     ptds: Any = None
@@ -393,7 +393,7 @@ class Stream(_BaseStream):
 
 
 class ExternalStream(_BaseStream):
-    """A stream by its handle alone."""
+    """A stream that is given by its handle only."""
 
     def __init__(self, ptr: int, device_id: int = -1) -> None:
         super().__init__(ptr, device_id)

@@ -1,4 +1,4 @@
-"""DLPack between arrays of the double. There is no GPU memory, so nobody else can take what is exported here."""
+"""DLPack between arrays of the simulation. Other libraries cannot import them, because there is no GPU memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import cuda, launch, memory
 
 
 class Capsule:
-    """What an array hands out by DLPack. There is no GPU memory, so only the double's own `from_dlpack` takes it."""
+    """The object that an array exports by DLPack. Only `from_dlpack` of the simulation accepts it."""
 
     __slots__ = ("array",)
 
@@ -16,7 +16,11 @@ class Capsule:
         self.array: Any | None = array
 
     def consume(self) -> Any:
-        """The array, once."""
+        """Returns the array, once.
+
+        Raises:
+            ValueError: it was consumed before.
+        """
         array, self.array = self.array, None
         if array is None:
             raise ValueError("A DLPack tensor object cannot be consumed multiple times")
@@ -24,7 +28,7 @@ class Capsule:
 
 
 def export(array: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool | None) -> Any:
-    """What ``ndarray.__dlpack__`` does: the consumer's stream waits for the current one. To the host it is a copy."""
+    """Implements ``ndarray.__dlpack__``: the consumer's stream waits for the current one; to the host, it is a copy."""
     if dl_device is None or tuple(dl_device) == array.__dlpack_device__():
         if copy is True:
             raise BufferError("copy=True only supported for copy to CPU.")
@@ -45,7 +49,7 @@ def export(array: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
 
 
 def from_dlpack(array: Any, *, device: Any = None, copy: bool | None = None) -> Any:
-    """An array of the same device and memory as another library's: here, as another one of the double's."""
+    """Returns an array with the device and memory of another array of the simulation."""
     if not hasattr(array, "__dlpack_device__"):
         return _adopt(array)
     kind, index = array.__dlpack_device__()
@@ -67,7 +71,7 @@ def from_dlpack(array: Any, *, device: Any = None, copy: bool | None = None) -> 
 
 
 class DLPackMemory(memory.BaseMemory):
-    """Memory that the array it came from owns."""
+    """Memory that belongs to the exported array."""
 
     __slots__ = ("owner",)
 
@@ -79,7 +83,7 @@ class DLPackMemory(memory.BaseMemory):
 
 def _adopt(capsule: Any) -> Any:
     if not isinstance(capsule, Capsule):
-        raise TypeError("this is no capsule of the double's; it has no GPU memory that another library could share")
+        raise TypeError("the capsule is from another library; the simulation has no GPU memory to share with others")
     source = capsule.consume()
     mem = DLPackMemory(source)
     memptr = memory.MemoryPointer(mem, source.data.ptr - mem.ptr)

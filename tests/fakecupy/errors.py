@@ -1,4 +1,4 @@
-"""The exceptions: CuPy's, by its names and texts, and the double's own."""
+"""The exceptions: CuPy's, with its names and messages, and those of the simulation."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ STATUS = {
 
 
 class Race(Exception):
-    """Two streams touch the same memory, one of them writes, and nothing orders them."""
+    """Two streams access the same memory, one of them writes, and the accesses are not ordered."""
 
 
 class WrongDeviceError(ValueError):
-    """An operation met an array of a device that is not current. CuPy would warn, or work through peer access."""
+    """An operand is on a device that is not current. CuPy would warn, or use peer access."""
 
 
 class OutOfBounds(Exception):
-    """An operation that is given an address and a size reads or writes outside of the memory that was asked for there.
-    A GPU does not notice as long as the address belongs to the process.
+    """An operation on an address and a size accesses memory outside of the bytes that were requested there.
+
+    A GPU does not report this as long as the address belongs to the process.
     """
 
 
 class CUDARuntimeError(RuntimeError):
-    """As ``cupy.cuda.runtime.CUDARuntimeError``."""
+    """Simulates ``cupy.cuda.runtime.CUDARuntimeError``."""
 
     def __init__(self, status: int) -> None:
         self.status = status
@@ -44,7 +45,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class OutOfMemoryError(MemoryError):
-    """As ``cupy.cuda.memory.OutOfMemoryError``."""
+    """Simulates ``cupy.cuda.memory.OutOfMemoryError``."""
 
     def __init__(self, size: int, total: int, limit: int = 0) -> None:
         self._size, self._total, self._limit = size, total, limit
@@ -58,7 +59,7 @@ class OutOfMemoryError(MemoryError):
 
 
 class NcclError(RuntimeError):
-    """As ``cupy.cuda.nccl.NcclError``."""
+    """Simulates ``cupy.cuda.nccl.NcclError``."""
 
     NAMES = {  # noqa: RUF012 - constant
         1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error",

@@ -1,4 +1,4 @@
-"""Reading and writing through an index: views for basic indices, queued work for the others."""
+"""Reads and writes through an index: views for basic indices, queued operations for advanced ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def _advanced(index: tuple[Any, ...]) -> bool:
 
 
 def _expand(index: tuple[Any, ...]) -> list[Any]:
-    """Lists as host arrays, so that what is left is basic or has a dtype."""
+    """Converts lists to host arrays, so that every index is basic or has a dtype."""
     made = []
     for i in index:
         if isinstance(i, (list, tuple, bool, np.bool_, np.ndarray)):
-            i = np.array(i)  # the host may change its own afterwards
+            i = np.array(i)  # a copy, because the program may change the array afterwards
             if not i.size and i.dtype.kind == "f":
                 i = i.astype(np.intp)
         made.append(i)
@@ -33,7 +33,7 @@ def _is_mask(i: Any) -> bool:
 
 
 def _prepare(array: Any, index: tuple[Any, ...]) -> tuple[list[Any], list[Any], bool]:
-    """NumPy's views of the index, the device arrays in it, and whether it has masks."""
+    """Returns the index with NumPy's views in place of device arrays, these arrays, and whether there are masks."""
     device = w.world.current()
     launch.check(array, device)
     reads, raws = [], []
@@ -50,7 +50,7 @@ def _prepare(array: Any, index: tuple[Any, ...]) -> tuple[list[Any], list[Any], 
 
 
 def _wrapped(raws: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """The index with integers out of bounds brought back into them, which is what CuPy does instead of an error."""
+    """Returns the index with integers out of bounds wrapped around, which CuPy does instead of raising an error."""
     used = sum(i.ndim if _is_mask(i) else 1 for i in raws if i is not None and i is not Ellipsis)
     axis, made = 0, []
     for i in raws:
@@ -65,7 +65,7 @@ def _wrapped(raws: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def get_item(array: Any, index: Any) -> Any:
-    """A view for integers, slices, None and Ellipsis; else a new array. With a mask the host waits."""
+    """Returns a view for integers, slices, None and Ellipsis, otherwise a new array. For a mask the host waits."""
     if not isinstance(index, tuple):
         index = (index,)
     if not _advanced(index):
@@ -80,7 +80,7 @@ def get_item(array: Any, index: Any) -> Any:
     if masked:
         box: list[Any] = []
         s = w.world.launch("getitem", lambda: box.append(_taken(source, raws)), (array, *reads), ())
-        for i in raws:  # an error would show at the synchronization otherwise
+        for i in raws:  # checked here, because otherwise the error would be reported at the synchronization
             if _is_mask(i):
                 _check_mask(source.shape, raws)
         w.world.synchronize(s)
@@ -109,7 +109,7 @@ def _check_mask(shape: tuple[int, ...], raws: list[Any]) -> None:
 
 
 def _shape(source: Any, raws: list[Any]) -> tuple[int, ...]:
-    """The shape of a result, from an index of zeros on an array without memory."""
+    """Returns the shape of a result, which an index of zeros has on an array without memory."""
     key = (source.shape, *(_key(i) for i in raws))
     shape = _shapes.get(key)
     if shape is None:
@@ -128,14 +128,14 @@ def _key(i: Any) -> Any:
 
 
 def set_item(array: Any, index: Any, value: Any) -> None:
-    """Queues a write. Values are device arrays or scalars, as in CuPy."""
+    """Queues a write of a device array or a scalar; as in CuPy, host arrays are rejected."""
     if not isinstance(index, tuple):
         index = (index,)
     reads: list[Any] = []
     if isinstance(value, launch._array):
         launch.check(value, w.world.current())
         reads.append(value)
-        while value.ndim and value.shape[0] == 1:  # leading axes of one element may be dropped
+        while value.ndim and value.shape[0] == 1:  # leading axes of one element are dropped, as in CuPy
             value = launch.view(value, value._a[0, ...])
         raw_value = value._a
     else:
@@ -148,7 +148,7 @@ def set_item(array: Any, index: Any, value: Any) -> None:
     if not _advanced(index):
         launch.check(array, w.world.current())
         target = array._a[index if any(i is Ellipsis for i in index) else (*index, ...)]
-        np.broadcast_to(raw_value, target.shape)  # raises here, not when it runs
+        np.broadcast_to(raw_value, target.shape)  # raises an error here instead of when the write runs
         w.world.launch("setitem", lambda: np.copyto(target, raw_value, casting="unsafe"), reads, (array,))
         return
     raws, used, masked = _prepare(array, index)
@@ -162,5 +162,5 @@ def set_item(array: Any, index: Any, value: Any) -> None:
         target[_wrapped(raws, target.shape)] = raw_value
 
     s = w.world.launch("setitem", run, (*reads, *used), (array,))
-    if masked:  # CuPy counts the elements that are selected, and reads their number.
+    if masked:  # CuPy counts the selected elements and reads their number.
         w.world.synchronize(s)

@@ -1,5 +1,5 @@
-"""Running NumPy's functions later: what comes out of a call is worked out at once, from stand-ins of the same shapes
-and dtypes, and the call itself is queued.
+"""Queues calls of NumPy's functions. The shapes and dtypes of the results are inferred at once, by calling the function
+with placeholders that have the shapes and dtypes of the operands.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from . import loops, memory
 from . import world as w
 from .errors import WrongDeviceError
 
-_array: Any = None  # the array class, which needs this module in turn
+_array: Any = None  # the array class, whose module imports this one
 _metas: dict[Any, Any] = {}
 _PLAIN = {bool, int, float, complex}
 
 
 def bind(array_class: type) -> None:
-    """Tells this module what arrays are."""
+    """Sets the array class of this module."""
     global _array
     _array = array_class
 
@@ -28,7 +28,7 @@ def bind(array_class: type) -> None:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C", cls: Any = None) -> Any:
-    """A new array of poison on the current device."""
+    """Allocates an array on the current device; its elements are undefined (poison)."""
     made = object.__new__(_array if cls is None else cls)
     size = dtype.itemsize
     for n in shape:
@@ -42,7 +42,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], order: str = "C", cls: A
 
 
 def view(source: Any, raw: Any, cls: Any = None) -> Any:
-    """An array that shares the memory of another. One at the same place shares its pointer, as in CuPy."""
+    """Returns an array that shares the memory of ``source``, and at the same address also its pointer, as in CuPy."""
     made = object.__new__(_array if cls is None else cls)
     made._a = raw
     data = source.data
@@ -58,7 +58,7 @@ def view(source: Any, raw: Any, cls: Any = None) -> Any:
 
 
 def from_host(value: Any) -> Any:
-    """A new array with the values of a host array, which may change afterwards."""
+    """Returns a new array with the elements of a host array, which must not change until the copy has run."""
     made = empty(value.shape, value.dtype)
     to = made._a
     w.world.launch("copy from host", lambda: np.copyto(to, value), (), (made,))
@@ -69,17 +69,18 @@ def from_host(value: Any) -> Any:
 
 
 def check(array: Any, device: int) -> None:
-    """Raises where an array is not on the current device."""
+    """Raises `WrongDeviceError` if an array is not on the current device."""
     if array.data.device_id != device:
         raise WrongDeviceError(
-            f"the current device is {device} and the operation has {array.describe()} of device "
-            f"{array.data.device_id}; CuPy would work through peer access, slowly, or fail"
+            f"the current device is {device}, and an operand is {array.describe()} on device {array.data.device_id}; "
+            "CuPy would use peer access, which is slow, or fail"
         )
 
 
 class Arguments:
-    """The arguments of a call: the arrays among them, NumPy's views of those in their place, and a key that is equal
-    where shapes, dtypes and everything else are.
+    """The arguments of a call: with NumPy's views in place of arrays, the arrays, and a key.
+
+    The keys of two calls are equal if all shapes, dtypes and other arguments are.
     """
 
     __slots__ = ("args", "arrays", "key", "kwargs")
@@ -117,7 +118,7 @@ class Arguments:
 
 
 def _stand_in(x: Any, name: str, linear: bool) -> Any:
-    """Something of the same shapes and dtypes that every function takes without complaint."""
+    """Returns an argument with placeholders for arrays, which no function rejects, of the same shapes and dtypes."""
     if isinstance(x, np.ndarray):
         order = "F" if x.flags.fnc else "C"
         if x.dtype.kind in "fc" or name == "average":
@@ -132,12 +133,12 @@ def _stand_in(x: Any, name: str, linear: bool) -> Any:
 
 
 def _rehearse(name: str, function: Any, given: Arguments, linear: bool) -> Any:
-    """The result of the call on stand-ins."""
+    """Returns the result of the call for placeholders."""
     args = [_stand_in(x, name, linear) for x in given.args]
     kwargs = {k: _stand_in(x, name, linear) for k, x in given.kwargs.items()}
     try:
         return _quiet(function, args, kwargs)
-    except np.linalg.LinAlgError:  # of arguments that are right: what was regular in the last two axes is not in others
+    except np.linalg.LinAlgError:  # the placeholder is regular in its last two axes, but the function uses others
         rng = np.random.default_rng(0)
         args = [rng.random(x.shape).astype(x.dtype) if isinstance(x, np.ndarray) else x for x in args]
         return _quiet(function, args, kwargs)
@@ -147,7 +148,7 @@ def _rehearse(name: str, function: Any, given: Arguments, linear: bool) -> Any:
 
 
 def _describe(result: Any) -> Any:
-    """What has to be allocated for a result: (shape, dtype, order) for each array, in the structure around them."""
+    """Returns the structure of a result, with (shape, dtype, order) in place of each array."""
     if isinstance(result, (np.ndarray, np.generic, bool, int, float, complex)):
         a = np.asarray(result)
         return a.shape, a.dtype, "F" if a.flags.fnc else "C"
@@ -181,7 +182,7 @@ def _leaves(result: Any) -> Any:
 def _store(outs: list[Any], result: Any) -> None:
     for to, value in zip(outs, _leaves(result), strict=True):
         if to.shape != np.shape(value):
-            raise RuntimeError(f"a result of shape {to.shape} was announced, and {np.shape(value)} came out")
+            raise RuntimeError(f"the inferred shape of a result is {to.shape}, the actual shape {np.shape(value)}")
         np.copyto(to, value, casting="unsafe")
 
 
@@ -189,14 +190,14 @@ def _store(outs: list[Any], result: Any) -> None:
 
 
 def _quiet(function: Any, args: Any, kwargs: Any) -> Any:
-    """NumPy warns of empty slices and the like; CuPy does not."""
+    """Calls a function without NumPy's warnings of empty slices and the like, which CuPy does not have."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         return function(*args, **kwargs)
 
 
 def call(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Queues a call of one of NumPy's functions whose result has a shape that does not depend on values."""
+    """Queues a call of a function whose result has a shape that does not depend on values, and returns the result."""
     out = kwargs.pop("out", None)
     if isinstance(out, tuple):
         (out,) = out
@@ -226,7 +227,7 @@ def call(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def run() -> None:
         try:
             values = _quiet(function, args, kwargs) if careful else function(*args, **kwargs)
-        except np.linalg.LinAlgError:  # CuPy does not look at what the solver says
+        except np.linalg.LinAlgError:  # CuPy ignores the status of the solver
             for to in outs:
                 to.fill(np.nan)
         else:
@@ -247,7 +248,7 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: Any) -> None:
 
 
 def call_now(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The same where the shape of the result depends on values: the host waits for them, as CuPy does."""
+    """Calls a function whose result has a shape that depends on values; the host waits for it, as in CuPy."""
     given = Arguments(args, kwargs)
     box: list[Any] = []
 
@@ -270,7 +271,7 @@ def _upload(result: Any) -> Any:
 
 
 def call_view(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A call that gives views where NumPy does: nothing is queued then. Where NumPy copies, the copy is queued."""
+    """Calls a function that returns views. Where NumPy returns a copy instead, the copy is queued."""
     given = Arguments(args, kwargs, strict=False)
     result = _quiet(function, given.args, given.kwargs)
     flat = list(_leaves(result))
@@ -285,9 +286,9 @@ def call_view(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> An
 
 
 def _writable(source: Any, raw: Any) -> Any:
-    """The same view of a source's memory, writable: in CuPy everything is, what was broadcast, too."""
+    """Returns a writable view of a source's memory: in CuPy all views are writable, also broadcast ones."""
     block = source.data.mem.block
-    if block is None or _quiet(lambda: raw.flags.writeable, (), {}):  # NumPy warns where `broadcast_arrays` made it.
+    if block is None or _quiet(lambda: raw.flags.writeable, (), {}):  # NumPy warns for results of `broadcast_arrays`.
         return raw
     start = raw.__array_interface__["data"][0] - block.ptr
     return np.ndarray(raw.shape, raw.dtype, block.raw, start, raw.strides)
@@ -300,7 +301,7 @@ def _rebuild(result: Any, leaves: Any) -> Any:
 
 
 def call_in_place(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """A call that changes its first argument and returns nothing."""
+    """Queues a call that changes its first argument and returns nothing."""
     given = Arguments(args, kwargs)
     args, kwargs = given.args, given.kwargs
     w.world.launch(name, lambda: function(*args, **kwargs), given.arrays[1:], given.arrays[:1])
@@ -310,7 +311,7 @@ def call_in_place(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -
 
 
 class Ufunc:
-    """One of NumPy's ufuncs on arrays of devices."""
+    """One of NumPy's ufuncs for arrays on devices."""
 
     __slots__ = ("__name__", "nin", "nout", "numpy")
 
@@ -320,7 +321,7 @@ class Ufunc:
 
     @property
     def types(self) -> list[str]:
-        """CuPy's loops."""
+        """The loops of CuPy's ufunc."""
         return list(loops.LOOPS[self.__name__])
 
     def __repr__(self) -> str:
@@ -351,7 +352,7 @@ class Ufunc:
 
 
 def _power(x: Any, y: Any, out: Any = None, **kwargs: Any) -> Any:
-    """CuPy has no error for integers to negative integer powers: what lies between -1 and 1 is cut off."""
+    """Computes powers as CuPy does, which truncates negative integer powers of integers instead of raising an error."""
     if not all(np.asarray(a).dtype.kind in "iu" for a in (x, y)) or np.min(y, initial=0) >= 0:
         return np.power(x, y, out=out, **kwargs)
     small = np.where(np.equal(x, 1), 1, np.where(np.equal(x, -1), 1 - 2 * (y & 1), 0))
@@ -364,7 +365,7 @@ def _power(x: Any, y: Any, out: Any = None, **kwargs: Any) -> Any:
 
 
 def _logical_and(x: Any, y: Any, out: Any = None, **kwargs: Any) -> Any:
-    """CuPy's kernel for a signed and an unsigned operand takes negative numbers for false."""
+    """Computes ``logical_and`` as CuPy does: for signed and unsigned operands, negative numbers are false."""
     if {x.dtype.kind, y.dtype.kind} == {"i", "u"}:
         x, y = [np.maximum(a, 0) for a in (x, y)]
     return np.logical_and(x, y, out=out, **kwargs)
@@ -378,19 +379,19 @@ def _where(condition: Any, x: Any, y: Any, out: Any = None) -> Any:
 
 
 _KERNELS: dict[str, Any] = {"power": _power, "logical_and": _logical_and, "where": _where}
-"""What computes a ufunc where CuPy's answers are not NumPy's, or NumPy's function is no ufunc."""
+"""The functions for ufuncs whose results in CuPy differ from NumPy's, or which are no ufuncs in NumPy."""
 
 for _name, _kernel in _KERNELS.items():
     _kernel.__name__ = _name
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
-    """CuPy's ufunc of three operands, of which the first is an array of bools."""
+    """Calls CuPy's ufunc ``where``, whose first operand is an array of bools."""
     return _elementwise(_where, (condition, x, y), None, {})
 
 
 def _elementwise(f: Any, args: Any, out: Any, kwargs: dict[str, Any]) -> Any:
-    """A ufunc without a signature. This is what most launches are, hence the care for speed."""
+    """Queues a ufunc without a signature. Most launches are of this kind, so the function is optimized for speed."""
     world = w.world
     device = getattr(world.tls, "device", 0)
     raws, reads, key, kinds = [], [], [f], []
@@ -440,13 +441,14 @@ def _elementwise(f: Any, args: Any, out: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _cast(operands: list[Any], dtypes: tuple[Any, ...]) -> list[Any]:
-    """Operands in the dtypes of a loop; None leaves the choice to NumPy."""
+    """Returns operands in the dtypes of a loop; None leaves the conversion to NumPy."""
     return [x if to is None or x.dtype == to else x.astype(to) for x, to in zip(operands, dtypes, strict=True)]
 
 
 def _elementwise_specs(f: Any, raws: list[Any], kinds: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The dtypes of the operands by CuPy's loops, and for each result what to allocate: the shape from broadcasting,
-    the dtype from a call on single elements.
+    """Returns the dtypes of the operands of CuPy's loop, and (shape, dtype, order) for each result.
+
+    The shape is inferred by broadcasting, the dtype by a call on single elements.
     """
     if len(_metas) > 20000:
         _metas.clear()

@@ -1,6 +1,6 @@
-"""The loops of CuPy's ufuncs, and how CuPy 14.2 chooses one: the first to which every operand can be cast safely.
+"""The loops of CuPy's ufuncs, and CuPy 14.2's choice: the first loop to which every operand can be cast safely.
 
-They are not NumPy's. Where CuPy has no loop for a dtype, the real package raises a `TypeError`, and so does the double.
+The loops differ from NumPy's. For a dtype without a loop, `TypeError` is raised, as by CuPy.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _NUMBERS = _INTEGERS + _FLOATS + _COMPLEX
 
 
 def _same(letters: str, nin: int = 1, nout: int = 1) -> list[str]:
-    """Loops whose operands and results have one dtype."""
+    """Returns loops whose operands and results have one dtype."""
     return [f"{c * nin}->{c * nout}" for c in letters]
 
 
 def _test(letters: str, nin: int = 1) -> list[str]:
-    """Loops that give bools."""
+    """Returns loops whose results are bools."""
     return [f"{c * nin}->?" for c in letters]
 
 
@@ -62,22 +62,22 @@ _GROUPS: dict[str, list[str]] = {
 }
 
 LOOPS: dict[str, list[str]] = {name: loops for names, loops in _GROUPS.items() for name in names.split()}
-"""For each ufunc its loops in CuPy's order, by NumPy's letters; without those of bfloat16 and of structures."""
+"""The loops of each ufunc in CuPy's order, in NumPy's letters, without those for bfloat16 and structures."""
 
-_REFUSES_BOOLS = ("negative", "positive", "subtract")  # the loop is there, and only raises
+_REFUSES_BOOLS = ("negative", "positive", "subtract")  # their loops for bools only raise an error
 _COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and", "logical_or")
 _RANK = {int: 1, float: 2, complex: 2}
 _KINDS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 2}
 
 Kind = tuple[Any, Any]
-"""Of an operand its dtype and, of a Python number other than a bool, its type."""
+"""The dtype of an operand and, for a Python number other than a bool, its type."""
 
 
 def kind_of(x: Any) -> Kind:
-    """What the choice of a loop depends on of an operand that is an array or a number.
+    """Returns the kind of an operand, an array or a number, on which the choice of a loop depends.
 
     Raises:
-        OverflowError: a Python integer of more than 64 bits, which CuPy takes nowhere.
+        OverflowError: a Python integer has more than 64 bits, which CuPy never accepts.
     """
     if type(x) is int:
         dtype = np.dtype(np.uint64 if x >= 1 << 63 else np.int64)
@@ -90,10 +90,10 @@ def kind_of(x: Any) -> Kind:
 
 @functools.lru_cache(20000)
 def choose(name: str, kinds: tuple[Kind, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The dtypes of the operands and of the results of the loop that CuPy takes.
+    """Returns the dtypes of the operands and of the results of the loop that CuPy chooses.
 
     Raises:
-        TypeError: it has none.
+        TypeError: there is no such loop.
     """
     weak = _weak(name, kinds)
     for loop in LOOPS[name]:
@@ -106,7 +106,10 @@ def choose(name: str, kinds: tuple[Kind, ...]) -> tuple[tuple[Any, ...], tuple[A
 
 
 def _weak(name: str, kinds: tuple[Kind, ...]) -> list[Any]:
-    """The types of the Python numbers that take the dtype beside them: of none whose kind is above all arrays'."""
+    """Returns the type of each Python number that adopts the dtype of the arrays, and None for all other operands.
+
+    No number adopts a dtype if one of them has a higher kind than all arrays.
+    """
     numbers = [_RANK[python] for _, python in kinds if python is not None]
     arrays = [_KINDS[dtype.kind] for dtype, python in kinds if python is None]
     if not numbers or not arrays or max(arrays) < max(numbers):

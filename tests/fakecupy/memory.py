@@ -20,9 +20,9 @@ POISON = 0xFF  # NaN in every floating dtype, -1 in integers
 
 
 class Block:
-    """A piece of a GPU's memory, with who used it last. It outlives its owners: the pool hands it out again.
+    """A block of a GPU's memory, with its last accesses. The pool reuses it after its owner has freed it.
 
-    ``extent`` is how many of its bytes were asked for: none while it is free.
+    ``extent`` is the number of bytes that were requested; 0 while it is free.
     """
 
     __slots__ = ("extent", "pool", "ptr", "raw", "reads", "size", "stream", "write")
@@ -36,18 +36,18 @@ class Block:
         self.reads: dict[Any, Any] = {}
 
     def describe(self) -> str:
-        """For the text of a race."""
+        """Returns a description for the text of a race."""
         return f"{self.size} bytes of device {self.pool.device}"
 
     @property
     def poison(self) -> Any:
-        """What overwrites it, without keeping the block itself."""
+        """A function that overwrites the block, and does not keep it alive."""
         raw = self.raw
         return lambda: raw.fill(POISON)
 
 
 class BaseMemory:
-    """What holds memory for as long as it lives."""
+    """The base of objects that keep memory alive."""
 
     __slots__ = ("__weakref__", "block", "device_id", "ptr", "size")
 
@@ -65,7 +65,7 @@ class BaseMemory:
 
 
 class Memory(BaseMemory):
-    """Memory of no bytes: what an array without elements has."""
+    """Memory of no bytes, for arrays without elements."""
 
     __slots__ = ()
 
@@ -74,24 +74,24 @@ class Memory(BaseMemory):
 
 
 class PooledMemory(BaseMemory):
-    """A block of the pool. When the last reference dies, the block is free at once, whatever still runs."""
+    """A block of the pool. Without references it is free at once, even if queued work still uses it, as in CuPy."""
 
     __slots__ = ()
 
     def free(self) -> None:
-        """Gives the block back early, as CuPy's method does."""
+        """Frees the block early, as CuPy's method does."""
         block, self.block, self.ptr = self.block, None, 0
         if block is not None:
             block.pool.world.free(block)
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         block = self.block
-        if block is not None and not ending():  # else there is no world any more
+        if block is not None and not ending():  # at exit, the machine may not exist any more
             block.pool.world.free(block)
 
 
 class UnownedMemory(BaseMemory):
-    """Memory that ``owner`` owns."""
+    """Memory that belongs to another object, ``owner``."""
 
     __slots__ = ("_owner",)
 
@@ -102,8 +102,12 @@ class UnownedMemory(BaseMemory):
 
 
 def block_at(ptr: int) -> Block:
-    """The block that an address of device memory lies in."""
-    blocks = sorted(w.world.blocks.copy().items())  # other threads add some and remove some
+    """Returns the block that contains an address of device memory.
+
+    Raises:
+        CUDARuntimeError: there is none.
+    """
+    blocks = sorted(w.world.blocks.copy().items())  # a copy, because other threads add and remove blocks
     i = bisect.bisect_right(blocks, ptr, key=lambda item: item[0]) - 1
     if i < 0 or ptr >= blocks[i][0] + blocks[i][1].size:
         raise CUDARuntimeError(1)
@@ -111,7 +115,7 @@ def block_at(ptr: int) -> Block:
 
 
 class MemoryPointer:
-    """A place in device memory. It keeps the memory alive."""
+    """An address in device memory, which keeps the memory alive."""
 
     __slots__ = ("__weakref__", "device_id", "mem", "ptr")
 
@@ -136,18 +140,18 @@ class MemoryPointer:
 
     @property
     def data(self) -> MemoryPointer:
-        """Itself, so that a launch takes it where it takes an array."""
+        """The pointer itself, so that `World.launch` accepts it in place of an array."""
         return self
 
     def describe(self) -> str:
-        """For the text of a race."""
+        """Returns a description for the text of a race."""
         return f"{self.mem.size} bytes of device {self.device_id}"
 
     def raw(self, size: int) -> Any:
-        """The bytes from here on, as NumPy sees them.
+        """Returns ``size`` bytes from this address on, as a NumPy array.
 
         Raises:
-            OutOfBounds: they are more than was asked for.
+            OutOfBounds: they exceed the bytes that were requested for the block.
         """
         block = self.mem.block
         if block is None:
@@ -158,45 +162,45 @@ class MemoryPointer:
         return block.raw[start : start + size]
 
     def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any = None) -> None:
-        """Queues a copy on ``stream`` (default: the current one), from any device, with no event whatsoever."""
+        """Queues a copy from any device on ``stream`` (default: the current one), without events."""
         if size > 0:
             device_copy(self, src, size, _resolve(stream))
 
     def copy_from_device(self, src: MemoryPointer, size: int) -> None:
-        """The same on the null stream, waited for."""
+        """Copies from any device on the null stream, and waits."""
         if size > 0:
             w.world.synchronize(device_copy(self, src, size, w.world.gpus[w.world.current()].null))
 
     def copy_from_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
-        """Pinned memory is read when the copy runs, other memory at once."""
+        """Queues a copy from host memory. Pinned memory is read when the copy runs, other memory at once."""
         if size > 0:
             self.take_host(host_bytes(_address(mem), size), _resolve(stream))
 
     def copy_from_host(self, mem: Any, size: int) -> None:
-        """The same on the null stream, waited for."""
+        """Copies from host memory on the null stream, and waits."""
         if size > 0:
             w.world.synchronize(self.take_host(host_bytes(_address(mem), size), w.world.gpus[w.world.current()].null))
 
     def take_host(self, source: tuple[Any, bool], stream: w.Stream) -> w.Stream:
-        """Queues a copy from host bytes, which are pinned or not."""
+        """Queues a copy from host memory, given as its bytes and whether they are pinned."""
         data, pinned = source
         values, to = (data if pinned else data.copy()), self.raw(data.size)
         return w.world.launch("copy from host", lambda: np.copyto(to, values), (), (self,), stream)
 
     def copy_to_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
-        """Pinned memory is written when the copy runs; other memory makes the host wait."""
+        """Queues a copy to host memory. Pinned memory is written when it runs; for other memory the host waits."""
         if size > 0:
             self.give_host(host_bytes(_address(mem), size), _resolve(stream))
 
     def copy_to_host(self, mem: Any, size: int) -> None:
-        """The same on the null stream, waited for."""
+        """Copies to host memory on the null stream, and waits."""
         if size > 0:
             s = w.world.gpus[w.world.current()].null
             self.give_host(host_bytes(_address(mem), size), s)
             w.world.synchronize(s)
 
     def give_host(self, target: tuple[Any, bool], stream: w.Stream) -> None:
-        """Queues a copy to host bytes, which are pinned or not."""
+        """Queues a copy to host memory, given as its bytes and whether they are pinned."""
         to, pinned = target
         values = self.raw(to.size)
         w.world.launch("copy to host", lambda: np.copyto(to, values), (self,), (), stream)
@@ -204,20 +208,20 @@ class MemoryPointer:
             w.world.synchronize(stream)
 
     def copy_from_async(self, mem: Any, size: int, stream: Any = None) -> None:
-        """One of the two above."""
+        """Queues a copy from device or host memory."""
         if isinstance(mem, MemoryPointer):
             self.copy_from_device_async(mem, size, stream)
         else:
             self.copy_from_host_async(mem, size, stream)
 
     def memset_async(self, value: int, size: int, stream: Any = None) -> None:
-        """Queues the filling of bytes."""
+        """Queues an operation that sets ``size`` bytes to ``value``."""
         if size > 0:
             to = self.raw(size)
             w.world.launch("memset", lambda: to.fill(value & 0xFF), (), (self,), _resolve(stream))
 
     def memset(self, value: int, size: int) -> None:
-        """The same on the null stream."""
+        """Queues the same operation on the null stream."""
         if size > 0:
             from .cuda import Stream
 
@@ -225,7 +229,7 @@ class MemoryPointer:
 
 
 def device_copy(to: Any, src: Any, size: int, s: w.Stream) -> w.Stream:
-    """Queues a copy between two places of device memory, the only thing that may read another device's."""
+    """Queues a copy between two addresses of device memory. Only such a copy may read memory of another device."""
     target, values = to.raw(size), src.raw(size)
     here, there = to.device_id, src.device_id
 
@@ -239,7 +243,7 @@ def device_copy(to: Any, src: Any, size: int, s: w.Stream) -> w.Stream:
     config = w.world.config
     wrong = (there, here) in config.corrupt and config.peer(here, there)
     other = w.world.gpus[there].null if here != there and s.kind is w.NULL else None
-    if other is not None:  # a peer copy in the null stream waits for both devices, and both wait for it
+    if other is not None:  # a peer copy on the null stream waits for both devices, and both devices wait for it
         w.world.wait(s, w.world.record(other))
     w.world.launch("copy between devices", copy_wrongly if wrong else copy, (src,), (to,), s)
     if other is not None:
@@ -262,7 +266,7 @@ def _address(mem: Any) -> int:
 
 
 class SingleDeviceMemoryPool:
-    """The blocks of one device, and for each stream an arena of those that are free."""
+    """The blocks of one device, with an arena of free blocks for each stream."""
 
     def __init__(self, world: w.World, device: int) -> None:
         self.world, self.device = world, device
@@ -274,7 +278,7 @@ class SingleDeviceMemoryPool:
         self.free_size += block.size
 
     def take(self, size: int) -> Block:
-        """A block of the current stream's arena, or a new one."""
+        """Returns a block of the current stream's arena, or a new one."""
         world = self.world
         rounded = -(-size // UNIT) * UNIT
         if world.freed:
@@ -326,7 +330,7 @@ class SingleDeviceMemoryPool:
 
 
 def alloc(size: int) -> MemoryPointer:
-    """Memory of the current device, for the current stream; its contents are poison."""
+    """Allocates memory of the current device for the current stream; its contents are undefined (poison)."""
     world = w.world
     if not size:
         return MemoryPointer(Memory(), 0)
@@ -344,7 +348,7 @@ def pool_of(world: w.World, device: int) -> SingleDeviceMemoryPool:
 
 
 class MemoryPool:
-    """The pool that users see; everything it says is of the current device."""
+    """The public pool, whose numbers are those of the current device."""
 
     @staticmethod
     def _pool() -> SingleDeviceMemoryPool:
@@ -365,7 +369,7 @@ class MemoryPool:
         return self._pool().total
 
     def n_free_blocks(self) -> int:
-        arenas = self._pool().arenas.copy()  # finalizers and other threads change them
+        arenas = self._pool().arenas.copy()  # a copy, because finalizers and other threads change them
         return sum(len(blocks) for arena in arenas.values() for blocks in arena.copy().values())
 
     def free_all_blocks(self, stream: Any = None) -> None:
@@ -394,10 +398,10 @@ class MemoryPool:
 
 
 class PinnedMemoryPool:
-    """Page-locked host memory, handed out again as soon as an array of it has died, whatever still runs.
+    """A pool of page-locked host memory, which is reused as soon as its array is deleted, even if work still uses it.
 
-    Finalizers and other threads change the tables at any moment, so that a loop runs over a copy of one, which
-    `dict.copy` makes in one step.
+    Finalizers and other threads may change the tables at any moment; loops therefore run over copies, which `dict.copy`
+    makes atomically.
     """
 
     def __init__(self) -> None:
@@ -405,7 +409,7 @@ class PinnedMemoryPool:
         self.free: dict[int, list[Any]] = {}
 
     def malloc(self, size: int) -> Any:
-        """An object with the buffer protocol, which owns the memory."""
+        """Returns an object with the buffer protocol that owns the memory."""
         if not w.world.gpus:
             raise CUDARuntimeError(100)
         rounded = max(-(-size // UNIT) * UNIT, UNIT)
@@ -425,7 +429,7 @@ class PinnedMemoryPool:
         self.free.setdefault(raw.size, []).append(raw)
 
     def find(self, address: int, size: int) -> Any:
-        """The bytes at an address if they are pinned, else None."""
+        """Returns the bytes at an address if they are pinned, otherwise None."""
         for ptr, raw in self.used.copy().items():
             if ptr <= address and address + size <= ptr + raw.size:
                 return raw[address - ptr : address - ptr + size]
@@ -442,7 +446,7 @@ pinned_pool = PinnedMemoryPool()
 
 
 def alloc_pinned_memory(size: int) -> Any:
-    """Page-locked host memory, as an object with the buffer protocol."""
+    """Allocates page-locked host memory, as an object with the buffer protocol."""
     return pinned_pool.malloc(size)
 
 
@@ -452,7 +456,7 @@ def is_memory_pinned(data: int) -> bool:
 
 
 def host_bytes(address: int, size: int) -> tuple[Any, bool]:
-    """The bytes of host memory at an address, and whether they are pinned."""
+    """Returns the bytes of host memory at an address, and whether they are pinned."""
     found = pinned_pool.find(address, size)
     if found is not None:
         return found, True
@@ -460,26 +464,26 @@ def host_bytes(address: int, size: int) -> tuple[Any, bool]:
 
 
 def empty_pinned(shape: Any, dtype: Any = float, order: str = "C") -> Any:
-    """A NumPy array in pinned memory."""
+    """Returns a NumPy array in pinned memory."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     return np.ndarray(shape, dtype, buffer=pinned_pool.malloc(size), order=order)
 
 
 def zeros_pinned(shape: Any, dtype: Any = float, order: str = "C") -> Any:
-    """A NumPy array of zeros in pinned memory."""
+    """Returns a NumPy array of zeros in pinned memory."""
     made = empty_pinned(shape, dtype, order)
     made[...] = 0
     return made
 
 
 def empty_like_pinned(a: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> Any:
-    """A NumPy array in pinned memory, like ``a``."""
+    """Returns a NumPy array in pinned memory with the shape and dtype of ``a``."""
     return empty_pinned(a.shape if shape is None else shape, a.dtype if dtype is None else dtype)
 
 
 def zeros_like_pinned(a: Any, dtype: Any = None, order: str = "K", subok: None = None, shape: Any = None) -> Any:
-    """A NumPy array of zeros in pinned memory, like ``a``."""
+    """Returns a NumPy array of zeros in pinned memory with the shape and dtype of ``a``."""
     made = empty_like_pinned(a, dtype, order, subok, shape)
     made[...] = 0
     return made

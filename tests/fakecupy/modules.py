@@ -1,4 +1,4 @@
-"""The modules that pose as CuPy's, put together from the parts."""
+"""Builds the simulated modules ``cupy``, ``cupyx`` and their submodules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _through(caller: Any, name: str, function: Any, of: str = "") -> Any:
 
 
 def _attribute(function: Any) -> Any:
-    """A question about arrays that reads no values: asked of NumPy's views."""
+    """Returns a function that reads properties of arrays, but no elements, from NumPy's views."""
 
     def ask(*args: Any, **kwargs: Any) -> Any:
         return function(*[a._a if isinstance(a, ndarray) else a for a in args], **kwargs)
@@ -67,9 +67,9 @@ def _functions() -> dict[str, Any]:
 _memory_pool, _pinned_pool = memory.MemoryPool(), memory.pinned_pool
 
 
-@functools.cache  # others remember which namespace an array belongs to
+@functools.cache  # once, because other libraries cache the namespace of a class of arrays
 def build() -> dict[str, types.ModuleType]:
-    """All modules, by the names under which they go into `sys.modules`."""
+    """Returns all modules by their names in `sys.modules`."""
     made: dict[str, types.ModuleType] = {}
 
     def add(name: str, contents: dict[str, Any], package: bool = False) -> types.ModuleType:
@@ -81,14 +81,14 @@ def build() -> dict[str, types.ModuleType]:
     for name in ("eig", "eigvals"):
         linalg.__dict__[name] = _through(launch.call, name, _complex(getattr(np.linalg, name)))
     linalg.__dict__["LinAlgError"] = np.linalg.LinAlgError
-    linalg.__dict__["annotations"] = None  # the real one has leaked it, and array_api_compat hides it
+    linalg.__dict__["annotations"] = None  # the real module has this name, too, and array_api_compat removes it
     linalg.__dict__["__all__"] = [*names.LINALG, "LinAlgError"]
     fft = add("cupy.fft", {n: _through(launch.call, n, getattr(np.fft, n), "fft.") for n in names.FFT})
     for name in names.FFT_CREATION:
         fft.__dict__[name] = _fft_creation(name)
     random = add("cupy.random", rng.NAMES)
     runtime = add("cupy.cuda.runtime", cuda.RUNTIME)
-    add("cupy.cuda.nccl", nccl.NAMES)  # an attribute of cupy.cuda only once it is imported, like the real one
+    add("cupy.cuda.nccl", nccl.NAMES)  # an attribute of cupy.cuda only after its import, like the real module
     parts = {
         "device": add("cupy.cuda.device", {"Device": cuda.Device}),
         "stream": add("cupy.cuda.stream", {n: getattr(cuda, n) for n in _STREAM}),
@@ -127,7 +127,7 @@ def build() -> dict[str, types.ModuleType]:
 
 
 def _complex(function: Any) -> Any:
-    """Eigenvalues are complex whatever they are: CuPy does not look before it allocates."""
+    """Returns a function with complex results, also for real eigenvalues: CuPy allocates before it computes them."""
 
     def run(a: Any) -> Any:
         result = function(a)

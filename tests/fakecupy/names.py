@@ -1,4 +1,4 @@
-"""Which of NumPy's names CuPy 14.2 has as well, by how they run. Taken once from the real package."""
+"""NumPy's names that CuPy 14.2 has, too, grouped by the way in which they run; copied from the real package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOST = _words("""
     signedinteger single typename ubyte uint uint16 uint32 uint64 uint8 uintc uintp ulong ulonglong unsignedinteger
     ushort broadcast_shapes base_repr binary_repr
 """)
-"""Constants, dtypes, and functions of no array: NumPy's own."""
+"""Constants, dtypes, and functions without arrays, which are NumPy's own."""
 
 UFUNCS = _words("""
     absolute add arccos arccosh arcsin arcsinh arctan arctan2 arctanh bitwise_and bitwise_count bitwise_or bitwise_xor
@@ -54,25 +54,25 @@ GENERIC = _words("""
     repeat resize roll round searchsorted select sinc sort sort_complex stack std sum take_along_axis tensordot
     tile trace trapezoid tril triu unpackbits unravel_index unwrap vander var vdot vstack
 """)
-"""The shape of the result does not depend on values."""
+"""Functions whose results have shapes that do not depend on values."""
 
 VIEWS = _words("""
     array_split atleast_1d atleast_2d atleast_3d broadcast_arrays broadcast_to diagonal dsplit expand_dims flip fliplr
     flipud hsplit imag matrix_transpose moveaxis permute_dims ravel real reshape rollaxis rot90 split squeeze swapaxes
     transpose vsplit
 """)
-"""Views of their argument where NumPy gives one."""
+"""Functions that return views of their argument where NumPy's do."""
 
 SYNCHRONOUS = _words("""
     argwhere bincount compress delete extract flatnonzero intersect1d nonzero setdiff1d setxor1d trim_zeros union1d
     unique unique_all unique_counts unique_inverse unique_values roots
 """)
-"""The shape of the result depends on values, so the host waits."""
+"""Functions whose results have shapes that depend on values, so that the host waits."""
 
 IN_PLACE = _words("fill_diagonal place put put_along_axis putmask")
 
 ATTRIBUTES = _words("iscomplexobj isfortran isrealobj may_share_memory ndim shape shares_memory size")
-"""Answers about arrays that read no values."""
+"""Functions that read properties of arrays, but no elements."""
 
 LINALG = _words("""
     cholesky cond cross det eig eigh eigvals eigvalsh inv lstsq matmul matrix_power matrix_rank matrix_transpose norm
@@ -85,7 +85,7 @@ FFT = _words("""
 
 FFT_CREATION = _words("fftfreq rfftfreq")
 CREATION = _words("arange linspace logspace hamming hanning blackman bartlett kaiser identity eye tri indices")
-"""Made on the host and copied."""
+"""Functions that create an array on the host and copy it."""
 
 LACKS = {
     **dict.fromkeys(_words("amax amin max min nanmax nanmin nanprod nansum prod sum"), "initial where"),
@@ -121,4 +121,4 @@ LACKS = {
     "linalg.pinv": "hermitian rtol",
     "linalg.svd": "hermitian",
 }
-"""Keywords that NumPy's functions take and CuPy's do not."""
+"""The keywords of NumPy's functions that CuPy's lack."""

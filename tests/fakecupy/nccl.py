@@ -1,4 +1,4 @@
-"""What ``cupy.cuda.nccl`` offers: collectives of the devices of one process, as one piece of work on each stream."""
+"""The module ``cupy.cuda.nccl``: collectives of the devices of one process, each as one operation on each stream."""
 
 from __future__ import annotations
 
@@ -31,13 +31,17 @@ _local = threading.local()
 
 
 def groupStart() -> None:
-    """What is called from now on is one group, until the matching end."""
+    """Starts a group: the calls until the matching end are queued together."""
     _local.depth = getattr(_local, "depth", 0) + 1
     _local.calls = getattr(_local, "calls", [])
 
 
 def groupEnd() -> None:
-    """Queues what the group has called, which every rank must have."""
+    """Ends a group and queues its calls, which every rank must have made.
+
+    Raises:
+        NcclError: no group was started, or the ranks have made different calls.
+    """
     if not getattr(_local, "depth", 0):
         raise NcclError(5, "no group was started")
     _local.depth -= 1
@@ -47,24 +51,24 @@ def groupEnd() -> None:
 
 
 def _queue(calls: list[Any]) -> None:
-    """Matches the calls of the ranks of each clique in order, and queues each as one piece of work."""
+    """Matches the calls of the ranks of each clique in order, and queues each collective as one operation."""
     cliques: dict[int, dict[int, list[Any]]] = {}
     for call in calls:
         cliques.setdefault(id(call[0].clique), {}).setdefault(call[0].rank, []).append(call)
     for ranks in cliques.values():
         some = next(iter(ranks.values()))[0][0]
         if sorted(ranks) != list(range(len(some.clique))) or len({len(c) for c in ranks.values()}) > 1:
-            raise NcclError(5, "not every rank has called; on GPUs this hangs")
+            raise NcclError(5, "not every rank has made the call; on GPUs this is a deadlock")
         for together in zip(*(ranks[r] for r in sorted(ranks)), strict=True):
             if len({call[1] for call in together}) > 1:
-                raise NcclError(5, f"the ranks call different things: {together[0][1]} and others")
+                raise NcclError(5, f"the ranks make different calls: {together[0][1]} and others")
             _collective(together[0][1], [call[2:] for call in together])
 
 
 def _collective(kind: Any, ranks: list[Any]) -> None:
-    """Each rank's stream waits for the others before and after; the work itself is on the first.
+    """Queues a collective on the first rank's stream, before and after which all ranks' streams wait for each other.
 
-    Like the real library it is given addresses and a count, and reads and writes that many elements from there on.
+    Like the real library it receives addresses and a count, and accesses that many elements from the addresses on.
     """
     name, count, datatype, op, root = kind
     dtype = np.dtype(DTYPES[datatype])
@@ -78,7 +82,7 @@ def _collective(kind: Any, ranks: list[Any]) -> None:
     streams = [r[2] for r in ranks]
     for k, s in enumerate(streams):
         if not sources[k].device_id == targets[k].device_id == s.device:
-            raise WrongDeviceError(f"{name}: rank {k} on device {s.device} is given memory of another device")
+            raise WrongDeviceError(f"{name}: rank {k} on device {s.device} received memory of another device")
     for s in streams[1:]:
         world.wait(streams[0], world.record(s))
 
@@ -102,14 +106,14 @@ def _collective(kind: Any, ranks: list[Any]) -> None:
 
 
 class NcclCommunicator:
-    """One device of a clique."""
+    """A device of a clique."""
 
     def __init__(self, ndev: int, commId: bytes, rank: int, config: Any = None) -> None:
         raise NotImplementedError("several processes are not modelled; use initAll")
 
     @staticmethod
     def initAll(devices: int | list[int]) -> list[NcclCommunicator]:
-        """A communicator for each device."""
+        """Returns a communicator for each device."""
         if not isinstance(devices, (int, list)):
             raise ValueError('"devices" should be an int or a list of int.')
         devices = list(range(devices)) if isinstance(devices, int) else devices

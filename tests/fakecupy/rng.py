@@ -1,4 +1,4 @@
-"""A small ``cupy.random``: each device has its own generator, so one seed gives every device the same numbers."""
+"""A small ``cupy.random``. Each device has its own generator, so that one seed yields equal numbers on all devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import world as w
 
 
 class RandomState:
-    """Numbers drawn on the host and copied."""
+    """A legacy generator, whose numbers are drawn on the host and copied."""
 
     def __init__(self, seed: Any = None, method: Any = None) -> None:
         self._rng = np.random.RandomState(seed)
@@ -21,7 +21,7 @@ class RandomState:
 
 
 class Generator:
-    """Likewise, with the newer names."""
+    """A generator with the newer names, whose numbers are drawn on the host and copied."""
 
     def __init__(self, seed: Any = None) -> None:
         self._rng = np.random.default_rng(seed)
@@ -44,7 +44,7 @@ for _name in ("random", "integers", "uniform", "standard_normal"):
 
 
 def get_random_state() -> RandomState:
-    """The generator of the current device."""
+    """Returns the generator of the current device."""
     states = w.world.__dict__.setdefault("random", {})
     return states.setdefault(w.world.current(), RandomState())
 

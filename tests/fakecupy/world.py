@@ -1,8 +1,8 @@
-"""The simulated machine: its GPUs, their streams, what is queued on them, and what is ordered after what.
+"""The simulated machine: its GPUs, their streams, the work queued on them, and the order between pieces of work.
 
-Everything that would run on a GPU is a function in the queue of a stream, and runs when a scheduler says so or when
-somebody waits for it. Beside that, clocks tell what is ordered before what whether or not it has run: a program that
-is right only because work happened to run early is found out either by a wrong value or by the clocks.
+All work of a GPU is a function in the queue of a stream. It runs when the scheduler selects it or when the host waits
+for it. Vector clocks record which work is ordered before which, whether it has run or not: a program that is correct
+only because work happened to run early is detected by a wrong value or by the clocks.
 """
 
 from __future__ import annotations
@@ -23,38 +23,40 @@ NULL, BLOCKING, NON_BLOCKING = "null", "blocking", "non-blocking"
 
 @dataclass
 class Config:
-    """What the machine is like; tests may change an attribute at any time, save the number of devices."""
+    """The configuration of the machine; tests may change any attribute at any time, except the number of devices."""
 
     devices: int = 2
-    """How many GPUs there are. 0: CuPy is installed and there is no GPU."""
+    """The number of GPUs. 0: CuPy is installed and there is no GPU."""
     peers: Any = None
     """``peers[i][j]``: whether GPU i can access the memory of GPU j. None: all can."""
     memory: int = 1 << 30
     """Bytes of memory of each GPU."""
     scheduler: str = "random"
-    """"random": at each launch some streams run some of their work; "lazy": nothing runs before somebody waits for it,
-    and then only what must; "eager": everything runs at once."""
+    """"random": at each launch some streams run some of their work; "lazy": work runs only when the host waits for it;
+    "eager": all work runs at once."""
     seed: int = 0
-    """Of the random scheduler."""
+    """The seed of the random scheduler."""
     corrupt: set[tuple[int, int]] = field(default_factory=set)
-    """Pairs (source, destination) whose peer copies come out wrong without an error."""
+    """Pairs (source, destination) whose peer copies have wrong results without an error."""
     raise_races: bool = True
-    """Whether a race raises `Race` at the launch, besides being written down."""
+    """Whether a race, which is always recorded, also raises `Race` at the launch."""
 
     def peer(self, device: int, other: int) -> bool:
         return device != other and (self.peers is None or bool(self.peers[device][other]))
 
 
 def learn(mine: dict[Stream, int], other: Stream, seq: int, clock: dict[Stream, int]) -> None:
-    """Adds to a clock what another one says, and that ``seq`` of ``other`` has been."""
+    """Merges another clock into a clock, together with the work of ``other`` up to ``seq``."""
     for stream, count in (*clock.items(), (other, seq)):
         if mine.get(stream, 0) < count:
             mine[stream] = count
 
 
 class Stream:
-    """One queue of a device. `seq` counts what was launched, `done` what has run; `clock` says up to which count of
-    which other stream the work launched from now on is ordered after.
+    """A queue of a device.
+
+    `seq` counts the work that was launched, `done` the work that has run. For each other stream, `clock` has the count
+    up to which its work is ordered before work launched here from now on.
     """
 
     __slots__ = ("__weakref__", "alive", "clock", "device", "done", "kind", "ptr", "queue", "seq")
@@ -70,13 +72,13 @@ class Stream:
         return f"{self.kind} stream {self.ptr:#x} of device {self.device}"
 
     def join(self, other: Stream, seq: int, clock: dict[Stream, int]) -> None:
-        """What comes now is ordered after ``seq`` of ``other`` and what that was ordered after."""
+        """Orders later work after the work of ``other`` up to ``seq``, and after the work in ``clock``."""
         learn(self.clock, other, seq, clock)
         self.clock.pop(self, None)
 
 
 class Gpu:
-    """One device: its streams and the error that its work has run into."""
+    """A device: its streams, its memory pool, and the last error of its work."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -87,7 +89,7 @@ class Gpu:
 
 
 class Recorded:
-    """Where a stream was when an event was recorded on it."""
+    """The position of a stream when an event was recorded on it."""
 
     __slots__ = ("clock", "seq", "stream")
 
@@ -96,7 +98,7 @@ class Recorded:
 
 
 class World:
-    """One machine, from `install` or `reset` on."""
+    """A simulated machine, created by `install` or `reset`."""
 
     def __init__(self, config: Config) -> None:
         if config.scheduler not in SCHEDULERS:
@@ -109,34 +111,34 @@ class World:
         self.by_ptr: dict[int, Stream] = {}
         self.events: dict[int, tuple[int, Recorded | None]] = {}
         self.next_ptr = 0x1000
-        self.host: dict[Stream, int] = {}  # what the host has seen done: ordered before all that is launched later
+        self.host: dict[Stream, int] = {}  # the work for which the host has waited: ordered before all later launches
         self.races: list[str] = []
-        self.waits = 0  # of the host for a device
+        self.waits = 0  # the number of times that the host has waited for a device
         self.freed: deque[Any] = deque()
         self.tls = threading.local()
         self.blocks: dict[int, Any] = {}
 
     def close(self) -> None:
-        """Gives back the memory that waits to be used again: cached plans may hold a machine for ever after."""
+        """Frees the memory that the pools keep for reuse, because cached plans may hold the machine forever."""
         for gpu in self.gpus:
             if gpu.pool is not None:
                 gpu.pool.free_all_blocks()
 
-    # -- who is current ------------------------------------------------------------------------------
+    # -- the current device and stream ---------------------------------------------------------------
 
     def current(self) -> int:
-        """The current device of this thread."""
+        """Returns the current device of this thread."""
         return getattr(self.tls, "device", 0)
 
     def stream(self) -> Stream:
-        """The stream that work goes to: the current one of the current device in this thread."""
+        """Returns the current stream of the current device in this thread."""
         device = getattr(self.tls, "device", 0)
         streams = getattr(self.tls, "streams", None)
         ptr = streams[device].ptr if streams is not None else 0
         return self.gpus[device].null if ptr < 16 else self.by_ptr[ptr]
 
     def find(self, ptr: int) -> Stream | None:
-        """The stream of that handle; the small numbers are CUDA's names for the default stream."""
+        """Returns the stream with a handle; small numbers are CUDA's names for the default stream."""
         return self.gpus[self.current()].null if ptr < 16 else self.by_ptr.get(ptr)
 
     # -- streams and events --------------------------------------------------------------------------
@@ -156,9 +158,9 @@ class World:
         return made
 
     def destroy_stream(self, ptr: int) -> None:
-        """Its work goes on. The null stream is ordered after it as before."""
+        """Destroys a stream. Its queued work still runs, and the null stream remains ordered after it."""
         if not self.lock.acquire(blocking=False):
-            return  # a collection in the middle of something: it stays, idle
+            return  # A garbage collection interrupted a method that holds the lock: the stream remains, idle.
         try:
             stream = self.by_ptr.pop(ptr, None)
             if stream is None:
@@ -191,9 +193,10 @@ class World:
     # -- launching -----------------------------------------------------------------------------------
 
     def launch(self, name: str, run: Any, reads: Any, writes: Any, stream: Stream | None = None) -> Stream:
-        """Queues ``run`` on the current stream (or ``stream``), which reads and writes the memory of those arrays.
+        """Queues ``run``, which accesses the memory of ``reads`` and ``writes``.
 
-        ``run`` must not refer to the arrays: queued work keeps nothing alive, as on a GPU.
+        The default of ``stream`` is the current stream. ``run`` must not refer to the arrays: as on a GPU, queued work
+        keeps no memory alive.
         """
         with self.lock:
             if self.freed:
@@ -235,12 +238,16 @@ class World:
         if seq <= s.clock.get(other, 0) or seq <= self.host.get(other, 0):
             return
         trouble.append(
-            f"{name} on {s} {verb} {what.describe()} with nothing that orders it after {by} on {other}, "
-            "which used the same memory"
+            f"{name} on {s} {verb} {what.describe()} and is not ordered after {by} on {other}, "
+            "which uses the same memory"
         )
 
     def _enter(self, s: Stream) -> tuple[Any, ...]:
-        """CUDA's implicit order: the null stream and the blocking streams of a device wait for each other."""
+        """Adds CUDA's implicit order: the null stream and the blocking streams of a device wait for each other.
+
+        Returns:
+            The work that has to run before the next work of the stream.
+        """
         if s.kind is NON_BLOCKING:
             return ()
         gpu = self.gpus[s.device]
@@ -262,7 +269,7 @@ class World:
     # -- freeing -------------------------------------------------------------------------------------
 
     def free(self, block: Any) -> None:
-        """Gives a block back to its arena. May come from a destructor at any moment, also in the middle of this."""
+        """Returns a block to its arena. Destructors may call this while another method holds the lock."""
         block.extent = 0
         self.freed.append(block)
         if self.lock.acquire(blocking=False):
@@ -284,7 +291,7 @@ class World:
             for other in (block.write, *block.reads.values()):
                 if other is not None and other[0] is not s:
                     self._check(s, "freed too early: its reuse", "overwrites", block, other, trouble)
-            self.races.extend(trouble)  # a destructor cannot raise
+            self.races.extend(trouble)  # not raised, because a destructor may have called this
             self._append(s, block.poison, deps)
             block.write = (s, s.seq, "the reuse of freed memory")
             block.reads.clear()
@@ -295,7 +302,7 @@ class World:
     # -- running -------------------------------------------------------------------------------------
 
     def _advance(self, s: Stream) -> None:
-        """Lets the scheduler run something, now that there is more to run."""
+        """Lets the scheduler run queued work after a launch."""
         mode = self.config.scheduler
         if mode == "random":
             r = self.rng.random()
@@ -305,7 +312,7 @@ class World:
             self._run(s, s.seq)
 
     def _step(self, s: Stream, steps: int) -> None:
-        """Runs up to ``steps`` pieces of what is queued on ``s``, as far as they wait for nothing."""
+        """Runs up to ``steps`` pieces of the work queued on ``s``, until one has to wait for another stream."""
         queue = s.queue
         if not queue:
             if not s.alive:
@@ -317,14 +324,15 @@ class World:
                 steps -= 1
 
     def _run(self, stream: Stream, seq: int) -> None:
-        """Runs what must run so that ``stream`` has done ``seq``."""
+        """Runs all work that must run before ``stream`` has done ``seq``."""
         if stream.done < seq:
             with np.errstate(all="ignore"):
                 self._catch_up(stream, seq)
 
     def _catch_up(self, stream: Stream, seq: int) -> None:
-        """The same in a destructor, which must not set a context variable: Python 3.11 may be about to set one, and
-        crashes.
+        """Does the same as `_run` without setting a context variable.
+
+        A destructor must not set one, because Python 3.11 crashes if the destructor interrupts the setting of another.
         """
         stack = [(stream, seq)]
         while stack:
@@ -344,13 +352,13 @@ class World:
         if run is not None:
             try:
                 run()
-            except Exception as error:  # as on a GPU: it shows when somebody waits
+            except Exception as error:  # reported at the next wait, as on a GPU
                 self.gpus[s.device].error = error
 
     # -- waiting -------------------------------------------------------------------------------------
 
     def synchronize(self, stream: Stream) -> None:
-        """The host waits until the stream has done all."""
+        """Makes the host wait until the stream has run all its work."""
         with self.lock:
             self.waits += 1
             self._synchronize(stream)
@@ -383,7 +391,7 @@ class World:
         self._raise(point.stream.device)
 
     def reached(self, stream: Stream, seq: int, clock: dict[Stream, int]) -> bool:
-        """Whether the stream has done ``seq``. Asking lets it go on, so that a loop that polls comes to an end."""
+        """Whether the stream has done ``seq``. If not, some work runs, so that a loop that polls ends."""
         with self.lock:
             self._drain()
             if stream.done >= seq:
@@ -411,7 +419,7 @@ world = World(Config(devices=0))
 
 
 def start(config: Config) -> World:
-    """A new machine. What is left of the old one stays usable among itself, so that its arrays can die in peace."""
+    """Starts a new machine. Objects of the old one refer to it, so that their destructors still work."""
     global world
     world = World(config)
     return world

@@ -1,4 +1,4 @@
-"""A recording interpreter: it traces a function, prints the trace, and replays it on any other interpreter."""
+"""A recording interpreter, which traces a function, prints the trace, and replays it on any other interpreter."""
 
 import functools
 from collections import ChainMap
@@ -45,7 +45,7 @@ class Recorder(Interpreter):
         if base is not x:
             return self.read(self.apply(OPS["view"], (base,), (view_spec,)))
         if lacks_elements(x) and x._storage not in self.names:
-            raise st.ConcretizationError("a tensor was made beside the interpreter")
+            raise st.ConcretizationError("a tensor was created without a call of the interpreter")
         return x._storage if lacks_elements(x) else x
 
 
@@ -58,7 +58,7 @@ def trace_program(programs: dict[int, Any], fn: Any, *args: Any) -> Any:
 
 
 class Trace:
-    """The operators that a function calls, and their operands. It prints them; a call replays them."""
+    """The operators that a function calls, with their operands; printable, and callable to replay them."""
 
     def __init__(self, fn: Any, *args: Any) -> None:
         recorder = Recorder(INFER, {})
@@ -104,7 +104,7 @@ class Trace:
 
 
 def jacobi(steps: int, u: Any) -> None:
-    """Steps of Jacobi's method, in place, as a NumPy program has them."""
+    """Runs steps of Jacobi's method in place, written as in a NumPy program."""
     for _ in range(steps):
         u[1:-1, 1:-1] = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.rehearsal import Here, modules_of
+from tests.rehearsal import LocalWorker, modules_of
 
 
 @pytest.fixture
@@ -27,27 +27,27 @@ def test_every_case_runs(benchmark: Any) -> None:
         benchmark.PROJECT: benchmark.shardtensor_cases(tiny(benchmark)),
         benchmark.NUMPY: benchmark.numpy_cases(tiny(benchmark)),
     }
-    found = {column: Here(benchmark.harness, made) for column, made in cases.items()}
-    table = benchmark.measured(benchmark.Effort(1, 1, 1), found)
+    workers = {column: LocalWorker(benchmark.harness, by_name) for column, by_name in cases.items()}
+    table = benchmark.measure_with(benchmark.Effort(1, 1, 1), workers)
     for row in table.rows:
         ours = row not in (benchmark.COPY_WARM, benchmark.COPY_NEW)
         assert (table.cell(row, benchmark.PROJECT).median is not None) == ours, row.name
     names = {row.name for row in table.rows}
-    for column, made in cases.items():  # a case that no row asks for would never be seen
-        assert set(made) - {"answers", "blas"} <= names, column
+    for column, by_name in cases.items():  # a case without a row would never be measured
+        assert set(by_name) - {"checksums", "blas"} <= names, column
     assert table.cell(benchmark.IN_A_ROW, benchmark.PROJECT).median > 0
-    # What is compared is not nothing, and a library that computes something else does not get through.
-    results = cases[benchmark.PROJECT]["answers"]()
-    assert set(results) == set(cases[benchmark.NUMPY]["answers"]())
-    with pytest.raises(ValueError, match=r"psum: shardtensor has"):
-        benchmark.agree({benchmark.NUMPY: results, benchmark.PROJECT: results | {"psum": results["psum"] + 1}})
+    # Both libraries compute the same checksums, and a library with another result is reported.
+    sums = cases[benchmark.PROJECT]["checksums"]()
+    assert set(sums) == set(cases[benchmark.NUMPY]["checksums"]())
+    with pytest.raises(ValueError, match=r"psum: the result of shardtensor has"):
+        benchmark.check_equal({benchmark.NUMPY: sums, benchmark.PROJECT: sums | {"psum": sums["psum"] + 1}})
 
 
 @pytest.mark.full
 def test_with_the_peers(benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("jax")
-    with benchmark.workers(benchmark.Sizes(side=64, batch=40, row=50, queued=3)) as found:
-        table = benchmark.measured(benchmark.Effort(1, 1, 1), found)
+    with benchmark.start_workers(benchmark.Sizes(side=64, batch=40, row=50, queued=3)) as workers:
+        table = benchmark.measure_with(benchmark.Effort(1, 1, 1), workers)
     benchmark.harness.report(table, tmp_path, "collectives")
     assert "Traceback" not in capsys.readouterr().err
     for row in (*benchmark.SMALL[:2], *benchmark.MOVES[2:], *benchmark.STEPS, benchmark.IN_A_ROW):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.rehearsal import Here, modules_of
+from tests.rehearsal import LocalWorker, modules_of
 
 
 @pytest.fixture
@@ -23,10 +23,10 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
         yield cpu, cases
 
 
-def started(cpu: Any, cases: Mapping[str, Any]) -> Any:
-    """Starts workers in this process."""
-    found = {column: Here(cpu.harness, made) for column, made in cases.items()}
-    return lambda sizes: contextlib.nullcontext(found)
+def start_local(cpu: Any, cases: Mapping[str, Any]) -> Any:
+    """Returns a function that starts workers in this process."""
+    workers = {column: LocalWorker(cpu.harness, made) for column, made in cases.items()}
+    return lambda sizes: contextlib.nullcontext(workers)
 
 
 def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,24 +37,24 @@ def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, monkeypatch: 
         cpu.LIMIT: cases.limit_cases(),
         cpu.NUMPY: cases.numpy_cases(),
     }
-    table = cpu.measure(cpu.QUICK, cases.TINY, started(cpu, made))
+    table = cpu.measure(cpu.QUICK, cases.TINY, start_local(cpu, made))
     for row in table.rows:
         assert table.cell(row, cpu.PROJECT).median is not None, row.name
     names = {row.name for row in table.rows}
-    for column, found in made.items():  # a case that no row asks for would never be seen
-        assert set(found) - {"answers", "blas"} <= names, column
-    # Cases with figures of JAX only are open.
+    for column, found in made.items():  # a case without a row would never be measured
+        assert set(found) - {"checksums", "blas"} <= names, column
+    # Targets for which only JAX has figures are not checked.
     assert sum(verdict is None for verdict in table.verdicts()) == 8
     cpu.harness.report(table, tmp_path, "cpu", cpu.WIDTH)
     text = (tmp_path / "cpu.txt").read_text()
     assert "≤ 1.05 × best peer" in text
     assert "BLAS: " in text
-    assert "…" not in text  # which stands where a line is too long
-    # What is compared is everything that is measured.
-    results = {column: made[column]["answers"]() for column in (cpu.PROJECT, cpu.NUMPY)}
+    assert "…" not in text  # the mark of a line that was too long
+    # The results of all cases are compared.
+    results = {column: made[column]["checksums"]() for column in (cpu.PROJECT, cpu.NUMPY)}
     assert set(results[cpu.PROJECT]) == set(results[cpu.NUMPY]) == set(cases.GROUP)
-    with pytest.raises(ValueError, match=r"sum: shardtensor has"):
-        cpu.agree(results | {cpu.PROJECT: results[cpu.PROJECT] | {"sum": 0.0}})
+    with pytest.raises(ValueError, match=r"sum: the result of shardtensor has"):
+        cpu.check_equal(results | {cpu.PROJECT: results[cpu.PROJECT] | {"sum": 0.0}})
 
 
 def test_operands_of_one_group_are_held(modules: tuple[Any, Any]) -> None:
@@ -74,7 +74,7 @@ def test_operands_of_one_group_are_held(modules: tuple[Any, Any]) -> None:
 def test_curves(modules: tuple[Any, Any], tmp_path: Path) -> None:
     cpu, cases = modules
     made = {cpu.PROJECT: cpu.cpu_curves.shardtensor_curves(), cpu.NUMPY: cpu.cpu_curves.numpy_curves()}
-    table = cpu.measure_curves(cpu.QUICK, cases.TINY, started(cpu, made))
+    table = cpu.measure_curves(cpu.QUICK, cases.TINY, start_local(cpu, made))
     for row in table.rows:
         assert table.cell(row, cpu.PROJECT).median is not None, row.name
     assert {row.name for row in table.rows} == set(made[cpu.PROJECT])
@@ -105,22 +105,22 @@ def test_the_chart_names_the_best_peer(modules: tuple[Any, Any], tmp_path: Path)
     assert "<!-- 2 × PyTorch -->" in (tmp_path / "cpu.svg").read_text()
 
 
-def test_a_worker_begins_again(modules: tuple[Any, Any]) -> None:
+def test_a_worker_starts_again_after_its_process_has_ended(modules: tuple[Any, Any]) -> None:
     cpu, _ = modules
     with cpu.harness.Worker("numpy", "cpu_cases:numpy_cases", warm_up=0.2) as worker:
         assert worker.call("blas", 60)
-        worker.sample("sum")  # makes the operands, and finds out how long it takes
+        worker.sample("sum")  # makes the operands, and determines the number of calls
         began = time.perf_counter()
         assert 0 < worker.sample("sum") < time.perf_counter() - began - 0.2
-        with pytest.raises(cpu.harness.NoFigure, match="none in 0 s"):
+        with pytest.raises(cpu.harness.NotMeasured, match="none in 0 s"):
             worker.call("idle", 1e-9)
-        with pytest.raises(cpu.harness.NoFigure, match="none in 0 s"):
+        with pytest.raises(cpu.harness.NotMeasured, match="none in 0 s"):
             worker.call("blas", 60)
-        worker.again()
+        worker.restart()
         assert worker.call("blas", 60)
     with cpu.harness.Worker("no_such_library", "cpu_cases:numpy_cases") as worker:
-        worker.again()
-        with pytest.raises(cpu.harness.NoFigure, match="not installed"):
+        worker.restart()
+        with pytest.raises(cpu.harness.NotMeasured, match="not installed"):
             worker.call("blas", 60)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.rehearsal import Here, modules_of
+from tests.rehearsal import LocalWorker, modules_of
 
 
 def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -15,17 +15,17 @@ def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         monkeypatch.setattr(cases, "SETTLING", 0.0)
         monkeypatch.setenv(cases.SIZES, cases.TINY.as_environment()[cases.SIZES])
         large: dict[str, Any] = {
-            benchmark.PROJECT: Here(benchmark.harness, cases.shardtensor_cases()),
-            benchmark.NUMPY: Here(benchmark.harness, cases.numpy_cases()),
+            benchmark.PROJECT: LocalWorker(benchmark.harness, cases.shardtensor_cases()),
+            benchmark.NUMPY: LocalWorker(benchmark.harness, cases.numpy_cases()),
         }
         tiny: dict[str, Any] = {
-            benchmark.PROJECT: Here(benchmark.harness, cases.tiny_shardtensor_cases()),
-            benchmark.NUMPY: Here(benchmark.harness, cases.tiny_numpy_cases()),
+            benchmark.PROJECT: LocalWorker(benchmark.harness, cases.tiny_shardtensor_cases()),
+            benchmark.NUMPY: LocalWorker(benchmark.harness, cases.tiny_numpy_cases()),
         }
         measured: dict[Any, Any] = {}
         for part in benchmark.PARTS:
             measured |= benchmark.measure_part(part, benchmark.Effort(1, 1, 1), tiny if part == "tiny" else large)
-        table = benchmark.table(measured, benchmark.QUICK)
+        table = benchmark.make_table(measured, benchmark.QUICK)
         for row in table.rows:
             assert all(table.cell(row, column).median is not None for column in large), row.name
         names = {row.name for row in table.rows}

@@ -1,4 +1,4 @@
-"""The benchmark for GPUs, rehearsed: every case once, tiny, on the double and on the host."""
+"""The benchmark for GPUs, rehearsed: every case once, with tiny operands, on the simulated CuPy and on the host."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import pytest
 
 from tests import kernels
 from tests.conftest import NO_GPU
-from tests.rehearsal import ROOT, Here, modules_of
+from tests.rehearsal import ROOT, LocalWorker, modules_of
 
 pytestmark = pytest.mark.skipif(not NO_GPU, reason="there is a GPU: run benchmarks/gpu.py --quick")
 
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
-    """The benchmark's two modules, with the double as the GPU."""
+    """The benchmark's two modules, with the simulated CuPy as the GPU."""
     kernels.install(monkeypatch, importlib.import_module("cupy"))
     monkeypatch.setenv("BENCHMARK_LOGICAL", "1,3,8")
     with modules_of(monkeypatch, "gpu", "gpu_cases") as (gpu, cases):
         yield gpu, cases
 
 
-def workers_here(gpu: Any, cases: Any, sizes: Any, peers: bool) -> dict[str, Here]:
-    """As `gpu.gpu_workers`; what is not installed has no cases."""
+def local_workers(gpu: Any, cases: Any, sizes: Any, peers: bool) -> dict[str, LocalWorker]:
+    """Returns workers in this process, as `gpu.start_workers` does; libraries that are not installed are left out."""
     found = {gpu.PROJECT: cases.shardtensor_cases(sizes), gpu.CUPY: cases.cupy_cases(sizes)}
     makers = {
         gpu.TORCH: lambda: cases.torch_cases(sizes, "cpu"),
@@ -38,7 +38,7 @@ def workers_here(gpu: Any, cases: Any, sizes: Any, peers: bool) -> dict[str, Her
     for column, make in makers.items() if peers else ():
         with contextlib.suppress(ImportError):
             found[column] = make()
-    return {column: Here(gpu.harness, made) for column, made in found.items()}
+    return {column: LocalWorker(gpu.harness, made) for column, made in found.items()}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_every_case_runs(
 ) -> None:
     gpu, cases = modules
     sizes = cases.Sizes(arrays=(4096, 8192), moved=1 << 16, side=24, queued=3, spin=1, steps=10)
-    workers = workers_here(gpu, cases, sizes, peers)
+    workers = local_workers(gpu, cases, sizes, peers)
     table = gpu.measure(gpu.Effort(1), (1, 3, 8), workers, sizes)
     gpu.harness.report(table, tmp_path, "gpu")
     output = capsys.readouterr()
@@ -61,12 +61,12 @@ def test_every_case_runs(
         assert row.name == "jitted@1" or table.cell(row, gpu.PROJECT).median is not None, row.name
         assert row.name in (*cases.ONCE, "jitted@1") or table.cell(row, gpu.CUPY).median is not None, row.name
     names = {row.name for row in table.rows}
-    for column, worker in workers.items():  # a case that no row asks for would never be seen
-        asked = {name for name in worker.cases if name.endswith(("@1", "@8")) and "reshard" not in name}
-        assert asked <= names, column
+    for column, worker in workers.items():  # a case without a row would never be measured
+        measured = {name for name in worker.cases if name.endswith(("@1", "@8")) and "reshard" not in name}
+        assert measured <= names, column
     text = (tmp_path / "gpu.txt").read_text()
     assert "x + y, tiny, on 8 " in text
-    assert "…" not in text  # which stands where a line is too long
+    assert "…" not in text  # the mark of a line that was too long
 
 
 def test_other_cases_run_after_a_failure(modules: tuple[Any, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,18 +75,18 @@ def test_other_cases_run_after_a_failure(modules: tuple[Any, Any], capsys: pytes
     def fail() -> float:
         raise ZeroDivisionError("on purpose")
 
-    worker = Here(gpu.harness, cases.guarded({"bad": fail, "good": lambda: 1.5}))
-    with pytest.raises(gpu.NoFigure, match="failed"):
-        gpu.asked(worker, "bad")
+    worker = LocalWorker(gpu.harness, cases.guarded({"bad": fail, "good": lambda: 1.5}))
+    with pytest.raises(gpu.NotMeasured, match="failed"):
+        gpu.call_case(worker, "bad")
     assert "on purpose" in capsys.readouterr().err
-    assert gpu.asked(worker, "good") == 1.5
+    assert gpu.call_case(worker, "good") == 1.5
 
 
 def test_logical_devices_are_numbers(modules: tuple[Any, Any]) -> None:
     gpu, _ = modules
-    assert gpu.numbers("8,1,2,2") == (1, 2, 8)
+    assert gpu.device_counts("8,1,2,2") == (1, 2, 8)
     with pytest.raises(ValueError, match="0"):
-        gpu.numbers("0,1")
+        gpu.device_counts("0,1")
 
 
 def test_the_message_without_a_gpu() -> None:
@@ -94,5 +94,5 @@ def test_the_message_without_a_gpu() -> None:
         [sys.executable, "benchmarks/gpu.py", "--quick"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("gpu.py: nothing to measure here: ")
+    assert done.stderr.startswith("gpu.py: there is no usable GPU: ")
     assert "Traceback" not in done.stderr

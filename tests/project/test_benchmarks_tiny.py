@@ -1,4 +1,4 @@
-"""The benchmark of NumPy's functions on tiny arrays, rehearsed: every case, measured by nothing."""
+"""The benchmark of NumPy's functions on tiny arrays, rehearsed: some cases, with figures that were not measured."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.rehearsal import Here, modules_of
+from tests.rehearsal import LocalWorker, modules_of
 
 
-class Slower(Here):
+class Slower(LocalWorker):
     """A worker whose calls of one function take longer."""
 
     def sample(self, case: str) -> float:
@@ -21,11 +21,11 @@ def test_the_table_has_the_functions_that_miss_the_target(monkeypatch: pytest.Mo
     with modules_of(monkeypatch, "tiny_functions") as (benchmark,):
         kept = {name: benchmark.CALLS[name] for name in ("add", "median", "fft.fft", "linalg.inv", "is_busday")}
         monkeypatch.setattr(benchmark, "CALLS", kept)
-        found: dict[str, Any] = {
+        workers: dict[str, Any] = {
             benchmark.PROJECT: Slower(benchmark.harness, benchmark.shardtensor_cases()),
-            benchmark.NUMPY: Here(benchmark.harness, benchmark.numpy_cases()),
+            benchmark.NUMPY: LocalWorker(benchmark.harness, benchmark.numpy_cases()),
         }
-        table = benchmark.measured(benchmark.Effort(1), found)
+        table = benchmark.measure_with(benchmark.Effort(1), workers)
         assert [row.name for row in table.rows] == ["median"]
         assert table.environment["functions"] == "4 measured, 1 miss the target"
         benchmark.harness.report(table, tmp_path, "tiny_functions")

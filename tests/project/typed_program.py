@@ -1,7 +1,7 @@
-"""A program in strict types that calls every public function; `test_types` checks it, and runs it.
+"""A strictly typed program that calls every public function; `test_types` checks its types and runs it.
 
-`typing.assert_type` is an error for a type checker if the type differs, and so if it is Any. The test replaces it by a
-function that checks the values, so that the types are those of the values, too.
+For a type checker, `typing.assert_type` is an error if the type differs, also if it is Any. When the test runs the
+program, it replaces `assert_type` by a function that checks that the values have these types.
 """
 
 from __future__ import annotations

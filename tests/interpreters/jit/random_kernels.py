@@ -1,4 +1,4 @@
-"""Random kernels and operands, and what NumPy's functions make of them."""
+"""Random kernels with operands, and the results that NumPy's functions compute for them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ EXACT = (
     *["negative", "positive", "abs", "sign", "square", "reciprocal", "sqrt", "ceil", "floor", "trunc", "rint", "where"],
     *["isnan", "isinf", "isfinite", "signbit", "logical_not", "nextafter", "heaviside", "clip", "degrees", "radians"],
 )  # fmt: skip
-"""Functions whose results C gives to the bit."""
+"""Functions whose results in C have the same bits as NumPy's."""
 
 DTYPES = ("b1", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8")
 ODD = np.array([0.0, -0.0, 1, -1, 2, 3.5, -7, 100, np.nan, np.inf, -np.inf, 1e-310, 3e38, 1e-45])
 
 
 def special(dtype: Any, size: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Elements of a dtype, extreme ones among them."""
+    """Returns elements of a dtype, among them extreme ones."""
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         return rng.integers(0, 2, size).astype(bool)
@@ -41,7 +41,7 @@ def special(dtype: Any, size: int, rng: np.random.Generator) -> np.ndarray[Any, 
 
 @dataclass
 class Case:
-    """A kernel, and operands for one call."""
+    """A kernel, and the operands of one call."""
 
     kernel: Kernel
     shape: tuple[int, ...]
@@ -52,12 +52,12 @@ class Case:
         shapes = [outer if out.per_row else self.shape for out in self.kernel.outputs]
         outs = [np.empty(s, self.kernel.dtype(o.value)) for s, o in zip(shapes, self.kernel.outputs, strict=True)]
         for out in outs:
-            out.view("u1" if out.ndim else out.dtype)[...] = 1  # What is not written is seen.
+            out.view("u1" if out.ndim else out.dtype)[...] = 1  # Elements that the kernel does not write are detected.
         return outs
 
 
 def random_case(seed: int, dtypes: Sequence[str] = DTYPES, names: Sequence[str] = EXACT) -> Case:
-    """A kernel of up to ten steps, on operands of all kinds of strides."""
+    """Returns a kernel of up to ten steps, with operands of all kinds of strides."""
     rng = np.random.default_rng(seed)
     kernel, weak = _random_kernel(rng, dtypes, names)
     shape = tuple([int(n) for n in rng.choice([1, 2, 3, 5, 17, 130], kernel.ndim, p=[0.15, 0.2, 0.2, 0.2, 0.15, 0.1])])
@@ -80,7 +80,7 @@ def _random_kernel(rng: np.random.Generator, dtypes: Sequence[str], names: Seque
     inputs = values = k + 1
     while values < inputs + rng.integers(1, 11):
         values = 1 + _random_step(rng, builder, values, names, row_ndim)
-    # The last steps have the most behind them. A reduced value is written once per row.
+    # The outputs are late steps, because those depend on the most other steps. A reduced value is written once per row.
     for value in {values - 1, *[int(v) for v in rng.integers(inputs, values, 2)]}:
         try:
             builder.output(value, per_row=True)
@@ -98,7 +98,7 @@ def _random_kernel(rng: np.random.Generator, dtypes: Sequence[str], names: Seque
 def _random_step(
     rng: np.random.Generator, builder: KernelBuilder, values: int, names: Sequence[str], row_ndim: int
 ) -> int:
-    """Adds a step or several, and returns the greatest value there is."""
+    """Adds one or several steps, and returns the number of the last value."""
     if row_ndim and rng.random() < 0.25:
         name = str(rng.choice(["sum", "max", "min", "prod", "any", "all", "mean", "sum_of_squares"]))
         value = int(rng.integers(0, values))
@@ -107,7 +107,7 @@ def _random_step(
                 value = _whole_numbers(builder, value, 1 if name == "prod" else 8)
             builder.reduce(name, value)
             builder.output(len(builder._inputs) + len(builder._steps) - 1)
-            builder.build()  # Raises for values that are the same in a row.
+            builder.build()  # Raises an error for values that do not vary along a row.
         except ValueError:
             builder._steps.pop()
             builder._known.clear()
@@ -126,7 +126,10 @@ def _random_step(
 
 
 def _whole_numbers(builder: KernelBuilder, value: int, most: int) -> int:
-    """Small whole numbers as float64, which any order adds to the same bits; -0.0 and 0.0 have no order."""
+    """Adds steps that convert a value to small whole numbers in float64, without -0.0, and returns their number.
+
+    Sums of such numbers have the same bits in any order.
+    """
     value = builder.astype(value, "f8")
     zero = builder.call("subtract", value, value)
     one = builder.call("equal", zero, zero)
@@ -152,7 +155,10 @@ def _operand(rng: np.random.Generator, kernel: Kernel, k: int, shape: tuple[int,
 
 
 def spread_kernel(dtype: str) -> Kernel:
-    """The sums of the squares of the deviations of ``x + x`` from its means, and the deviations divided by them."""
+    """Returns a kernel on ``x + x`` with two outputs.
+
+    They are the sums of the squares of its deviations from the means of its rows, and the deviations divided by them.
+    """
     k = KernelBuilder(2, 1)
     x = k.input(dtype, (True, True))
     doubled = k.call("add", x, x)
@@ -164,13 +170,13 @@ def spread_kernel(dtype: str) -> Kernel:
 
 
 def reference(case: Case) -> list[np.ndarray[Any, Any]]:
-    """The outputs, computed by NumPy's functions on whole arrays."""
+    """Returns the outputs of a case, computed by NumPy's functions on whole arrays."""
     kernel, axes = case.kernel, tuple(range(-case.kernel.row_ndim, 0))
     values = [np.asarray(x, given.dtype) for x, given in zip(case.inputs, kernel.inputs, strict=True)]
     for node in kernel.nodes:
         operands = [values[v] for v in node.operands]
         if node.reduces:
-            # Values that an operand of size 1 repeats are counted as often as they occur.
+            # An operand of size 1 along a reduced dimension counts once for each element of the shape.
             full = np.broadcast_shapes(operands[0].shape, (1,) * (kernel.ndim - len(axes)) + case.shape[-len(axes) :])
             values.append(_reduced(node.name, np.broadcast_to(operands[0], full), axes))
         elif node.name == "astype":
@@ -183,7 +189,7 @@ def reference(case: Case) -> list[np.ndarray[Any, Any]]:
     for out in kernel.outputs:
         value = values[out.value]
         if out.per_row:
-            # An input that does not vary along a row may be given as one that repeats its elements there.
+            # An input that does not vary along a row may be an array that repeats its elements there.
             value = value[(..., *[slice(1)] * min(kernel.row_ndim, value.ndim))]
             value = np.broadcast_to(value, outer + (1,) * kernel.row_ndim).reshape(outer)
         results.append(np.broadcast_to(value, outer if out.per_row else case.shape))
@@ -198,7 +204,7 @@ def _reduced(name: str, x: np.ndarray[Any, Any], axes: tuple[int, ...]) -> np.nd
 
 
 def assert_same(actual: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], what: Any = "") -> None:
-    """The bits are the same; the bits of NaN are not compared."""
+    """Asserts that arrays have the same bits, except for those of NaN."""
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     if actual.dtype.kind in "fc":
