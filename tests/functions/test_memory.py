@@ -18,7 +18,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS, Op
-from shardtensor.functions.algorithms import blocked, search
+from shardtensor.functions.algorithms import blocked, requests
 from shardtensor.testing import checked
 from tests.cases import CASES
 from tests.layouts import mesh_of
@@ -267,7 +267,7 @@ LIMITS = {"lexsort": 4.5, "nanvar": 3.2, "take_along_axis": 4, "unique": 6.1}
 @pytest.fixture
 def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds are short, as they are compared with large arrays."""
-    monkeypatch.setattr(search, "ROUND", 1 << 10)
+    monkeypatch.setattr(requests, "ROUND", 1 << 10)
 
 
 @pytest.mark.full

@@ -12,7 +12,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions.algorithms import search
+from shardtensor.functions.algorithms import requests
 from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.selection import CANDIDATES, rounds
 from tests.layouts import assert_same, everywhere, mesh_of
@@ -268,7 +268,7 @@ def test_quantiles_that_skip_nan_are_selected(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["numpy", "checked", "grouped", "torch", "cupy"], indirect=True)
 def test_elements_are_found_where_both_operands_are_split(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several rounds, ties over several parts, elements outside of the range, and operands that other axes split, too."""
-    monkeypatch.setattr(search, "ROUND", 1 << 13)
+    monkeypatch.setattr(requests, "ROUND", 1 << 13)
     for count, shape, spec, dtype in [
         (20_001, (9_003, 3), P(("x", "y")), "float64"),
         (20_001, (70, 301), P("x", "y"), "int32"),
