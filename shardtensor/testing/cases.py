@@ -223,7 +223,7 @@ ELSEWHERE = {
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",
     # The steps of distributed algorithms.
     "chirp_filter", "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_to_real", "fft_transposed",
-    "fft_unpacked", "tall_qr", "tall_r", "blocked_cholesky", "blocked_inv", "blocked_slogdet", "blocked_solve",
+    "fft_unpacked", "tall_qr", "tall_r", "blocked_cholesky", "blocked_inv", "blocked_slogdet", "blocked_solve", "blocked_qr",
     # Partial sums, and the layout of a result.
     "add_partials", "partial_sums", "place_result",
     # Random numbers.

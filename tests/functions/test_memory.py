@@ -18,7 +18,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS, Op
-from shardtensor.functions.algorithms import blocked, requests
+from shardtensor.functions.algorithms import distinct, panels, requests
 from shardtensor.testing import checked
 from tests.cases import CASES
 from tests.layouts import mesh_of
@@ -153,7 +153,7 @@ def symmetric(n: int) -> Any:
         ("slogdet", ("x",)),
         *[
             pytest.param(name, spec, marks=pytest.mark.full)
-            for name in ("cholesky", "solve", "inv", "slogdet", "det")
+            for name in ("cholesky", "solve", "inv", "slogdet", "det", "qr")
             for spec in [("x",), (None, "x")]
         ],
     ],
@@ -163,8 +163,8 @@ def test_a_device_holds_a_part_of_square_matrices(
     name: str, spec: tuple[Any, ...], meter: Meter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Panels are narrow, as they are in large matrices."""
-    for constant, size in {"_GATHERED": 0, "_PANEL": 2, "_SCRATCH": 1 << 12}.items():
-        monkeypatch.setattr(blocked, constant, size)
+    for constant, size in {"GATHERED": 0, "PANEL": 2, "SCRATCH": 1 << 12}.items():
+        monkeypatch.setattr(panels, constant, size)
 
     def call(x: Any) -> Any:
         return st.linalg.solve(x, np.ones(x.shape[0])) if name == "solve" else getattr(st.linalg, name)(x)
@@ -268,6 +268,7 @@ LIMITS = {"lexsort": 4.5, "nanvar": 3.2, "take_along_axis": 4, "unique": 6.1}
 def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds are short, as they are compared with large arrays."""
     monkeypatch.setattr(requests, "ROUND", 1 << 10)
+    monkeypatch.setattr(distinct, "PIECE", 1 << 8)
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ import shardtensor as st
 from shardtensor import demo
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, innermost
-from shardtensor.functions.algorithms import blocked, transpose_fft, tsqr
+from shardtensor.functions.algorithms import blocked, blocked_qr, transpose_fft, tsqr
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.interpreters.recording import Trace
@@ -194,7 +194,7 @@ def steps(x: Any) -> Any:
         transpose_fft.fft_unpacked(z), transpose_fft.fft_of_real(z, z), transpose_fft.fft_to_real(z, z, inverse=True),
         transpose_fft.fft_chirped(z, scale=1.0, inverse=False), tsqr.tall_qr(x), tsqr.tall_r(x),
         blocked.blocked_cholesky(st.eye(2)), blocked.blocked_inv(st.eye(2)), blocked.blocked_slogdet(x[:2]),
-        blocked.blocked_solve(st.eye(2), x[:2]),
+        blocked.blocked_solve(st.eye(2), x[:2]), blocked_qr.blocked_qr(x, complete=False),
         transpose_fft.chirp_filter(2, size=4, inverse=False, dtype="complex128"),
     ]  # fmt: skip
 
