@@ -117,8 +117,6 @@ def tall(n: int) -> list[Any]:
     return [numbers(n // 4, 4)]
 
 
-PRIMES = {1 << 15: (1 << 15) + 3, 1 << 17: (1 << 17) + 29}
-
 LONG: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
     "fft": (st.fft.fft, complex_line),
     "ifft": (st.fft.ifft, complex_line),
@@ -127,9 +125,6 @@ LONG: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
     "irfft": (st.fft.irfft, half_spectrum),
     "hfft": (st.fft.hfft, half_spectrum),
     "fft2": (st.fft.fft2, lambda n: [numbers(64, n // 64)]),
-    "fft of a prime": (st.fft.fft, lambda n: [numbers(PRIMES[n]) + 0j]),
-    "rfft of a prime": (st.fft.rfft, lambda n: [numbers(PRIMES[n])]),
-    "irfft of a prime": (lambda x: st.fft.irfft(x, n=2 * x.size - 1), lambda n: [numbers(PRIMES[n] // 2 + 1) + 0j]),
     "qr": (st.linalg.qr, tall),
     "svd": (lambda x: st.linalg.svd(x, full_matrices=False), tall),
     "svdvals": (st.linalg.svdvals, tall),
@@ -142,10 +137,27 @@ LONG: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_a_device_holds_a_part(name: str, meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chirp_fft, "PIECE", 1 << 8)
+def test_a_device_holds_a_part(name: str, meter: Meter) -> None:
     call, hosts = LONG[name]
     assert grows_by(meter, call, hosts, 1 << 15) <= 3.05
+
+
+PRIMES = {1 << 15: (1 << 15) + 3, 1 << 17: (1 << 17) + 29}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["fft", "rfft", "irfft"])
+def test_a_device_holds_a_part_of_lines_without_factors(
+    name: str, meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chirp_fft, "PIECE", 1 << 8)
+    growth = grows_by(
+        meter,
+        lambda x: getattr(st.fft, name)(x, n=2 * x.size - 1 if name == "irfft" else x.size),
+        lambda n: [(numbers(PRIMES[n] // 2 + 1 if name == "irfft" else PRIMES[n]) + (0 if name == "rfft" else 0j))],
+        1 << 15,
+    )
+    assert growth <= 3.05
 
 
 def symmetric(n: int) -> Any:

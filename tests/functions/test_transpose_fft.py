@@ -133,7 +133,7 @@ def test_bytes_of_a_line_whose_size_has_no_factors(count: int, backend: str, mon
 
 
 def test_bytes_of_a_line_without_factors_on_1024_simulated_devices() -> None:
-    n = 3 * (1 << 20) - 27
+    n = 3 * (1 << 20) - 7  # A prime.
     x = st.zeros((n,), dtype="complex64", device=st.AbstractMesh((1024,), ("x",)))
     assert st.simulate(st.fft.fft, x).bytes == bytes_of_convolution(n, 1024, 8)
 

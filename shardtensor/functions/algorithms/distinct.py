@@ -4,7 +4,12 @@ Splitters are chosen of regular samples of the distinct elements of each device 
 regular sampling", 1992). The elements between two of them, with the counts and indices that are needed, go to one
 device, which merges them. Hence each distinct element of a device is sent at most once, and no device receives more
 than about twice its share of them; the results are rebalanced by the split rule. For the inverse, the merged elements'
-numbers return along the same way, 8 bytes for each distinct element of a device.
+numbers return along the same way. Of S samples, P devices send
+
+    bytes = (P - 1) S itemsize + (sent + moved) (itemsize + 8 for indices + 8 for counts) + 8 sent for the inverse
+
+where ``sent`` is the number of the devices' distinct elements that are not in the range of their device, and ``moved``
+that of the distinct elements that change devices when the results are rebalanced.
 """
 
 from __future__ import annotations
