@@ -12,10 +12,11 @@ import numpy as np
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError
+from shardtensor.functions.algorithms.blocked_qr import blocked_qr
+from shardtensor.functions.algorithms.panels import is_large
 from shardtensor.functions.algorithms.several_results import Result, several_results
 from shardtensor.functions.algorithms.tsqr import is_tall, is_wide, tall_qr
 from shardtensor.functions.linalg import (
-    FACTORIZED,
     SPECTRAL,
     check_matrices,
     check_square,
@@ -139,12 +140,13 @@ def _eigh(xp: Any, context: None, x: Any) -> Sequence[Any]:
     return xp.linalg.eigh(inexact(xp, x))  # type: ignore[no-any-return]
 
 
-@operator(operands=("x",), gathers=FACTORIZED)
+@operator(operands=("x",))
 def qr(x: ArrayLike, /, *, mode: str = "reduced") -> QRResult:
     """Computes the QR factorization x = Q R of matrices of shape (..., m, n).
 
     Of tall matrices whose rows are split, with at least n rows on each device, Q is split as x and R is replicated; its
-    signs are those of `shardtensor.functions.algorithms.tsqr`.
+    signs are those of `shardtensor.functions.algorithms.tsqr`. Other split matrices of more than 1,024² elements are
+    factorized panel by panel, and Q and R are split by columns: see `shardtensor.functions.algorithms.blocked_qr`.
 
     Args:
         x: a tensor or an array of at least two dimensions.
@@ -170,8 +172,12 @@ def _qr_results(shape: Shape, dtype: np.dtype[Any], *, mode: str) -> Sequence[Re
 
 
 @implements(qr, "composite")
-def _tall_qr(x: Any, mode: str) -> Any:
-    return QRResult(*tall_qr(x)) if mode == "reduced" and is_tall(x) else NotImplemented
+def _split_qr(x: Any, mode: str) -> Any:
+    if mode == "reduced" and is_tall(x):
+        return QRResult(*tall_qr(x))
+    if mode in ("reduced", "complete") and is_large(x):
+        return QRResult(*blocked_qr(x, complete=mode == "complete"))
+    return NotImplemented
 
 
 @several_results(qr, QRResult, _qr_results)

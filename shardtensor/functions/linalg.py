@@ -10,7 +10,8 @@ Common to all of them:
   - tall matrices whose rows are split, with at least as many on each device as there are columns, and wide ones whose
     columns are, in functions of their singular values: see `shardtensor.functions.algorithms.tsqr`;
   - square matrices of more than 1,024 rows in `cholesky`, `solve`, `inv`, `det` and `slogdet`: their split moves to the
-    columns, and so is that of the result: see `shardtensor.functions.algorithms.blocked`.
+    columns, and so is that of the result: see `shardtensor.functions.algorithms.blocked`;
+  - matrices of more than 1,024² elements in `qr`, likewise: see `shardtensor.functions.algorithms.blocked_qr`.
 - The dtype is that of NumPy: float64 for integers and bools, otherwise the precision of the operands.
 
 Raises:
@@ -119,7 +120,6 @@ def inexact(xp: Any, x: Any) -> Any:
     return x if xp is np or not xp.isdtype(x.dtype, ("bool", "integral")) else xp.asarray(x, dtype=xp.float64)
 
 
-FACTORIZED = "matrices that are not tall are factorized whole"
 SPECTRAL = "the singular values and eigenvalues of square matrices are those of whole matrices, of up to 4,096 rows"
 
 _GATHERED = 1 << 12

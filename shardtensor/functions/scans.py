@@ -43,8 +43,8 @@ def cumulative_sum(
     """Computes the cumulative sum of elements along an axis: element i of the result is the sum of elements 0 to i.
 
     The result has x's shape and sharding. Each device computes the cumulative sums of its shard; where the axis is
-    sharded, the totals of the shards are gathered along it, and the total of the shards before is added to each shard.
-    The rounding of floating-point sums depends on the mesh only.
+    sharded, the totals of the shards are gathered along it, and the total of the shards before is added to each shard:
+    P devices send P (P - 1) sums of each line. The rounding of floating-point sums depends on the mesh only.
 
     Args:
         x: a tensor or an array.

@@ -16,7 +16,7 @@ from shardtensor.functions.indexing import take as _take
 from shardtensor.functions.joining import stack as _stack
 from shardtensor.functions.manipulation import reshape as _reshape
 from shardtensor.host import blockwise, sorting
-from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import arg_extremum, reduction
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
@@ -24,7 +24,9 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
 @operator(arg_extremum, combine="argmax")
-def argmax(x: ArrayLike, /, axis: int | None = None, *, keepdims: bool = False) -> ShardedTensor:
+def argmax(
+    x: ArrayLike, /, axis: int | None = None, *, keepdims: bool = False, out_sharding: Where | None = None
+) -> ShardedTensor:
     """Returns the index of the greatest element along ``axis``: of the first one on a tie, or of the first NaN.
 
     The result has x's shape without ``axis`` and NumPy's index dtype, int64. The remaining dimensions keep their
@@ -35,6 +37,7 @@ def argmax(x: ArrayLike, /, axis: int | None = None, *, keepdims: bool = False) 
         x: a tensor or a host array.
         axis: the dimension to search; None searches all elements and returns the index into the flattened array.
         keepdims: whether the searched dimensions remain, with size 1.
+        out_sharding: the sharding of the result: see `shardtensor.functions.statistical`.
 
     Raises:
         AxisError: x has no such axis.
@@ -46,7 +49,9 @@ def argmax(x: ArrayLike, /, axis: int | None = None, *, keepdims: bool = False) 
 
 
 @operator(arg_extremum, combine="argmin")
-def argmin(x: ArrayLike, /, axis: int | None = None, *, keepdims: bool = False) -> ShardedTensor:
+def argmin(
+    x: ArrayLike, /, axis: int | None = None, *, keepdims: bool = False, out_sharding: Where | None = None
+) -> ShardedTensor:
     """Returns the index of the least element along ``axis``: of the first one on a tie, or of the first NaN.
 
     Arguments, dtype, sharding and errors are those of `argmax`.
@@ -93,7 +98,12 @@ def _check_integers(condition: Any, x1: Any, x2: Any) -> Any:
 
 @operator(reduction, combine="sum", dtype="int64")
 def count_nonzero(
-    x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
+    x: ArrayLike,
+    /,
+    *,
+    axis: int | tuple[int, ...] | None = None,
+    keepdims: bool = False,
+    out_sharding: Where | None = None,
 ) -> ShardedTensor:
     """Counts the elements along ``axis`` that are not zero; NaN is not.
 
@@ -103,6 +113,7 @@ def count_nonzero(
         x: a tensor or a host array.
         axis: None (all dimensions), an integer or a tuple of integers.
         keepdims: whether the counted dimensions remain, with size 1.
+        out_sharding: the sharding of the result: see `shardtensor.functions.statistical`.
 
     Raises:
         AxisError: x has no such axis, or an axis occurs twice.

@@ -222,8 +222,9 @@ ELSEWHERE = {
     "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",
     # The steps of distributed algorithms.
-    "chirp_filter", "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_to_real", "fft_transposed",
-    "fft_unpacked", "tall_qr", "tall_r", "blocked_cholesky", "blocked_inv", "blocked_slogdet", "blocked_solve",
+    "blocked_cholesky", "blocked_inv", "blocked_qr", "blocked_slogdet", "blocked_solve", "chirp_filter", "fft_added",
+    "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_rotated", "fft_to_real", "fft_transposed",
+    "fft_unpacked", "tall_qr", "tall_r",
     # Partial sums, and the layout of a result.
     "add_partials", "partial_sums", "place_result",
     # Random numbers.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.functions.algorithms import blocked, elimination
+from shardtensor.functions.algorithms import blocked, elimination, panels
 from tests.layouts import array, everywhere, mesh_of
 
 linalg = st.linalg
@@ -30,10 +30,10 @@ TYPES = ["float32", "float64", "complex64", "complex128", "int32"]
 def small_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Factorizes small matrices, in panels of three columns, of which two are eliminated one by one."""
     with monkeypatch.context() as patch:
-        patch.setattr(blocked, "_GATHERED", 0)
-        patch.setattr(blocked, "_PANEL", 3)
+        patch.setattr(panels, "GATHERED", 0)
+        patch.setattr(panels, "PANEL", 3)
         patch.setattr(elimination, "_BASE", 2)
-        patch.setattr(blocked, "_SCRATCH", 512)
+        patch.setattr(panels, "SCRATCH", 512)
         yield
 
 
@@ -103,15 +103,41 @@ def decomposed(data: Any, backend: str, size: int) -> None:
     assert (inferred.shape, inferred.dtype, inferred.sharding) == (found.shape, found.dtype, found.sharding)
 
 
+def orthogonalized(data: Any, backend: str, size: int) -> None:
+    (counts, spec), kind = data.draw(some.sampled_from(LAYOUTS)), data.draw(some.sampled_from(TYPES))
+    *stack, rows, columns = data.draw(some.sampled_from([(), (), (2, 1)])) + tuple(
+        data.draw(some.lists(some.integers(1, size), min_size=2, max_size=2))
+    )
+    host, mode = array((*stack, rows, columns), kind, rows), data.draw(some.sampled_from(["reduced", "complete"]))
+    if data.draw(some.booleans()):
+        host[..., columns // 2 :] = host[..., :1]  # Columns that depend on others.
+    x = split(host, mesh_of(counts, backend), *spec)
+    q, r = found = linalg.qr(x, mode=mode)
+    wanted = np.linalg.qr(host, mode=mode)
+    for made, expected in zip(found, wanted, strict=True):
+        assert (made.dtype, made.shape) == (expected.dtype, expected.shape)
+    left, right = np.asarray(q), np.asarray(r)
+    np.testing.assert_array_equal(right, np.triu(right))
+    # As LAPACK's test of xGEQRF measures them.
+    eps = np.finfo(left.dtype).eps * max(rows, columns)
+    assert np.all(norm(host - left @ right) <= 30 * eps * norm(host))
+    assert np.all(norm(np.eye(left.shape[-1]) - np.conj(np.matrix_transpose(left)) @ left) <= 30 * eps)
+    for made, inferred in zip(found, st.eval_shape(lambda x: linalg.qr(x, mode=mode), x), strict=True):
+        assert (inferred.shape, inferred.dtype, inferred.sharding) == (made.shape, made.dtype, made.sharding)
+
+
+CHECKS = [solved, decomposed, orthogonalized]
+
+
 @everywhere
-@pytest.mark.parametrize("check", [solved, decomposed])
+@pytest.mark.parametrize("check", CHECKS)
 def test_residuals_are_those_of_lapack(check: Any, backend: str) -> None:
     run = hypothesis.given(some.data())(lambda data: check(data, backend, 7))
     hypothesis.settings(max_examples=3, deadline=None)(run)()
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("check", [solved, decomposed])
+@pytest.mark.parametrize("check", CHECKS)
 def test_residuals_are_those_of_lapack_at_length(check: Any, backend: str) -> None:
     run = hypothesis.given(some.data())(lambda data: check(data, backend, 19))
     hypothesis.settings(max_examples=100, deadline=None)(run)()
@@ -123,10 +149,11 @@ def test_residuals_are_those_of_lapack_at_length(check: Any, backend: str) -> No
 def bytes_of(value: Any) -> dict[str, int]:
     """Returns the formulas of the module."""
     (n, _), others = value.shape, len(value.sharding.mesh.flat) - 1
-    panels = blocked.panels(value._aval)
-    half = value.dtype.itemsize * (n * n + sum(p.width**2 for p in panels)) // 2
-    rows = 8 * sum(n - p.begin for p in panels)
+    steps = panels.panels(value._aval)
+    half = value.dtype.itemsize * (n * n + sum(p.width**2 for p in steps)) // 2
+    rows = 8 * sum(n - p.begin for p in steps)
     each = {"cholesky": half, "slogdet": half + rows, "det": half + rows, "inv": 2 * half + rows}
+    each["qr"] = 2 * value.dtype.itemsize * sum((n - p.begin + p.width) * p.width for p in steps)
     return {name: others * nbytes for name, nbytes in each.items()}
 
 
@@ -157,7 +184,7 @@ def test_bytes_of_panels(count: int, backend: str) -> None:
 def test_bytes_of_1024_simulated_devices() -> None:
     n, mesh = 40, st.AbstractMesh((1024,), ("x",))
     x = st.zeros((n, n), device=st.NamedSharding(mesh, st.P(None, "x")))
-    for name in ("cholesky", "inv"):
+    for name in ("cholesky", "inv", "qr"):
         assert st.simulate(getattr(linalg, name), x).bytes == bytes_of(x)[name]
 
 
@@ -172,6 +199,21 @@ def test_a_log_does_not_change_results() -> None:
 
 
 # -- shapes, and errors ----------------------------------------------------------------------------
+
+
+@everywhere
+def test_matrices_that_are_not_square_are_factorized_by_panels(backend: str) -> None:
+    """Wide ones; tall ones with a square Q; those that have fewer columns than devices."""
+    for shape, mode, spec in [
+        ((5, 11), "reduced", (None, "x")),
+        ((11, 5), "complete", ("x",)),
+        ((6, 2), "reduced", (None, "x")),
+        ((9, 5), "reduced", ("x",)),
+    ]:
+        host = array(shape, "float64", 1)
+        q, r = linalg.qr(split(host, mesh_of((4,), backend), *spec), mode=mode)
+        assert q.sharding.spec == r.sharding.spec == st.P(None, "x")
+        np.testing.assert_allclose(np.asarray(q) @ np.asarray(r), host, atol=1e-12)
 
 
 @everywhere
@@ -227,3 +269,4 @@ def test_undefined_elements(backend: str) -> None:
     with np.errstate(invalid="ignore"):  # NumPy warns.
         assert np.isnan(np.asarray(linalg.inv(x))).all() == np.isnan(np.linalg.inv(host)).all()
         assert np.isnan(linalg.det(x).item())
+        assert [np.isnan(np.asarray(factor)).any() for factor in linalg.qr(x)] == [True, True]

@@ -18,7 +18,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS, Op
-from shardtensor.functions.algorithms import blocked, search
+from shardtensor.functions.algorithms import chirp_fft, distinct, panels, requests
 from shardtensor.testing import checked
 from tests.cases import CASES
 from tests.layouts import mesh_of
@@ -142,6 +142,24 @@ def test_a_device_holds_a_part(name: str, meter: Meter) -> None:
     assert grows_by(meter, call, hosts, 1 << 15) <= 3.05
 
 
+PRIMES = {1 << 15: (1 << 15) + 3, 1 << 17: (1 << 17) + 29}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["fft", "rfft", "irfft"])
+def test_a_device_holds_a_part_of_lines_without_factors(
+    name: str, meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chirp_fft, "PIECE", 1 << 8)
+    growth = grows_by(
+        meter,
+        lambda x: getattr(st.fft, name)(x, n=2 * x.size - 1 if name == "irfft" else x.size),
+        lambda n: [(numbers(PRIMES[n] // 2 + 1 if name == "irfft" else PRIMES[n]) + (0 if name == "rfft" else 0j))],
+        1 << 15,
+    )
+    assert growth <= 3.05
+
+
 def symmetric(n: int) -> Any:
     return np.eye(n) * n + 1
 
@@ -153,7 +171,7 @@ def symmetric(n: int) -> Any:
         ("slogdet", ("x",)),
         *[
             pytest.param(name, spec, marks=pytest.mark.full)
-            for name in ("cholesky", "solve", "inv", "slogdet", "det")
+            for name in ("cholesky", "solve", "inv", "slogdet", "det", "qr")
             for spec in [("x",), (None, "x")]
         ],
     ],
@@ -163,8 +181,8 @@ def test_a_device_holds_a_part_of_square_matrices(
     name: str, spec: tuple[Any, ...], meter: Meter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Panels are narrow, as they are in large matrices."""
-    for constant, size in {"_GATHERED": 0, "_PANEL": 2, "_SCRATCH": 1 << 12}.items():
-        monkeypatch.setattr(blocked, constant, size)
+    for constant, size in {"GATHERED": 0, "PANEL": 2, "SCRATCH": 1 << 12}.items():
+        monkeypatch.setattr(panels, constant, size)
 
     def call(x: Any) -> Any:
         return st.linalg.solve(x, np.ones(x.shape[0])) if name == "solve" else getattr(st.linalg, name)(x)
@@ -173,9 +191,9 @@ def test_a_device_holds_a_part_of_square_matrices(
 
 
 @pytest.mark.parametrize("name", ["hfft", "irfft"])
-def test_a_device_holds_four_parts_of_real_spectra(name: str, meter: Meter) -> None:
+def test_a_device_holds_a_part_of_real_spectra(name: str, meter: Meter) -> None:
     """Each element becomes a complex number of twice its size."""
-    assert grows_by(meter, getattr(st.fft, name), lambda n: [numbers(n + 1)], 1 << 15) <= 4
+    assert grows_by(meter, getattr(st.fft, name), lambda n: [numbers(n + 1)], 1 << 15) <= 3.05
 
 
 def test_the_meter_sees_a_gather(meter: Meter) -> None:
@@ -244,7 +262,13 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
     "vecmat": (lambda v, x: st.vecmat(v, x), lambda n: [numbers(n // 4), numbers(n // 4, 4)]),
     "bincount": (st.bincount, integers),
     "unique": (st.unique, integers),
+    "unique_counts": (st.unique_counts, integers),
     "unique_inverse": (st.unique_inverse, integers),
+    "unique_all": (st.unique_all, line),
+    "unique of distinct elements": (st.unique, line),
+    "first indices": (lambda x: st.unique(x, return_index=True), integers),
+    "counts of distinct elements": (st.unique_counts, line),
+    "inverse of distinct elements": (st.unique_inverse, line),
     "diff": (st.diff, line),
     "searchsorted": (lambda x, y: st.searchsorted(st.sort(x), y), lambda n: [numbers(n), numbers(n)[::-1].copy()]),
     "isin": (st.isin, lambda n: [numbers(n), numbers(n)[::-1].copy()]),
@@ -260,14 +284,15 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
 }
 
 
-LIMITS = {"lexsort": 4.5, "nanvar": 3.2, "take_along_axis": 4, "unique": 6.1}
+LIMITS = {"nanvar": 3.2}
 """Those that hold more than three times the share, as the documentation says."""
 
 
 @pytest.fixture
 def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds are short, as they are compared with large arrays."""
-    monkeypatch.setattr(search, "ROUND", 1 << 10)
+    monkeypatch.setattr(requests, "ROUND", 1 << 10)
+    monkeypatch.setattr(distinct, "PIECE", 1 << 8)
 
 
 @pytest.mark.full

@@ -12,9 +12,11 @@ import pytest
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions.algorithms import search
+from shardtensor.functions.algorithms import requests
+from shardtensor.functions.algorithms.distinct import SAMPLES
 from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.selection import CANDIDATES, rounds
+from shardtensor.sharding.layout import offsets
 from tests.layouts import assert_same, everywhere, mesh_of
 
 N = 9_001
@@ -120,6 +122,20 @@ def test_bytes_on_simulated_devices(count: int) -> None:
     assert st.simulate(lambda x: st.sort(x, axis=0), lines).bytes == 2 * (1 - 1 / count) * math.prod(lines.shape) * 4
 
 
+@pytest.mark.parametrize("count", [32, pytest.param(1024, marks=pytest.mark.full)])
+def test_bytes_of_selections_on_simulated_devices(count: int) -> None:
+    """The greatest elements, medians, requests, and searches, of which every device is assumed to have as many."""
+    n, others = 1 << 20, count - 1
+    put = st.NamedSharding(st.AbstractMesh((count,), ("x",)), P("x"))
+    x, indices = [st.empty((n,), dtype=dtype, device=put) for dtype in ("float32", "int64")]
+    elsewhere = n - n // count
+    assert st.simulate(lambda x: st.topk(x, 5), x).bytes == others * count * 5 * (4 + 8)
+    selected = 3 * others * rounds([n // count] * count) * (CANDIDATES * 4 + 16)
+    assert st.simulate(st.median, x).bytes == selected + count * others * 3 * (4 + 8)
+    assert st.simulate(lambda x, i: st.take_along_axis(x, i, axis=0), x, indices).bytes == elsewhere * (8 + 4)
+    assert st.simulate(st.searchsorted, x, x).bytes == elsewhere * (4 + 8) + count * others * 4
+
+
 # -- on top of it ----------------------------------------------------------------------------------
 
 
@@ -171,13 +187,38 @@ def test_requests_and_replies_are_the_elements_that_are_elsewhere(devices: int) 
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
-def test_distinct_elements_are_sent_at_most_twice(devices: int) -> None:
-    """To the device of their range, and from there to that of their place in the result; the samples are few."""
+def test_bytes_of_the_greatest_elements(devices: int) -> None:
+    x = st.device_put(elements("float32", (24_000,)), st.NamedSharding(mesh_of((devices,), "checked"), P("x")))
+    assert sent_by(lambda x: st.topk(x, 5), x) == (devices - 1) * devices * 5 * (4 + 8)
+
+
+def bytes_of_distinct(parts: list[Any], pair: int) -> int:
+    """Returns the formula of `shardtensor.functions.algorithms.distinct`.
+
+    Args:
+        parts: the distinct elements of each device.
+        pair: the bytes of an element, and of what is sent with it.
+    """
+    count, itemsize = len(parts), parts[0].dtype.itemsize
+    step = max(sum(map(len, parts)) // (SAMPLES * count * count), 1)
+    samples = np.sort(np.concatenate([part[step - 1 :: step] for part in parts]))
+    splitters = samples[[len(samples) * k // count for k in range(1, count)]]
+    ranges = [np.split(part, np.searchsorted(part, splitters)) for part in parts]
+    sent = sum(len(ranges[i][k]) for i in range(count) for k in range(count) if i != k)
+    merged = [len(np.unique(np.concatenate(column))) for column in zip(*ranges, strict=True)]
+    now, then = [np.repeat(np.arange(count), sizes) for sizes in (merged, np.diff(offsets(sum(merged), (count,))))]
+    return (count - 1) * len(samples) * itemsize + (sent + int((now != then).sum())) * pair
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_bytes_of_distinct_elements(devices: int) -> None:
+    """They are sent to the device of their range, and from there to that of their place in the result."""
     host = np.random.default_rng(2).permutation(np.repeat(np.arange(12_000.0), 2))
     x = st.device_put(host, st.NamedSharding(mesh_of((devices,), "checked"), P("x")))
-    local = [len(np.unique(np.asarray(shard.data))) for shard in x.addressable_shards]
-    samples = (devices - 1) * sum(local) // (sum(local) // (8 * devices**2)) * 8
-    assert sent_by(st.unique, x) <= (sum(local) + 12_000) * 8 + samples
+    local = [np.unique(np.asarray(shard.data)) for shard in x.addressable_shards]
+    assert sent_by(st.unique, x) == bytes_of_distinct(local, 8)
+    assert sent_by(st.unique_counts, x) == bytes_of_distinct(local, 16)
+    assert bytes_of_distinct(local, 8) < (sum(map(len, local)) + 12_000) * 8 + 8 * devices**3 * 2 * 8
     found = st.unique_all(x)
     for made, wanted in zip(found, np.unique_all(host), strict=True):
         np.testing.assert_array_equal(np.asarray(made), wanted)
@@ -268,7 +309,7 @@ def test_quantiles_that_skip_nan_are_selected(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["numpy", "checked", "grouped", "torch", "cupy"], indirect=True)
 def test_elements_are_found_where_both_operands_are_split(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several rounds, ties over several parts, elements outside of the range, and operands that other axes split, too."""
-    monkeypatch.setattr(search, "ROUND", 1 << 13)
+    monkeypatch.setattr(requests, "ROUND", 1 << 13)
     for count, shape, spec, dtype in [
         (20_001, (9_003, 3), P(("x", "y")), "float64"),
         (20_001, (70, 301), P("x", "y"), "int32"),
@@ -294,12 +335,12 @@ def test_elements_are_found_where_both_operands_are_split(backend: str, monkeypa
             assert found.sharding == x2.sharding
 
 
-def test_elements_found_are_sent_once() -> None:
-    x = st.device_put(np.arange(24_000.0), st.NamedSharding(mesh_of((4,), "checked"), P("x")))
-    with st.transfers() as log:
-        st.searchsorted(x, x[::-1] + 0)
-    moved, reverse = x.size * (8 + 8), x.nbytes
-    assert log.bytes == moved + reverse + 4 * 3 * 8
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_elements_found_are_sent_once(devices: int) -> None:
+    x = st.device_put(np.arange(24_000.0), st.NamedSharding(mesh_of((devices,), "checked"), P("x")))
+    wanted = st.device_put(np.arange(24_000.0)[::-1].copy(), x.sharding)
+    elsewhere = x.size - x.size // devices * (devices % 2)
+    assert sent_by(lambda x: st.searchsorted(x, wanted), x) == elsewhere * (8 + 8) + devices * (devices - 1) * 8
 
 
 def test_permutations_do_not_depend_on_the_devices(backend: str) -> None:

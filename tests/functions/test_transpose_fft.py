@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.functions.algorithms import transpose_fft
+from shardtensor.functions.algorithms import chirp_fft, transpose_fft
 from shardtensor.host import fourier
 from tests.layouts import READ_ONLY, array, assert_same, everywhere, mesh_of
 
@@ -97,6 +97,59 @@ def test_bytes_on_1024_simulated_devices() -> None:
         y = st.fft.rfft(st.zeros((1 << 24,), dtype="float32", device=x.sharding.mesh))
     assert y.sharding == x.sharding
     assert log.bytes < 2.1 * 8 * (1 << 24)
+
+
+def owners(size: int, count: int) -> Any:
+    """Returns the device of each element of a split line."""
+    return np.repeat(np.arange(count), parts(size, count))
+
+
+def bytes_of_convolution(n: int, count: int, itemsize: int) -> int:
+    """Returns the formula of the module: the transforms, and the elements that are cut, padded and joined."""
+    number, size = chirp_fft._division(2 * n - 1, count)
+    rows = transpose_fft._factor(size)
+    assert rows % count == size // rows % count == 0
+    line, wanted, moved = owners(n, count), owners(size, count), 0
+    for begin in range(0, n, size):
+        length = min(size, n - begin)
+        piece, lacking = owners(length, count), owners(size - length, count)
+        moved += 2 * int((line[begin : begin + length] != piece).sum())
+        if length < size:
+            moved += 2 * int((wanted[:length] != piece).sum()) + int((wanted[length:] != lacking).sum())
+    return itemsize * (moved + 3 * number * 3 * size * (count - 1) // count)
+
+
+@everywhere
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_bytes_of_a_line_whose_size_has_no_factors(count: int, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chirp_fft, "PIECE", 1 << 7)
+    host = array((1009,), "complex128", 1)
+    x = st.device_put(host, mesh_of((count,), backend))
+    with st.transfers() as log:
+        y = st.fft.fft(x)
+    assert_same(y, np.fft.fft(host))
+    assert log.bytes == bytes_of_convolution(1009, count, 16)
+
+
+def test_bytes_of_a_line_without_factors_on_1024_simulated_devices() -> None:
+    n = 3 * (1 << 20) - 7  # A prime.
+    x = st.zeros((n,), dtype="complex64", device=st.AbstractMesh((1024,), ("x",)))
+    assert st.simulate(st.fft.fft, x).bytes == bytes_of_convolution(n, 1024, 8)
+
+
+@everywhere
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_are_convolved_in_parts(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chirp_fft, "PIECE", 20)
+    kind = "float32" if name in ("rfft", "ihfft") else "complex64"
+    host = np.stack([array((101,), kind, 1), array((101,), kind, 2)])
+    x = st.device_put(host, st.NamedSharding(mesh_of((3,), backend), st.P(None, "x")))
+    n = 199 if name in ("irfft", "hfft") else 101
+    found = getattr(st.fft, name)(x, n)
+    assert_same(found, getattr(np.fft, name)(host, n))
+    assert found.sharding == x.sharding
 
 
 @everywhere

@@ -19,7 +19,7 @@ import shardtensor as st
 from shardtensor import demo
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, innermost
-from shardtensor.functions.algorithms import blocked, transpose_fft, tsqr
+from shardtensor.functions.algorithms import blocked, blocked_qr, chirp_fft, transpose_fft, tsqr
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.interpreters.recording import Trace, jacobi, write_views
@@ -172,16 +172,26 @@ def others(x: Any) -> Any:
     return [made, st.to_batched_list(x, 4), OPS["assemble"].dispatch([x[:1]], x.sharding.mesh, st.P())]
 
 
+def chirps(z: Any) -> Any:
+    """Calls the steps of a convolution with a chirp."""
+    window = {"parts": 2, "number": 1, "given": 2, "count": 2}
+    return [
+        chirp_fft.fft_chirped(z, n=4, begin=1, scale=1.0, inverse=False),
+        chirp_fft.fft_rotated(z, n=4, stride=1, inverse=False),
+        chirp_fft.fft_added(z, z, number=1, parts=2, inverse=False),
+        chirp_fft.chirp_filter(2, size=4, **window, inverse=False, dtype="complex128"),
+    ]
+
+
 def steps(x: Any) -> Any:
     """Calls the steps of distributed algorithms."""
     z = st.astype(x, "complex128")
     return [
         transpose_fft.fft_columns(z, scale=1.0, inverse=False), transpose_fft.fft_transposed(z), transpose_fft.fft_packed(x),
         transpose_fft.fft_unpacked(z), transpose_fft.fft_of_real(z, z), transpose_fft.fft_to_real(z, z, inverse=True),
-        transpose_fft.fft_chirped(z, scale=1.0, inverse=False), tsqr.tall_qr(x), tsqr.tall_r(x),
+        *chirps(z), tsqr.tall_qr(x), tsqr.tall_r(x),
         blocked.blocked_cholesky(st.eye(2)), blocked.blocked_inv(st.eye(2)), blocked.blocked_slogdet(x[:2]),
-        blocked.blocked_solve(st.eye(2), x[:2]),
-        transpose_fft.chirp_filter(2, size=4, inverse=False, dtype="complex128"),
+        blocked.blocked_solve(st.eye(2), x[:2]), blocked_qr.blocked_qr(x, complete=False),
     ]  # fmt: skip
 
 

@@ -24,9 +24,8 @@ Where devices share a host memory, LAPACK factorizes the one buffer: its results
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,72 +41,33 @@ from shardtensor.functions.algorithms.elimination import (
     product,
     triangle,
 )
-from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
-from shardtensor.functions.algorithms.tsqr import factor_dtype, is_factorized, splits_matrices
+from shardtensor.functions.algorithms.panels import (
+    Along,
+    Panel,
+    begins,
+    blocks,
+    by_columns,
+    chunks,
+    is_large,
+    owns,
+    panels,
+    rows_of,
+    same,
+)
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
+from shardtensor.functions.algorithms.tsqr import factor_dtype
 from shardtensor.sharding.layout import NamedSharding, Shape
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
-Along = Callable[[int], MeshCommunicator]
-
-_GATHERED = 1 << 10
-"""Rows up to which matrices are gathered: LAPACK takes less time than the messages, and 16 MiB of memory."""
-
-_PANEL = 128
-"""Columns of a panel, whose update is a product of matrices that takes far more time than to send the panel."""
-
-_SCRATCH = 1 << 24
-"""Bytes of the columns that are updated together."""
-
 
 def is_blocked(x: Any) -> bool:
     """Whether x is a tensor of square matrices with more than 1,024 rows that are split, and no other dimension can
     take the split.
     """
-    return is_factorized(x) and x.shape[-1] == x.shape[-2] > _GATHERED and splits_matrices(x)
-
-
-class Panel(NamedTuple):
-    """Columns that one device holds.
-
-    Attributes:
-        begin, end: the numbers of the columns.
-        owner: the position of the device along the mesh axes that split the columns.
-        first: the number of the first column of the device.
-    """
-
-    begin: int
-    end: int
-    owner: int
-    first: int
-
-    @property
-    def width(self) -> int:
-        """The number of columns."""
-        return self.end - self.begin
-
-    @property
-    def local(self) -> slice:
-        """The columns in the array of the device."""
-        return slice(self.begin - self.first, self.end - self.first)
-
-
-def panels(value: Aval) -> list[Panel]:
-    """Returns the panels of matrices that are split by columns.
-
-    >>> from shardtensor.functions.algorithms.blocked import panels
-    >>> x = st.zeros((300, 300), device=st.NamedSharding(st.make_mesh((2,), ("x",)), st.P(None, "x")))
-    >>> [(p.begin, p.end, p.owner) for p in panels(x._aval)]
-    [(0, 128, 0), (128, 150, 0), (150, 278, 1), (278, 300, 1)]
-    """
-    bounds = itertools.pairwise(value.grid.offsets[-1].tolist())
-    return [
-        Panel(begin, min(begin + _PANEL, last), owner, first)
-        for owner, (first, last) in enumerate(bounds)
-        for begin in range(first, last, _PANEL)
-    ]
+    return is_large(x) and x.shape[-1] == x.shape[-2]
 
 
 # -- operators -------------------------------------------------------------------------------------
@@ -159,14 +119,8 @@ def blocked_solve(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 # -- layouts, and results --------------------------------------------------------------------------
 
 
-def _by_columns(x: Aval) -> list[NamedSharding]:
-    """Returns the sharding that splits the columns by all mesh axes that split the matrices."""
-    *stack, rows, columns = x.sharding.spec.chains_of(x.ndim)
-    return [x.sharding.with_spec(P(*stack, (), (*columns, *rows)))]
-
-
 def _with_right_sides(x1: Aval, x2: Aval | HostAval) -> list[NamedSharding]:
-    (left,) = _by_columns(x1)
+    (left,) = by_columns(x1)
     parts = math.prod([left.mesh.shape[a] for a in left.spec.chains_of(x1.ndim)[-1]])
     fits = x2.shape[-1] * parts <= x1.shape[-1]
     return [left, left.with_spec(_stack(x1, left)) if fits else left]
@@ -195,22 +149,19 @@ def _common(x1: Aval, x2: Aval) -> np.dtype[Any]:
     return np.result_type(factor_dtype(x1.dtype), factor_dtype(x2.dtype))
 
 
-_blocks = functools.partial(distributed, moves=True, known_messages=True)
-
-
 # -- Cholesky factorizations -----------------------------------------------------------------------
 
 
-@_blocks(blocked_cholesky, whole=np.linalg.cholesky, result=_square, layout=_by_columns)
+@blocks(blocked_cholesky, whole=np.linalg.cholesky, result=_square, layout=by_columns)
 def _cholesky(x: Shards, along: Along) -> Shards:
     value = x.value
     comm, n, dtype = along(value.ndim - 1), value.shape[-1], factor_dtype(value.dtype)
     work = x.copied(dtype)
     for panel in panels(value):
         factor = functools.partial(_cholesky_panel, panel)
-        made = work.map(factor, _owns(comm, panel), shape=_rows_of(n - panel.begin, panel.width), dtype=dtype)
+        made = work.map(factor, owns(comm, panel), shape=rows_of(n - panel.begin, panel.width), dtype=dtype)
         sent = comm.broadcast(made.arrays, panel.owner)
-        work = work.map(functools.partial(_subtract_products, panel), sent, _begins(value), shape=_same, dtype=dtype)
+        work = work.map(functools.partial(_subtract_products, panel), sent, begins(value), shape=same, dtype=dtype)
     return work.assembled(_square(value))
 
 
@@ -233,7 +184,7 @@ def _cholesky_panel(panel: Panel, xp: Any, x: Any, owns: bool) -> Any:
 
 def _subtract_products(panel: Panel, xp: Any, x: Any, factor: Any, first: int) -> Any:
     """Updates the lower triangle of the columns to the right of a panel."""
-    for columns in _chunks(x, panel, first):
+    for columns in chunks(x, panel.end - first):
         row = first + columns.start - panel.begin
         right = adjoint(xp, factor[..., row : row + columns.stop - columns.start, :])
         part = x[..., panel.begin + row :, columns]
@@ -254,7 +205,7 @@ class _Factors(NamedTuple):
     exchanges: Sequence[Shards]
 
 
-@_blocks(blocked_slogdet, whole=np.linalg.slogdet, result=_determinants, layout=_by_columns)
+@blocks(blocked_slogdet, whole=np.linalg.slogdet, result=_determinants, layout=by_columns)
 def _slogdet(x: Shards, along: Along) -> tuple[Shards, Shards]:
     with np.errstate(all="ignore"):
         dtype = factor_dtype(x.value.dtype)
@@ -266,7 +217,7 @@ def _slogdet(x: Shards, along: Along) -> tuple[Shards, Shards]:
         return made.make(sign, _set_item(0), made.arrays), made.make(logarithm, _set_item(1), made.arrays)
 
 
-@_blocks(
+@blocks(
     blocked_solve,
     whole=np.linalg.solve,
     result=_solutions,
@@ -277,11 +228,11 @@ def _solve(x1: Shards, x2: Shards, along: Along) -> Shards:
     return _solved(x1.copied(dtype), x2.copied(dtype), along(x1.value.ndim - 1), dtype).assembled(value)
 
 
-@_blocks(blocked_inv, whole=np.linalg.inv, result=_square, layout=_by_columns)
+@blocks(blocked_inv, whole=np.linalg.inv, result=_square, layout=by_columns)
 def _inv(x: Shards, along: Along) -> Shards:
     dtype = factor_dtype(x.value.dtype)
     work = x.copied(dtype)
-    identity = work.map(_identity, _begins(x.value), shape=_same, dtype=dtype)
+    identity = work.map(_identity, begins(x.value), shape=same, dtype=dtype)
     return _solved(work, identity, along(x.value.ndim - 1), dtype).assembled(_square(x.value))
 
 
@@ -296,12 +247,12 @@ def _solved(x: Shards, right: Shards, comm: MeshCommunicator, dtype: np.dtype[An
         for panel in reversed(panels(x.value)):
             made = factors.upper.map(
                 functools.partial(_upper_panel, panel),
-                _owns(comm, panel),
-                shape=_rows_of(panel.end, panel.width),
+                owns(comm, panel),
+                shape=rows_of(panel.end, panel.width),
                 dtype=dtype,
             )
             sent = comm.broadcast(made.arrays, panel.owner)
-            right = right.map(functools.partial(_substitute, panel), sent, shape=_same, dtype=dtype)
+            right = right.map(functools.partial(_substitute, panel), sent, shape=same, dtype=dtype)
     return right
 
 
@@ -311,14 +262,14 @@ def _eliminate(work: Shards, right: Sequence[Shards], comm: MeshCommunicator, dt
     diagonals, exchanges = [], []
     for panel in panels(value):
         factor = functools.partial(_lu_panel, panel)
-        shape = _rows_of(n - panel.begin, panel.width)
-        made = work.map(factor, _owns(comm, panel), shape=shape, dtype=dtype)
-        lu = comm.broadcast(made.map(_item(0), shape=_same, dtype=dtype).arrays, panel.owner)
+        shape = rows_of(n - panel.begin, panel.width)
+        made = work.map(factor, owns(comm, panel), shape=shape, dtype=dtype)
+        lu = comm.broadcast(made.map(_item(0), shape=same, dtype=dtype).arrays, panel.owner)
         order = comm.broadcast(made.map(_item(1), shape=_without_last, dtype=np.int64).arrays, panel.owner)
         update = functools.partial(_eliminate_rows, panel)
-        work = work.map(functools.partial(update, False), lu, order, _begins(value), shape=_same, dtype=dtype)
+        work = work.map(functools.partial(update, False), lu, order, begins(value), shape=same, dtype=dtype)
         for some in right:
-            some.map(functools.partial(update, True), lu, order, _begins(value), shape=_same, dtype=dtype)
+            some.map(functools.partial(update, True), lu, order, begins(value), shape=same, dtype=dtype)
         diagonal, number = functools.partial(_diagonal_of, panel), functools.partial(_exchanges, panel)
         diagonals.append(work.map(diagonal, lu, shape=_row_of(panel.width), dtype=dtype))
         exchanges.append(work.map(number, order, shape=lambda shape: shape[:-2], dtype=np.int64))
@@ -339,7 +290,7 @@ def _eliminate_rows(panel: Panel, right: bool, xp: Any, x: Any, lu: Any, order: 
     multiples of the panel's rows from those below.
     """
     lower = xp.where(diagonal_mask(xp, panel.width), 1, triangle(xp, lu[..., : panel.width, :], lower=True))
-    for columns in _chunks(x, None if right else panel, first):
+    for columns in chunks(x, 0 if right else panel.end - first):
         rows = ordered(xp, x[..., panel.begin :, columns], order)
         top = xp.linalg.solve(lower, rows[..., : panel.width, :])
         x[..., panel.begin : panel.end, columns] = top
@@ -357,7 +308,7 @@ def _upper_panel(panel: Panel, xp: Any, x: Any, owns: bool) -> Any:
 def _substitute(panel: Panel, xp: Any, x: Any, upper: Any) -> Any:
     """Computes the solutions at the rows of a panel, and subtracts their multiples from the rows above."""
     corner = triangle(xp, upper[..., panel.begin :, :], lower=False)
-    for columns in _chunks(x, None, 0):
+    for columns in chunks(x, 0):
         found = xp.linalg.solve(corner, x[..., panel.begin : panel.end, columns])
         x[..., panel.begin : panel.end, columns] = found
         if panel.begin:
@@ -367,14 +318,6 @@ def _substitute(panel: Panel, xp: Any, x: Any, upper: Any) -> Any:
 
 
 # -- on one device ---------------------------------------------------------------------------------
-
-
-def _chunks(x: Any, panel: Panel | None, first: int) -> Iterator[slice]:
-    """Yields the columns of an array, those to the right of a panel, as many together as the scratch memory takes."""
-    begin = 0 if panel is None else min(max(panel.end - first, 0), x.shape[-1])
-    step = max(_SCRATCH * x.shape[-1] // max(math.prod(x.shape) * 16, 1), 1)
-    for start in range(begin, x.shape[-1] if math.prod(x.shape) else 0, step):
-        yield slice(start, min(start + step, x.shape[-1]))
 
 
 def _identity(xp: Any, x: Any, first: int) -> Any:
@@ -403,16 +346,6 @@ def _exchanges(panel: Panel, xp: Any, x: Any, order: Any) -> Any:
 # -- arguments of kernels for each device, and shapes of what they return --------------------------
 
 
-def _owns(comm: MeshCommunicator, panel: Panel) -> list[bool]:
-    return [k == panel.owner for k in comm.index]
-
-
-def _begins(value: Aval) -> list[int]:
-    """Returns the number of the first column of each device."""
-    grid = value.grid
-    return [int(grid.offsets[-1][k]) for k in grid.parts[:, -1].tolist()]
-
-
 def _item(number: int) -> Callable[[Any, Any], Any]:
     return lambda xp, items: None if items is None else items[number]
 
@@ -429,16 +362,8 @@ def _on_each(some: Sequence[Shards]) -> list[tuple[Any, ...]]:
     return list(zip(*[shards.arrays for shards in some], strict=True))
 
 
-def _same(shape: Shape) -> Shape:
-    return shape
-
-
 def _without_last(shape: Shape) -> Shape:
     return shape[:-1]
-
-
-def _rows_of(rows: int, columns: int) -> Callable[[Shape], Shape]:
-    return lambda shape: (*shape[:-2], rows, columns)
 
 
 def _row_of(columns: int) -> Callable[[Shape], Shape]:

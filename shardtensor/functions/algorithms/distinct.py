@@ -4,14 +4,19 @@ Splitters are chosen of regular samples of the distinct elements of each device 
 regular sampling", 1992). The elements between two of them, with the counts and indices that are needed, go to one
 device, which merges them. Hence each distinct element of a device is sent at most once, and no device receives more
 than about twice its share of them; the results are rebalanced by the split rule. For the inverse, the merged elements'
-numbers return along the same way, 8 bytes for each distinct element of a device.
+numbers return along the same way. Of S samples, P devices send
+
+    bytes = (P - 1) S itemsize + (sent + moved) (itemsize + 8 for indices + 8 for counts) + 8 sent for the inverse
+
+where ``sent`` is the number of the devices' distinct elements that are not in the range of their device, and ``moved``
+that of the distinct elements that change devices when the results are rebalanced.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +31,9 @@ from shardtensor.tensor.value import aval
 
 SAMPLES = 8
 """The number of samples for each splitter and device, if all devices have as many distinct elements."""
+
+PIECE = 1 << 18
+"""Elements in order that are compared with the next ones at a time."""
 
 Wanted = tuple[bool, bool, bool]
 """Whether the indices, the inverse and the counts are wanted."""
@@ -51,34 +59,37 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
     arrays = rows.shards()
 
     def local(xp: Any, array: Any, begin: int) -> tuple[Any, ...]:
-        values, index, inverse, counts = distinct(xp, xp.reshape(array, (-1,)), (True,) * 3, equal_nan)
-        return values, xp.add(index, begin), inverse, counts
+        values, *others = distinct(xp, xp.reshape(array, (-1,)), wanted, equal_nan)
+        if wanted[0]:
+            others[0] = xp.add(others[0], begin)
+        return values, *others
 
-    values, index, inverse, counts = zip(*rows.map(local, arrays, begins), strict=True)
-    ends = _ends_of_ranges(rows, comm, shards_of(value, values))
-
-    def sent(column: Sequence[Any]) -> Sequence[Any]:
-        return comm.ragged_all_to_all(shards_of(value, column), ends, 0, 0).arrays
-
-    none = [None] * count
-    columns = [sent(values), sent(index) if wanted[0] else none, sent(counts) if wanted[2] else none]
-    merged = rows.map(functools.partial(_merged, equal_nan), *columns)
-    firsts, indices, ranks, totals = zip(*merged, strict=True)
-    sizes = [int(v.shape[0]) for v in firsts]
-    results = [rows.tensor_of_parts(sizes, firsts, dtype)]
+    columns = _columns(rows.map(local, arrays, begins))
+    inverse = columns.pop(1 + wanted[0]) if wanted[1] else ()
+    ends = _ends_of_ranges(rows, comm, shards_of(value, columns[0]))
+    for i in range(len(columns)):  # Each column takes the place of the one that is sent, whose memory is then free.
+        columns[i] = comm.ragged_all_to_all(shards_of(value, columns[i]), ends, 0, 0).arrays
+    columns = _columns(rows.map(functools.partial(_merged, wanted, equal_nan), *columns))
+    sizes = [int(v.shape[0]) for v in columns[0]]
+    results = [rows.tensor_of_parts(sizes, columns.pop(0), dtype)]
     if wanted[0]:
-        results.append(rows.tensor_of_parts(sizes, indices, _INT))
+        results.append(rows.tensor_of_parts(sizes, columns.pop(0), _INT))
     if wanted[1]:
         before = [rows.parts(sizes).box(k)[0][0] for k in range(count)]
-        numbers = rows.map(lambda xp, rank, begin: xp.add(rank, begin), ranks, before)
+        numbers = rows.map(lambda xp, rank, begin: xp.add(rank, begin), columns.pop(0), before)
         back = comm.ragged_all_to_all(shards_of(value, numbers), comm.transposed(ends), 0, 0).arrays
         shards = rows.map(
             lambda xp, number, at, array: xp.reshape(number[at], tuple(array.shape)), back, inverse, arrays
         )
         results.append(rows.tensor_of_shards(shape, shards, _INT))
     if wanted[2]:
-        results.append(rows.tensor_of_parts(sizes, totals, _INT))
+        results.append(rows.tensor_of_parts(sizes, columns.pop(0), _INT))
     return results
+
+
+def _columns(made: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+    """Returns the lists of the first items, of the second ones, and so on, of the tuples of all devices."""
+    return list(zip(*made, strict=True))
 
 
 def _ends_of_ranges(rows: Rows, comm: MeshCommunicator, runs: Shards) -> list[Any]:
@@ -104,17 +115,30 @@ def _ends_of_ranges(rows: Rows, comm: MeshCommunicator, runs: Shards) -> list[An
     return [np.concatenate([[0], at, [n] * (size - len(at))]).astype(np.int64) for at, n in ends]
 
 
-def _merged(equal_nan: bool, xp: Any, values: Any, index: Any, counts: Any) -> tuple[Any, ...]:
-    """Returns the distinct values of those of all devices, with the first index and the number of elements of each, and
-    the number of the distinct value that each value is; None for the index and the number if they are not given.
+def _merged(wanted: Wanted, equal_nan: bool, xp: Any, values: Any, *others: Any) -> Sequence[Any]:
+    """Returns the distinct values of those of all devices, and what is wanted of the first index of each, of the number
+    of the distinct value that each value is, and of the number of elements of each, given the values and what is wanted
+    of their indices and counts.
     """
+    if not any(wanted):
+        return distinct(xp, values, wanted, equal_nan)
     order, starts = _groups(xp, values, equal_nan)
+    # No array is kept longer than needed, so that a device holds at most three times its share.
+    ranks = [_ranks(xp, order, starts)] if wanted[1] else []
+    sums = xp.cumsum(others[-1][order], axis=0) if wanted[2] else None
     first = order[starts]
-    totals = None
-    if counts is not None:
-        before = xp.concat([xp.zeros((1,), dtype=_INT), xp.cumsum(counts[order], axis=0)])
-        totals = xp.subtract(before[_ends(xp, starts, order)], before[starts])
-    return values[first], None if index is None else index[first], _ranks(xp, order, starts), totals
+    del order
+    results = [values[first], *([others[0][first]] if wanted[0] else []), *ranks]
+    del first
+    if wanted[2]:
+        before = xp.subtract(starts[1:], 1)
+        del starts
+        before = sums[before]
+        totals = xp.concat([before, sums[-1:]])
+        del sums
+        totals[1:] -= before
+        results.append(totals)
+    return results
 
 
 # -- on one device ---------------------------------------------------------------------------------
@@ -125,9 +149,9 @@ def distinct(xp: Any, x: Any, wanted: Wanted, equal_nan: bool) -> list[Any]:
     inverse and the counts.
     """
     if not (wanted[0] or wanted[1]):
-        ordered = Order().apply(xp, x)
-        order, starts = ordered, _starts(xp, ordered, equal_nan)
-        results = [ordered[starts]]
+        order = Order().apply(xp, x)
+        starts = _starts(xp, order.shape[0], lambda some: order[some], equal_nan)
+        results = [order[starts]]
     else:
         order, starts = _groups(xp, x, equal_nan)
         results = [x[order[starts]]]
@@ -143,24 +167,36 @@ def distinct(xp: Any, x: Any, wanted: Wanted, equal_nan: bool) -> list[Any]:
 def _groups(xp: Any, x: Any, equal_nan: bool) -> tuple[Any, Any]:
     """Returns the order that sorts an array of one dimension, and the positions in it at which another value begins."""
     order = _BY_VALUE.apply(xp, x)
-    return order, _starts(xp, x[order], equal_nan)
+    return order, _starts(xp, order.shape[0], lambda some: x[order[some]], equal_nan)
 
 
-def _starts(xp: Any, ordered: Any, equal_nan: bool) -> Any:
-    """Returns the positions in an array in ascending order at which another value begins."""
-    new = xp.not_equal(ordered[1:], ordered[:-1])
-    if equal_nan and xp.isdtype(ordered.dtype, ("real floating", "complex floating")):
-        new = xp.logical_and(new, xp.logical_not(xp.logical_and(xp.isnan(ordered[1:]), xp.isnan(ordered[:-1]))))
-    first = xp.ones((min(ordered.shape[0], 1),), dtype=np.dtype("bool"))
-    return xp.nonzero(xp.concat([first, new]))[0]
+def _starts(xp: Any, count: int, ordered: Callable[[slice], Any], equal_nan: bool) -> Any:
+    """Returns the positions in elements in ascending order at which another value begins.
+
+    Args:
+        xp: the namespace of the backend.
+        count: the number of elements.
+        ordered: returns the elements in a slice, which is short, so that they and the masks are small.
+        equal_nan: whether all NaN are one value.
+    """
+    found = [xp.zeros((min(count, 1),), dtype=_INT)]
+    for begin in range(1, count, PIECE):
+        part = ordered(slice(begin - 1, min(begin + PIECE, count)))
+        new = xp.not_equal(part[1:], part[:-1])
+        if equal_nan and xp.isdtype(part.dtype, ("real floating", "complex floating")):
+            new = xp.logical_and(new, xp.logical_not(xp.logical_and(xp.isnan(part[1:]), xp.isnan(part[:-1]))))
+        found.append(xp.add(xp.nonzero(new)[0], begin))
+    return xp.concat(found)
 
 
 def _ranks(xp: Any, order: Any, starts: Any) -> Any:
     """Returns for each element the number of its value, given the result of `_groups`."""
     steps = xp.zeros(order.shape, dtype=_INT)
-    steps[starts] = 1
+    steps[starts[1:]] = 1
+    ordered = xp.cumsum(steps, axis=0)
+    del steps
     ranks = xp.empty(order.shape, dtype=_INT)
-    ranks[order] = xp.subtract(xp.cumsum(steps, axis=0), 1)
+    ranks[order] = ordered
     return ranks
 
 

@@ -1,8 +1,12 @@
 """Elements that devices request of one another, along a dimension that is split: request and reply.
 
 Each device sorts its requests by the devices that hold the elements, and sends them. Those reply with the elements, in
-the same order. A request is an index of eight bytes, so that a device sends and receives ``8 + itemsize`` bytes for
-each element that it requests of another device.
+the same order. A request of `take_along` is an index of eight bytes, so that all devices together send
+
+    bytes = (8 + itemsize) (the number of elements that are requested of another device)
+
+They are sent in rounds of `ROUND` requests, so that a device holds no more of them at a time, even if all elements are
+requested of one device.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ from shardtensor.tensor.value import aval
 
 _INT = np.dtype("int64")
 
+ROUND = 1 << 20
+"""The requests that all devices together send in one round."""
+
 
 def take_along(x: Shards, indices: Shards, along: Callable[[int], MeshCommunicator], axis: int) -> Shards:
     """Returns the elements of each line of x along ``axis`` at the indices in the same line of ``indices``.
@@ -34,22 +41,86 @@ def take_along(x: Shards, indices: Shards, along: Callable[[int], MeshCommunicat
     bounds = x.value.grid.offsets[axis].tolist()
     result = aval(value.shape, x.value.dtype, value.sharding, x.value.committed)
     lines, wanted = lines_of(x, axis), lines_of(indices, axis)
-    checked = wanted.map(_checked, [bounds[-1]] * len(comm.index), shape=lambda shape: shape, dtype=_INT)
     everywhere = [bounds] * len(comm.index)
-    size = comm.size
-    owners = checked.map(_owners, everywhere, shape=lambda shape: (math.prod(shape),), dtype=_INT)
-    order = owners.map(owners_in_order, shape=lambda shape: shape, dtype=_INT)
-    sent = checked.map(_requests, owners.arrays, order.arrays, everywhere, shape=_flat, dtype=_INT)
-    ends = owners.map(ends_of_requests, order.arrays, [size] * len(comm.index), shape=lambda _: (size + 1,), dtype=_INT)
-    found = ends.to_host([offsets(math.prod(a.shape), (size,)) for a in checked.arrays])
-    received = comm.ragged_all_to_all(sent, found, 0, 0)
-    replies = received.map(_replies, lines.arrays, shape=lambda shape: shape, dtype=result.dtype)
-    arrived = comm.ragged_all_to_all(replies, comm.transposed(found), 0, 0)
+
+    def found_of(some: slice) -> Shards:
+        def of_piece(shape: Shape) -> Shape:
+            return piece_of(shape, some)
+
+        given = [some] * len(everywhere)
+        checked = wanted.map(_checked, given, everywhere, shape=of_piece, dtype=_INT)
+        owned = checked.map(_owners, everywhere, shape=_same, dtype=_INT)
+        lengths = [a.shape[1] for a in wanted.arrays]
+        sent = checked.map(_positions, owned.arrays, given, lengths, everywhere, shape=_same, dtype=_INT)
+        return replies_to(sent, owned, comm, _replies, [lines.arrays], (_INT, result.dtype))
+
+    made = in_rounds(wanted, comm.size, found_of, result.dtype)
     shapes = [value.grid.shape(k) for k in range(len(comm.index))]
-    made = arrived.map(
-        _in_place, order.arrays, shapes, [axis] * len(shapes), shape=lambda shape: shape, dtype=result.dtype
-    )
-    return made.assembled(result)
+    return made.map(_in_shape, shapes, [axis] * len(shapes), shape=_same, dtype=result.dtype).assembled(result)
+
+
+def in_rounds(x: Shards, size: int, found_of: Callable[[slice], Shards], dtype: Any) -> Shards:
+    """Returns for each element of flattened arrays what is found of it, some of them at a time.
+
+    Args:
+        x: the arrays, one for each device.
+        size: the number of devices that exchange requests.
+        found_of: returns what is found of the elements in a slice of the flattened arrays.
+        dtype: its dtype.
+    """
+
+    def empty(xp: Any, array: Any) -> Any:
+        return xp.empty((math.prod(array.shape),), dtype=dtype)
+
+    made = x.map(empty, shape=lambda shape: (math.prod(shape),), dtype=dtype)
+    step = max(ROUND // size, 1)
+    for begin in range(0, max([math.prod(a.shape) for a in x.arrays]), step):
+        some = slice(begin, begin + step)
+        made = made.map(_written, [some] * len(x.arrays), found_of(some).arrays, shape=_same, dtype=dtype)
+    return made
+
+
+def replies_to(
+    wanted: Shards,
+    owned: Shards,
+    comm: MeshCommunicator,
+    reply: Callable[..., Any],
+    columns: Sequence[Sequence[Any]],
+    dtypes: tuple[Any, Any],
+) -> Shards:
+    """Returns what ``reply(xp, requests, *items)`` returns of each request, in the order of the requests.
+
+    Args:
+        wanted: the requests of each device, in one dimension.
+        owned: the positions of the devices that reply to them.
+        comm: the communicator.
+        reply: the function, which runs on the device that receives the requests.
+        columns: its further arguments, with an item for each device.
+        dtypes: the dtypes of the requests and of the replies.
+    """
+    size, (kind, dtype) = comm.size, dtypes
+    order = owned.map(_owners_in_order, shape=_same, dtype=_INT)
+    sent = wanted.map(lambda xp, a, at: a[at], order.arrays, shape=_same, dtype=kind)
+    ends = owned.map(_ends, order.arrays, [size] * len(comm.index), shape=lambda _: (size + 1,), dtype=_INT)
+    found = ends.to_host([offsets(math.prod(a.shape), (size,)) for a in wanted.arrays])
+    received = comm.ragged_all_to_all(sent, found, 0, 0)
+    replies = received.map(reply, *columns, shape=_same, dtype=dtype)
+    arrived = comm.ragged_all_to_all(replies, comm.transposed(found), 0, 0)
+    return arrived.map(_in_order_of, order.arrays, shape=_same, dtype=dtype)
+
+
+def piece_of(shape: Shape, some: slice) -> Shape:
+    """Returns the shape of a slice of a flattened array."""
+    return (len(range(math.prod(shape))[some]),)
+
+
+def _same(shape: Shape) -> Shape:
+    return shape
+
+
+def _written(xp: Any, out: Any, some: slice, found: Any) -> Any:
+    out[some] = found
+    return out
 
 
 def _replies(xp: Any, positions: Any, lines: Any) -> Any:
@@ -57,12 +128,9 @@ def _replies(xp: Any, positions: Any, lines: Any) -> Any:
     return xp.reshape(lines, (-1,))[positions] if positions.shape[0] else xp.zeros((0,), dtype=lines.dtype)
 
 
-def _flat(shape: Shape) -> Shape:
-    return (math.prod(shape),)
-
-
-def _checked(xp: Any, indices: Any, size: int) -> Any:
-    """Returns indices from 0 on."""
+def _checked(xp: Any, indices: Any, some: slice, bounds: Sequence[int]) -> Any:
+    """Returns a slice of flattened indices, counted from 0 on."""
+    indices, size = xp.reshape(indices, (-1,))[some], bounds[-1]
     if bool(xp.any(xp.logical_or(xp.less(indices, -size), xp.greater_equal(indices, size)))):
         raise IndexingError(f"an index is out of bounds for a dimension of size {size}")
     indices = xp.asarray(indices, dtype=_INT)
@@ -71,36 +139,44 @@ def _checked(xp: Any, indices: Any, size: int) -> Any:
 
 def _owners(xp: Any, indices: Any, bounds: Sequence[int]) -> Any:
     """Returns the part that each index is in."""
-    starts = xp.asarray(bounds[1:-1], dtype=_INT)
-    return xp.searchsorted(starts, xp.reshape(indices, (-1,)), side="right")
+    return xp.searchsorted(xp.asarray(bounds[1:-1], dtype=_INT), indices, side="right")
 
 
-def owners_in_order(xp: Any, owners: Any) -> Any:
+def _positions(xp: Any, indices: Any, owners: Any, some: slice, length: int, bounds: Sequence[int]) -> Any:
+    """Returns the positions of elements in the flattened lines of the devices that hold them.
+
+    Args:
+        xp: the namespace of the backend.
+        indices: a slice of the flattened indices.
+        owners: the parts that they are in.
+        some: the slice.
+        length: the number of indices in each line.
+        bounds: the bounds of the parts.
+    """
+    sizes, starts = np.diff(bounds), bounds[:-1]
+    width, start = [xp.asarray(values, dtype=_INT)[owners] for values in (sizes.tolist(), starts)]
+    numbers = xp.arange(some.start, some.start + owners.shape[0], dtype=_INT)
+    line = xp.floor_divide(numbers, max(length, 1))
+    return xp.add(xp.multiply(line, width), xp.subtract(indices, start))
+
+
+def _owners_in_order(xp: Any, owners: Any) -> Any:
     """Returns the order of requests by the devices that hold what is requested."""
     return xp.asarray(xp.argsort(owners, stable=True), dtype=_INT)
 
 
-def _requests(xp: Any, indices: Any, owners: Any, order: Any, bounds: Sequence[int]) -> Any:
-    """Returns the positions of the elements in the flattened lines of the devices that hold them, in order of these."""
-    sizes, starts = np.diff(bounds), bounds[:-1]
-    width, start = [xp.asarray(values, dtype=_INT)[owners] for values in (sizes.tolist(), starts)]
-    line = xp.floor_divide(xp.arange(owners.shape[0], dtype=_INT), max(indices.shape[1], 1))
-    within = xp.subtract(xp.reshape(indices, (-1,)), start)
-    return xp.add(xp.multiply(line, width), within)[order]
-
-
-def ends_of_requests(xp: Any, owners: Any, order: Any, count: int) -> Any:
+def _ends(xp: Any, owners: Any, order: Any, count: int) -> Any:
     """Returns where the requests to each device begin, with the end of the last ones."""
     return xp.searchsorted(owners[order], xp.arange(count + 1, dtype=_INT), side="left")
 
 
-def _in_place(xp: Any, elements: Any, order: Any, shape: Shape, axis: int) -> Any:
-    """Returns the elements in the order of the requests, as an array."""
+def _in_shape(xp: Any, elements: Any, shape: Shape, axis: int) -> Any:
+    """Returns the elements of lines as an array of that shape."""
     lines = math.prod(shape[:axis] + shape[axis + 1 :])
-    return lines_into(xp, xp.reshape(in_order_of(xp, elements, order), (lines, shape[axis])), shape, axis)
+    return lines_into(xp, xp.reshape(elements, (lines, shape[axis])), shape, axis)
 
 
-def in_order_of(xp: Any, elements: Any, order: Any) -> Any:
+def _in_order_of(xp: Any, elements: Any, order: Any) -> Any:
     """Returns the replies, which are in order of the devices that made them, in the order of the requests."""
     flat = xp.empty(elements.shape, dtype=elements.dtype)
     flat[order] = elements

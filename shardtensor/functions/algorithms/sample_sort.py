@@ -145,15 +145,16 @@ def _sorted_line(comm: MeshCommunicator, line: Shards, bounds: Sequence[int], or
         runs = line.map(ascending.apply, shape=lambda shape: shape, dtype=known)
     sizes = np.diff(bounds).tolist()
     ends = ends_of(cuts(comm, runs, sizes, [bounds[:-1]] * len(comm.index)), comm, sizes)
-    merged = comm.ragged_all_to_all(runs, ends, 0, 0)
+    # Arrays that are not needed any more are dropped, so that a device holds at most three times its share.
+    runs = comm.ragged_all_to_all(runs, ends, 0, 0)
     if positions is None:
-        merged = merged.map(ascending.apply, shape=lambda shape: shape, dtype=dtype)
+        merged = runs.map(ascending.apply, shape=lambda shape: shape, dtype=dtype)
     else:
-        sent = comm.ragged_all_to_all(positions, ends, 0, 0)
-        by_value = ascending._replace(indices=True)
-        merged = merged.map(
-            lambda xp, a, at: at[by_value.apply(xp, a)], sent.arrays, shape=lambda shape: shape, dtype=dtype
-        )
+        places = runs.map(ascending._replace(indices=True).apply, shape=lambda shape: shape, dtype=_INT)
+        del runs
+        merged = comm.ragged_all_to_all(positions, ends, 0, 0)
+        del positions
+        merged = merged.map(lambda xp, a, at: a[at], places.arrays, shape=lambda shape: shape, dtype=dtype)
     return merged.map(_flipped, shape=lambda shape: shape, dtype=dtype) if order.descending else merged
 
 

@@ -3,29 +3,24 @@
 The devices exchange the last element of their parts of the ordered elements, which determine the part in which an
 element is found. Each device sends its elements to the devices that hold these parts, and those reply. Besides P * (P -
 1) elements, a device sends and receives ``itemsize + n`` bytes for each element that is found on another device, where
-replies have n bytes. They are sent in rounds of `ROUND` elements, so that a device holds no more of them at a time,
-even if all are found in its part.
+replies have n bytes. They are sent in rounds, see `shardtensor.functions.algorithms.requests`.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from shardtensor.functions.algorithms.requests import ends_of_requests, in_order_of, owners_in_order
+from shardtensor.functions.algorithms.requests import in_rounds, piece_of, replies_to
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
-from shardtensor.sharding.layout import NamedSharding, Shape, offsets
+from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.value import Aval, aval
 
 _INT = np.dtype("int64")
-
-ROUND = 1 << 20
-"""The elements that all devices together send in one round."""
 
 Reply = Callable[[Any, Any, Any, int], Any]
 """``reply(xp, part, elements, begin)`` returns what is wanted of elements, given the part of the ordered elements in
@@ -61,7 +56,7 @@ def search(
     comm, common = along(range(x.value.ndim)), np.result_type(x.value.dtype, ordered.value.dtype)
     bounds, value = ordered.value.grid.offsets[0].tolist(), x.value
     result = aval(value.shape, np.dtype(dtype), value.sharding, value.committed)
-    devices, size, filled = range(len(comm.index)), comm.size, sum(a < b for a, b in itertools.pairwise(bounds))
+    filled = sum(a < b for a, b in itertools.pairwise(bounds))
     parts = ordered.map(lambda xp, a: xp.asarray(a, dtype=common), shape=lambda shape: shape, dtype=common)
     lasts = comm.all_gather(parts.map(_last, shape=lambda _: (1,), dtype=common), 0)
     begins = [bounds[k] for k in comm.index]
@@ -75,42 +70,19 @@ def search(
     def answer(xp: Any, elements: Any, part: Any, begin: int) -> Any:
         return xp.asarray(reply(xp, part, elements, begin), dtype=result.dtype)
 
-    def found_of(wanted: Shards) -> Shards:
-        owned = wanted.map(owners, lasts, shape=lambda shape: shape, dtype=_INT)
-        order = owned.map(owners_in_order, shape=lambda shape: shape, dtype=_INT)
-        sent = wanted.map(lambda xp, a, at: a[at], order.arrays, shape=lambda shape: shape, dtype=common)
-        ends = owned.map(ends_of_requests, order.arrays, [size] * len(devices), shape=lambda _: (size + 1,), dtype=_INT)
-        found = ends.to_host([offsets(math.prod(a.shape), (size,)) for a in wanted.arrays])
-        received = comm.ragged_all_to_all(sent, found, 0, 0)
-        replies = received.map(answer, parts.arrays, begins, shape=lambda shape: shape, dtype=result.dtype)
-        arrived = comm.ragged_all_to_all(replies, comm.transposed(found), 0, 0)
-        return arrived.map(in_order_of, order.arrays, shape=lambda shape: shape, dtype=result.dtype)
-
-    step = max(ROUND // size, 1)
-    made = x.map(_flat_like, [result.dtype] * len(devices), shape=lambda shape: (math.prod(shape),), dtype=result.dtype)
-    for begin in range(0, max([math.prod(a.shape) for a in x.arrays]), step):
-        some = slice(begin, begin + step)
-
-        def piece(xp: Any, a: Any, some: slice = some) -> Any:
+    def found_of(some: slice) -> Shards:
+        def piece(xp: Any, a: Any) -> Any:
             return xp.asarray(xp.reshape(a, (-1,))[some], dtype=common)
 
-        def cut(shape: Shape, some: slice = some) -> Shape:
-            return (len(range(math.prod(shape))[some]),)
+        wanted = x.map(piece, shape=lambda shape: piece_of(shape, some), dtype=common)
+        owned = wanted.map(owners, lasts, shape=lambda shape: shape, dtype=_INT)
+        return replies_to(wanted, owned, comm, answer, [parts.arrays, begins], (common, result.dtype))
 
-        def write(xp: Any, out: Any, elements: Any, some: slice = some) -> Any:
-            out[some] = elements
-            return out
-
-        found = found_of(x.map(piece, shape=cut, dtype=common))
-        made = made.map(write, found.arrays, shape=lambda shape: shape, dtype=result.dtype)
-    shapes = [value.grid.shape(k) for k in devices]
+    made = in_rounds(x, comm.size, found_of, result.dtype)
+    shapes = [value.grid.shape(k) for k in range(len(comm.index))]
     return made.map(
         lambda xp, a, shape: xp.reshape(a, shape), shapes, shape=lambda shape: shape, dtype=result.dtype
     ).assembled(result)  # fmt: skip
-
-
-def _flat_like(xp: Any, array: Any, dtype: Any) -> Any:
-    return xp.empty((math.prod(array.shape),), dtype=dtype)
 
 
 def _last(xp: Any, part: Any) -> Any:

@@ -16,10 +16,8 @@ of complex numbers, plus the boundaries of parts where n1 or n2 is not a multipl
 3 n itemsize (1 - 1/P) if both are.
 
 * Real numbers of an even count are transformed as half as many complex ones, whose spectrum determines theirs.
-* A size n without two factors that are at least P is transformed by a convolution with a chirp: three transforms of at
-  least 2 n - 1 elements (L. I. Bluestein, A linear filtering approach to the computation of the discrete Fourier
-  transform, 1968). A device then holds up to twelve times its share of the operand and the result; otherwise, no more
-  than three times.
+* A size n without two factors that are at least P is transformed by a convolution with a chirp; see
+  `shardtensor.functions.algorithms.chirp_fft`.
 
 Everything is composed of operators: nothing here knows of memories, simulations or inference.
 """
@@ -34,16 +32,16 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import call, implements, operator
-from shardtensor.functions.creation import zeros
+from shardtensor.functions.algorithms.chirp_fft import by_convolution, complex_like, resized
+from shardtensor.functions.algorithms.roots_of_unity import THREADED, along_lines, powers, roots
 from shardtensor.functions.data_types import astype
-from shardtensor.functions.elementwise import conj, multiply, real
+from shardtensor.functions.elementwise import conj, multiply, real, subtract
 from shardtensor.functions.joining import concat
 from shardtensor.functions.manipulation import flip, moveaxis, reshape
-from shardtensor.host import fourier, memory_pool
+from shardtensor.host import fourier
 from shardtensor.host.threads import each
-from shardtensor.sharding.layout import NamedSharding, Shape
+from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.sharding.spec import P
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _GATHERED = 1 << 14
@@ -84,20 +82,18 @@ def transform(name: str, x: ShardedTensor, n: int, axis: int, norm: str | None, 
     inverse = name.startswith("i")
     scale = {"ortho": 1 / math.sqrt(n), "forward" if not inverse else "backward": 1 / n}.get(norm or "backward", 1.0)
     number = np.result_type(dtype, np.complex64).type(0)
-    kind = (number.real if name in ("rfft", "ihfft") else number).dtype
+    is_real = name in ("rfft", "ihfft") or (name in ("irfft", "hfft") and x.dtype.kind != "c")
+    kind = (number.real if is_real else number).dtype
     size = n if name not in ("irfft", "hfft") else n // 2 + 1
     # No name refers to the lines, so that their memory is free as soon as the next step has read them.
-    result = _BY_NAME[name](astype(_resized(moveaxis(x, axis, -1), size), kind), n, scale)
-    return moveaxis(astype(result, dtype), -1, axis)
+    function, flag = _BY_NAME[name]
+    result = function(_as(resized(moveaxis(x, axis, -1), size), kind), n, scale, flag)
+    return moveaxis(_as(result, dtype), -1, axis)
 
 
-def _resized(x: ShardedTensor, size: int) -> ShardedTensor:
-    """Returns lines cut, or padded with zeros, to the given size."""
-    lacking = size - x.shape[-1]
-    if lacking <= 0:
-        return x if not lacking else x[..., :size]
-    device = x.sharding if x.committed else None
-    return concat([x, zeros((*x.shape[:-1], lacking), dtype=x.dtype, device=device)], axis=-1)
+def _as(x: ShardedTensor, dtype: np.dtype[Any]) -> ShardedTensor:
+    """Returns a tensor of the dtype, without a copy if it has that already."""
+    return x if x.dtype == dtype else astype(x, dtype)
 
 
 # -- complex lines ---------------------------------------------------------------------------------
@@ -108,7 +104,7 @@ def _complex(x: ShardedTensor, scale: float, inverse: bool) -> ShardedTensor:
     n = x.shape[-1]
     rows = _factor(n)
     if rows < _parts(x):
-        return _by_convolution(x, scale, inverse)
+        return by_convolution(_complex, x, n, n, scale, inverse)
     y = fft_columns(reshape(x, (*x.shape[:-1], rows, n // rows)), scale=scale, inverse=inverse)
     y = call("ifft" if inverse else "fft", y, axis=-1, norm="forward" if inverse else "backward")
     return reshape(fft_transposed(y), x.shape)
@@ -148,7 +144,7 @@ def _fft_columns(xp: Any, context: ShardContext, x: Any, *, scale: float, invers
         part = y[..., k * low.shape[0] : (k + 1) * low.shape[0], :]
         part *= (low * high[k])[: part.shape[-2]]
 
-    each(work, high.shape[0], threads=None if xp is np and y.nbytes > _THREADED else 1)
+    each(work, high.shape[0], threads=None if xp is np and y.nbytes > THREADED else 1)
     return y
 
 
@@ -159,23 +155,7 @@ def _twiddle_factors(rows: int, context: ShardContext, scale: float, inverse: bo
     n, step = rows * context.shape[-1], math.isqrt(rows - 1) + 1
     columns = np.arange(*context.box[-1], dtype=np.int64)
     high, low = [np.arange(*part, dtype=np.int64)[:, None] * columns for part in ((0, rows, step), (step,))]
-    return _roots(high, n, inverse, context.dtype, scale), _roots(low, n, inverse, context.dtype)
-
-
-def _roots(exponents: Any, n: int, inverse: bool, dtype: np.dtype[Any], scale: float = 1.0) -> Any:
-    """Returns powers of exp(-2 pi i / n), or of its inverse, times ``scale``.
-
-    The exponents are reduced as integers, so that angles are at most pi and the result is accurate to the last digits.
-    """
-    wide = np.result_type(dtype.type(0).real, np.float64).type
-    angles = ((exponents + n // 2) % n - n // 2) * (wide(2 if inverse else -2) * wide(np.pi) / wide(n))
-    result = np.empty(angles.shape, dtype)
-    result.real, result.imag = np.cos(angles) * scale, np.sin(angles) * scale
-    return result
-
-
-_THREADED = 1 << 18
-"""Bytes from which an elementwise loop of the host is divided over threads."""
+    return roots(high, n, inverse, context.dtype, scale), roots(low, n, inverse, context.dtype)
 
 
 @operator("... a! b -> ... b a", error_name="fft")
@@ -196,9 +176,11 @@ def _fft_transposed(xp: Any, context: ShardContext, x: Any) -> Any:
 # -- real lines ------------------------------------------------------------------------------------
 
 
-def _real(x: ShardedTensor, n: int, scale: float, inverse: bool = False) -> ShardedTensor:
+def _real(x: ShardedTensor, n: int, scale: float, inverse: bool) -> ShardedTensor:
     """Returns the first half of the spectrum of real lines; its conjugate if ``inverse``."""
     if n % 2:
+        if _factor(n) < _parts(x):
+            return by_convolution(_complex, x, n, n // 2 + 1, scale, inverse)
         x = astype(x, np.result_type(x.dtype, np.complex64))
         return _complex(x, scale, inverse)[..., : n // 2 + 1]
     spectrum = _complex(fft_packed(reshape(x, (*x.shape[:-1], n // 2, 2))), scale, False)
@@ -207,18 +189,22 @@ def _real(x: ShardedTensor, n: int, scale: float, inverse: bool = False) -> Shar
     return conj(half) if inverse else half
 
 
-def _hermitian(x: ShardedTensor, n: int, scale: float, inverse: bool = True) -> ShardedTensor:
+def _hermitian(x: ShardedTensor, n: int, scale: float, inverse: bool) -> ShardedTensor:
     """Returns the real lines whose spectrum has the given first half; unless ``inverse``, the real spectrum of lines
     with Hermitian symmetry, of which the first half is given.
     """
     if n % 2:
-        rest = x[..., 1:]
-        return real(_complex(concat([x, conj(flip(rest, axis=-1))], axis=-1), scale, inverse))
-    packed = fft_to_real(x[..., :-1], flip(x[..., 1:], axis=-1), inverse=inverse)
-    return reshape(fft_unpacked(_complex(packed, scale, inverse)), (*x.shape[:-1], n))
+        if _factor(n) < _parts(x):
+            # The elements that are not given are the conjugates of those that are, except for the first one.
+            half = by_convolution(_complex, x, n, n, 2 * scale, inverse, only_real=True)
+            return subtract(half, multiply(real(x[..., :1]), scale))
+        x = concat([x, conj(flip(x[..., 1:], axis=-1))], axis=-1)
+        return real(_complex(_as(x, np.result_type(x.dtype, np.complex64)), scale, inverse))
+    x = fft_to_real(x[..., :-1], flip(x[..., 1:], axis=-1), inverse=inverse)
+    return reshape(fft_unpacked(_complex(x, scale, inverse)), (*x.shape[:-1], n))
 
 
-@operator("... k p! -> ... k", error_name="rfft", dtype=lambda x: np.empty((), np.result_type(x.dtype, np.complex64)))
+@operator("... k p! -> ... k", error_name="rfft", dtype=complex_like)
 def fft_packed(x: ArrayLike, /) -> ShardedTensor:
     """Returns pairs of real numbers as complex numbers.
 
@@ -276,10 +262,10 @@ def _fft_of_real(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
             xp.add(xp.add(z, mirrored), xp.multiply(xp.multiply(roots, -1j), xp.subtract(z, mirrored))), 0.5
         )
 
-    return _along_lines(xp, context, combined, functools.partial(_powers, n, False), x1, x2)
+    return along_lines(xp, context, combined, functools.partial(powers, n=n, inverse=False), x1, x2)
 
 
-@operator("... k, ... k -> ... k", error_name="irfft")
+@operator("... k, ... k -> ... k", error_name="irfft", dtype=complex_like)
 def fft_to_real(x1: ArrayLike, x2: ArrayLike, /, *, inverse: bool) -> ShardedTensor:
     """Returns the spectrum of the pairs of real lines, given the elements k of the first half of theirs, and the
     elements n / 2 - k. The first of each are real. The spectrum is that of the inverse transform unless ``inverse``.
@@ -295,118 +281,25 @@ def _fft_to_real(xp: Any, context: ShardContext, x1: Any, x2: Any, *, inverse: b
     n = 2 * context.shape[-1]
 
     def combined(xp: Any, begin: int, roots: Any, z: Any, mirrored: Any) -> Any:
+        z, mirrored = xp.asarray(z, dtype=context.dtype), xp.asarray(mirrored, dtype=context.dtype)
         if not begin:
             first = xp.arange(z.shape[-1]) == 0
             z, mirrored = [xp.where(first, xp.asarray(xp.real(a), dtype=a.dtype), a) for a in (z, mirrored)]
         mirrored = xp.conj(mirrored)
         return xp.add(xp.add(z, mirrored), xp.multiply(xp.multiply(roots, 1j), xp.subtract(z, mirrored)))
 
-    return _along_lines(xp, context, combined, functools.partial(_powers, n, inverse), x1, x2)
+    return along_lines(xp, context, combined, functools.partial(powers, n=n, inverse=inverse), x1, x2)
 
 
-def _powers(n: int, inverse: bool, dtype: np.dtype[Any], begin: int, end: int) -> Any:
-    """Returns consecutive powers of exp(-2 pi i / n), or of its inverse."""
-    step = math.isqrt(max(end - begin - 1, 0)) + 1
-    high = _roots(np.arange(begin, end, step), n, inverse, dtype)
-    low = _roots(np.arange(step), n, inverse, dtype)
-    return (high[:, None] * low).reshape(-1)[: end - begin]
+def _of_complex(x: ShardedTensor, n: int, scale: float, inverse: bool) -> ShardedTensor:
+    return _complex(x, scale, inverse)
 
 
-def _along_lines(
-    xp: Any, context: ShardContext, function: Callable[..., Any], factors: Callable[..., Any], *arrays: Any
-) -> Any:
-    """Returns ``function(xp, begin, factors, *parts)`` of parts of lines, whose first element is number ``begin`` of
-    the whole line, and of the factors of their elements. Parts are short, so that what is computed from them is small.
-    """
-    begin, end = context.box[-1]
-    if xp is np:
-        out = memory_pool.empty(context.local_shape, context.dtype)
-        step = max(1, _THREADED * (end - begin) // max(out.nbytes, 1))
-    else:
-        out, step = xp.empty(context.local_shape, dtype=context.dtype), -(-(end - begin) // _PARTS) or 1
-
-    def work(k: int) -> None:
-        part = slice(k * step, min((k + 1) * step, end - begin))
-        here = xp.asarray(factors(context.dtype, begin + part.start, begin + part.stop))
-        out[..., part] = function(xp, begin + part.start, here, *[a[..., part] for a in arrays])
-
-    each(work, -(-(end - begin) // step), threads=None if xp is np else 1)
-    return out
-
-
-_PARTS = 16
-"""The number of parts of a line that a device other than the host computes one after the other."""
-
-
-# -- sizes without factors -------------------------------------------------------------------------
-
-
-def _by_convolution(x: ShardedTensor, scale: float, inverse: bool) -> ShardedTensor:
-    """Returns the transform of complex lines of any size, times ``scale``, by Bluestein's algorithm."""
-    n, parts, sharding = x.shape[-1], _parts(x), x.sharding
-    size = _convolution_size(n, parts)
-    line = NamedSharding(sharding.mesh, P(sharding.spec.chains_of(x.ndim)[-1]), memory_kind=sharding.memory_kind)
-    kernel = _complex(chirp_filter(n, size=size, inverse=inverse, dtype=x.dtype, device=line), 1 / size, False)
-    spectrum = _complex(_resized(fft_chirped(x, scale=1.0, inverse=inverse), size), 1.0, False)
-    return fft_chirped(_complex(multiply(spectrum, kernel), 1.0, True)[..., :n], scale=scale, inverse=inverse)
-
-
-def _convolution_size(n: int, parts: int) -> int:
-    """Returns a size from 2 n - 1 on with two factors from ``parts`` on, of which one is a power of two."""
-    power = 1 << max(math.isqrt(2 * n), parts - 1).bit_length()
-    other = max(parts, -(-(2 * n - 1) // power))
-    return power * other
-
-
-def _chirp(n: int, inverse: bool, dtype: np.dtype[Any], numbers: Any, scale: float = 1.0) -> Any:
-    """Returns exp(-pi i k² / n), or its inverse, for each number k."""
-    return _roots(numbers * numbers % (2 * n), 2 * n, inverse, dtype, scale)
-
-
-@operator("... k -> ... k", error_name="fft")
-def fft_chirped(x: ArrayLike, /, *, scale: float, inverse: bool) -> ShardedTensor:
-    """Multiplies the elements k of lines of n by ``scale`` exp(-pi i k² / n); by the conjugate if ``inverse``.
-
-    >>> from shardtensor.functions.algorithms.transpose_fft import fft_chirped
-    >>> fft_chirped(st.asarray([1 + 0j]), scale=2.0, inverse=False).tolist()
-    [(2+0j)]
-    """
-
-
-@implements(fft_chirped, "kernel")
-def _fft_chirped(xp: Any, context: ShardContext, x: Any, *, scale: float, inverse: bool) -> Any:
-    def factors(dtype: np.dtype[Any], begin: int, end: int) -> Any:
-        return _chirp(context.shape[-1], inverse, dtype, np.arange(begin, end, dtype=np.int64), scale)
-
-    return _along_lines(xp, context, lambda xp, begin, factors, x: xp.multiply(x, factors), factors, x)
-
-
-def _filter_rule(kinds: Any, *, n: int, size: int, inverse: bool, dtype: Any) -> tuple[Shape, np.dtype[Any]]:
-    return (size,), np.dtype(dtype)
-
-
-@operator(_filter_rule, operands=(), error_name="fft")
-def chirp_filter(n: int, /, *, size: int, inverse: bool, dtype: Any, device: Any = None) -> ShardedTensor:
-    """Returns the factors conjugate to those of `fft_chirped` at k and, counted from the end, at -k, for k less than n.
-
-    >>> from shardtensor.functions.algorithms.transpose_fft import chirp_filter
-    >>> chirp_filter(1, size=2, inverse=False, dtype="complex128").tolist()
-    [(1+0j), 0j]
-    """
-
-
-@implements(chirp_filter, "kernel")
-def _chirp_filter(xp: Any, context: ShardContext, *, n: int, size: int, inverse: bool, dtype: Any) -> Any:
-    numbers = np.arange(*context.box[0], dtype=np.int64)
-    numbers = np.minimum(numbers, size - numbers)
-    return xp.asarray(np.where(numbers < n, _chirp(n, not inverse, context.dtype, numbers), 0))
-
-
-_BY_NAME: dict[str, Callable[[ShardedTensor, int, float], ShardedTensor]] = {
-    "fft": lambda x, n, scale: _complex(x, scale, False),
-    "ifft": lambda x, n, scale: _complex(x, scale, True),
-    "rfft": _real,
-    "ihfft": functools.partial(_real, inverse=True),
-    "irfft": _hermitian,
-    "hfft": functools.partial(_hermitian, inverse=False),
+_BY_NAME: dict[str, tuple[Callable[[ShardedTensor, int, float, bool], ShardedTensor], bool]] = {
+    "fft": (_of_complex, False),
+    "ifft": (_of_complex, True),
+    "rfft": (_real, False),
+    "ihfft": (_real, True),
+    "irfft": (_hermitian, True),
+    "hfft": (_hermitian, False),
 }
