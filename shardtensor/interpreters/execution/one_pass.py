@@ -73,7 +73,7 @@ def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str,
         whole = buffers[0] if len(buffers) == 1 else whole_array(operands[0], name)
         if whole.strides != strides:
             return general(operands)  # type: ignore[no-any-return]
-        return tensor(value, Storage((whole_of(result(whole), value),)))
+        return tensor(value, Storage((whole_of(result(whole), value),), ([],)))  # NumPy's ufuncs return new arrays.
 
     return run_plan
 
@@ -238,7 +238,7 @@ def _products(strategies: Strategies, tree: Tree) -> Run | None:
         factors = zip(columns.of(left), rows.of(right), strict=True)
         sums = [np.matmul(x, y) for x, y in factors]
         total = together(sums[0] if len(sums) == 1 else np.concatenate(sums))
-        return tensor(value, Storage((whole_of(total.reshape(shape), value),)))
+        return tensor(value, Storage((whole_of(total.reshape(shape), value),), ([],)))
 
     return run_plan
 
