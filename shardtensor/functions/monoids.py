@@ -125,7 +125,7 @@ def sum_of_squares(x: Any, axes: tuple[int, ...]) -> Any:
     """
     axes = reduced_axes(axes, x.ndim)
     sums = _short_sums(x, axes, True)
-    return np.sum(np.multiply(x, x), axis=axes, keepdims=True) if sums is None else sums
+    return np.add.reduce(np.multiply(x, x), axis=axes, keepdims=True) if sums is None else sums
 
 
 def _squared(xp: Any, x: Any) -> Any:
