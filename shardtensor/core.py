@@ -235,9 +235,16 @@ def _lookup_placed(name: str) -> Op | None:
 
 
 class Interpreter(abc.ABC):
-    """Defines what calls of operators mean. Interpreters form a stack, of which the innermost one gets every call."""
+    """Defines what calls of operators mean. Interpreters form a stack, of which the innermost one gets every call.
+
+    Attributes:
+        only_infers: whether no result ever gets elements, neither now nor when a program runs later, so that a function
+            may take any numbers for elements that determine no shape, dtype or sharding.
+    """
 
     __slots__ = ()
+
+    only_infers = False
 
     @abc.abstractmethod
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -368,7 +375,7 @@ def recorded(*args: Any, **kwargs: Any) -> Any:
     return NotImplemented
 
 
-def composition(host: Function | None = None) -> Callable[[Body], Body]:
+def composition(host: Function | None = None, error_name: str = "") -> Callable[[Body], Body]:
     """Declares that the decorated function is composed of operators, and what computes it on whole host arrays.
 
     Eager mode may compute small results by one call of ``host``, since the calls of all operators would take much
@@ -377,10 +384,12 @@ def composition(host: Function | None = None) -> Callable[[Body], Body]:
     Args:
         host: takes the arguments of the function, with NumPy arrays in place of tensors, and returns arrays of the same
             bits as the composition, or NotImplemented; by default NumPy's function of the same name; or `recorded`.
+        error_name: the name that errors begin with; by default that of the function.
     """
 
     def declare(function: Body) -> Body:
         whole = host or getattr(np, function.__name__)
+        name = error_name or function.__name__
 
         @functools.wraps(function)
         def dispatch(*args: Any, **kwargs: Any) -> Any:
@@ -389,7 +398,7 @@ def composition(host: Function | None = None) -> Callable[[Body], Body]:
                     return function(*args, **kwargs)
                 return _outermost.__self__.compose(function, whole, args, kwargs)  # type: ignore[attr-defined]
             except ShardTensorError as error:
-                _raise_named(function.__name__, error)
+                _raise_named(name, error)
 
         return cast("Body", dispatch)
 
@@ -397,8 +406,8 @@ def composition(host: Function | None = None) -> Callable[[Body], Body]:
 
 
 def named(function: Body) -> Body:
-    """Declares that errors of the decorated function, which calls operators, begin with its name or that of one of
-    them, as those of operators and of a `composition` do.
+    """Declares that errors of the decorated function begin with its name in place of those of the operators that it
+    calls, as errors of a `composition` do. It is not meant for functions that call functions of the user.
     """
 
     @functools.wraps(function)
@@ -412,13 +421,17 @@ def named(function: Body) -> Body:
 
 
 def _raise_named(name: str, error: ShardTensorError) -> NoReturn:
-    """Raises the error, with the name in front of the message unless that begins with the name of a function, or
-    the name is private.
+    """Raises the error with the name in front of the message, in place of that of an operator. A private name is not
+    added, nor is any to a message that begins with the name of another function.
     """
+    text = str(error)
+    inner, _, rest = text.partition(":")
     try:
-        if name.startswith("_") or all(part.isidentifier() for part in str(error).partition(":")[0].split(".")):
+        if not name.startswith("_") and inner != name and inner in OPS:
+            text = rest.strip()
+        elif name.startswith("_") or all(part.isidentifier() for part in inner.split(".")):
             raise error
-        raise type(error)(f"{name}: {error}") from None
+        raise type(error)(f"{name}: {text}") from None
     finally:
         del error  # The reference cycle of the error and this frame would keep the operands alive.
 

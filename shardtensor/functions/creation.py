@@ -290,11 +290,19 @@ def _arange(xp: Any, context: ShardContext, *, start: Any, stop: Any, step: Any,
     exact = context.dtype.kind in "iu" and isinstance(first, int) and isinstance(by, int)
     if exact and low >= -(2**63) and high < 2**63:  # The libraries' own ``arange`` computes in int64.
         return xp.asarray(xp.arange(first + begin * by, first + end * by, by), dtype=context.dtype)
-    # NumPy's formula, start + i * (second - first) in the result's dtype, gives every element NumPy's bits.
-    origin = np.asarray(first, context.dtype)
-    delta = np.asarray(first + by, context.dtype) - origin
-    steps = xp.asarray(xp.arange(begin, end), dtype=context.dtype)
-    return xp.add(xp.multiply(steps, delta.item()), origin.item())
+    # NumPy's formula, start + i * (second - first), gives every element NumPy's bits: float16 is computed in float32.
+    computed = np.dtype("f4") if context.dtype == "f2" else context.dtype
+    with np.errstate(all="ignore"):
+        given = [np.asarray(value, context.dtype) for value in (first, first + by)]
+        origin, second = [value.astype(computed) for value in given]
+        delta = second - origin
+        formula = [(origin + k * delta).astype(context.dtype) for k in (0, 1)]
+    steps = xp.asarray(xp.arange(begin, end), dtype=computed)
+    made = xp.asarray(xp.add(xp.multiply(steps, delta.item()), origin.item()), dtype=context.dtype)
+    for place, value in enumerate(given):  # NumPy does not compute the first two elements.
+        if begin <= place < end and value.tobytes() != formula[place].tobytes():
+            made[place - begin : place - begin + 1] = value.item()
+    return made
 
 
 def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> _ShapeAndDtype:

@@ -173,7 +173,7 @@ def geomspace(
 # -- ranges between the elements of arrays ---------------------------------------------------------
 
 
-@composition(np.linspace)
+@composition(np.linspace, error_name="linspace")
 def linspace_between(
     start: ArrayLike,
     stop: ArrayLike,
@@ -220,7 +220,7 @@ def linspace_between(
     return (made, step) if retstep else made
 
 
-@composition(np.logspace)
+@composition(np.logspace, error_name="logspace")
 def logspace_between(
     start: ArrayLike,
     stop: ArrayLike,
@@ -240,7 +240,7 @@ def logspace_between(
     return powers if dtype is None else astype(powers, dtype)
 
 
-@composition(np.geomspace)
+@composition(np.geomspace, error_name="geomspace")
 def geomspace_between(
     start: ArrayLike,
     stop: ArrayLike,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.registry import array_backend
-from shardtensor.core import call, composition, implements, operator
+from shardtensor.core import call, composition, implements, innermost, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like, iscomplexobj
 from shardtensor.functions.elementwise import add, divide, multiply, subtract
@@ -25,7 +25,7 @@ from shardtensor.host.threads import each
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import dtype_of, integer_from, shape_of
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
 
 class Histogram(NamedTuple):
@@ -246,13 +246,14 @@ def histogram(
         weights: numbers of x's shape that are added instead of counting.
 
     Returns:
-        The counts and the edges, which are replicated. Counts have dtype int64, or the dtype of the weights; densities
-        have dtype float64.
+        The counts, which are replicated, and the edges, which are placed as by `st.asarray`. Counts have dtype int64,
+        or the dtype of the weights; densities have dtype float64.
 
     Raises:
         ArgumentError: the edges are not in ascending order, or ``bins`` or ``range`` is not valid.
         ShapeError: ``weights`` has another shape than x, or the edges do not have one dimension.
-        ConcretizationError: the range depends on elements that are not known.
+        ConcretizationError: the range depends on elements that are not known, and the counts are computed later, as in
+            `jit`.
 
     >>> counts, edges = st.histogram(st.asarray([1.0, 2.0, 2.5, 4.0]), bins=3)
     >>> counts.tolist(), edges.tolist()
@@ -303,10 +304,7 @@ def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
     """
     count = integer_from(1, bins, "bins", wanted="an integer, or edges")
     dtype = dtype_of(x)
-    if range is not None:
-        first, last = range
-    else:
-        first, last = (0, 1) if 0 in shape_of(x) else [dtype.type(call(name, x).item()) for name in ("min", "max")]
+    first, last = _range_of(x, dtype) if range is None else range
     if not np.isfinite(first) or not np.isfinite(last):
         raise ArgumentError(f"the range ({first}, {last}) is not finite")
     if first > last:
@@ -315,6 +313,16 @@ def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
         return np.histogram_bin_edges(np.empty(0, dtype), count, (first, last))
     except ValueError as error:  # The bins are narrower than numbers of that size can be.
         raise ArgumentError(str(error)) from None
+
+
+def _range_of(x: Any, dtype: np.dtype[Any]) -> Sequence[Any]:
+    """Returns the least and the greatest element; other numbers where nothing but shapes is inferred."""
+    if 0 in shape_of(x):
+        return 0, 1
+    found, interpreter = [call(name, x) for name in ("min", "max")], innermost()
+    if interpreter is not None and interpreter.only_infers and lacks_elements(found[0]):
+        return 0, 1
+    return [dtype.type(element.item()) for element in found]
 
 
 @composition()
@@ -397,7 +405,7 @@ def histogramdd(
     Raises:
         ArgumentError: ``bins`` or ``range`` is not valid, or there is not one for each axis.
         ShapeError: ``weights`` has another shape than one number for each point.
-        ConcretizationError: the range depends on elements that are not known.
+        ConcretizationError: see `histogram`.
 
     >>> counts, edges = st.histogramdd(st.asarray([[0.0, 0.0], [1.0, 1.0]]), 2)
     >>> counts.tolist(), edges[0].tolist()

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.protocol import current_device
-from shardtensor.core import call, composition, implements, named, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.core import call, composition, implements, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.data_types import result_type
 from shardtensor.functions.manipulation import moveaxis, reshape
@@ -65,7 +65,6 @@ def _mapped_lines(xp: Any, context: ShardContext, x: Any, *, function: Any, tail
     return xp.reshape(xp.stack(made), (*shape, *tail)) if made else xp.empty((*shape, *tail), dtype=np.dtype(dtype))
 
 
-@named
 def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: ArrayLike, *args: Any, **kwargs: Any) -> ShardedTensor:
     """Calls a function for each line of an array along an axis, and puts its results in the place of the lines.
 
@@ -86,7 +85,10 @@ def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: ArrayLike, *arg
     [[1, 0], [0, 2]]
     """
     given: Any = call("asarray", array_like(arr, "apply_along_axis"))
-    along = normalize_axis(axis, len(shape_of(given)))
+    try:
+        along = normalize_axis(axis, len(shape_of(given)))
+    except AxisError as error:
+        raise AxisError(f"apply_along_axis: {error}") from None
     lines = moveaxis(given, along, -1)
     shape = shape_of(lines)
     if 0 in shape[:-1]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.small_floats import is_small_float, promoted
 from shardtensor.core import call, composition, implements, named, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions import products
@@ -25,6 +26,7 @@ from shardtensor.functions.algorithms.blocked import (
 )
 from shardtensor.functions.algorithms.tsqr import is_solvable, small_factor
 from shardtensor.functions.creation import zeros_like
+from shardtensor.functions.data_types import astype
 from shardtensor.functions.decompositions import SlogdetResult, slogdet, svd
 from shardtensor.functions.elementwise import abs as absolute
 from shardtensor.functions.elementwise import (
@@ -350,6 +352,10 @@ def lstsq(
     shape, right = shape_of(a), shape_of(b)
     if len(shape) != 2 or len(right) not in (1, 2) or right[0] != shape[0]:
         raise LinearAlgebraError(f"lstsq: a has shape {shape} and b {right}; wanted (m, n), and (m,) or (m, k)")
+    if any(map(is_small_float, dtypes := [dtype_of(a), dtype_of(b)])):  # Operators compute in float32, too.
+        wide = [astype(x, np.float32) if is_small_float(dtype) else x for x, dtype in zip((a, b), dtypes, strict=True)]
+        made, small = lstsq(*wide, rcond), promoted(dtypes, "lstsq")
+        return made if small is None else tuple([x if type(x) is int else astype(x, small) for x in made])
     columns = reshape(b, (right[0], 1)) if len(right) == 1 else b
     solution, rank_found, values = _least_squares(a, columns, rcond)
     rank = int(rank_found)

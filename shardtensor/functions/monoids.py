@@ -96,7 +96,8 @@ def var_partial(
     mean = xp.mean(x, axis=axis, keepdims=len(axes) < x.ndim)
     # NumPy writes into memory from the pool: allocating as much new memory would cost more than the sums.
     deviation = xp.subtract(x, mean, out=memory_pool.empty(x.shape, x.dtype)) if xp is np else xp.subtract(x, mean)
-    spread = _short_sums(deviation, axes, keepdims) if xp is np else None
+    # Arrays of the host have the same bits in shared and in separate memories.
+    spread = _short_sums(deviation, axes, keepdims) if isinstance(deviation, np.ndarray) else None
     if spread is None:
         spread = xp.sum(_squared(xp, deviation), axis=axis, keepdims=keepdims)
     return _count(context, axis), xp.reshape(mean, spread.shape), spread
@@ -124,7 +125,7 @@ def sum_of_squares(x: Any, axes: tuple[int, ...]) -> Any:
     """
     axes = reduced_axes(axes, x.ndim)
     sums = _short_sums(x, axes, True)
-    return np.sum(np.multiply(x, x), axis=axes, keepdims=True) if sums is None else sums
+    return np.add.reduce(np.multiply(x, x), axis=axes, keepdims=True) if sums is None else sums
 
 
 def _squared(xp: Any, x: Any) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import Any
+from typing import Any, NoReturn
 
 from shardtensor.core import Op, bind
-from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.host import philox
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -55,16 +55,22 @@ class SymbolicKey(Key):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("seed", "stream"):
-            operator.index(self.bits)  # It raises the error of a value that escapes.
+            self._raise_unknown(name)
         raise AttributeError(name)
 
-    # Comparisons and hashes need the bits, so that they raise the same error.
-
     def __eq__(self, other: object) -> bool:
-        return bool(operator.index(self.bits))
+        self._raise_unknown("__eq__")
 
     def __hash__(self) -> int:
-        return operator.index(self.bits)
+        self._raise_unknown("__hash__")
+
+    def _raise_unknown(self, member: str) -> NoReturn:
+        """Raises the error of a value that leaves the traced function."""
+        try:
+            operator.index(self.bits)
+        except ConcretizationError as error:
+            raise ConcretizationError(f"Key.{member}: {str(error).removeprefix('to_host: ')}") from None
+        raise AssertionError("the bits of a key of jit are traced")
 
     def __repr__(self) -> str:
         return "<key of jit>"

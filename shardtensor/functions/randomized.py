@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardtensor.backend.small_floats import is_small_float
 from shardtensor.core import call, named
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.data_types import astype
@@ -59,6 +60,9 @@ def randomized_svd(x: ArrayLike, n_components: int, *, n_oversamples: int = 10, 
         raise ArgumentError(f"randomized_svd: n_components is {count}; wanted at most {least}, the smaller side of x")
     more = integer_from(0, n_oversamples, "randomized_svd: n_oversamples")
     steps = integer_from(0, n_iter, "randomized_svd: n_iter")
+    if is_small_float(a.dtype):  # Operators compute in float32, too.
+        made = randomized_svd(astype(a, np.float32), count, n_oversamples=more, n_iter=steps, key=key)
+        return SVDResult(*[astype(part, a.dtype) for part in made])
     dtype = lapack_dtype(dtype_of(a))
     a = a if a.dtype == dtype else astype(a, dtype)
     along = a.sharding.spec.chains_of(a.ndim)[-1]

@@ -6,6 +6,7 @@ as ``x[index] = value`` does: in place, with its layout unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -267,10 +268,17 @@ def _on_host_if_small(x: ShardedTensor, *operands: Any) -> list[np.ndarray[Any, 
     return found if all(is_element(array.dtype) for array in found) else None
 
 
+def _check_target(x: Any, name: str) -> None:
+    """Raises ArgumentTypeError if the argument that is written is not an array."""
+    if not hasattr(x, "dtype"):
+        raise ArgumentTypeError(f"{name} is a {type(x).__name__}; wanted a tensor, which is written")
+
+
 _SMALL = 1 << 10
 """The number of elements up to which the calls of several operators take longer than NumPy's loops."""
 
 
+@named
 def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
     """Writes values to the elements of a tensor at which a mask is true, one after the other, and again from the first.
 
@@ -281,20 +289,24 @@ def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
 
     Raises:
         ArgumentError: there are no values.
+        ShapeError: ``mask`` has another number of elements than ``arr``.
 
     >>> x = st.arange(5)
     >>> st.place(x, x > 1, [7, 8])
     >>> x.tolist()
     [0, 1, 7, 8, 7]
     """
+    _check_target(arr, "place: arr")
     if small := _on_host_if_small(arr, array_like(mask, "place"), array_like(vals, "place")):
         given, numbers = small
         if numbers.size and given.size == arr.size:
             selected = given.reshape(arr.shape).astype(bool, copy=False)
             arr[selected] = np.resize(numbers, np.count_nonzero(selected)).astype(arr.dtype, copy=False)
             return
-    values = reshape(array_like(vals, "place"), (-1,))
-    chosen = astype(reshape(array_like(mask, "place"), shape_of(arr)), bool, copy=False)
+    values, given_mask = reshape(array_like(vals, "place"), (-1,)), array_like(mask, "place")
+    if math.prod(shape_of(given_mask)) != arr.size:
+        raise ShapeError(f"place: mask has shape {shape_of(given_mask)}; wanted {arr.size} elements, as arr has")
+    chosen = astype(reshape(given_mask, shape_of(arr)), bool, copy=False)
     count = int(call("count_nonzero", chosen))
     if not count:
         return
@@ -303,6 +315,7 @@ def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
     arr[chosen] = astype(resize(values, count), arr.dtype, copy=False)
 
 
+@named
 def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
     """Writes values to the elements of a tensor at which a mask is true: to element n of the flattened tensor value n,
     counted again from the first one.
@@ -320,6 +333,7 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
     >>> x.tolist()
     [0, 1, -1, -2, -1]
     """
+    _check_target(a, "putmask: a")
     given, chosen = array_like(values, "putmask"), array_like(mask, "putmask")
     if shape_of(chosen) != a.shape:
         raise ShapeError(f"putmask: mask has shape {shape_of(chosen)}; wanted a's shape, {a.shape}")
@@ -356,6 +370,7 @@ def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, ax
     >>> x.tolist()
     [[0, 0, 5], [5, 0, 0]]
     """
+    _check_target(arr, "put_along_axis: arr")
     index = on_host(array_like(indices, "put_along_axis"))
     if index.dtype.kind not in "iu":
         raise ArgumentTypeError(f"put_along_axis: indices are of {index.dtype}; wanted integers")
@@ -368,6 +383,7 @@ def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, ax
     target[tuple(grid)] = array_like(values, "put_along_axis")
 
 
+@named
 def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
     """Writes to the main diagonal of a tensor of at least two dimensions, of equal sizes if there are more than two.
 
@@ -384,6 +400,7 @@ def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
     >>> x.tolist()
     [[7, 0], [0, 7]]
     """
+    _check_target(a, "fill_diagonal: a")
     if a.ndim < 2:
         raise ShapeError(f"fill_diagonal: a has {a.ndim} dimensions; wanted at least two")
     if a.ndim > 2 and len(set(a.shape)) > 1:

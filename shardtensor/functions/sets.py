@@ -22,7 +22,7 @@ import numpy as np
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements, operator
 from shardtensor.functions.algorithms.distinct import Wanted, distinct, distinct_of_rows
-from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
+from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device, runs_whole
 from shardtensor.functions.algorithms.ragged import Rows
 from shardtensor.functions.elementwise import logical_not
 from shardtensor.functions.split_search import are_split_alike, isin_sorted
@@ -260,7 +260,9 @@ def _isin_composed(x1: Any, x2: Any, invert: bool) -> Any:
         return logical_not(isin(x1, x2))
     if not are_split_alike(x2, x1):
         return NotImplemented
-    return isin_sorted(x1, call("sort", call("reshape", x2, (-1,)), stable=False))
+    ordered = call("reshape", x2, (-1,))
+    # NumPy's function, which takes elements in any order, finds them in one memory.
+    return isin_sorted(x1, ordered if runs_whole(x1) else call("sort", ordered, stable=False))
 
 
 @implements(isin, "kernel")

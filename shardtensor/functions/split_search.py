@@ -56,7 +56,8 @@ def _searchsorted_split(x: Shards, ordered: Shards, along: Callable[..., MeshCom
 
 @operator(operands=("x", "ordered"), error_name="isin")
 def isin_sorted(x: ArrayLike, ordered: ArrayLike, /) -> ShardedTensor:
-    """Tests for each element of x whether it is equal to any element of ``ordered``, which is in order.
+    """Tests for each element of x whether it is equal to any element of ``ordered``, which is in order unless
+    `shardtensor.functions.algorithms.one_memory.runs_whole` is true of x.
 
     >>> from shardtensor.functions.split_search import isin_sorted
     >>> isin_sorted(st.asarray([1, 2, 3]), st.asarray([1, 3])).tolist()

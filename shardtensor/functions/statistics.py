@@ -144,8 +144,7 @@ def cov(
         dtype: the dtype of the result, at least float64 by default.
 
     Raises:
-        ShapeError: m has more than two dimensions, or weights have another number of elements than there are
-            observations.
+        ShapeError: m or y has more than two dimensions, or the numbers of observations or of their weights differ.
         ArgumentTypeError: ``fweights`` are not integers.
         ArgumentError: weights are negative.
 
@@ -161,15 +160,24 @@ def cov(
     if dtype is None:
         dtype = np.result_type(*[result_type(part) for part in parts], np.float64)
     in_rows = [rowvar or (k == 1 and shape_of(part)[:1] == (1,)) for k, part in enumerate(parts)]
-    first = shape_of(parts[0])
-    size = (1, math.prod(first)) if len(first) < 2 else first if in_rows[0] else first[::-1]
-    if not size[0]:
+    sizes = [_numbers(shape_of(part), rows) for part, rows in zip(parts, in_rows, strict=True)]
+    variables, count = sizes[0]
+    if not variables:
         return zeros((0, 0))
-    weights = _observation_weights(fweights, aweights, size[1])
+    if sizes[-1][1] != count:
+        raise ShapeError(f"cov: y has {sizes[-1][1]} observations; wanted as many as m has, {count}")
+    weights = _observation_weights(fweights, aweights, count)
     freedom = (0 if bias else 1) if ddof is None else int(ddof)
     with np.errstate(divide="ignore", invalid="ignore"):
-        factor = np.true_divide(1, _divisor(size[1], weights, aweights, freedom)).item()
+        factor = np.true_divide(1, _divisor(count, weights, aweights, freedom)).item()
     return _covariance(parts, in_rows, weights, factor, dtype)
+
+
+def _numbers(shape: tuple[int, ...], rowvar: bool) -> tuple[int, ...]:
+    """Returns the numbers of variables and of observations of an argument of `cov`."""
+    if len(shape) < 2:
+        return 1, math.prod(shape)
+    return shape if rowvar else shape[::-1]
 
 
 @composition(recorded)

@@ -119,5 +119,5 @@ def _take_along(xp: Any, context: ShardContext, x: Any, indices: Any, *, axis: i
         except IndexError as error:
             raise IndexingError(str(error)) from None
     if bool(xp.any(xp.logical_or(xp.less(indices, -size), xp.greater_equal(indices, size)))):
-        raise IndexingError(f"an index is out of bounds for dimension {axis} of size {size}")
+        raise IndexingError(f"an index is out of bounds for axis {axis} with size {size}")
     return xp.take_along_axis(x, indices, axis=axis)

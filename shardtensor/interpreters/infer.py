@@ -92,6 +92,8 @@ class InferInterpreter(Interpreter):
 
     __slots__ = ()
 
+    only_infers = True
+
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of ``op`` with tensors without elements.
 

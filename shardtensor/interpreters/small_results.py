@@ -147,12 +147,12 @@ def _recording(function: Function, args: Any, kwargs: Any, tensors: list[Sharded
 
 
 def _run_again(recording: Any, tensors: list[ShardedTensor]) -> Any:
-    """Returns the result of recorded operators. Its storages may share memory with the constants among them."""
-    entry: list[Any] = [tuple(tensors)]
+    """Returns the result of recorded operators, which may share memory with the constants among their operands."""
+    entry: list[Any] = [(*tensors, *recording.constants)]
     READS[id(entry)] = entry
     try:
         result = recording.run(tensors)
-        track(entry, result, new=False)
+        track(entry, result)
         return result
     finally:
         READS.pop(id(entry), None)

@@ -57,7 +57,7 @@ def canonical(index: Any, shape: Shape) -> Index | None:
                 if not -size <= i < size:
                     if any(map(is_array, entries)):
                         return None  # Next to index arrays, an integer is an index array of one element.
-                    raise IndexingError(f"index {i} is out of bounds for dimension {d} of size {size}")
+                    raise IndexingError(f"index {i} is out of bounds for axis {d} with size {size}")
                 out.append(i % size)
             d += 1
     if d > len(shape):

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.small_floats import is_element
-from shardtensor.core import OPS, bind_into, call
+from shardtensor.core import OPS, bind_into, call, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.flat import Flat
@@ -270,29 +270,38 @@ class Methods(Operators):
         """``numpy.compress`` of this tensor."""
         return np.compress(condition, self, axis=axis, out=out)  # type: ignore[call-overload, no-any-return]
 
+    @named
     def put(self, indices: Any, values: Any, mode: str = "raise") -> None:
         """Writes values to the elements at positions in row-major order. The values are repeated; where a position
         occurs twice, the last one counts. Positions are read on the host.
 
         Args:
-            indices: integers.
+            indices: integers; floats are truncated.
             values: values of any shape.
             mode: what is done with positions out of bounds: "raise", "wrap" or "clip".
 
         Raises:
             IndexingError: a position is out of bounds.
+            ArgumentTypeError: positions are not numbers.
             ArgumentError: there is no such mode.
         """
         linear, size = np.asarray(indices).ravel(), self.size
+        if linear.dtype.kind not in "biuf":
+            raise ArgumentTypeError(f"put: indices are of {linear.dtype}; wanted integers")
+        linear = linear.astype(np.intp, copy=False)  # NumPy truncates floats here, and only here.
         if mode not in ("raise", "wrap", "clip"):
             raise ArgumentError(f"put: mode is {mode!r}; wanted 'raise', 'wrap' or 'clip'")
         if (linear.size and not size) or (mode == "raise" and ((linear < -size) | (linear >= size)).any()):
-            raise IndexingError(f"put: a position is out of bounds for {size} elements")
+            wrong = linear[(linear < -size) | (linear >= size)]
+            raise IndexingError(f"put: index {wrong[0]} is out of bounds for {size} elements")
         if not linear.size:
             return
         linear = np.clip(linear, 0, size - 1) if mode == "clip" else linear % size
         places = np.unravel_index(linear, self.shape)
-        given = np.asarray(values) if isinstance(values, (list, tuple, bool, int, float, complex)) else values
+        if isinstance(values, (bool, int, float, complex)):
+            self[places] = values
+            return
+        given = np.asarray(values) if isinstance(values, (list, tuple)) else values
         if type(given) is np.ndarray and given.size and given.dtype.kind in "biufc":
             self[places] = np.resize(given, linear.shape).astype(self.dtype, copy=False)
         else:

@@ -311,7 +311,12 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
         result: a tensor, or a pytree of tensors and other objects.
         new: whether all other memory of the result was allocated by the operator, and is held by nothing else.
     """
-    made = [x for x in _tensors((result,)) if type(x._storage) is Storage and (new or not x._storage.leases)]
+    results = [result] if hasattr(result, "_storage") else _tensors((result,))
+    if new and len(entry) == 1 and _are_new(results, _items(entry[0])):  # The common case.
+        for x in results:
+            x._storage.leases = ([],)
+        return
+    made = [x for x in results if type(x._storage) is Storage and (new or not x._storage.leases)]
     if not made:
         return
     bases = [getattr(x._storage, "base", x) for x in _tensors(entry[0])]
@@ -338,6 +343,17 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
             memory_of_array = x._aval.backend.memory_of
             found = [_source(sources, memory_of_array(array), storage, new) for array in storage.buffers]
         _link(storage, x._aval, found)
+
+
+def _are_new(results: Sequence[Any], operands: Sequence[Any]) -> bool:
+    """Whether each result is one host array with memory of its own, and not that of another result or an operand."""
+    arrays = set()
+    for x in results:
+        storage = x._storage
+        if type(storage) is not Storage or storage.leases or not is_new(storage, operands):
+            return False
+        arrays.add(id(storage.buffers[0]))
+    return len(arrays) == len(results)
 
 
 def _arrays_of(storage: Any) -> list[tuple[Any, Source]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -39,8 +41,8 @@ class Aval:
     """
 
     __slots__ = (
-        "backend", "committed", "dtype", "memory", "nbytes", "ndim", "offloaded", "shape", "sharding", "size",
-        "spans", "unreduced",
+        "__weakref__", "backend", "committed", "dtype", "memory", "nbytes", "ndim", "offloaded", "shape", "sharding",
+        "size", "spans", "unreduced",
     )  # fmt: skip
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> None:
@@ -103,7 +105,16 @@ def is_offloaded(sharding: NamedSharding) -> bool:
 @functools.lru_cache(8192)
 def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed: bool) -> Aval:
     """Returns the `Aval` with that shape, dtype and sharding; the same object for the same arguments."""
-    return Aval(shape, dtype, sharding, committed)
+    made = Aval(shape, dtype, sharding, committed)
+    # The cache may have dropped one that is still in use, and two threads may get here at the same time.
+    with _AVALS_LOCK:
+        return _AVALS.setdefault((shape, dtype, sharding, committed), made)
+
+
+_AVALS: WeakValueDictionary[Any, Aval] = WeakValueDictionary()
+"""The avals in use."""
+
+_AVALS_LOCK = threading.RLock()  # A finalizer that the garbage collector calls may need an aval, too.
 
 
 @functools.lru_cache(1024)

@@ -242,6 +242,29 @@ def test_linspace_has_numpys_bits(backend: str) -> None:
     assert made[1].tolist() == np.linspace(0, 1, 5).tolist()
 
 
+@everywhere
+def test_arange_has_numpys_bits(backend: str) -> None:
+    sharding = st.NamedSharding(mesh_of((3,), backend), P("x"))
+    numbers = some.sampled_from([0.0, -0.0, 1.0, -1.0, 0.1, 1e-7, -3489.1, 1e20]) | some.floats(-5, 5, width=16)
+
+    @hypothesis.settings(max_examples=60)
+    @hypothesis.given(numbers, numbers.filter(bool), some.floats(0, 12), some.sampled_from(["f2", "f4", "f8", None]))
+    def run(start: float, step: float, count: float, dtype: Any) -> None:
+        span = (start, start + step * count, step)
+        try:
+            with np.errstate(all="ignore"):
+                wanted = np.arange(*span, dtype)
+        except ValueError:  # The sum of a large number and a small one is the large one.
+            hypothesis.reject()
+        hypothesis.assume(wanted.size < 50)
+        with np.errstate(all="ignore"):
+            made = st.arange(*span, dtype, device=sharding)
+        assert_same(made, wanted, exact=backend != "torch")
+        np.testing.assert_array_equal(np.signbit(np.asarray(made)), np.signbit(wanted))
+
+    run()
+
+
 # -- methods ---------------------------------------------------------------------------------------
 
 

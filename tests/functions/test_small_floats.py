@@ -268,6 +268,24 @@ def test_names() -> None:
         st.isdtype(BFLOAT16, "small")
 
 
+@everywhere
+def test_least_squares_and_randomized_decompositions(backend: str) -> None:
+    x = put(ROWS, backend)
+    wide = x.astype("float32")
+    key = st.random.key(0)
+    for found, wanted in (
+        (st.linalg.randomized_svd(x, 2, key=key), st.linalg.randomized_svd(wide, 2, key=key)),
+        (st.linalg.lstsq(x, x[:, 0]), st.linalg.lstsq(wide, wide[:, 0])),
+    ):
+        for one, other in zip(found, wanted, strict=True):
+            if isinstance(one, int):
+                assert one == other
+            else:
+                check(one, other)
+    solution, _, _, values = st.linalg.lstsq(x, wide[:, 0])
+    assert (solution.dtype, values.dtype) == (np.float32, np.float32)
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
     with pytest.raises(st.ArgumentTypeError, match="pip install ml_dtypes"):

@@ -4,7 +4,9 @@ the compositions of operators compute.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -236,6 +238,34 @@ def test_errors_begin_with_the_name_of_a_function(backend: str) -> None:
     for name, call in calls.items():
         with pytest.raises(AxisError, match=f"^{name}: axis 5 is out of range"):
             call()
+
+
+def test_errors_do_not_name_operators_of_which_a_function_is_composed(backend: str) -> None:
+    x = st.device_put(np.ones((4, 3)), mesh_of((2,), backend))
+    text: Any = "a"
+    calls: dict[str, Callable[[], Any]] = {
+        "cov: y has 2 observations; wanted as many as m has, 3": lambda: st.cov(x, np.ones((1, 2))),
+        "cov: dtype <U3": lambda: st.cov(x, dtype="U3"),
+        "place: mask has shape (5,); wanted 12 elements": lambda: st.place(x, np.ones(5, bool), 1),
+        "place: dtype <U1": lambda: st.place(x, x > 3, [text]),
+        "place: arr is a list; wanted a tensor": lambda: st.place([1, 2], [True, False], 1),  # type: ignore[arg-type]
+        "putmask: a is a list; wanted a tensor": lambda: st.putmask([1], [True], 1),  # type: ignore[arg-type]
+        "putmask: 'a' is a str": lambda: st.putmask(x, x > 3, text),
+        "fill_diagonal: a is a int; wanted a tensor": lambda: st.fill_diagonal(3, 1),  # type: ignore[arg-type]
+        "put_along_axis: arr is a list": lambda: st.put_along_axis([1], [0], 1, 0),  # type: ignore[arg-type]
+        "put: index 12 is out of bounds for 12 elements": lambda: x.put([0, 12], 1),
+        "put: indices are of complex128": lambda: x.put([1j], 1),
+        "put: value 1j": lambda: x.put([1], 1j),
+        "put: 'a' is a str": lambda: x.put([1], text),
+        "linspace: dtype <U3": lambda: np.linspace(x, 3, dtype="U3"),
+        "take: index 7 is out of bounds for axis 1 with size 3": lambda: st.take(x, [7], axis=1),
+        "apply_along_axis: axis 5": lambda: st.apply_along_axis(np.sum, 5, x),
+        "matmul: ": lambda: st.apply_along_axis(lambda line: st.matmul(line, line[:1]), 0, x),
+    }
+    for message, call in calls.items():
+        for log in (contextlib.nullcontext(), st.transfers()):
+            with log, pytest.raises(st.ShardTensorError, match=f"^{re.escape(message)}"):
+                call()
 
 
 @composition(recorded)

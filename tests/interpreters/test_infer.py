@@ -137,6 +137,10 @@ SAME: dict[str, Callable[[Any], Any]] = {
     "scalars are replaced": lambda x: x.sum().astype("int32").__iadd__(1.5),
     "arrays are written": lambda x: st.asarray(1).__iadd__(1.5),
     "device_put": lambda x: [st.device_put({"x": x, "a": np.ones(3), "1": 1}), st.device_put(x.T, x.device)],
+    "histograms": lambda x: [
+        st.histogram(x), st.histogram(x, 3, weights=x), st.histogram2d(x[0], x[1], 3), st.histogramdd(x, 2),
+        st.histogram_bin_edges(x.astype("float32"), 4), st.histogram(x.astype("int8"), density=True),
+    ],
     "batches": lambda x: [st.to_batched_list(x, 4), st.to_batched_list(np.ones((5, 2)), 3, leftover="repeat")],
     "views of views": lambda x: [x.T[1:].T.reshape(-1), x.T.ravel(), x[::2].reshape(2, -1), x.T.reshape(4, 15)],
     "no view": lambda x: x.T.reshape(-1, copy=False),

@@ -154,9 +154,9 @@ def test_canonical_indices_say_the_same(data: Any) -> None:
 @pytest.mark.parametrize(
     ("index", "words"),
     [
-        (4, "index 4 is out of bounds for dimension 0 of size 4"),
-        ((0, -4), "index -4 is out of bounds for dimension 1 of size 3"),
-        ((..., 3), "index 3 is out of bounds for dimension 1 of size 3"),
+        (4, "index 4 is out of bounds for axis 0 with size 4"),
+        ((0, -4), "index -4 is out of bounds for axis 1 with size 3"),
+        ((..., 3), "index 3 is out of bounds for axis 1 with size 3"),
         (np.int64(7), "index 7 is out of bounds"),
         ((0, 0, 0), "3 indices for a tensor of 2 dimensions"),
         ((0, None, slice(None), slice(None)), "3 indices"),

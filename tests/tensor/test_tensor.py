@@ -501,7 +501,7 @@ def test_exports_share_the_memory_and_results_that_view_it_are_not_copied(backen
     (lambda x: x @ x, ValueError, "matmul: x1 has shape (10, 3) and x2 has shape (10, 3)"),
     (lambda x: st.matmul(x, 2.0), ValueError, "matmul: x2 has no dimensions"),
     (lambda x: x & x, TypeError, "bitwise_and: does not take float32 and float32"),
-    (lambda x: x[10], IndexError, "getitem: index 10 is out of bounds for dimension 0 of size 10"),
+    (lambda x: x[10], IndexError, "getitem: index 10 is out of bounds for axis 0 with size 10"),
     (lambda x: x[0, 0, 0], IndexError, "getitem: 3 indices for a tensor of 2 dimensions"),
     (lambda x: x[..., ...], IndexError, "one ellipsis"),
     (lambda x: x["a"], IndexError, "index 'a' in dimension 0 is a str"),

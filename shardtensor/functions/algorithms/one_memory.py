@@ -29,6 +29,14 @@ def on_one_device(x: object, caller: str) -> ShardedTensor | None:
     return tensor(aval(x.shape, x.dtype, alone, x.committed), Storage((whole_array(x, caller),)))
 
 
+def runs_whole(x: ShardedTensor) -> bool:
+    """Returns whether a distributed algorithm with a function of whole host arrays calls it for a tensor: the devices
+    share the memory of the host, and nothing records their messages.
+    """
+    value = x._aval
+    return value.memory is not None and value.backend.on_host and not lacks_elements(x) and not is_recording()
+
+
 def on_all_devices(x: ShardedTensor, sharding: NamedSharding, committed: bool) -> ShardedTensor:
     """Returns a result on one device as a tensor on devices that share its memory."""
     return tensor(aval(x.shape, x.dtype, sharding, committed), Storage((whole_array(x),)))

@@ -40,12 +40,23 @@ def is_tall(x: Any) -> bool:
 
     The rows are not split if another dimension can take the split, so that each device has whole matrices.
     """
+    return _is_long(x, -2, -1)
+
+
+def is_wide(x: Any) -> bool:
+    """Whether x is a tensor whose transposed matrices are tall; see `is_tall`."""
+    return _is_long(x, -1, -2)
+
+
+def _is_long(x: Any, along: int, across: int) -> bool:
+    """Whether x is a tensor of matrices that are split along one dimension, of which each device has at least as many
+    elements as the other dimension has.
+    """
     if not is_factorized(x) or not splits_matrices(x):
         return False
-    rows, columns = x.shape[-2:]
-    split, whole = x.sharding.spec.chains_of(x.ndim)[-2:]
-    parts = math.prod([x.sharding.mesh.shape[a] for a in split])
-    return parts > 1 and not whole and columns > 0 and rows // parts >= columns
+    chains = x.sharding.spec.chains_of(x.ndim)
+    parts = math.prod([x.sharding.mesh.shape[a] for a in chains[along]])
+    return parts > 1 and not chains[across] and x.shape[along] // parts >= x.shape[across] > 0
 
 
 def is_factorized(x: Any) -> bool:
@@ -63,11 +74,6 @@ def splits_matrices(x: ShardedTensor) -> bool:
     *stack, rows, columns = x.sharding.spec.chains_of(x.ndim)
     parts = math.prod([x.sharding.mesh.shape[a] for a in (*rows, *columns)])
     return parts > 1 and all(chain or size < parts for chain, size in zip(stack, x.shape, strict=False))
-
-
-def is_wide(x: Any) -> bool:
-    """Whether x is a tensor whose transposed matrices are tall; see `is_tall`."""
-    return isinstance(x, ShardedTensor) and x.ndim >= 2 and is_tall(matrix_transpose(x))
 
 
 def small_factor(x: Any) -> Any:

@@ -19,7 +19,7 @@ from shardtensor.communication.all_reduce import Tree, combine, flat_tree
 from shardtensor.communication.transfer import whole_array
 from shardtensor.core import Operands
 from shardtensor.functions.linear_algebra import matmul, tensordot
-from shardtensor.functions.monoids import Monoid, var_partial
+from shardtensor.functions.monoids import Monoid, sum_of_squares, var_partial
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.equal_parts import Runs, equal_runs
@@ -73,7 +73,7 @@ def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str,
         whole = buffers[0] if len(buffers) == 1 else whole_array(operands[0], name)
         if whole.strides != strides:
             return general(operands)  # type: ignore[no-any-return]
-        return tensor(value, Storage((whole_of(result(whole), value),)))
+        return tensor(value, Storage((whole_of(result(whole), value),), ([],)))  # NumPy's ufuncs return new arrays.
 
     return run_plan
 
@@ -164,31 +164,37 @@ def _variances(
         return None
     params, value = strategies.params, strategies.value
     axes = tuple([a + 1 for a in reduced_axes(params["axis"], source.ndim)])
-    contexts = [ShardContext.everywhere(value.shape, (shape,), value.dtype) for shape in parts.shapes]
-    counts = [int(np.prod([shape[a] for a in axes])) for shape in parts.shapes for _ in range(shape[0])]
+    sizes = [int(np.prod([shape[a] for a in axes])) for shape in parts.shapes]
+    counts = [size for size, shape in zip(sizes, parts.shapes, strict=True) for _ in range(shape[0])]
     precision = np.dtype("f4" if source.dtype in ("f2", "f4") else "f8")
     factors = _factors(counts, precision, source.ndim)
     finish = functools.partial(monoid.finish, np, ShardContext.everywhere(value.shape, (), value.dtype), **params)
 
     def result(whole: Array) -> Any:
-        states = [
-            var_partial(np, context, part, axis=axes, keepdims=True)
-            for part, context in zip(parts.of(whole), contexts, strict=True)
-        ]
-        _, means, spreads = states[0]
+        states = [_state(part, axes, size, precision) for part, size in zip(parts.of(whole), sizes, strict=True)]
+        means, spreads = states[0]
         if len(states) > 1:
-            means, spreads = [np.concatenate([state[k] for state in states]) for k in (1, 2)]
+            means, spreads = [np.concatenate([state[k] for state in states]) for k in (0, 1)]
         for by_later, by_both in factors:
-            pairs = len(by_later)
-            delta = means[1::2] - means[: 2 * pairs : 2]
-            merged = means[: 2 * pairs : 2] + delta * by_later
-            spread = (spreads[: 2 * pairs : 2] + spreads[1::2]) + np.multiply(delta, delta, out=delta) * by_both
-            odd = len(means) % 2
+            end = 2 * len(by_later)
+            earlier, delta, odd = means[:end:2], means[1::2] - means[:end:2], len(means) % 2
+            pairs = spreads[:end:2] + spreads[1::2]
+            merged = earlier + delta * by_later
+            np.multiply(delta, delta, out=delta)
+            pairs += np.multiply(delta, by_both, out=delta)
             means = np.concatenate([merged, means[-1:]]) if odd else merged
-            spreads = np.concatenate([spread, spreads[-1:]]) if odd else spread
+            spreads = np.concatenate([pairs, spreads[-1:]]) if odd else pairs
         return finish((sum(counts), None, spreads.reshape(value.shape)))
 
     return result
+
+
+def _state(x: Array, axes: tuple[int, ...], count: int, precision: np.dtype[Any]) -> tuple[Array, Array]:
+    """Returns the means and the sums of squared deviations that `var_partial` computes of each part."""
+    x = x if x.dtype == precision else x.astype(precision)
+    means = np.add.reduce(x, axis=axes, keepdims=True)
+    np.true_divide(means, count, out=means)
+    return means, sum_of_squares(np.subtract(x, means, order="C"), axes)
 
 
 def _factors(counts: Sequence[int], dtype: np.dtype[Any], ndim: int) -> list[tuple[Array, Array]]:
@@ -238,7 +244,7 @@ def _products(strategies: Strategies, tree: Tree) -> Run | None:
         factors = zip(columns.of(left), rows.of(right), strict=True)
         sums = [np.matmul(x, y) for x, y in factors]
         total = together(sums[0] if len(sums) == 1 else np.concatenate(sums))
-        return tensor(value, Storage((whole_of(total.reshape(shape), value),)))
+        return tensor(value, Storage((whole_of(total.reshape(shape), value),), ([],)))
 
     return run_plan
 

@@ -336,14 +336,16 @@ def _kept_chains(names: Sequence[str], chains: Chains, rule: Rule) -> Chains:
 
 def _in_parts(run: Run, value: Aval, target: Aval) -> Run:
     """Returns a plan whose result, of the aval ``value``, is split further, as in ``target``."""
-    return run if target is value else lambda operands: _parts_of(run(operands), target)
+    if target is value:
+        return run
+    if target.cells.grid.same(value.cells.grid):
+        return lambda operands: tensor(target, Storage(buffers_of(run(operands))))
+    return lambda operands: _parts_of(run(operands), target)
 
 
 def _parts_of(x: ShardedTensor, value: Aval) -> ShardedTensor:
     """Returns a tensor that is replicated along mesh axes in the sharding of ``value``, which these axes split."""
     backend, grid = value.backend, value.grid
-    if value.cells.grid.same(x._aval.cells.grid):
-        return tensor(value, Storage(buffers_of(x)))
     arrays = []
     for k, array in enumerate(shard_arrays(x)):
         with backend.on(grid.devices[k]):

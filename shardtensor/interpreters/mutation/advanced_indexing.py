@@ -171,7 +171,7 @@ class _IndexArray:
         wrong = (array < -self.size) | (array >= self.size)
         if wrong.any():
             raise IndexingError(
-                f"index {int(array[wrong].flat[0])} is out of bounds for dimension {self.d} of size {self.size}"
+                f"index {int(array[wrong].flat[0])} is out of bounds for axis {self.d} with size {self.size}"
             )
         return (np.where(array < 0, array + self.size, array).astype(np.intp),)
 

@@ -1,0 +1,53 @@
+"""Avals: one object for the same shape, dtype, sharding and placement, as long as it is in use."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+
+from shardtensor.sharding.layout import NamedSharding
+from shardtensor.sharding.spec import P
+from shardtensor.tensor.value import Aval, aval
+from tests.layouts import mesh_of
+
+FLOAT = np.dtype("float64")
+
+
+def test_an_aval_in_use_stays_the_same_object() -> None:
+    sharding = NamedSharding(mesh_of((2,), "numpy"), P("x"))
+    kept = aval((1 << 20,), FLOAT, sharding, True)
+    most = aval.cache_info().maxsize
+    assert most
+    for n in range(most + 1):
+        aval((n,), FLOAT, sharding, True)
+    assert aval((1 << 20,), FLOAT, sharding, True) is kept
+    assert aval((1 << 20,), FLOAT, sharding, False) is not kept
+
+
+def test_an_aval_that_nothing_uses_is_dropped() -> None:
+    sharding = NamedSharding(mesh_of((2,), "numpy"), P("x"))
+    known = weakref.ref(aval((1 << 21,), FLOAT, sharding, True))
+    for n in range(aval.cache_info().maxsize or 0):
+        aval((n,), FLOAT, sharding, True)
+    gc.collect()
+    assert known() is None
+
+
+def test_threads_get_the_same_object() -> None:
+    sharding, count = NamedSharding(mesh_of((2,), "numpy"), P("x")), 200
+    found: list[list[Aval]] = []
+    begin = threading.Barrier(4)
+
+    def work() -> None:
+        begin.wait()
+        found.append([aval((1 << 22, n), FLOAT, sharding, True) for n in range(count)])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(len({id(avals[n]) for avals in found}) == 1 for n in range(count))
