@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "many_processes.md"
 CHECKS, OPERATORS = str(HERE / "spanning.py"), str(HERE / "spanning_operators.py")
 PROGRAMS, MAPS = str(HERE / "spanning_programs.py"), str(HERE / "spanning_maps.py")
+TRAFFIC = str(HERE / "spanning_traffic.py")
 
 SLICE = ["add", "argmax", "cumulative_sum", "getitem", "matmul", "reshape", "reshard", "sort", "sum", "take", "where"]
 """Operators of every kind: elementwise, reductions, products, movements, algorithms."""
@@ -138,6 +139,26 @@ def test_operators_have_the_bits_of_one_process(
     errors = [f"{name}: {line}" for name, line in found.items() if len(line) != 16]
     assert not errors
     assert found == alone(OPERATORS, tmp_path / "alone.txt", str(examples), *names, devices=processes * devices)
+
+
+@pytest.mark.parametrize(
+    ("processes", "count", "examples", "names"),
+    [
+        pytest.param(2, 4, 2, [*SLICE, "setitem", "psum", "all_gather"], id="slice"),
+        pytest.param(2, 4, 12, [], id="all-2x4", marks=FULL),
+        pytest.param(4, 2, 6, [], id="all-4x2", marks=FULL),
+        pytest.param(3, 1, 12, [], id="all-3x1", marks=FULL),
+    ],
+)
+def test_simulated_bytes_are_those_that_the_engine_counts(
+    processes: int, devices: int, examples: int, names: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "traffic.txt"
+    status, text = launch("mpi", processes, TRAFFIC, str(path), str(examples), *names, limit=900)
+    assert status == 0, text
+    found = [line.rpartition(" ") for line in path.read_text().splitlines()]
+    assert not [line for *line, compared in found if not compared.isdecimal()]
+    assert sum(int(compared) for *_, compared in found) > examples * len(found) * 3 // 4
 
 
 class SpanningAuthor(Author):
