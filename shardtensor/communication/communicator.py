@@ -183,9 +183,7 @@ class Communicator(abc.ABC):
             schedule.explicit = self.explicit
             schedule.announce(self.copies)
 
-    def _exchange(
-        self, rows: list[int], shares: list[Ints], which: list[int], kind: type[AllToAll] = AllToAll
-    ) -> None:
+    def _exchange(self, rows: list[int], shares: list[Ints], which: list[int], kind: type[AllToAll] = AllToAll) -> None:
         """Records messages from each device to each other device; see `AllToAll`."""
         self._announce(kind, np.array(rows, np.int64), np.array(shares), np.array(which))
 

@@ -22,7 +22,6 @@ from shardtensor.communication.schedules import (
     AllGather,
     AllReduce,
     Beside,
-    Block,
     Broadcast,
     InTurn,
     Listed,

@@ -7,7 +7,6 @@ same order.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -128,7 +127,7 @@ def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Re
             given = mine.contributions[k] if mine and here else ((across[n],), [_remote(x) for x in kinds[k]], ())
             contributions.append(given)
         all_know = len(waiting) == len(rows) and all(call in calls for calls in known)
-        with contextlib.nullcontext() if all_know else job.accompanied(call):
+        with job.settled() if all_know else job.accompanied(call):
             made = like.work(contributions)
         if mine is not None:
             results.append((mine, made))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,6 @@ from shardtensor.testing.layouts import NAMES as AXES
 from shardtensor.testing.layouts import specs
 from tests.cases import CASES
 from tests.communication.spanning_operators import EXAMPLES, NAMES, PATH, Provider
-
 
 BY_ELEMENTS = {"isin_sorted", "searchsorted_split", "take_along_axis", "take_along_split"}
 """Operators by which devices request elements of each other: which ones depends on their elements, and the simulation
