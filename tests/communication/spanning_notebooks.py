@@ -30,23 +30,26 @@ ELSEWHERE: dict[str, set[int]] = {
     "01_sharding": {3, 5, 6, 8, 9, 11, 21},  # lists of shards, which are of one process
     "02_writing": {5, 11},  # elements and addresses of arrays of another process
     "03_parallel_tutorial": {31},  # a program without the collective of the others: it is an error of another text
-    "04_training": {7, 9, 11, 13, 15, 17, 19, 21, 29, 31},  # lists of shards; rows of tensors, read one by one
+    "04_training": {11, 13, 15, 29, 31},  # lists of shards; shards of other processes; PyTorch's devices
     "05_patterns": {19},  # lists of shards
 }
 """The cells that are about one process."""
 
-EIGHT = {
-    "03_parallel_tutorial": {7, 15, 25, 27, 35, 39},
-    "04_training": {25, 27},
-    "05_patterns": set[int](),
+INSTEAD = {
+    "04_training": {7: "n = st.device_count()", 9: "RATE, STEPS = 0.5, 30"},
 }
-"""The cells that need eight devices."""
+"""What is left of other cells about lists of shards."""
+
+SEVERAL = {"03_parallel_tutorial": {29, 47}}
+"""The cells that need eight devices, or several in each process: otherwise only the next exchange compares results."""
 
 
 class Gathering:
     """NumPy, of which `asarray` gathers tensors that span processes."""
 
-    asarray = staticmethod(whole)
+    @staticmethod
+    def asarray(x: Any, *args: Any, **params: Any) -> Any:
+        return np.asarray(whole(x), *args, **params)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -54,20 +57,21 @@ class Gathering:
 
 def cells(name: str) -> list[tuple[int, str]]:
     """The code of the cells that run, for the devices of this job, with their numbers."""
-    book = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())
-    found = [(n, "".join(cell["source"])) for n, cell in enumerate(book["cells"]) if cell["cell_type"] == "code"]
-    count, skipped = st.device_count(), ELSEWHERE[name]
+    book, count = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text()), st.device_count()
+    skipped, lines = ELSEWHERE[name], r"^(import numpy as np|os\.environ.*)$"
+    ours = {"for count in (1, 2, 4, 8)": f"for count in ({count},)", "runs[8]": f"runs[{count}]"}
     if count != 8:
-        skipped = skipped | EIGHT.get(name, set())
-    meshes = {"(8,)": f"({count},)", "(4, 2)": f"({count}, 1)", "(2, 4)": f"(1, {count})"} if count != 8 else {}
-    made = []
-    for number, code in found:
-        code = re.sub(r"^(import numpy as np|os\.environ.*)$", "", code, flags=re.MULTILINE)
-        for mesh, ours in meshes.items():
-            code = code.replace(f"make_mesh({mesh}", f"make_mesh({ours}")
-        if number not in skipped:
-            made.append((number, code))
-    return made
+        skipped, lines = skipped | SEVERAL.get(name, set()), f"{lines}|^assert .*(bytes|sent|8).*$"
+        meshes = {"(8,)": f"({count},)", "(4, 2)": f"({count}, 1)", "(2, 4)": f"(1, {count})"}
+        ours |= {f"make_mesh({mesh}": f"make_mesh({other}" for mesh, other in meshes.items()}
+    found = []
+    for number, cell in enumerate(book["cells"]):
+        if cell["cell_type"] == "code" and number not in skipped:
+            code = INSTEAD.get(name, {}).get(number) or re.sub(lines, "", "".join(cell["source"]), flags=re.MULTILINE)
+            for theirs, instead in ours.items():
+                code = code.replace(theirs, instead)
+            found.append((number, code))
+    return found
 
 
 def digest(space: dict[str, Any]) -> str:
