@@ -20,8 +20,8 @@ _CHUNK = 1 << 30
 """Bytes of one message of MPI, whose counts are limited to 31 bits in some implementations."""
 
 _SPINS = 100
-"""How often a process that waits tests at once, before it passes its core on: about 50 µs, as long as processes that call
-the same are apart.
+"""How often a process that waits tests at once, before it passes its core on: about 50 µs, as long as processes that
+call the same are apart.
 """
 
 _YIELDS = 4000

@@ -23,12 +23,13 @@ from shardtensor.communication.schedules import (
     AllReduce,
     Beside,
     Broadcast,
+    HostCopies,
     InTurn,
     Listed,
     Move,
     Schedule,
 )
-from shardtensor.communication.transfer_plan import TransferPlan, crossing
+from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.sharding.cells import cells
 from shardtensor.sharding.copy_plan import Region
 from shardtensor.sharding.layout import Grid, Ints
@@ -91,20 +92,21 @@ def _(schedule: InTurn, processes_of: ProcessesOf) -> Sent:
 
 @_sent.register
 def _(schedule: Move, processes_of: ProcessesOf) -> Sent:
-    return _between_cells(schedule.regions, schedule.sources, schedule.result, schedule.itemsize)
+    itemsizes = schedule.itemsizes or [schedule.itemsize] * len(schedule.sources)
+    return _between_cells(schedule.regions, schedule.sources, schedule.result, itemsizes)
 
 
-def _between_cells(regions: Sequence[Region], sources: Sequence[Grid], result: Grid, itemsize: int) -> Sent:
+def _between_cells(regions: Sequence[Region], sources: Sequence[Grid], result: Grid, itemsizes: Sequence[int]) -> Sent:
     """Yields the messages of a plan of copies between the buffers that processes have of the arrays."""
     if HOST in result.devices:
         return
     plan = TransferPlan(regions, [_in_processes(grid) for grid in sources], _in_processes(result))
-    for piece in crossing(plan).values():
+    for piece in plan.crossing.values():
         region = plan.regions[piece.region]
         # Along a new dimension, elements repeat at the destination.
         sizes = [to.stop - to.start for line, to in zip(region.lines, piece.to, strict=True) if line.source is not None]
         source, destination = plan.sources[region.operand].devices[piece.j], plan.result.devices[piece.k]
-        yield process_of(source), process_of(destination), math.prod(sizes) * itemsize
+        yield process_of(source), process_of(destination), math.prod(sizes) * itemsizes[region.operand]
 
 
 @_sent.register
@@ -112,10 +114,18 @@ def _(schedule: Listed, processes_of: ProcessesOf) -> Sent:
     planned = schedule.planned
     if planned is not None and isinstance(planned.plan, TransferPlan):
         regions, sources, result = planned.plan.regions, planned.plan.sources, planned.plan.result
-        return _between_cells(regions, sources, result, planned.itemsize)
+        return _between_cells(regions, sources, result, [planned.itemsize] * len(sources))
     if planned is not None and isinstance(planned.plan, GatherPlan):
         return ((source, to, size * planned.itemsize) for source, to, size in planned.plan.between_processes())
     return _of_devices(schedule, processes_of)
+
+
+@_sent.register
+def _(schedule: HostCopies, processes_of: ProcessesOf) -> Sent:
+    processes = processes_of(schedule.ids).tolist()
+    for source, size in zip(processes, schedule.sizes, strict=True):
+        for destination in set(processes):
+            yield source, destination, size
 
 
 @_sent.register

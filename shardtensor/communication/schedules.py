@@ -215,6 +215,7 @@ class Move(Schedule):
         regions, sources, result: see `TransferPlan`.
         itemsize: the bytes of one element.
         operator, explicit: see `Schedule`.
+        itemsizes: the bytes of one element of each operand, which processes send each other; by default ``itemsize``.
     """
 
     regions: Sequence[Region]
@@ -223,6 +224,7 @@ class Move(Schedule):
     itemsize: int
     operator: str
     explicit: bool
+    itemsizes: Sequence[int] = ()
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
@@ -243,6 +245,25 @@ class Move(Schedule):
     def _joined(self) -> Phase:
         """Yields one block in which the pieces that several regions send from one device to another are one message."""
         yield one_for_each_pair(flat(sent(block) for region in self.regions for block in self._blocks(region)))
+
+
+class HostCopies(Schedule):
+    """Arrays of a few integers, of which the host needs those of all devices. Only processes send them to each other.
+
+    Args:
+        devices: the device of each array.
+        sizes: the bytes of each array.
+    """
+
+    operator, explicit = "to_host", True
+
+    def __init__(self, devices: Sequence[Device], sizes: Sequence[int]) -> None:
+        self.ids = ids_of(devices)
+        self.sizes = sizes
+
+    def phases(self) -> Iterator[Phase]:
+        """See `Schedule`."""
+        return iter(())
 
 
 class Listed(Schedule):

@@ -355,10 +355,10 @@ class SimulationReport:
             if key not in known:
                 known[key] = _traffic(step, network)
             traffic = known[key]
-            if not traffic.messages and not traffic.from_host and not traffic.to_host:
-                continue
             for schedule in step:
                 self._schedules[schedule.key] = schedule, self._schedules.get(schedule.key, (schedule, 0))[1] + 1
+            if not traffic.messages and not traffic.from_host and not traffic.to_host:
+                continue
             self.steps.append(traffic)
             kind = traffic.operator, traffic.axis
             if kind not in rows:

@@ -123,6 +123,17 @@ class TransferPlan(RecordedPlan):
                 incoming[piece.k].append(piece)
         return incoming
 
+    @functools.cached_property
+    def crossing(self) -> dict[Any, Piece]:
+        """The pieces that are sent to another process, each for its first receiver there."""
+        found: dict[Any, Piece] = {}
+        for pieces in self.incoming:
+            for piece in pieces:
+                source = self.sources[self.regions[piece.region].operand].devices[piece.j]
+                if source != HOST and process_of(source) != process_of(self.result.devices[piece.k]):
+                    found.setdefault(_key(self, piece), piece)
+        return found
+
     def receive(
         self,
         k: int,
@@ -201,7 +212,7 @@ def _run_across(
             note(described(arrays[0]))
     devices = plan.result.devices
     made = [None if is_remote(d) or plan.is_one_piece(k) else plan.new(k, dtype, fill) for k, d in enumerate(devices)]
-    away = crossing(plan)
+    away = plan.crossing
     sent = [plan.message(piece, operands, devices[piece.k]) for piece in away.values()]
     into = [_place(plan, piece, made[piece.k]) for piece in away.values()]
     arrived = dict(zip(away, cross(sent, "transfer", into), strict=True))
@@ -231,17 +242,6 @@ def _place(plan: TransferPlan, piece: Piece, out: Any) -> Any:
     device = plan.result.devices[piece.k]
     with backend_of(device).on(device):
         return backend_of(device).view(out, piece.to)
-
-
-def crossing(plan: TransferPlan) -> dict[Any, Piece]:
-    """Returns the pieces that are sent to another process, each for its first receiver there."""
-    found: dict[Any, Piece] = {}
-    for pieces in plan.incoming:
-        for piece in pieces:
-            source = plan.sources[plan.regions[piece.region].operand].devices[piece.j]
-            if source != HOST and process_of(source) != process_of(plan.result.devices[piece.k]):
-                found.setdefault(_key(plan, piece), piece)
-    return found
 
 
 def _key(plan: TransferPlan, piece: Piece) -> Any:

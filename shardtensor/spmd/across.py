@@ -7,6 +7,7 @@ same order.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -91,7 +92,15 @@ def _exchanged(record: Any) -> list[Any]:
     """Returns what the programs of each process do: the collectives in which they wait, or their results."""
     import json  # Programs of one process do not need it.
 
-    return [json.loads(text) for text in gather_texts("collectives of a map", json.dumps(record))]
+    return list(map(_parsed, gather_texts("collectives of a map", json.dumps(record))))
+
+
+@functools.lru_cache(256)
+def _parsed(text: str) -> Any:
+    """Returns what a text describes, which is only read: loops send the same texts again and again."""
+    import json  # See above.
+
+    return json.loads(text)
 
 
 def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:

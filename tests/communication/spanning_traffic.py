@@ -28,9 +28,9 @@ from shardtensor.testing.layouts import specs
 from tests.cases import CASES
 from tests.communication.spanning_operators import EXAMPLES, NAMES, PATH, Provider
 
-BY_ELEMENTS = {"isin_sorted", "searchsorted_split", "take_along_axis", "take_along_split"}
-"""Operators by which devices request elements of each other: which ones depends on their elements, and the simulation
-assumes that they request as many of each other one.
+BY_ELEMENTS = {"isin_sorted", "nan_quantiles", "searchsorted_split", "take_along_axis", "take_along_split"}
+"""Operators whose messages depend on the elements: which of them devices request of each other, or where NaN is. The
+simulation assumes that they request as many of each other device.
 """
 
 
