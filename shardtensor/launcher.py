@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +22,9 @@ from shardtensor.errors import ArgumentError, BackendError
 
 GRACE = 12.0
 """Seconds between the first process that ends with an error and the end of the others, which print their own."""
+
+_POLL = 0.02
+"""Seconds between two looks at whether a job is over."""
 
 _LAUNCHERS_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SHARDTENSOR_PROCESS_ID")
 """How the variables begin that another launcher has set for this process. The new job must not see them."""
@@ -66,8 +71,9 @@ def launch(
     if engine == "mpi":
         if mpiexec is None:
             raise BackendError("launch: there is no mpiexec; `pip install 'shardtensor[mpi-local]'` brings one")
-        base.pop("PYTHONUNBUFFERED", None)  # It writes the ends of lines by themselves, and mpiexec would mix lines.
-        jobs = [(_mpi_command(mpiexec, processes, command), base, "")]
+        with _Pipes(processes, output) as pipes:
+            command = _mpi_command(mpiexec, processes, pipes.connected(command))
+            return _run([(command, base, "")], timeout, pipes.write)
     else:
         address = f"127.0.0.1:{free_port()}"
         names = {"SHARDTENSOR_COORDINATOR_ADDRESS": address, "SHARDTENSOR_NUM_PROCESSES": str(processes)}
@@ -94,8 +100,75 @@ def _mpi_command(mpiexec: str, processes: int, command: Sequence[str]) -> list[s
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" in version or "OpenRTE" in version:
         # By default, Open MPI refuses more processes than cores, and binds all threads of a process to one core.
-        return [mpiexec, "--oversubscribe", "--bind-to", "none", "--tag-output", "-n", str(processes), *command]
-    return [mpiexec, "-prepend-rank", "-n", str(processes), *command]
+        return [mpiexec, "--oversubscribe", "--bind-to", "none", "-n", str(processes), *command]
+    return [mpiexec, "-n", str(processes), *command]
+
+
+class _Pipes:
+    """A named pipe for each process, to which it writes its output.
+
+    mpiexec passes output on in pieces of some kilobytes, so that longer lines of several processes would be mixed.
+
+    Args:
+        processes: the number of processes.
+        output: called with each line, after the number of its process.
+    """
+
+    _COMMAND = 'p="$0/${PMI_RANK-$OMPI_COMM_WORLD_RANK}"; if [ -p "$p" ]; then exec "$@" >"$p" 2>&1; fi; exec "$@"'
+    """What the shell runs in each process: the program, with its output connected to the pipe."""
+
+    def __init__(self, processes: int, output: Callable[[str], object]) -> None:
+        self._processes = processes
+        self._output = output
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> _Pipes:
+        self._folder = tempfile.TemporaryDirectory(prefix="shardtensor-launch-")
+        self._ends: list[tuple[int, int]] = []
+        for k in range(self._processes):
+            path = os.path.join(self._folder.name, str(k))
+            os.mkfifo(path)
+            # This process keeps an end to write to, too: without any, the pipe would end before its process begins.
+            self._ends.append((os.open(path, os.O_RDONLY | os.O_NONBLOCK), os.open(path, os.O_WRONLY)))
+        self._readers = [threading.Thread(target=self._copy, args=(k,)) for k in range(self._processes)]
+        for reader in self._readers:
+            reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for reader in self._readers:
+            reader.join()
+        for ends in self._ends:
+            for end in ends:
+                os.close(end)
+        self._folder.cleanup()
+
+    def connected(self, command: Sequence[str]) -> list[str]:
+        """Returns the command that runs a command with its output connected to the pipe of its process."""
+        return ["/bin/sh", "-c", self._COMMAND, self._folder.name, *command]
+
+    def write(self, line: str) -> None:
+        """Passes a line on."""
+        with self._lock:
+            self._output(line)
+
+    def _copy(self, k: int) -> None:
+        """Passes on what process ``k`` writes, until the job is over and nothing is left in its pipe."""
+        rest = b""
+        while True:
+            is_over = self._is_over.is_set()
+            if select.select([self._ends[k][0]], [], [], 0 if is_over else _POLL)[0]:
+                *lines, rest = (rest + os.read(self._ends[k][0], 1 << 16)).split(b"\n")
+            elif is_over:
+                lines, rest = [rest] if rest else [], b""
+            else:
+                continue
+            for line in lines:
+                self.write(f"[{k}] {line.decode(errors='replace')}")
+            if is_over and not lines and not rest:
+                return
 
 
 def _run(

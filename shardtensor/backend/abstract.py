@@ -18,9 +18,9 @@ NAME = "simulated"
 """The name of the abstract backend."""
 
 
-def abstract_device(number: int) -> Device:
-    """Returns the abstract device with this id."""
-    return Device(NAME, number, 0, NAME)
+def abstract_device(number: int, process: int = 0) -> Device:
+    """Returns the abstract device with this id, of a process that does not exist either."""
+    return Device(NAME, number, process, NAME)
 
 
 class AbstractBackend(Backend):

@@ -300,6 +300,8 @@ def memory_space(device: Device) -> Hashable:
     if is_remote(device):
         return _memories[device]
     backend = backend_of(device)
+    if backend.simulated and device.process_index:
+        return backend.name, device.process_index
     return HOST_MEMORY if backend.on_host else (backend.name, backend.memory_space(device))
 
 

@@ -138,6 +138,27 @@ def _rebuilt(state: Any, arrays: Iterator[Any]) -> Any:
     return state if type(array) is RemoteArray else array.item()
 
 
+def divided(size: int, nbytes: int, processes: int) -> list[list[tuple[int, int]]]:
+    """Returns how the processes of a group divide a result.
+
+    Args:
+        size: the number of elements of the result.
+        nbytes: the bytes of a state.
+        processes: the number of processes.
+
+    Returns:
+        Of a long result, for each block the bounds of the part that each process combines; of others one block without
+        parts, since each process combines all of it.
+    """
+    if nbytes < CHUNKED_FROM or processes == 1:
+        return [[]]
+    blocks = []
+    for begin, end in itertools.pairwise(offsets(size, (-(-nbytes // _BLOCK),)).tolist()):
+        ends = (offsets(end - begin, (processes,)) + begin).tolist()
+        blocks.append(list(itertools.pairwise(ends)))
+    return blocks
+
+
 def all_reduce_across(
     groups: Sequence[Group],
     states: Mapping[int, Any],
@@ -179,8 +200,7 @@ class _GroupAcross:
     """The all-reduce of one group; see `all_reduce_across`.
 
     Attributes:
-        blocks: of a long result, for each block the bounds of the part that each process combines; otherwise one block
-            without parts.
+        blocks: see `divided`.
     """
 
     def __init__(
@@ -202,15 +222,10 @@ class _GroupAcross:
         self._here = process_index()
         self._own = [k for k, p in zip(group.members, processes, strict=True) if p == self._here]
         self._states = {k: states[k] for k in self._contributors}
-        nbytes = [group.size * array.dtype.itemsize for array in _arrays(states[self._contributors[0]])]
-        self.blocks: list[list[tuple[int, int]]] = [[]]
+        itemsizes = [array.dtype.itemsize for array in _arrays(states[self._contributors[0]]) if array.shape]
+        self.blocks = divided(group.size, group.size * sum(itemsizes), len(self._order))
         self._total: Any = None
-        if sum(nbytes) >= CHUNKED_FROM and len(self._order) > 1:
-            count = -(-max(nbytes) // _BLOCK)
-            for begin, end in itertools.pairwise(offsets(group.size, (count,)).tolist()):
-                ends = (offsets(end - begin, (len(self._order),)) + begin).tolist()
-                self.blocks.append(list(itertools.pairwise(ends)))
-            del self.blocks[0]
+        if self.blocks[0]:
             self._states = {k: ops.cut(k, state, 0, group.size) for k, state in self._states.items()}
             if self._own:
                 self._device = devices[self._own[0]]

@@ -101,6 +101,7 @@ class Agreement:
         self._windows = deque([_Window(0, b"", [])], maxlen=2)
         self._lock = threading.Lock()
         self._accompanied = ""
+        self._is_settled = False  # Whether the processes know what they exchange next.
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -192,7 +193,10 @@ class Agreement:
             call = self._accompanied
             self.gather(call, _MORE)
         with self._exclusive(call):
-            self._agree(call)
+            if self._is_settled:
+                self._noted.append(call)
+            else:
+                self._agree(call)
             with self._in_the_middle():
                 for messages in rounds:
                     for outgoing, incoming in messages:
@@ -207,6 +211,17 @@ class Agreement:
         finally:
             self._accompanied = ""
         self.gather(call, _NO_MORE)
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """A context whose exchanges follow from what the processes have told each other just before: they send messages
+        without a header, and the next header compares them, too.
+        """
+        self._is_settled = True
+        try:
+            yield
+        finally:
+            self._is_settled = False
 
     @property
     def sends_short(self) -> bool:

@@ -8,6 +8,7 @@ tensors without elements, of which it returns the shapes and dtypes only.
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,15 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.communication.all_reduce import CHUNKED_FROM, Group
-from shardtensor.communication.schedules import AllReduce, AllToAll, Broadcast, Collective, Permute, ids_of
+from shardtensor.communication.schedules import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    Permute,
+    ids_of,
+)
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.sharding.layout import Ints, Shape, offsets
 from shardtensor.tensor.tensor import ShardedTensor
@@ -82,14 +91,15 @@ class Communicator(abc.ABC):
         """Combines the arrays elementwise by a binary ufunc on every device; ``mean`` divides by their number."""
         n, nbytes, size = len(arrays), self._nbytes(arrays[0]), math.prod(arrays[0].shape)
         group = Group(range(n), (True,) * n, self.sizes, size, nbytes >= CHUNKED_FROM and n > 2)
-        self._announce(AllReduce, group.contributes, group.axes, group.chunked, nbytes, nbytes)
+        kind = functools.partial(AllReduce, elements=size)
+        self._announce(kind, group.contributes, group.axes, group.chunked, nbytes, nbytes)
         return self._all_reduce(arrays, ufunc, mean, group)
 
     def all_gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
         """Concatenates all arrays along ``axis`` (tiled), or stacks them along a new axis there, on every device."""
         n = len(arrays)
         if is_recording():
-            self._exchange([self._nbytes(a) for a in arrays], [np.ones(n, np.int64)], [0] * n)
+            self._exchange([self._nbytes(a) for a in arrays], [np.ones(n, np.int64)], [0] * n, AllGather)
         return self._all_gather(arrays, axis, tiled)
 
     def reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
@@ -173,9 +183,9 @@ class Communicator(abc.ABC):
             schedule.explicit = self.explicit
             schedule.announce(self.copies)
 
-    def _exchange(self, rows: list[int], shares: list[Ints], which: list[int]) -> None:
+    def _exchange(self, rows: list[int], shares: list[Ints], which: list[int], kind: type[AllToAll] = AllToAll) -> None:
         """Records messages from each device to each other device; see `AllToAll`."""
-        self._announce(AllToAll, np.array(rows, np.int64), np.array(shares), np.array(which))
+        self._announce(kind, np.array(rows, np.int64), np.array(shares), np.array(which))
 
     def _nbytes(self, array: Any) -> int:
         return int(math.prod(array.shape)) * self.dtype_of(array).itemsize

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device
-from shardtensor.backend.registry import backend_of
+from shardtensor.backend.registry import backend_of, is_remote, is_spanning
+from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.messages import Message, as_dtype, exchange
+from shardtensor.communication.processes import cross, process_of
 from shardtensor.communication.transfer_log import Transfer
 from shardtensor.communication.transfer_plan import RecordedPlan
 from shardtensor.sharding.layout import Grid, Ints, Shape
@@ -99,12 +101,24 @@ class GatherPlan(RecordedPlan):
                 for d, (part, *_) in zip(self.others, combination, strict=True):
                     mine[d] = part
                 candidates = self.holders[tuple(mine[d] for d in range(len(offsets)))]
-                in_place = [j for j in candidates if self.source.devices[j] == want.device]
-                j = in_place[0] if in_place else candidates[k % len(candidates)]
+                j = self._source_for(k, want.device, candidates)
                 runs_here = tuple([slice(a, b) for _, a, b, _ in combination])
                 to = tuple([slice(at, at + b - a) for _, a, b, at in combination])
                 size = len(rows) * math.prod(b - a for _, a, b, _ in combination)
                 yield _Piece(j, rows, index, runs_here, to, size)
+
+    def _source_for(self, k: int, device: Device, candidates: Sequence[int]) -> int:
+        """Returns which of the devices that hold elements sends them to the device of the k-th request: itself, or one
+        of its process, where there is one.
+        """
+        devices = self.source.devices
+        if in_place := [j for j in candidates if devices[j] == device]:
+            return in_place[0]
+        processes = sorted({devices[j].process_index for j in candidates})
+        wanted = device.process_index
+        giver = wanted if wanted in processes else processes[wanted % len(processes)]
+        own = [j for j in candidates if devices[j].process_index == giver]
+        return own[k % len(own)] if giver == wanted else own[0]
 
     def records(self, itemsize: int, copied: bool, operator: str, explicit: bool) -> Iterator[Transfer]:
         """See `RecordedPlan`."""
@@ -121,20 +135,74 @@ class GatherPlan(RecordedPlan):
 
     def run(self, arrays: Sequence[Any], dtype: Any) -> list[Any]:
         """Executes the plan: returns one array of `GatherRequest.shape` for each request."""
-        return [self._receive(*both, arrays, dtype) for both in zip(self.wants, self._incoming, strict=True)]
+        itemsize = np.dtype(dtype).itemsize
+        batches = [_batches(pieces, itemsize) for pieces in self._incoming]
+        outs = [self._new(want, dtype) for want in self.wants]
+        if is_spanning((*self.source.devices, *[want.device for want in self.wants])):
+            for batch in itertools.zip_longest(*batches, fillvalue=()):
+                self._receive_across(batch, arrays, outs)
+            return outs
+        for want, out, own in zip(self.wants, outs, batches, strict=True):
+            for some in own:
+                self._store(want, out, some, [self._message(p, arrays[p.j], want.device) for p in some])
+        return outs
 
-    def _receive(self, want: GatherRequest, pieces: Sequence[_Piece], arrays: Sequence[Any], dtype: Any) -> Any:
+    @staticmethod
+    def _new(want: GatherRequest, dtype: Any) -> Any:
+        if is_remote(want.device):
+            return RemoteArray(want.shape, np.dtype(dtype))
         backend = backend_of(want.device)
         with backend.on(want.device):
-            out = backend.xp.empty(want.shape, dtype=dtype)
-        for batch in _batches(pieces, np.dtype(dtype).itemsize):
-            parts = exchange([self._message(p, arrays[p.j], want.device) for p in batch])
-            for p, part in zip(batch, parts, strict=True):
-                with backend.on(want.device):
-                    # The rows of one source are in the order of the request, so a slice suffices if it has them all.
-                    rows = slice(None) if len(p.rows) == want.rows else on_device(p.rows, want.device)
-                    out[(rows, *p.to)] = as_dtype(backend, part, dtype)
-        return out
+            return backend.xp.empty(want.shape, dtype=dtype)
+
+    @staticmethod
+    def _store(want: GatherRequest, out: Any, pieces: Sequence[_Piece], messages: Sequence[Message]) -> None:
+        """Copies the elements of messages to where they belong in the array of a request."""
+        backend = backend_of(want.device)
+        for p, part in zip(pieces, exchange(messages), strict=True):
+            with backend.on(want.device):
+                # The rows of one source are in the order of the request, so a slice suffices if it has them all.
+                rows = slice(None) if len(p.rows) == want.rows else on_device(p.rows, want.device)
+                out[(rows, *p.to)] = as_dtype(backend, part, backend.dtype_of(out))
+
+    def _receive_across(self, batch: Sequence[Sequence[_Piece]], arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Receives pieces of each request; those of other processes in one exchange, and each of them once in a
+        process.
+        """
+        away = self._away(batch)
+        crossing = [self._message(p, arrays[p.j], self.wants[k].device) for k, p in away.values()]
+        arrived = dict(zip(away, cross(crossing, "gather"), strict=True))
+        for want, pieces, out in zip(self.wants, batch, outs, strict=True):
+            if is_remote(want.device):
+                continue
+            messages = []
+            for p in pieces:
+                if (key := self._key(p, want.device)) in away:
+                    messages.append(Message(arrived[key], self.wants[away[key][0]].device, want.device))
+                else:
+                    messages.append(self._message(p, arrays[p.j], want.device))
+            self._store(want, out, pieces, messages)
+
+    def _away(self, batch: Sequence[Sequence[_Piece]]) -> dict[Any, tuple[int, _Piece]]:
+        """Returns the pieces that are sent to another process, each with the first request there that has it."""
+        found: dict[Any, tuple[int, _Piece]] = {}
+        for k, (want, pieces) in enumerate(zip(self.wants, batch, strict=True)):
+            for p in pieces:
+                source = self.source.devices[p.j]
+                if source != HOST and process_of(source) != process_of(want.device):
+                    found.setdefault(self._key(p, want.device), (k, p))
+        return found
+
+    @staticmethod
+    def _key(piece: _Piece, device: Device) -> Any:
+        """Identifies the elements of a piece, and the process that receives them."""
+        runs = tuple([(run.start, run.stop) for run in piece.runs])
+        return piece.j, tuple([i.tobytes() for i in piece.indices]), runs, process_of(device)
+
+    def between_processes(self) -> Iterator[tuple[int, int, int]]:
+        """Yields the messages that processes send: the one that sends, the one that receives, and how many elements."""
+        for k, p in self._away(self._incoming).values():
+            yield process_of(self.source.devices[p.j]), process_of(self.wants[k].device), p.size
 
     def _message(self, piece: _Piece, array: Any, destination: Device) -> Message:
         source = self.source.devices[piece.j]

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 30
 """Bytes of one message of MPI, whose counts are limited to 31 bits in some implementations."""
 
+_SPINS = 100
+"""How often a process that waits tests at once, before it passes its core on: about 50 µs, as long as processes that
+call the same are apart.
+"""
+
 _YIELDS = 4000
 """How often a process that waits passes its core on before it sleeps: about as long as a message of 1 MiB takes."""
 
@@ -140,6 +145,8 @@ class MPIEngine(Engine):
         tests = 0
         while not is_complete():
             tests += 1
+            if tests < _SPINS:
+                continue
             if tests < _YIELDS:
                 os.sched_yield()
                 if tests % 64:

@@ -22,7 +22,14 @@ import numpy as np
 from shardtensor.backend.abstract import NAME, abstract_device
 from shardtensor.backend.device import HOST, Device
 from shardtensor.communication.all_reduce import Group, reduction_tree
-from shardtensor.communication.transfer_log import Transfer, TransferBatch, guarded, is_recording, record_transfer
+from shardtensor.communication.transfer_log import (
+    Transfer,
+    TransferBatch,
+    TransferRecords,
+    guarded,
+    is_recording,
+    record_transfer,
+)
 from shardtensor.host.fork import in_children
 from shardtensor.sharding.copy_plan import Region, RegionCopies, pieces_in
 from shardtensor.sharding.layout import Grid, Ints, offsets
@@ -160,10 +167,16 @@ def one_for_each_pair(block: Block) -> Block:
 
 
 class Beside(Schedule):
-    """Schedules of disjoint groups of devices, which run at the same time."""
+    """Schedules of disjoint groups of devices, which run at the same time.
 
-    def __init__(self, parts: Sequence[Schedule]) -> None:
+    Args:
+        parts: the schedules.
+        contents: for each of them a value that is equal for groups whose devices have the same elements, in order.
+    """
+
+    def __init__(self, parts: Sequence[Schedule], contents: Sequence[Any] = ()) -> None:
         self.operator, self.explicit, self.axis = parts[0].operator, parts[0].explicit, parts[0].axis
+        self.contents = contents or range(len(parts))
         self._parts = parts
 
     def parts(self) -> Sequence[Schedule]:
@@ -183,11 +196,11 @@ class InTurn(Schedule):
 
     def __init__(self, steps: Sequence[Schedule], operator: str) -> None:
         self.operator = operator
-        self._steps = steps
+        self.steps = steps
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
-        for step in self._steps:
+        for step in self.steps:
             yield from step.phases()
 
 
@@ -202,6 +215,7 @@ class Move(Schedule):
         regions, sources, result: see `TransferPlan`.
         itemsize: the bytes of one element.
         operator, explicit: see `Schedule`.
+        itemsizes: the bytes of one element of each operand, which processes send each other; by default ``itemsize``.
     """
 
     regions: Sequence[Region]
@@ -210,6 +224,7 @@ class Move(Schedule):
     itemsize: int
     operator: str
     explicit: bool
+    itemsizes: Sequence[int] = ()
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
@@ -232,10 +247,35 @@ class Move(Schedule):
         yield one_for_each_pair(flat(sent(block) for region in self.regions for block in self._blocks(region)))
 
 
-class Listed(Schedule):
-    """The transfers of a log, as one phase."""
+class HostCopies(Schedule):
+    """Arrays of a few integers, of which the host needs those of all devices. Only processes send them to each other.
 
-    def __init__(self, records: Sequence[Transfer]) -> None:
+    Args:
+        devices: the device of each array.
+        sizes: the bytes of each array.
+    """
+
+    operator, explicit = "to_host", True
+
+    def __init__(self, devices: Sequence[Device], sizes: Sequence[int]) -> None:
+        self.ids = ids_of(devices)
+        self.sizes = sizes
+
+    def phases(self) -> Iterator[Phase]:
+        """See `Schedule`."""
+        return iter(())
+
+
+class Listed(Schedule):
+    """The transfers of a log, as one phase.
+
+    Args:
+        records: the transfers.
+        planned: the plan that they are of, if there is one.
+    """
+
+    def __init__(self, records: Sequence[Transfer], planned: TransferRecords | None = None) -> None:
+        self.planned = planned
         self.operator, self.explicit, self.axis = records[0].operator, records[0].explicit, records[0].axis
         self._records = records
 
@@ -274,6 +314,8 @@ class AllReduce(Collective):
     Attributes:
         contributes, axes, chunked: see `shardtensor.communication.all_reduce.Group`.
         state, result: bytes of a state and of the result.
+        elements: the number of elements of the result.
+        numbers: how many numbers there are in a state beside its arrays. Only processes send them to each other.
     """
 
     contributes: tuple[bool, ...]
@@ -283,6 +325,8 @@ class AllReduce(Collective):
     result: int
     operator: str
     axis: str = ""
+    elements: int = 0
+    numbers: int = 0
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
@@ -343,6 +387,10 @@ class AllToAll(Collective):
         yield _all_to_all(self.members, self.members, sizes)
 
 
+class AllGather(AllToAll):
+    """The messages of a collective in which each member sends every other member the same row."""
+
+
 @dataclass(eq=False)
 class Permute(Collective):
     """The messages of a permutation: some members send to one member each.
@@ -381,7 +429,13 @@ class Broadcast(Collective):
 
 
 def combination(
-    operator: str, devices: tuple[Device, ...], groups: Sequence[Group], state: int, result: int
+    operator: str,
+    devices: tuple[Device, ...],
+    groups: Sequence[Group],
+    contents: Sequence[Any],
+    state: int,
+    result: int,
+    numbers: int,
 ) -> Schedule:
     """Returns the schedule that combines the partial results of an operator's reduction in each group of devices.
 
@@ -389,16 +443,19 @@ def combination(
         operator: the name of the operator.
         devices: the devices, in mesh order.
         groups: the groups of positions.
+        contents: see `Beside`.
         state, result: bytes of one element of a partial result, and of the result.
+        numbers: see `AllReduce`.
     """
     ids = _ids_of_mesh(devices)
     parts = [
         AllReduce(
-            ids[np.asarray(g.members)], g.contributes, g.axes, g.chunked, g.size * state, g.size * result, operator
+            ids[np.asarray(g.members)], g.contributes, g.axes, g.chunked, g.size * state, g.size * result, operator,
+            elements=g.size, numbers=numbers,
         )
         for g in groups
-    ]
-    return parts[0] if len(parts) == 1 else Beside(parts)
+    ]  # fmt: skip
+    return parts[0] if len(parts) == 1 else Beside(parts, contents)
 
 
 def scattered_combination(

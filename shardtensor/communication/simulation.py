@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.abstract import NAME
 from shardtensor.communication.schedules import Block, Collective, Listed, Schedule, ids_of
-from shardtensor.communication.transfer_log import Recorded, Transfer, html_table, opened, table
+from shardtensor.communication.transfer_log import Recorded, Transfer, TransferRecords, html_table, opened, table
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
 from shardtensor.sharding.layout import Ints
 from shardtensor.sharding.mesh import Mesh, default_mesh, use_mesh
@@ -289,7 +289,7 @@ class _Steps:
         else:
             mine = [r for r in made() if r.bytes and NAME in (r.source.backend, r.destination.backend)]
             if mine:
-                self.found.append([Listed(mine)])
+                self.found.append([Listed(mine, records if isinstance(records, TransferRecords) else None)])
 
     def _add_collective(self, schedule: Collective) -> None:
         """Adds a collective of one group to the step of the other groups' k-th calls of the same collective.
@@ -355,10 +355,10 @@ class SimulationReport:
             if key not in known:
                 known[key] = _traffic(step, network)
             traffic = known[key]
-            if not traffic.messages and not traffic.from_host and not traffic.to_host:
-                continue
             for schedule in step:
                 self._schedules[schedule.key] = schedule, self._schedules.get(schedule.key, (schedule, 0))[1] + 1
+            if not traffic.messages and not traffic.from_host and not traffic.to_host:
+                continue
             self.steps.append(traffic)
             kind = traffic.operator, traffic.axis
             if kind not in rows:
@@ -393,6 +393,28 @@ class SimulationReport:
                     devices = np.broadcast_to((sources < n) & (destinations < n) & (sources != destinations), at.shape)
                     np.add.at(table, at[devices], sizes[devices] * calls)
         return table[: n * n].reshape(n, n)
+
+    def process_bytes(self) -> npt.NDArray[np.int64]:
+        """Returns the bytes that each process sends to each other one: an array of shape (p, p) for p processes.
+
+        Processes send less than their devices: the devices of a process share its memory, so that elements that several
+        of them lack are sent once. These are the bytes of arrays; the headers of exchanges do not count.
+
+        >>> mesh = st.AbstractMesh((2, 4), ("host", "gpu"), processes=2)
+        >>> x = st.zeros((8, 100), device=st.NamedSharding(mesh, st.P(("host", "gpu"))))
+        >>> report = st.simulate(lambda x: st.reshard(x, st.NamedSharding(mesh, st.P())), x)
+        >>> report.process_bytes()
+        array([[   0, 3200],
+               [3200,    0]])
+        """
+        from shardtensor.communication.process_traffic import between_processes, processes_by_id
+
+        devices = self.mesh.flat
+        count, processes_of = max([d.process_index for d in devices]) + 1, processes_by_id(devices)
+        table = np.zeros((count, count), np.int64)
+        for schedule, calls in self._schedules.values():
+            table += between_processes(schedule, processes_of, count) * calls
+        return table
 
     def __repr__(self) -> str:
         return f"SimulationReport({self.messages} messages, {self.bytes} bytes on {self.mesh!r})"

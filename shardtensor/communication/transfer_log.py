@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,28 @@ class Transfer:
     operator: str
     explicit: bool
     axis: str = ""
+
+
+class TransferRecords(NamedTuple):
+    """The transfers of a plan, which are computed when it is called.
+
+    Attributes:
+        plan: the plan.
+        itemsize: the bytes of one element.
+        copied: whether the bytes are copied here.
+        operator, explicit: see `Transfer`.
+    """
+
+    plan: Any
+    itemsize: int
+    copied: bool
+    operator: str
+    explicit: bool
+
+    def __call__(self) -> Iterable[Transfer]:
+        """Returns the transfers."""
+        transfers: Iterable[Transfer] = self.plan.records(*self[1:])
+        return transfers
 
 
 class TransferBatch:

@@ -15,7 +15,7 @@ from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.messages import Message, as_dtype, exchange
 from shardtensor.communication.processes import cross, described, note, process_of
 from shardtensor.communication.schedules import Block, flat, one_for_each_pair
-from shardtensor.communication.transfer_log import Transfer, TransferBatch, record_transfer
+from shardtensor.communication.transfer_log import Transfer, TransferBatch, TransferRecords, record_transfer
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each
@@ -38,7 +38,7 @@ class RecordedPlan(abc.ABC):
 
     def announce(self, itemsize: int, copied: bool, operator: str, explicit: bool = False) -> None:
         """Checks the transfers against the guard and records them; see `record_transfer`."""
-        made = functools.partial(self.records, itemsize, copied, operator, explicit)
+        made = TransferRecords(self, itemsize, copied, operator, explicit)
         record_transfer(operator, self.size * itemsize, explicit, made)
 
 
@@ -123,6 +123,17 @@ class TransferPlan(RecordedPlan):
                 incoming[piece.k].append(piece)
         return incoming
 
+    @functools.cached_property
+    def crossing(self) -> dict[Any, Piece]:
+        """The pieces that are sent to another process, each for its first receiver there."""
+        found: dict[Any, Piece] = {}
+        for pieces in self.incoming:
+            for piece in pieces:
+                source = self.sources[self.regions[piece.region].operand].devices[piece.j]
+                if source != HOST and process_of(source) != process_of(self.result.devices[piece.k]):
+                    found.setdefault(_key(self, piece), piece)
+        return found
+
     def receive(
         self,
         k: int,
@@ -201,10 +212,10 @@ def _run_across(
             note(described(arrays[0]))
     devices = plan.result.devices
     made = [None if is_remote(d) or plan.is_one_piece(k) else plan.new(k, dtype, fill) for k, d in enumerate(devices)]
-    crossing = _crossing(plan)
-    sent = [plan.message(piece, operands, devices[piece.k]) for piece in crossing.values()]
-    into = [_place(plan, piece, made[piece.k]) for piece in crossing.values()]
-    arrived = dict(zip(crossing, cross(sent, "transfer", into), strict=True))
+    away = plan.crossing
+    sent = [plan.message(piece, operands, devices[piece.k]) for piece in away.values()]
+    into = [_place(plan, piece, made[piece.k]) for piece in away.values()]
+    arrived = dict(zip(away, cross(sent, "transfer", into), strict=True))
     results = []
     for k, device in enumerate(devices):
         if is_remote(device):
@@ -212,7 +223,7 @@ def _run_across(
             continue
         pieces, messages = list[Piece](), list[Message]()
         for piece in plan.incoming[k]:
-            first = crossing.get(_key(plan, piece))
+            first = away.get(_key(plan, piece))
             if first is not None and first.k == k and made[k] is not None:
                 continue  # It is in its place already.
             pieces.append(piece)
@@ -231,17 +242,6 @@ def _place(plan: TransferPlan, piece: Piece, out: Any) -> Any:
     device = plan.result.devices[piece.k]
     with backend_of(device).on(device):
         return backend_of(device).view(out, piece.to)
-
-
-def _crossing(plan: TransferPlan) -> dict[Any, Piece]:
-    """Returns the pieces that are sent to another process, each for its first receiver there."""
-    found: dict[Any, Piece] = {}
-    for pieces in plan.incoming:
-        for piece in pieces:
-            source = plan.sources[plan.regions[piece.region].operand].devices[piece.j]
-            if source != HOST and process_of(source) != process_of(plan.result.devices[piece.k]):
-                found.setdefault(_key(plan, piece), piece)
-    return found
 
 
 def _key(plan: TransferPlan, piece: Piece) -> Any:

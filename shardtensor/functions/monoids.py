@@ -404,6 +404,14 @@ def element_bytes(name: str, value: Any, source: Any, params: dict[str, Any]) ->
     return state_bytes(sample_state(name, value, [source], params))
 
 
+def numbers_in_state(name: str, value: Any, source: Any, params: dict[str, Any]) -> int:
+    """Returns how many Python numbers there are in a monoid's state, beside its arrays; see `element_bytes`."""
+    if not MONOIDS[name].partial:
+        return 0
+    state = sample_state(name, value, [source], params)
+    return sum(type(part) in (int, float) for part in state) if isinstance(state, tuple) else 0
+
+
 def sample_state(name: str, value: Any, sources: Sequence[Any], params: dict[str, Any]) -> Any:
     """Returns the state that a monoid with states of its own computes from operands with one element each; see
     `element_bytes`.

@@ -7,18 +7,18 @@ same order.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.backend.device import Device
+from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import backend_of, is_remote, is_spanning, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
-from shardtensor.communication.processes import connected, gather_texts
+from shardtensor.communication.processes import connected, described, gather_texts, note
 from shardtensor.errors import BackendError, CollectiveError, ShapeError
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import Mesh
@@ -26,7 +26,7 @@ from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.program import Program, Rendezvous
 from shardtensor.tensor.pytree import form_of, leaves, replaced
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, shard_arrays, tensor
 from shardtensor.tensor.value import aval
 
 
@@ -92,7 +92,15 @@ def _exchanged(record: Any) -> list[Any]:
     """Returns what the programs of each process do: the collectives in which they wait, or their results."""
     import json  # Programs of one process do not need it.
 
-    return [json.loads(text) for text in gather_texts("collectives of a map", json.dumps(record))]
+    return list(map(_parsed, gather_texts("collectives of a map", json.dumps(record))))
+
+
+@functools.lru_cache(256)
+def _parsed(text: str) -> Any:
+    """Returns what a text describes, which is only read: loops send the same texts again and again."""
+    import json  # See above.
+
+    return json.loads(text)
 
 
 def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:
@@ -128,7 +136,7 @@ def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Re
             given = mine.contributions[k] if mine and here else ((across[n],), [_remote(x) for x in kinds[k]], ())
             contributions.append(given)
         all_know = len(waiting) == len(rows) and all(call in calls for calls in known)
-        with contextlib.nullcontext() if all_know else job.accompanied(call):
+        with job.settled() if all_know else job.accompanied(call):
             made = like.work(contributions)
         if mine is not None:
             results.append((mine, made))
@@ -221,6 +229,60 @@ def _result_kind(leaf: Any, caller: str) -> Any:
         f"{caller}: a call returns {leaf!r:.60}, a {type(leaf).__name__}; over several processes, functions return "
         "arrays on single devices and real numbers"
     )
+
+
+def twins_here(
+    twins: Sequence[tuple[int, int]], blocks: Sequence[ShardedTensor]
+) -> tuple[list[ShardedTensor], list[tuple[int, int]]]:
+    """Returns which results of calls must be equal.
+
+    Args:
+        twins: the pairs of calls of all processes whose results must be equal: the first of several, and each other.
+        blocks: the results of the calls.
+
+    Returns:
+        Of each group of results that all processes have some of, the first one of this process, and the pairs of calls
+        of this process.
+    """
+    groups: dict[int, list[int]] = {}
+    for first, other in twins:
+        groups.setdefault(first, [first]).append(other)
+    firsts, pairs = list[ShardedTensor](), list[tuple[int, int]]()
+    for members in groups.values():
+        devices = tuple([blocks[k].sharding.mesh.flat[0] for k in members])
+        own = [k for k, device in zip(members, devices, strict=True) if not is_remote(device)]
+        pairs += [(own[0], k) for k in own[1:]]
+        if len(processes_of(devices)) == connected("shard_map").engine.process_count:
+            firsts.append(blocks[own[0]])
+    return firsts, pairs
+
+
+def note_equal(results: Sequence[ShardedTensor], what: str) -> None:
+    """Lets the next exchange compare results between processes, by a checksum.
+
+    Args:
+        results: see `twins_here`.
+        what: their name.
+    """
+    for x in results:
+        if not lacks_elements(x):
+            note(f"{what}, declared to be equal: {', '.join(map(_digest, _on_hosts(x)))}")
+
+
+def _on_hosts(x: ShardedTensor) -> list[HostArray]:
+    arrays = []
+    for array, device in zip(shard_arrays(x), x.sharding.mesh.flat, strict=True):
+        backend = backend_of(device)
+        with backend.on(device):
+            arrays.append(np.asarray(backend.to_host(array, device)))
+    return arrays
+
+
+def _digest(array: HostArray) -> str:
+    """Returns a text that is equal for equal arrays; zeros of both signs are equal, and so are all NaNs."""
+    if array.dtype.kind in "fc":
+        array = np.where(np.isnan(array), np.asarray(np.nan, array.dtype), array + np.asarray(0, array.dtype))
+    return described(array)
 
 
 def _elsewhere(kind: Any, device: Device, caller: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import array_backend, backend_of, is_remote
+from shardtensor.backend.registry import array_backend, backend_of, is_remote, is_spanning
 from shardtensor.backend.small_floats import is_element
 from shardtensor.communication.messages import bring
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
@@ -151,9 +151,14 @@ def _check_equal(
     """Checks that calls that differ only along axes that the spec does not name returned equal arrays; raises
     ShapeError otherwise.
     """
-    pairs = []
+    pairs, twins = [], _twins(spec, mesh, mapped)
+    spans = is_spanning(mesh.flat)
+    if spans:
+        from shardtensor.spmd.across import note_equal, twins_here  # Programs of one process do not need it.
+
+        firsts, twins = twins_here(twins, blocks)
     recording = is_recording()
-    for first, other in _twins(spec, mesh, mapped):
+    for first, other in twins:
         a, b = blocks[first], blocks[other]
         if _are_one(a, b) and not recording:  # A comparison of separate memories would be counted.
             continue
@@ -163,6 +168,8 @@ def _check_equal(
     if pairs:
         silent = ", ".join([repr(axis) for axis in mapped if axis not in _named(spec)])
         check_equal(pairs, f"{what} is declared to be equal along {silent}, which {spec} does not name", caller)
+    if spans:
+        note_equal(firsts, what)
 
 
 @operator(operands=("pairs",), trees=("pairs",), spmd=True)

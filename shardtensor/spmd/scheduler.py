@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shardtensor.backend.registry import is_remote
 from shardtensor.errors import BackendError, CollectiveError, message_of
 from shardtensor.host import signals, threads
 from shardtensor.host.blas_threads import Limit
@@ -88,6 +89,8 @@ def run(
         parent.await_run(map_run)
         return map_run.outcome()
     check_room()
+    if across and sum(not is_remote(device) for device in across) < 2:
+        helper_delay = math.inf  # One program of this process needs one thread, and the others are none of its own.
     scheduler = Scheduler(map_run, 0.0 if code in _long and math.isfinite(helper_delay) else helper_delay)
     try:
         scheduler.run()

@@ -171,7 +171,17 @@ def test_a_fault_of_one_process_ends_all_within_the_time_limit(event: str, engin
 
 def test_messages_that_mpiexec_reads_late_are_not_lost() -> None:
     """It drops what it has not read yet when a process aborts, so MPI is finalized first."""
-    status, text = launch("mpi", 2, str(FAULTS), "unread")
+    if NO_MPI:
+        pytest.skip(NO_MPI)
+    mpiexec = launcher.find_mpiexec()
+    assert mpiexec
+    command = [mpiexec, "-prepend-rank", "-n", "2", sys.executable, str(FAULTS), "unread"]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "OMPI"))}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FAULTS.parents[2]), os.environ.get("PYTHONPATH", "")]))
+    ended = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, env=environ, check=False
+    )
+    status, text = ended.returncode, ended.stdout
     assert status == 1
     for k in range(2):
         assert re.search(rf"\[{k}\].*process 1 has ended after call \d+", text), text
@@ -441,6 +451,25 @@ def test_the_launcher_prefixes_lines_and_returns_the_first_status() -> None:
     lines: list[str] = []
     assert launcher.launch([sys.executable, "-c", program], 2, "gloo", timeout=30, output=lines.append) == 7
     assert sorted(lines) == ["[0] this is 0", "[1] this is 1"]
+
+
+LONG = """
+import os
+k = next(os.environ[v] for v in ("SHARDTENSOR_PROCESS_ID", "PMI_RANK", "OMPI_COMM_WORLD_RANK") if v in os.environ)
+for _ in range(30):
+    print(k * 200_000)
+print(k, end="")
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_long_lines_of_several_processes_are_not_mixed(engine: str) -> None:
+    if engine == "mpi" and NO_MPI:
+        pytest.skip(NO_MPI)
+    lines: list[str] = []
+    assert launcher.launch([sys.executable, "-c", LONG], 3, engine, timeout=50, output=lines.append) == 0
+    wanted = [f"[{k}] {str(k) * n}" for k in range(3) for n in [200_000] * 30 + [1]]
+    assert sorted(lines) == sorted(wanted)
 
 
 @pytest.mark.parametrize(("processes", "engine"), [(0, None), (2, "smoke")])

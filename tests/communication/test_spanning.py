@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "many_processes.md"
 CHECKS, OPERATORS = str(HERE / "spanning.py"), str(HERE / "spanning_operators.py")
 PROGRAMS, MAPS = str(HERE / "spanning_programs.py"), str(HERE / "spanning_maps.py")
+TRAFFIC, NOTEBOOKS = str(HERE / "spanning_traffic.py"), str(HERE / "spanning_notebooks.py")
 
 SLICE = ["add", "argmax", "cumulative_sum", "getitem", "matmul", "reshape", "reshard", "sort", "sum", "take", "where"]
 """Operators of every kind: elementwise, reductions, products, movements, algorithms."""
@@ -112,9 +113,9 @@ def lines_of(path: Path) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in path.read_text().splitlines())
 
 
-def alone(program: str, path: Path, *arguments: str, devices: int) -> dict[str, str]:
-    """Returns the output of a program in one process that has all devices, each with a memory of its own."""
-    environ = {**os.environ, "SHARDTENSOR_ALONE": "1", "SHARDTENSOR_NUM_DEVICES": str(devices)}
+def alone(program: str, path: Path, *arguments: str, devices: int, sharing: int = 1) -> dict[str, str]:
+    """Returns the output of a program in one process that has all devices, as many of which share a memory."""
+    environ = {**os.environ, "SHARDTENSOR_ALONE": str(sharing), "SHARDTENSOR_NUM_DEVICES": str(devices)}
     environ |= {"SHARDTENSOR_BACKEND": "checked", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, program, str(path), *arguments], env=environ, check=True)
     return lines_of(path)
@@ -138,6 +139,44 @@ def test_operators_have_the_bits_of_one_process(
     errors = [f"{name}: {line}" for name, line in found.items() if len(line) != 16]
     assert not errors
     assert found == alone(OPERATORS, tmp_path / "alone.txt", str(examples), *names, devices=processes * devices)
+
+
+@pytest.mark.parametrize(
+    ("processes", "count", "examples", "names"),
+    [
+        pytest.param(2, 4, 2, [*SLICE, "setitem", "psum", "all_gather"], id="slice"),
+        pytest.param(2, 4, 12, [], id="all-2x4", marks=FULL),
+        pytest.param(4, 2, 6, [], id="all-4x2", marks=FULL),
+        pytest.param(3, 1, 12, [], id="all-3x1", marks=FULL),
+    ],
+)
+def test_simulated_bytes_are_those_that_the_engine_counts(
+    processes: int, devices: int, examples: int, names: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "traffic.txt"
+    status, text = launch("mpi", processes, TRAFFIC, str(path), str(examples), *names, limit=900)
+    assert status == 0, text
+    found = [line.rpartition(" ") for line in path.read_text().splitlines()]
+    assert not [line for *line, compared in found if not compared.isdecimal()]
+    assert sum(int(compared) for *_, compared in found) > examples * len(found) * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("processes", "count", "name"),
+    [
+        pytest.param(n, count, book.stem, marks=() if (n, book.stem) == (2, "02_writing") else FULL)
+        for n, count in ((2, 4), (3, 1))
+        for book in sorted((HERE.parents[1] / "notebooks").glob("*.ipynb"))
+        if (n, book.stem) != (3, "01_sharding")  # Its meshes have eight devices.
+    ],
+)
+def test_notebooks_have_the_bits_of_one_process(processes: int, devices: int, name: str, tmp_path: Path) -> None:
+    spanning = tmp_path / "spanning.txt"
+    status, text = launch("mpi", processes, NOTEBOOKS, str(spanning), name, limit=200)
+    assert status == 0, text
+    found = lines_of(spanning)
+    assert len(found) >= 5
+    assert found == alone(NOTEBOOKS, tmp_path / "alone.txt", name, devices=processes * devices, sharing=devices)
 
 
 class SpanningAuthor(Author):

@@ -16,6 +16,7 @@ from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import completed, described, everywhere, note
+from shardtensor.communication.schedules import HostCopies
 from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
@@ -227,6 +228,8 @@ class AbstractShards(Shards):
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`."""
+        if is_recording() and len(expected) == len(self.devices):
+            HostCopies(self.devices, [np.asarray(array).nbytes for array in expected]).announce()
         return list(expected)
 
     def _each(self, kernel: Kernel, columns: Sequence[Sequence[Any]]) -> list[Any]:

@@ -12,7 +12,7 @@ from shardtensor.communication.all_reduce import CHUNKED_FROM, Group
 from shardtensor.communication.schedules import Schedule, combination, scattered_combination
 from shardtensor.communication.transfer import OperandTransfer
 from shardtensor.core import Op
-from shardtensor.functions.monoids import element_bytes
+from shardtensor.functions.monoids import element_bytes, numbers_in_state
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.spec import Chain
 from shardtensor.tensor.value import Aval
@@ -68,7 +68,10 @@ def combination_of(
     state = element_bytes(op.combine, value, source, params)
     devices = value.sharding.mesh.flat
     if target.unreduced or target.grid.same(value.grid):
-        schedule = combination(op.name, devices, groups, state, value.dtype.itemsize)
+        numbers = numbers_in_state(op.combine, value, source, params)
+        parts = [move.target.grid(move.source.shape).linear_parts() for move in moves if move is not None]
+        contents = [np.stack(parts)[:, group.members].tobytes() for group in groups]
+        schedule = combination(op.name, devices, groups, contents, state, value.dtype.itemsize, numbers)
     else:
         sizes = [math.prod(target.grid.shape(k)) for k in range(len(devices))]
         schedule = scattered_combination(op.name, devices, groups, state, sizes)

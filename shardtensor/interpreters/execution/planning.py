@@ -419,7 +419,8 @@ def _movement_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> 
     first = operand_transfer(arrays[0], moved.target) if moved.target else None
     sources, result = ([a.grid for a in arrays], value.grid) if moved.flat is None else ([moved.flat[0]], moved.flat[1])
     stays = moved.as_pieces or {d for grid in (*sources, result) for d in grid.devices[:2]} == {result.devices[0]}
-    schedule = Move(moved.regions, sources, result, dtype.itemsize, op.name, moved.explicit)
+    itemsizes = [k.dtype.itemsize for k in arrays]
+    schedule = Move(moved.regions, sources, result, dtype.itemsize, op.name, moved.explicit, itemsizes)
 
     def execution() -> tuple[str, Run]:
         held = [first.cells] if first else [a.cells for a in arrays]

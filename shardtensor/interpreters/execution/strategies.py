@@ -303,17 +303,17 @@ class Strategies:
         combine_group = self._combination(monoid, frozenset(kept))
 
         def across(operands: Operands) -> ShardedTensor:
-            from shardtensor.communication.across import all_reduce_across  # Programs of one process do not need it.
-
             rows = self.rows(operands)
             computed = {k: self.run(partial, k, rows[k]) for k in computing}
             self.announce()
             states = {k: computed[owner[k]] for group in distinct for k in group.contributors}
-            made = all_reduce_across(distinct, states, ops, self.devices, value.dtype, self.name)
+            made = reduced(states)
             results = [made[same[k]] if same[k] in made else self.state_of(self.kernel, k) for k in kept]
             return tensor(value, Storage(tuple(results)))
 
         if value.spans:
+            from shardtensor.communication.short_all_reduce import AllReduceAcross  # Few programs need it.
+
             ops = self.reduce_ops(monoid)
             # Of groups with the same states in the same memories, one combines them.
             known: dict[Any, Group] = {}
@@ -322,6 +322,7 @@ class Strategies:
                 key = tuple([owner[k] for k in group.contributors]), tuple([memories[k] for k in group.members])
                 same |= zip(group.members, known.setdefault(key, group).members, strict=True)
             distinct = list(known.values())
+            reduced = AllReduceAcross(distinct, ops, self.devices, value.dtype, self.name)
             return across
 
         def rows_of(operands: Operands) -> Mapping[int, Sequence[Any]]:

@@ -1,0 +1,108 @@
+"""A program that runs the code of a notebook on tensors that span processes: ``spanning_notebooks.py FILE NOTEBOOK``.
+
+Process 0 writes a line for each cell to the file: its number, and a hash of the bits of all arrays that have names after
+it. Jobs with as many devices in other numbers of processes have to write the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import shardtensor as st
+from shardtensor import distributed
+from shardtensor.backend import registry
+from shardtensor.tensor.pytree import leaves
+from shardtensor.testing.checked import CheckedBackend
+from tests.communication.spanning_programs import whole
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+ELSEWHERE: dict[str, set[int]] = {
+    "01_sharding": {3, 5, 6, 8, 9, 11, 21},  # lists of shards, which are of one process
+    "02_writing": {5, 11},  # elements and addresses of arrays of another process
+    "03_parallel_tutorial": {31},  # a program without the collective of the others: it is an error of another text
+    "04_training": {11, 13, 15, 29, 31},  # lists of shards; shards of other processes; PyTorch's devices
+    "05_patterns": {19},  # lists of shards
+}
+"""The cells that are about one process."""
+
+INSTEAD = {
+    "04_training": {7: "n = st.device_count()", 9: "RATE, STEPS = 0.5, 30"},
+}
+"""What is left of other cells about lists of shards."""
+
+SEVERAL = {"03_parallel_tutorial": {29, 47}}
+"""The cells that need eight devices, or several in each process: otherwise only the next exchange compares results."""
+
+
+class Gathering:
+    """NumPy, of which `asarray` gathers tensors that span processes."""
+
+    @staticmethod
+    def asarray(x: Any, *args: Any, **params: Any) -> Any:
+        return np.asarray(whole(x), *args, **params)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+def cells(name: str) -> list[tuple[int, str]]:
+    """The code of the cells that run, for the devices of this job, with their numbers."""
+    book, count = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text()), st.device_count()
+    skipped, lines = ELSEWHERE[name], r"^(import numpy as np|os\.environ.*)$"
+    ours = {"for count in (1, 2, 4, 8)": f"for count in ({count},)", "runs[8]": f"runs[{count}]"}
+    if count != 8:
+        skipped, lines = skipped | SEVERAL.get(name, set()), f"{lines}|^assert .*(bytes|sent|8).*$"
+        meshes = {"(8,)": f"({count},)", "(4, 2)": f"({count}, 1)", "(2, 4)": f"(1, {count})"}
+        ours[":1760"] = f":{220 * count}"
+        ours |= {f"make_mesh({mesh}": f"make_mesh({other}" for mesh, other in meshes.items()}
+    found = []
+    for number, cell in enumerate(book["cells"]):
+        if cell["cell_type"] == "code" and number not in skipped:
+            code = INSTEAD.get(name, {}).get(number) or re.sub(lines, "", "".join(cell["source"]), flags=re.MULTILINE)
+            for theirs, instead in ours.items():
+                code = code.replace(theirs, instead)
+            found.append((number, code))
+    return found
+
+
+def digest(space: dict[str, Any]) -> str:
+    """Returns a hash of the arrays and numbers that have names."""
+    bits, everything = hashlib.blake2b(digest_size=8), st.make_mesh((st.device_count(),), ("all",))
+    for name in sorted(name for name in space if not name.startswith("_")):
+        for leaf in leaves(space[name]):
+            if isinstance(leaf, (st.ShardedTensor, np.ndarray, float)):
+                if isinstance(leaf, st.ShardedTensor) and leaf.sharding.mesh.size == 1:  # It is in one process.
+                    leaf = st.reshard(leaf, everything)
+                found = whole(leaf)
+                bits.update(f"{name} {found.dtype} {found.shape}".encode())
+                bits.update(np.ascontiguousarray(found).tobytes())
+    return bits.hexdigest()
+
+
+def main(path: str, name: str) -> None:
+    alone = os.environ.get("SHARDTENSOR_ALONE")
+    if alone:
+        registry.install(CheckedBackend(sharing=int(alone)))
+    distributed.initialize(engine="local" if alone else None, timeout=20)
+    space: dict[str, Any] = {"np": Gathering(), "__name__": "notebook"}
+    with Path(path if distributed.process_index() == 0 else os.devnull).open("a") as file:
+        for number, code in cells(name):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                exec(compile(code, f"{name}, cell {number}", "exec"), space)
+            print(number, digest(space), file=file, flush=True)
+    distributed.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
