@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HostArray
-from shardtensor.backend.small_floats import is_small_float
 from shardtensor.host import memory_pool
 from shardtensor.host.fork import in_children
 
@@ -32,11 +31,12 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     given: Any = array if type(array) is np.ndarray else np.asarray(array)
     if (lender := _lender(given)) is not None:
         return given.view(), weakref.ref(lender)
-    if given.dtype.kind not in "mM" and not is_small_float(given.dtype):
-        owner = given.view()
+    owner = given.view()
+    try:
         return np.asarray(memoryview(owner).toreadonly()), weakref.ref(owner)
-    owner = given.view(f"i{given.itemsize}")  # The buffer protocol has no such dtypes.
-    return np.asarray(memoryview(owner).toreadonly()).view(given.dtype), weakref.ref(owner)
+    except ValueError:  # The buffer protocol has no times and no small floats.
+        owner = given.view(f"i{given.itemsize}")
+        return np.asarray(memoryview(owner).toreadonly()).view(given.dtype), weakref.ref(owner)
 
 
 def _lender(array: HostArray) -> HostArray | None:
