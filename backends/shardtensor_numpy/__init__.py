@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -74,15 +74,10 @@ class NumPyBackend(Backend):
 
     def to_host(self, array: Any, device: Device) -> HostArray:
         """Returns a read-only view of the array."""
-        return self.export(array)  # type: ignore[no-any-return]
-
-    def export(self, array: Any) -> Any:
-        """Returns a read-only view of the array."""
         return read_only(array)
 
-    def lend(self, array: Any) -> tuple[Any, Callable[[], object] | None]:
-        """Returns a read-only view of the array, and its lease."""
-        return lend(array)
+    export = staticmethod(read_only)
+    lend = staticmethod(lend)
 
     def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
         """Returns the array itself if it is exclusive or a read-only view of a shard, else a copy; and which it is."""
@@ -95,6 +90,4 @@ class NumPyBackend(Backend):
                 return result, False
         return np.array(result, order="K", subok=False), True
 
-    def is_exclusive(self, held: list[Any], others: int = 0) -> bool:
-        """Whether only the list and the ``others`` refer to the array and its memory, which NumPy or the pool owns."""
-        return is_exclusive(held, others)
+    is_exclusive = staticmethod(is_exclusive)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HostArray
-from shardtensor.backend.small_floats import is_small_float
 from shardtensor.host import memory_pool
 from shardtensor.host.fork import in_children
 
@@ -25,15 +24,28 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     """Returns a view of a host array that cannot be made writable, and its lease (see `Backend.lend`).
 
     The view accesses the memory through a read-only buffer. If the base of the view were the array itself, its
-    ``writeable`` flag could be set again.
+    ``writeable`` flag could be set again. A view of a view that was lent has that one's buffer and lease: otherwise the
+    chain of bases would grow with each map of a map's result, and NumPy deallocates such a chain recursively.
     """
     # Indexing may have turned a single element into a NumPy scalar.
     given: Any = array if type(array) is np.ndarray else np.asarray(array)
-    if given.dtype.kind not in "mM" and not is_small_float(given.dtype):
-        owner = given.view()
+    if (lender := _lender(given)) is not None:
+        return given.view(), weakref.ref(lender)
+    owner = given.view()
+    try:
         return np.asarray(memoryview(owner).toreadonly()), weakref.ref(owner)
-    owner = given.view(f"i{given.itemsize}")  # The buffer protocol has no such dtypes.
-    return np.asarray(memoryview(owner).toreadonly()).view(given.dtype), weakref.ref(owner)
+    except ValueError:  # The buffer protocol has no times and no small floats.
+        owner = given.view(f"i{given.itemsize}")
+        return np.asarray(memoryview(owner).toreadonly()).view(given.dtype), weakref.ref(owner)
+
+
+def _lender(array: HostArray) -> HostArray | None:
+    """Returns the array of whose read-only buffer an array is a view, as `lend` made it; None for other arrays."""
+    base: Any = array.base
+    if type(base) is np.ndarray:  # NumPy skips all bases between a view and the array that refers to the buffer.
+        base = base.base
+    lender = base.obj if type(base) is memoryview and base.readonly else None
+    return lender if type(lender) is np.ndarray else None
 
 
 def is_exclusive(held: list[Any], others: int = 0) -> bool:

@@ -167,12 +167,12 @@ class ArrayCommunicator(Communicator):
     def _adjacent(self, arrays: Sequence[Any], axis: int) -> Any:
         """Returns the arrays concatenated without a copy, if they are adjacent in one buffer; otherwise None.
 
-        They must be read-only, and their memory must be that of ``given`` arrays or of results of collectives, which no
-        program can write to.
+        They must be read-only, and their memory must be that of arrays that were lent to their programs, or of results
+        of collectives: no program can write to it.
         """
         if not self.on_host or any(a.flags.writeable for a in arrays):
             return None
-        known = [{id(memory_pool.owner_of(x)) for x in given} for given in self.given]
+        known = [{id(memory_pool.owner_of(one.array)) for one in lent} for lent in self.lent]
         owners = [id(memory_pool.owner_of(a)) for a in arrays]
         if not all(owner in _shared or owner in own for owner, own in zip(owners, known, strict=True)):
             return None

@@ -28,6 +28,7 @@ from shardtensor.communication.schedules import (
 )
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.sharding.layout import Ints, Shape, offsets
+from shardtensor.tensor.ownership import Lent
 from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval
 
@@ -42,12 +43,12 @@ class Communicator(abc.ABC):
         sizes: the sizes of the axes, along which reductions combine; by default, there is one axis.
 
     Attributes:
-        given: for each device, arrays that are never written to.
+        lent: for each device, the arrays that were lent to its program.
         copies: whether arrays are copied in order to send them; None if they have no elements.
         explicit: whether the transfers count as requested by the call (see `Transfer`).
     """
 
-    given: Sequence[Sequence[Any]] = ()
+    lent: Sequence[Sequence[Lent]] = ()
     copies: bool | None = None
     explicit = True
 

@@ -24,6 +24,7 @@ from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, submeshes_alo
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import as_operand, host_array
+from shardtensor.tensor.ownership import part_storages
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, aval
@@ -91,11 +92,13 @@ def split_over(x: ArrayLike, /, axes: Chain, *, drop: int | None = None) -> list
 
 @implements(split_over, "algorithm")
 def _split_over(x: ShardedTensor, axes: Chain, drop: int | None) -> list[ShardedTensor]:
+    storage, parts = x._storage, _parts_over(x._aval, axes, drop)
     arrays = shard_arrays(x) if drop is None else _views(x, (slice(None),) * drop + (0,))
-    parts = []
-    for group, value in _parts_over(x._aval, axes, drop):
-        parts.append(tensor(value, Storage(tuple([arrays[k] for k in group]))))
-    return parts
+    if len(parts) == len(arrays) and x._storage is storage:  # Another thread may have written x meanwhile.
+        storages = part_storages(storage, [arrays[k] for (k,), _ in parts])
+    else:
+        storages = [Storage(tuple([arrays[k] for k in group])) for group, _ in parts]
+    return [tensor(value, made) for (_, value), made in zip(parts, storages, strict=True)]
 
 
 @implements(split_over, "infer")

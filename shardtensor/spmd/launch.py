@@ -28,9 +28,9 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.program import Failed, Program, around
 from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
-from shardtensor.tensor.ownership import export
+from shardtensor.tensor.ownership import Lent, export, lend_storage, reading
 from shardtensor.tensor.pytree import map_leaves
-from shardtensor.tensor.storage import Leases, Storage
+from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import (
     ShardedTensor,
     check_not_donated,
@@ -40,9 +40,9 @@ from shardtensor.tensor.tensor import (
     without_elements,
 )
 
-Onto = Callable[[Any, Device, str, bool, list[Any]], Any]
-"""``onto(x, device, caller, donated, shards)`` returns a tensor or a host array on a device, and adds the memory of a
-tensor, which nothing writes to, to the list ``shards``.
+Onto = Callable[[Any, Device, str, bool, list[Lent]], Any]
+"""``onto(x, device, caller, donated, lent)`` returns a tensor or a host array on a device, and adds the array of a
+tensor, which nothing writes to, to the list ``lent``.
 """
 
 # -- mapped calls ----------------------------------------------------------------------------------
@@ -160,15 +160,15 @@ class _Map:
                     f"{self.caller}: axis {name!r} is bound by a map around this one; choose another name"
                 )
 
-    def arguments(self, onto: Onto) -> list[tuple[list[Any], list[Any]]]:
-        """Returns the arguments of each program, and the list of memory of tensors among them."""
+    def arguments(self, onto: Onto) -> list[tuple[list[Any], list[Lent]]]:
+        """Returns the arguments of each program, and the list of the arrays of tensors among them."""
         # A shared argument is transferred once to each device.
-        shared: dict[tuple[int, Mesh], tuple[Any, list[Any]]] = {}
+        shared: dict[tuple[int, Mesh], tuple[Any, list[Lent]]] = {}
         given = []
         for i, submesh in enumerate(self.submeshes):
             device = submesh.flat[0]
             arguments: list[Any] = []
-            shards: list[Any] = []
+            lent: list[Lent] = []
             for c, column in enumerate(self.columns):
                 if type(column.items) is Unmapped:
                     argument = column.items.value
@@ -178,15 +178,15 @@ class _Map:
                     item = column.items[i]
                     # A tensor is the common case, and takes no traversal.
                     to = onto if type(item) is ShardedTensor else functools.partial(_onto, onto)
-                    argument = to(item, device, self.caller, column.donated, shards)
+                    argument = to(item, device, self.caller, column.donated, lent)
                 else:
                     if (c, submesh) not in shared:
-                        found: list[Any] = []
+                        found: list[Lent] = []
                         shared[c, submesh] = _onto(onto, column.items, device, self.caller, False, found), found
                     argument, arrays = shared[c, submesh]
-                    shards += arrays
+                    lent += arrays
                 arguments.append(argument)
-            given.append((arguments, shards))
+            given.append((arguments, lent))
         return given
 
     def run(
@@ -213,27 +213,33 @@ class _Map:
 @implements(map_shards, "algorithm")
 def _map_shards(*arguments: Any) -> list[Any]:
     called = _Map(*arguments)
-    backends, queues = _backends_and_queues(tuple(called.submeshes))
-    if any(backend.simulated for backend in backends):
+    places = _places(tuple(called.submeshes))
+    if places.simulated:
         with interpreting(INFER):
             return _infer_map(*arguments)
-    modes = {backend.name: mode for backend in backends if (mode := _modes_of(backend))}
+    with reading(called.columns):  # The interpreter of mapped functions publishes no operands.
+        return _execute_map(called, places)
+
+
+def _execute_map(called: _Map, places: _Places) -> list[Any]:
+    modes = {backend: mode for backend in places.backends if (mode := _modes_of(backend))}
     # Only the tasks hold the arguments, so that donated arrays are exclusive.
     across = _devices_across(called) if in_job() else ()
     tasks = [
         _nothing
         if across and is_remote(across[i])
-        else functools.partial(_call_on, called, i, *given, modes.get(called.submeshes[i].flat[0].backend))
+        else functools.partial(_call_on, called, i, *given, places.interpreters[i], modes)
         for i, given in enumerate(called.arguments(_array_onto))
     ]
-    for backend, device in queues:
+    for backend, device in places.queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
     try:
-        results = called.run(tasks, max([backend.helper_delay for backend in backends], default=0.0), across)
+        helper_delay = max([backend.helper_delay for backend in places.backends], default=0.0)
+        results = called.run(tasks, helper_delay, across)
         return _results_across(results, across, called.caller) if across else results
     finally:
-        for backend, device in queues:
+        for backend, device in places.queues:
             backend.make_caller_wait(device)
 
 
@@ -265,12 +271,12 @@ def _infer_map(*arguments: Any) -> list[Any]:
     return called.run(tasks, math.inf)
 
 
-def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, lent: list[Lent]) -> Any:
     """Returns a pytree with its arrays on a device, by the function ``onto``."""
 
     def one(leaf: Any) -> Any:
         if type(leaf) is ShardedTensor:
-            return onto(leaf, device, caller, donated, shards)
+            return onto(leaf, device, caller, donated, lent)
         if type(leaf) is Unmapped:
             return leaf.value
         return onto(as_operand(leaf, caller), device, caller, False, []) if is_data(leaf) else leaf
@@ -278,15 +284,21 @@ def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, sha
     return map_leaves(one, tree)
 
 
-def _array_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+def _array_onto(x: Any, device: Device, caller: str, donated: bool, lent: list[Lent]) -> Any:
     """Returns a tensor or a host array as an array on a device, for writing if it is donated."""
     backend = backend_of(device)
+    if not donated and type(x) is ShardedTensor and x._aval.sharding.mesh.flat == (device,):
+        storage = x._storage  # Only once, since another thread may replace it.
+        if type(storage) is Storage:
+            lent.append(lend_storage(storage, backend))
+            return lent[-1].exported
     x = located(x)
     held = [array_on(x, device, caller)]
     if not donated:
-        shards.append(held[0])
         shares = type(x) is ShardedTensor and x._aval.backend is backend
-        return export(x, held[0]) if shares else backend.export(held[0])
+        exported = export(x, held[0]) if shares else backend.export(held[0])
+        lent.append(Lent(exported, exported))
+        return exported
     mark_donated(x, caller)  # From here on only the list holds the array, unless another tensor shares its memory.
     with backend.on(device):
         if backend.is_exclusive(held) and backend.begin_write(held[0]):
@@ -296,7 +308,7 @@ def _array_onto(x: Any, device: Device, caller: str, donated: bool, shards: list
     return mine
 
 
-def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, shards: list[Any]) -> Any:
+def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, lent: list[Lent]) -> Any:
     """Returns a tensor or a host array as a tensor on a device without elements."""
     check_not_donated(x)
     made = array_without_elements(x, device, caller)
@@ -327,15 +339,30 @@ def _adopted(device: Device, caller: str, leaf: Any) -> Any:
     return on_device(as_operand(leaf, caller), device) if is_data(leaf) else leaf
 
 
-@functools.lru_cache(1024)
-def _backends_and_queues(submeshes: tuple[Mesh, ...]) -> tuple[list[Backend], list[tuple[Backend, Device]]]:
-    """Returns the backends of the devices of a map, and the devices that can run behind the caller, each with its
-    backend.
+class _Places(NamedTuple):
+    """What follows from the devices of the calls of a map.
+
+    Attributes:
+        interpreters: the interpreter of each call; None for a call on several devices.
+        backends: the backends of the devices.
+        simulated: whether one of them has arrays without elements.
+        queues: the devices that can run behind the caller, each with its backend.
     """
+
+    interpreters: Sequence[DeviceInterpreter | None]
+    backends: Sequence[Backend]
+    simulated: bool
+    queues: Sequence[tuple[Backend, Device]]
+
+
+@functools.lru_cache(1024)
+def _places(submeshes: tuple[Mesh, ...]) -> _Places:
     devices = dict.fromkeys([device for submesh in submeshes for device in submesh.flat])
     backends = list(dict.fromkeys([backend_of(device) for device in devices]))
     ordered = [b for b in backends if any(getattr(type(b), m) is not getattr(Backend, m) for m in _ORDER)]
-    return backends, [(backend, device) for device in devices if (backend := backend_of(device)) in ordered]
+    queues = [(backend, device) for device in devices if (backend := backend_of(device)) in ordered]
+    interpreters = [None if submesh.size > 1 else on_submesh(submesh) for submesh in submeshes]
+    return _Places(interpreters, backends, any(backend.simulated for backend in backends), queues)
 
 
 _ORDER = ("wait_for_caller", "make_caller_wait")
@@ -414,17 +441,21 @@ def _call_on(
     called: _Map,
     i: int,
     arguments: list[Any],
-    shards: Sequence[Any],
-    mode: Callable[[], None] | None,
+    lent: Sequence[Lent],
+    here: DeviceInterpreter | None,
+    modes: dict[Backend, Callable[[], None]],
     program: Program,
 ) -> Any:
-    """Runs one call of a mapped function, and returns its result; arrays of a call on one device become tensors."""
+    """Runs one call of a mapped function, and returns its result; arrays of a call on one device become tensors.
+
+    ``here`` is the interpreter of the device, or None for a call on several devices; ``modes`` restore the caller's
+    modes of libraries.
+    """
     submesh, caller = called.submeshes[i], called.caller
-    here = None if submesh.size > 1 else on_submesh(submesh)
     backend = here.backend if here else backend_of(submesh.flat[0])
-    execution_context = (here and here.no_context) or _DeviceContext(backend, submesh, mode)
+    execution_context = (here and here.no_context) or _DeviceContext(backend, submesh, modes.get(backend))
     program.execution_context = execution_context
-    program.given = shards
+    program.lent = lent
     settle_on(called.owned[i])  # It need not be restored, since the program has a context of its own.
     interpret_by(here)
     with execution_context:
@@ -435,7 +466,7 @@ def _call_on(
         if backend.is_array(result) and is_data(result):  # The common case takes no traversal.
             held = [backend.asarray(result)]
             del result  # The backend can tell only from the list whether user code holds the array.
-            return _adopt(held, here, caller, shards)
+            return _adopt(held, here, called.caller, lent)
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
         del result
@@ -445,31 +476,32 @@ def _call_on(
             if backend.is_array(found[n]):
                 held = [backend.asarray(found[n])]
                 found[n] = None
-                found[n] = _adopt(held, here, caller, shards)
+                found[n] = _adopt(held, here, called.caller, lent)
             else:  # The remaining arrays are on the host.
-                found[n] = _on_one(backend.from_host(np.asarray(found[n]), here.device), True, ([],), here, caller)
+                array = backend.from_host(np.asarray(found[n]), here.device)
+                record_copy(caller, int(array.nbytes), here.device)
+                found[n] = tensor(here.aval_of(array), Storage((array,), ([],)))
     return map_leaves(found.__getitem__, tree)
 
 
-def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, shards: Sequence[Any]) -> ShardedTensor:
+def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> ShardedTensor:
     """Returns an array that a call returned, the only item of a list, as a tensor."""
+    for one in lent:
+        if one.exported is held[0]:
+            return tensor(here.aval_of(one.array), one.storage_of(one.array))
     backend = here.backend
-    # Arrays that nothing writes to, and of which the array may be a view.
-    more = received(held[0]) if backend.on_host else ()
-    kept = (*more, *shards) if more else shards
-    array, copied = backend.adopt(held, kept)
+    if backend.on_host and received(held[0]):
+        # The result of a collective is never written in place, since all programs may hold it.
+        return tensor(here.aval_of(held[0]), Storage((held[0],), (None,)))
+    array, copied = backend.adopt(held, [one.array for one in lent])
     held.clear()
-    exclusive = copied or (backend.on_host and array.base is None)  # A shard is passed as a view.
-    if not exclusive and not more:
-        exclusive = backend.memory_of(array) not in (None, *map(backend.memory_of, kept))
-    # The result of a collective is never written in place, since all programs may hold it.
-    return _on_one(array, copied, ([],) if exclusive else (None,) if more else (), here, caller)
-
-
-def _on_one(
-    array: Any, copied: bool, leases: tuple[Leases | None, ...], here: DeviceInterpreter, caller: str
-) -> ShardedTensor:
-    """Returns a tensor on one device, of an array that nothing else writes to."""
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
-    return tensor(here.aval_of(array), Storage((array,), leases))
+    if copied or (backend.on_host and array.base is None):  # What was lent is a view.
+        return tensor(here.aval_of(array), Storage((array,), ([],)))
+    memory = backend.memory_of(array)
+    if memory is None:
+        return tensor(here.aval_of(array), Storage((array,), (None,)))
+    holder = next((one for one in lent if backend.memory_of(one.array) == memory), None)
+    storage = holder.storage_of(array) if holder else Storage((array,), ([],))
+    return tensor(here.aval_of(array), storage)

@@ -151,13 +151,15 @@ def _check_equal(
     """Checks that calls that differ only along axes that the spec does not name returned equal arrays; raises
     ShapeError otherwise.
     """
-    pairs, twins = [], _twins(spec, mesh, mapped)
+    twins = _twins(spec, mesh, mapped)
+    if not twins:
+        return
     spans = is_spanning(mesh.flat)
     if spans:
         from shardtensor.spmd.across import note_equal, twins_here  # Programs of one process do not need it.
 
         firsts, twins = twins_here(twins, blocks)
-    recording = is_recording()
+    pairs, recording = [], is_recording()
     for first, other in twins:
         a, b = blocks[first], blocks[other]
         if _are_one(a, b) and not recording:  # A comparison of separate memories would be counted.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from greenlet import greenlet
 
     from shardtensor.backend.device import Device
+    from shardtensor.tensor.ownership import Lent
 
 Task = Callable[["Program"], Any]
 Work = Callable[[list[Any]], Sequence[Any]]
@@ -316,7 +317,7 @@ class Program:
 
     Attributes:
         execution_context: the thread-local state of the program, suspended together with it.
-        given: the arrays of its arguments that nothing writes to.
+        lent: the arrays of tensors that it received as arguments.
         communicator: the class of the communicators of its collectives.
         positions: cached axis positions, by axis names.
         thread: the thread in which it runs.
@@ -326,7 +327,7 @@ class Program:
     """
 
     execution_context: ExecutionContext | None = None
-    given: Sequence[Any] = ()
+    lent: Sequence[Lent] = ()
     communicator: Any = ArrayCommunicator
     suspended: greenlet
     pending: Rendezvous | MapRun | None = None

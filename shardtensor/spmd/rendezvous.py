@@ -20,6 +20,7 @@ from shardtensor.communication.transfer import array_on
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
 from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.program import CollectiveCall, Program, current
+from shardtensor.tensor.ownership import Lent
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 from shardtensor.tensor.value import aval
@@ -71,16 +72,16 @@ def rendezvous(
     kind = communicator if numbers else program.communicator
 
     def work(contributions: list[Any]) -> Sequence[Any]:
-        groups, leaves_of, given = zip(*contributions, strict=True)
+        groups, leaves_of, lent = zip(*contributions, strict=True)
         # A process also executes its part of the collectives of programs elsewhere, in groups of other sizes.
         sizes = at.sizes if at.size == len(contributions) else (len(contributions),)
         columns = [
-            _column(functools.partial(kind, caller, at.axis, sizes=sizes), groups, column, given, body)
+            _column(functools.partial(kind, caller, at.axis, sizes=sizes), groups, column, lent, body)
             for column in zip(*leaves_of, strict=True)
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)
 
-    results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.given), work, numbers)
+    results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.lent), work, numbers)
     return replaced(x, results) if form is not None else results[0]
 
 
@@ -94,15 +95,15 @@ def _column(
     communicator_of: Callable[[Sequence[Device]], Communicator],
     groups: Sequence[tuple[Device, ...]],
     column: Sequence[Any],
-    given: Sequence[Sequence[Any]],
+    lent: Sequence[Sequence[Lent]],
     body: Body,
 ) -> Sequence[Any]:
-    """Returns the results for one leaf. ``given`` holds, for each program, the arrays that it received as arguments."""
+    """Returns the results for one leaf; ``lent`` are the arrays that were lent to each program."""
     if column[0] is None:
         return column
     if len(groups[0]) == 1 or not isinstance(column[0], ShardedTensor):
         communicator = communicator_of([devices[0] for devices in groups])
-        communicator.given = given
+        communicator.lent = lent
         results = _run_body(body, communicator, column)
         return [communicator.result(array, device) for array, device in zip(results, communicator.devices, strict=True)]
     rows = []

@@ -196,12 +196,15 @@ def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str) 
         raise ShapeError(
             f"shard_map: {path} has shape {array.shape}, and {spec} has entries for {len(spec)} dimensions"
         )
-    chains = list(spec.chains_of(array.ndim))
     if isinstance(array, ShardedTensor) and len(over) < len(mesh.axis_names) and array.sharding.mesh == mesh:
         # The split along unmapped axes is kept.
-        for d, chain in enumerate(array.sharding.spec.chains_of(array.ndim)):
-            chains[d] = (*chains[d], *[axis for axis in chain if axis not in over])
-    return split_over(ensure_sharding(array, NamedSharding(mesh, P(*chains)), "shard_map"), over)
+        own = array.sharding.spec.chains_of(array.ndim)
+        kept = [[axis for axis in chain if axis not in over] for chain in own]
+        spec = P(*[(*chain, *rest) for chain, rest in zip(spec.chains_of(array.ndim), kept, strict=True)])
+    return split_over(ensure_sharding(array, _sharding(mesh, spec), "shard_map"), over)
+
+
+_sharding = functools.lru_cache(1024)(NamedSharding)
 
 
 def _prefix(in_specs: Any, args: tuple[Any, ...]) -> Sequence[Any]:
@@ -261,6 +264,7 @@ def _check_specs(specs: Any, what: str, nothing: str) -> None:
             )
 
 
+@functools.lru_cache(1024)
 def _check_axes(spec: PartitionSpec | None, mesh: Mesh, over: Chain, what: str) -> None:
     for axis in (axis for chain in (spec.chains if spec else ()) for axis in chain):
         if axis not in over:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import array_backend
 from shardtensor.host.fork import in_children
 from shardtensor.sharding.cells import Cells
-from shardtensor.tensor.storage import Donated, Leases, PendingWrite, Storage
+from shardtensor.tensor.storage import Donated, Lease, Leases, PendingWrite, Storage
 from shardtensor.tensor.value import Aval
 
 READS: dict[int, list[Any]] = {}
@@ -96,11 +96,14 @@ def _items(tree: Any) -> list[Any]:
     """Returns the objects in a container, and in containers in it, in any order."""
     found = []
     for x in list(tree.values()) if type(tree) is dict else tree:
-        if isinstance(x, (tuple, list, dict)):
+        if isinstance(x, _CONTAINERS):
             found += _items(x)
         else:
             found.append(x)
     return found
+
+
+_CONTAINERS = (tuple, list, dict)
 
 
 def exclusive_arrays(x: Any, storage: Storage, readers: int = 0) -> Sequence[bool]:
@@ -195,6 +198,44 @@ def hold_memory(backend: Backend, array: Any) -> None:
             leases.append(never_ends)
 
 
+class Lent(NamedTuple):
+    """An array of a tensor that was handed to a mapped function.
+
+    Attributes:
+        exported: the view that the function received.
+        array: the array of the storage of which it is a view; ``exported`` itself if it has no storage of its own.
+        storage: the storage; None if it is unknown who holds the memory.
+        leases: the leases of the array; None likewise.
+    """
+
+    exported: Any
+    array: Any
+    storage: Storage | None = None
+    leases: Leases | None = None
+
+    def storage_of(self, result: Any) -> Storage:
+        """Returns a new storage of an array that is the lent one or a view of it."""
+        made = Storage((result,), (self.leases,))
+        if self.leases is not None and self.storage is not None:
+            with _linking:
+                _add(self.leases, weakref.ref(self.storage), weakref.ref(made))
+        return made
+
+
+def lend_storage(storage: Storage, backend: Backend) -> Lent:
+    """Hands the array of a storage that has only one to a mapped function, and records its lease.
+
+    The caller publishes the tensor (see `reading`) until the results of the function have storages.
+    """
+    (array,) = storage.buffers
+    exported, its_lease = backend.lend(array)
+    (leases,) = storage.leases or (None,)
+    if leases is None:
+        return Lent(exported, array)
+    _add(leases, its_lease or never_ends)
+    return Lent(exported, array, storage, leases)
+
+
 def export(x: Any, array: Any, position: int | None = None) -> Any:
     """Returns the view of an array of a tensor that is handed to users, and records its lease; see `lease`."""
     exported, its_lease = x._aval.backend.lend(array)
@@ -218,12 +259,13 @@ def never_ends() -> bool:
     return True
 
 
-def _add(leases: Leases, new: Callable[[], object]) -> None:
-    """Adds a lease. Those that have ended, and all but one of those that are the same object, are removed whenever the
+def _add(leases: Leases, *new: Lease) -> None:
+    """Adds leases. Those that have ended, and all but one of those that are the same object, are removed whenever the
     length reaches a power of two from 8 on.
     """
-    leases.append(new)
-    if (n := len(leases)) >= 8 and not n & (n - 1) and _removing.acquire(blocking=False):
+    leases += new
+    n = len(leases)
+    if n >= 8 and n.bit_length() > (n - len(new)).bit_length() and _removing.acquire(blocking=False):
         try:
             # Others may add leases at the end at the same time, which does not move the rest.
             leases[:n] = {id(one): one for one in leases[:n] if one() is not None}.values()
@@ -303,6 +345,20 @@ def is_new(result: Storage, operands: Sequence[Any]) -> bool:
     return True
 
 
+def part_storages(storage: Any, parts: Sequence[Any]) -> list[Storage]:
+    """Returns a new storage of each array, all of which are parts of the arrays of a storage.
+
+    The caller publishes the tensor that has the storage. Where it has several arrays, the leases are left to `track`.
+    """
+    leases = storage.leases[0] if type(storage) is Storage and len(storage.leases) == 1 else None
+    if leases is None:
+        return [Storage((part,)) for part in parts]
+    made = [Storage((part,), (leases,)) for part in parts]
+    with _linking:
+        _add(leases, weakref.ref(storage), *map(weakref.ref, made))
+    return made
+
+
 def track(entry: list[Any], result: Any, new: bool = True) -> None:
     """Records which storages of a result share memory with the operands of an operator, or with one another.
 
@@ -331,7 +387,7 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
             unknown.append(x)
     if not unknown:
         return
-    held = [pair for x in bases for pair in _arrays_of(x._storage)]
+    held = [pair for base in bases for pair in _arrays_of(base._storage)]
     arrays = {id(array): source for array, source in held}
     sources: Sources | None = None
     for x in unknown:
@@ -361,6 +417,8 @@ def _arrays_of(storage: Any) -> list[tuple[Any, Source]]:
     if type(storage) is not Storage:
         return []
     arrays, parts = storage.buffers, storage.leases
+    if len(arrays) == 1 == len(parts):
+        return [(arrays[0], [storage, parts[0]])]
     if len(parts) != len(arrays):
         parts = (None,) * len(arrays)
     return [(array, [storage, leases]) for array, leases in zip(arrays, parts, strict=True)]
@@ -404,22 +462,21 @@ def _source(found: Sources, memory: Hashable, made: Storage, new: bool) -> Sourc
 
 def _link(made: Storage, value: Aval, sources: Sequence[Any]) -> None:
     """Sets the leases of the storage of a result, the memories of whose buffers have these sources."""
-    seen = set()
+    lists: dict[int, tuple[Leases, list[Lease]]] = {}
     repeated = []
     with _linking:
         for source in sources:
             given, leases = source
             if leases is None:
                 continue
-            if given is not made and given is not None:  # It is among the leases from now on.
-                _add(leases, weakref.ref(given))
-                source[0] = None
-            if id(leases) in seen:
+            if id(leases) in lists:
                 repeated.append(leases)
-                continue
-            seen.add(id(leases))
-            if given is not made:
-                _add(leases, weakref.ref(made))
+            _, new = lists.setdefault(id(leases), (leases, [] if given is made else [weakref.ref(made)]))
+            if given is not made and given is not None:  # It is among the leases from now on.
+                new.append(weakref.ref(given))
+                source[0] = None
+        for leases, new in lists.values():
+            _add(leases, *new)
         # A write would be repeated for each of the buffers.
         if repeated and (value.cells.apart or len(made.buffers) == len(value.cells.positions)):
             for leases in repeated:

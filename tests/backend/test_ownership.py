@@ -15,8 +15,11 @@ import pytest
 import shardtensor as st
 from shardtensor.backend import ownership as counting
 from shardtensor.backend.registry import load
-from shardtensor.interpreters.mutation import writes
+from shardtensor.functions import shard_lists
+from shardtensor.interpreters.mutation import write_transaction, writes
+from shardtensor.spmd import launch
 from shardtensor.tensor import ownership, tensor
+from shardtensor.tensor.storage import Storage
 from tests.backend.holders import VALUE, leak, places, put, seen, shard_data
 from tests.layouts import allocated, assert_same, everywhere, place_of
 
@@ -161,6 +164,9 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
     "a copy of a view": lambda x: x[1:].copy(),
     "shards": lambda x: st.shard(x, devices=x.sharding.mesh),
     "a transfer": lambda x: st.device_put(x, x.sharding),
+    "results that are views of arguments": lambda x: st.pmap(
+        lambda p: p[..., 1:], st.shard(x, devices=x.sharding.mesh)
+    ),
     "results that are arguments": lambda x: st.pmap(lambda p: p, st.shard(x, devices=x.sharding.mesh)),
     "shards that were joined": lambda x: st.unshard(st.shard(x, devices=x.sharding.mesh)),
     "np.asarray of a copy": lambda x: np.asarray(x.copy()),
@@ -447,16 +453,19 @@ def test_operators_withdraw_their_operands() -> None:
 # -- mutants ---------------------------------------------------------------------------------------
 
 MUTANTS: dict[str, tuple[Any, str, Any, Callable[[], None]]] = {
-    "leases are not recorded": (ownership, "_add", lambda leases, new: None, lambda: check_holder("np.asarray", "numpy")),
+    "leases are not recorded": (ownership, "_add", lambda leases, *new: None, lambda: check_holder("np.asarray", "numpy")),
     "leases of shards are not recorded": (tensor, "export", lambda x, a, k: x._aval.backend.export(a), lambda: check_holder("shard.data", "numpy")),
     "storages do not share leases": (ownership, "_link", lambda made, *_: setattr(made, "leases", ([],)), lambda: check_holder("a copy", "numpy")),
+    "results of maps do not share leases": (ownership.Lent, "storage_of", lambda lent, result: Storage((result,), ([],)), lambda: check_holder("results that are arguments", "numpy")),
+    "what maps lend has no lease": (launch, "lend_storage", lambda storage, backend: ownership.Lent(backend.export(storage.buffers[0]), storage.buffers[0]), lambda: check_holder("arguments that leaked", "numpy")),
+    "parts of a storage do not share leases": (shard_lists, "part_storages", lambda storage, parts: [Storage((part,), ([],)) for part in parts], lambda: check_holder("shards", "numpy")),
     "every lease has ended": (ownership, "_is_only_holder", lambda storage, leases: True, lambda: check_holder("shard.data", "checked")),
     "no lease ends": (ownership, "_is_only_holder", lambda storage, leases: leases == [], lambda: check_holder("np.asarray", "numpy")),
     "operators in progress do not count": (ownership, "keep_while_read", lambda x, storage: 0, test_a_writer_copies_what_an_operator_in_progress_reads),
     "old storages are not kept": (ownership, "keep_while_read", lambda x, storage: sum(x is y for entry in ownership.READS.values() for y in entry[0]), test_what_an_operator_in_progress_reads_stays_shared),
     "all arrays are exclusive": (writes, "exclusive_arrays", lambda x, storage: [True] * 8, lambda: check_holder("a copy", "checked")),
     "no array is exclusive": (writes, "exclusive_arrays", lambda x, storage: (), lambda: check_holder("a copy", "numpy")),
-    "copied shards stay linked": (writes, "replaced", lambda storage, arrays, new, _: type(storage)(arrays, storage.leases), lambda: check_linked()),
+    "copied shards stay linked": (write_transaction, "replaced", lambda storage, arrays, new, _: type(storage)(arrays, storage.leases), lambda: check_linked()),
 }  # fmt: skip
 
 

@@ -115,6 +115,100 @@ def test_a_tensor_that_is_used_often_has_few_leases(backend: str) -> None:
     assert max(len(leases or ()) for x in parts for leases in x._storage.leases) <= 64
 
 
+def bases(array: Any) -> int:
+    """The length of the chain of objects on which the memory of a host array depends."""
+    count = 0
+    while (array := array.base if isinstance(array, np.ndarray) else getattr(array, "obj", None)) is not None:
+        count += 1
+    return count
+
+
+MAPS: dict[str, Callable[[list[Any]], list[Any]]] = {
+    "an argument": lambda x: st.pmap(lambda p: p, x),
+    "a view": lambda x: st.pmap(lambda p: p[:], x),
+    "a transposed view": lambda x: st.pmap(lambda p: p.T, x),
+    "the result of a collective": lambda x: st.pmap(lambda p: st.pmax(p, "i"), x, axis_name="i"),
+    "a gathered array": lambda x: st.pmap(lambda p: st.all_gather(p, "i", tiled=True)[: len(p)], x, axis_name="i"),
+    "an export": lambda x: [st.device_put(np.asarray(p), p.device, may_alias=True) for p in x],
+}
+
+
+@pytest.mark.parametrize("dtype", ["f8", "M8[s]"])
+@pytest.mark.parametrize("returned", MAPS)
+def test_chains_of_maps_do_not_lengthen_chains_of_bases(returned: str, dtype: str) -> None:
+    """NumPy deallocates a chain of bases by recursion, which overflows the stack where it is long."""
+    x, lengths = st.shard(np.arange(8).astype(dtype).reshape(4, 2), devices=st.devices("numpy")[:2]), set()
+    for _ in range(30):
+        x = MAPS[returned](x)
+        lengths.add(max(bases(p._storage.buffers[0]) for p in x))
+    assert max(lengths) <= 5
+
+
+def test_many_maps_in_a_program_make_no_chain_of_bases() -> None:
+    (x,) = st.pmap(lambda p: p[:], [put(VALUE, "numpy", (1,))])
+
+    def fn(p: Any) -> Any:
+        (y,) = st.pmap(lambda q: q[:], [x])
+        for _ in range(3000):
+            (y,) = st.pmap(lambda q: q[:], [y])
+        assert bases(y._storage.buffers[0]) <= 5
+        return p
+
+    st.pmap(fn, [x])
+
+
+@everywhere
+def test_a_result_that_is_an_argument_is_the_shard_itself(backend: str) -> None:
+    """It is written in place when it is the last to hold the memory."""
+    x = put(VALUE, backend, (1,))
+    before = places(x)
+    y, z = st.pmap(lambda p: (p, p), [x])[0]
+    assert places(y) == places(z) == before
+    z += 1
+    assert_same(x, VALUE)
+    assert_same(y, VALUE)
+    del x
+    y += 2
+    assert places(y) == before
+    assert_same(y, VALUE + 2)
+    assert_same(z, VALUE + 1)
+
+
+@everywhere
+def test_results_of_nested_maps_share_the_leases_of_their_arguments(backend: str) -> None:
+    """A write is visible neither in the result of a nested map nor in its argument."""
+    x = put(VALUE, backend)
+    kept: list[Any] = []
+
+    def fn(p: Any) -> Any:
+        kept.extend(st.pmap(lambda q: q, st.shard(x, devices=x.sharding.mesh)))
+        kept.extend(st.pmap(lambda q: q.T, st.shard(x, devices=x.sharding.mesh)))
+        return 0
+
+    st.pmap(fn, st.shard(x, devices=x.sharding.mesh)[:1])
+    x += 1
+    x[0, 0] = 7
+    assert_same(st.unshard(kept[:4]), VALUE)
+    assert_same(st.concat(kept[4:], axis=1), VALUE.T)
+    kept[0] += 5
+    assert_same(x[1:2], VALUE[1:2] + 1)
+    assert_same(kept[4].T, VALUE[:2])
+
+
+def test_what_a_nested_map_gathers_without_a_copy_is_held() -> None:
+    x = put(VALUE, "numpy")
+
+    def fn(p: Any) -> Any:
+        whole = st.pmap(
+            lambda q: st.all_gather(q, "j", tiled=True), st.shard(x, devices=x.sharding.mesh), axis_name="j"
+        )
+        x[...] = -1
+        return np.asarray(whole[0]).copy()
+
+    (result,) = st.pmap(fn, [put(VALUE, "numpy", (1,))])
+    np.testing.assert_array_equal(np.asarray(result), VALUE)
+
+
 def test_a_nested_map_may_return_what_is_written_then() -> None:
     x = put(VALUE, "numpy", (1,))
 
