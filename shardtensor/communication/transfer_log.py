@@ -435,8 +435,8 @@ def recorded_by(*listeners: TransferListener) -> Iterator[None]:
 
 @contextlib.contextmanager
 def copies_recorded() -> Iterator[None]:
-    """Records only what is copied here while the ``with`` block runs: the bytes of its transfers have been recorded, and
-    the guard has been applied to them.
+    """Records only what is copied here while the ``with`` block runs: the bytes of its transfers have been recorded by
+    an inference, and the guard has been applied to them.
     """
     with _lock:
         listeners = tuple(_listeners())
