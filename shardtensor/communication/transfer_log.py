@@ -7,6 +7,7 @@ cluster would do; ``copied`` is what was copied here (0 where devices share a me
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 from array import array
@@ -452,6 +453,30 @@ def recorded_by(*listeners: TransferListener) -> Iterator[None]:
     finally:
         _owners.remove(token)
         _own.reset(token)
+
+
+@contextlib.contextmanager
+def copies_recorded() -> Iterator[None]:
+    """Records only what is copied here while the ``with`` block runs: the bytes of its transfers have been recorded by
+    an inference, and the guard has been applied to them.
+    """
+    with _lock:
+        listeners = tuple(_listeners())
+    with recorded_by(*[_Copies(listener) for listener in listeners]):
+        yield
+
+
+class _Copies:
+    """Passes on the copies among transfers."""
+
+    def __init__(self, listener: TransferListener) -> None:
+        self._listener = listener
+
+    def record(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
+        """See `TransferListener`."""
+        copies = tuple([dataclasses.replace(r, bytes=0) for r in made() if r.copied])
+        if copies:
+            self._listener.record(lambda: copies, lambda: copies)
 
 
 def _listeners() -> Sequence[TransferListener]:

@@ -191,9 +191,40 @@ def cast(array: Any, *, out: HostArray, **params: Any) -> None:
     np.copyto(out, array, casting="unsafe")
 
 
+_WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+"""The dtype of the bits of an element, by its size."""
+
+_LEAST_MASKED = 1 << 14
+"""The minimum number of elements for which masks take less time than NumPy's function."""
+
+_SELECTED = 1 << 17
+"""The bytes that `where` selects at a time: its scratch memory stays in a cache."""
+
+
 def where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
-    """As ``numpy.where``, into ``out``."""
-    out[...] = np.where(condition, x1, x2)
+    """As ``numpy.where``, into ``out``, which may be an operand.
+
+    The bits of the elements are masked, without a branch: NumPy's takes ten times as long where the processor
+    mispredicts it, as it does for random conditions.
+    """
+    operands = [x if isinstance(x, np.ndarray) else np.asarray(x, out.dtype) for x in (x1, x2)]
+    word = _WORDS.get(out.dtype.itemsize)
+    if out.size < _LEAST_MASKED or word is None or out.dtype.hasobject or any(x.dtype != out.dtype for x in operands):
+        out[...] = np.where(condition, x1, x2)
+        return
+    chosen = np.broadcast_to(np.asarray(condition, bool), out.shape)
+    a, b = (np.broadcast_to(x, out.shape).view(word) for x in operands)
+    target = out.view(word)
+    rows = max(_SELECTED * len(out) // out.nbytes, 1)
+    scratch = np.empty((2, min(rows, len(out)), *out.shape[1:]), word)
+    for begin in range(0, len(out), rows):
+        here = slice(begin, begin + rows)
+        mask, made = scratch[:, : len(out) - begin]
+        np.copyto(mask, chosen[here])
+        np.negative(mask, out=mask)
+        np.bitwise_xor(a[here], b[here], out=made)
+        np.bitwise_and(made, mask, out=made)
+        np.bitwise_xor(made, b[here], out=target[here])
 
 
 # -- division into blocks --------------------------------------------------------------------------

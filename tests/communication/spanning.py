@@ -346,6 +346,23 @@ def jit_has_the_bits_of_eager_mode() -> None:
             assert found.sharding == wanted.sharding
 
 
+def gradients_are_added_in_one_message() -> None:
+    def step(x: Any, w: Any, b: Any) -> Any:
+        error = st.tanh(x @ w) - b
+        return w - x.T @ error, b - error.sum(axis=0), (error * error).sum()
+
+    x, w, b = tensor(np.linspace(0, 1, 48).reshape(16, 3)), tensor(np.ones((3, 3)), None), tensor(np.ones(3), None)
+    compiled = st.jit(step, executor="numpy")
+    with st.transfers() as once:
+        found = compiled(x, w, b)
+    with st.transfers() as each:
+        wanted = step(x, w, b)
+    assert once.bytes == each.bytes
+    assert 3 * len(once) == len(each) > 0
+    for one, other in zip(found, wanted, strict=True):
+        same(one, distributed.process_allgather(other))
+
+
 def what_needs_one_array_is_an_error() -> None:
     x = tensor()
     with pytest.raises(st.NotAddressableError, match="process_allgather"):
@@ -373,8 +390,8 @@ CHECKS = [
     memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, replicas_are_sent_once,
     device_arrays_are_sent_from_pinned_memory, memory_of_transfers_is_limited, reductions_and_products,
     views_and_writes, random_numbers_do_not_depend_on_the_processes, maps_and_their_collectives,
-    lists_are_of_this_process, jit_has_the_bits_of_eager_mode, what_needs_one_array_is_an_error,
-    values_that_differ_are_errors, calls_that_differ_are_errors, local_tensors_concern_nobody_else,
+    lists_are_of_this_process, jit_has_the_bits_of_eager_mode, gradients_are_added_in_one_message,
+    what_needs_one_array_is_an_error, values_that_differ_are_errors, calls_that_differ_are_errors, local_tensors_concern_nobody_else,
 ]  # fmt: skip
 
 if __name__ == "__main__":

@@ -213,6 +213,32 @@ def test_sharded_operands(name: str) -> None:
     run()
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "float32", "int64", "complex64", "complex128", "M8[s]"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (7, 10, 30), (1 << 15,), (2, 1 << 14)])
+def test_where_selects_bits(shape: tuple[int, ...], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blockwise, "_LEAST_MASKED", 2)
+    monkeypatch.setattr(blockwise, "_SELECTED", 1 << 10)
+    size = int(np.prod(shape))
+    x, y = ((np.arange(size) * k % 97).reshape(shape).astype(dtype) for k in (3, 5))
+    if x.dtype.kind in "fc":
+        x.reshape(-1)[::3], y.reshape(-1)[::5] = np.nan, -0.0
+    condition = (np.arange(size) % 7 < 3).reshape(shape)
+    for chosen in (condition, condition * 2.0, condition[:1] if shape else True):
+        wanted = np.where(chosen, x, y).tobytes()
+        strided = np.empty((*shape, 2), dtype)[..., 0]
+        for a, b, out in ((x, y, np.empty_like(x)), (x, y, strided), (x.T.copy().T, y, np.empty_like(x))):
+            blockwise.where(chosen, a, b, out=out)
+            assert out.tobytes() == wanted
+        for number in (0, 1):  # In place.
+            pair = x.copy(), y.copy()
+            blockwise.where(chosen, *pair, out=pair[number])
+            assert pair[number].tobytes() == wanted
+    if dtype == "float32":
+        out = np.empty_like(x)
+        blockwise.where(condition, x, 0.1, out=out)
+        assert out.tobytes() == np.where(condition, x, 0.1).tobytes()
+
+
 @in_blocks
 def test_clip_round_and_where() -> None:
     @hypothesis.settings(max_examples=150)

@@ -119,6 +119,7 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
     partial = monoid.partial or strategies.kernel
     groups = reduction_groups(value, strategies.moves, partial_axes)
     made, computing = stacked(target), sorted(k for group in groups for k in group.contributors)
+    ops = strategies.reduce_ops(monoid)
 
     def separate(operands: Operands) -> ShardedTensor:
         rows = strategies.rows(operands)
@@ -126,7 +127,7 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
         strategies.announce()
         arrays: dict[int, Any] = {}
         for group in groups:
-            arrays |= all_reduce(group, states, strategies.reduce_ops(monoid))
+            arrays |= all_reduce(group, states, ops)
         for k, array in arrays.items():
             with backend.on(devices[k]):
                 arrays[k] = backend.xp.reshape(whole_of(array, value), made.grid.shape(k))

@@ -13,6 +13,7 @@ from shardtensor.backend.registry import array_backend
 from shardtensor.backend.small_floats import is_element
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions.random_keys import Key, bits_of
+from shardtensor.interpreters.jit.program import exact_key
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, paths
@@ -226,14 +227,14 @@ def _aliased(
 
 
 class _Static:
-    """A leaf that is no array: equal if type and value are."""
+    """A leaf that is no array: equal if type and value are, and numbers to the bit (see `exact_key`)."""
 
-    __slots__ = ("_hash", "value")
+    __slots__ = ("_hash", "_key")
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self._key = exact_key(value)
         try:
-            self._hash = hash((type(value), value))
+            self._hash = hash(self._key)
         except TypeError:
             raise _NotHashable(value) from None
 
@@ -241,11 +242,7 @@ class _Static:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return (
-            type(other) is _Static
-            and type(other.value) is type(self.value)
-            and bool(other.value is self.value or other.value == self.value)
-        )
+        return type(other) is _Static and bool(other._key == self._key)
 
 
 class _NotHashable(TypeError):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.functions.monoids import sum_of_squares
-from shardtensor.host import memory_pool
+from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.blockwise import Blocks
 from shardtensor.host.fp_errors import FloatingPointErrors, Step
 from shardtensor.host.signals import Interrupts
@@ -325,9 +325,5 @@ def _astype(x: HostArray, *, out: HostArray | None, dtype: np.dtype[Any]) -> Hos
 def _where(condition: HostArray, x1: HostArray, x2: HostArray, *, out: HostArray | None) -> HostArray:
     if out is None:
         return np.where(condition, x1, x2)
-    if np.may_share_memory(out, condition) or np.may_share_memory(out, x1):  # The kernel runs in place.
-        np.copyto(out, np.where(condition, x1, x2))
-        return out
-    np.copyto(out, x2)
-    np.copyto(out, x1, where=condition)
+    blockwise.where(condition, x1, x2, out=out)
     return out

@@ -39,7 +39,7 @@ def with_deferred_sums(program: Program, count: int, *, exact: bool) -> Program:
         count: the number from which on numbers of values are free.
         exact: whether results keep the bits of eager mode.
     """
-    candidates = [k for k, e in enumerate(program.equations) if _partial_axes(e)]
+    candidates = [k for k, e in enumerate(program.equations) if partial_axes(e)]
     if not candidates or len(candidates) > _MOST:
         return program
     first = _Deferral(program, candidates, count, exact)
@@ -50,7 +50,7 @@ def with_deferred_sums(program: Program, count: int, *, exact: bool) -> Program:
     return dataclasses.replace(program, equations=made.equations)
 
 
-def _partial_axes(equation: Equation) -> Sequence[str]:
+def partial_axes(equation: Equation) -> Sequence[str]:
     """Returns the mesh axes along which an equation adds partial sums that it could leave."""
     op = equation.op
     if op.combine != "sum" or equation.writes or equation.into is not None or op.params[-1:] == ("layout",):
@@ -59,9 +59,20 @@ def _partial_axes(equation: Equation) -> Sequence[str]:
         return ()
     plan = plan_of(equation)
     mesh = equation.results.kind.sharding.mesh
-    if plan is None or not op.placed or plan.result.spans:
+    if plan is None or not op.placed:
         return ()
     return [axis for axis in plan.partial_axes if mesh.shape[axis] > 1]
+
+
+def without_addition(equation: Equation, axes: Sequence[str], number: int) -> Equation | None:
+    """Returns a reduction that leaves its partial sums along mesh axes, as a value with that number; None if it adds
+    them nevertheless.
+    """
+    op, kind = equation.op.placed, equation.results.kind
+    spec = P(*kind.sharding.spec.chains_of(kind.ndim), unreduced=frozenset(axes))
+    made = dataclasses.replace(equation, op=op, params=(*equation.params, kind.sharding.with_spec(spec)))
+    result = result_of(made)
+    return dataclasses.replace(made, results=Var(number, result)) if result is not None and result.unreduced else None
 
 
 class _Deferral:
@@ -102,21 +113,16 @@ class _Deferral:
 
     def _reduction(self, equation: Equation, bit: int) -> list[Equation]:
         """Returns the reduction without the sum of its partial results."""
-        v, op = equation.results, equation.op.placed
-        assert op is not None
-        kind = v.kind
-        spec = P(*kind.sharding.spec.chains_of(kind.ndim), unreduced=frozenset(_partial_axes(equation)))
-        params = (*equation.params, kind.sharding.with_spec(spec))
+        v, axes = equation.results, partial_axes(equation)
         before = self._rewritten(equation)  # Its operands may be unreduced themselves.
         equation = before[-1]
         if type(equation.results) is not Var or equation.results is not v:
             return before
-        made = dataclasses.replace(equation, op=op, params=params)
-        result = result_of(made)
-        if result is None or not result.unreduced:
+        made = without_addition(equation, axes, self._count)
+        if made is None:
             return before
-        self._unreduced[v], self._bits[v] = self._new(result), bit
-        made.results = self._unreduced[v]
+        self._count += 1
+        self._unreduced[v], self._bits[v] = made.results, bit
         self._touched.append((bit, [equation], [made]))
         return [*before[:-1], made]
 

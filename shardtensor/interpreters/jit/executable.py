@@ -11,11 +11,11 @@ from typing import Any
 
 from numpy.linalg import LinAlgError
 
-from shardtensor.communication.transfer_log import is_recording, logger
-from shardtensor.core import OPS
+from shardtensor.communication.transfer_log import copies_recorded, is_recording, logger
+from shardtensor.core import OPS, interpreting
 from shardtensor.errors import BackendError, ShardTensorError
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.infer import raise_named
+from shardtensor.interpreters.infer import INFER, raise_named
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.fused import Fused, work_of
@@ -23,7 +23,7 @@ from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Program, Var
 from shardtensor.interpreters.jit.replay import Node, Step, Values, steps_of, view_of
 from shardtensor.interpreters.jit.stencils import STENCIL, is_on_one_memory
-from shardtensor.interpreters.mutation.views import snapshot
+from shardtensor.interpreters.mutation.views import snapshot, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
 from shardtensor.tensor.pytree import replaced
@@ -65,7 +65,8 @@ class Executable:
         name: the name of the function.
         program: what it computes.
         layouts: returns the program that moves the fewest bytes. Where all devices share the memory of the host, it
-            is called, and that program runs, for calls whose transfers are recorded or guarded: nothing moves there.
+            is called, and that program is inferred, for calls whose transfers are recorded or guarded: nothing moves
+            there, and the program that runs, with its bits, is that of other calls.
         captured: the tensors and arrays that it closes over, in the order of ``program.captured``.
         outputs: the leaves of its result.
         tree: the structure of the result: a pytree with any leaves.
@@ -123,11 +124,9 @@ class Executable:
         return self._layouts()
 
     @functools.cached_property
-    def _recorded(self) -> tuple[Sequence[Node], Sequence[Step], int]:
-        """The nodes, the steps and the number of values of calls whose transfers are recorded."""
-        if not self._on_one_memory:
-            return self.nodes, self.steps, self._size
-        return *steps_of(self.laid_out, EAGER), _size_of(self.laid_out)
+    def _inference(self) -> tuple[Sequence[Node], Sequence[Step], int]:
+        """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes."""
+        return *steps_of(self.laid_out, INFER), _size_of(self.laid_out)
 
     def __call__(self, units: Sequence[Any]) -> Any:
         """Runs the program on the inputs, commits its writes, and returns the result."""
@@ -187,11 +186,19 @@ class Executable:
     # -- calls ---------------------------------------------------------------------------------------
 
     def _run(self, sources: Sequence[Any]) -> Values:
-        recorded = self._on_one_memory and is_recording()
-        nodes, steps, size = self._recorded if recorded else (self.nodes, self.steps, self._size)
+        given = [_snapshot(x) if type(x) is ShardedTensor else x for x in sources]
+        if not (self._on_one_memory and is_recording()):
+            return self._walk(self.nodes, self.steps, self._size, given)
+        with interpreting(INFER):
+            self._walk(*self._inference, [stand_in(x) for x in sources])
+        with copies_recorded():
+            return self._walk(self.nodes, self.steps, self._size, given)
+
+    def _walk(self, nodes: Sequence[Node], steps: Sequence[Step], size: int, given: Sequence[Any]) -> Values:
+        """Runs steps, and returns the values by number; the errors name the line of the operator."""
         values: Values = [None] * size
-        for number, x in zip(self._numbers, sources, strict=True):
-            values[number] = _snapshot(x) if type(x) is ShardedTensor else x
+        for number, x in zip(self._numbers, given, strict=True):
+            values[number] = x
         done = 0
         try:
             for step in steps:

@@ -15,7 +15,7 @@ from shardtensor.interpreters.jit import blocked
 from shardtensor.interpreters.jit.c_executor import CompiledKernel
 from shardtensor.interpreters.jit.groups import Group, function_of
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
-from shardtensor.interpreters.jit.program import Equation, Var, shape_of
+from shardtensor.interpreters.jit.program import Equation, Var, exact_key, shape_of
 from shardtensor.interpreters.jit.reductions import add_reduction, divisor, is_reduction, is_wide, outer_shape
 from shardtensor.interpreters.jit.window_writes import WindowWrite, computed_aval, function_operands
 from shardtensor.sharding.layout import Shape
@@ -73,7 +73,7 @@ class Fused:
         for equation in self.equations:
             flat = self._is_flat(equation)
             for x in (*function_operands(equation), *self._constants(equation)):
-                key = (x, flat) if type(x) is Var else (type(x), x)
+                key = (x, flat) if type(x) is Var else exact_key(x)
                 if x in made or key in self._values:
                     continue
                 if type(x) is not Var:
@@ -107,9 +107,9 @@ class Fused:
         taken = []
         for x in function_operands(equation):
             found = self._values.get(x) if type(x) is Var else None
-            taken.append(found if found is not None else self._values[(x, flat) if type(x) is Var else (type(x), x)])
+            taken.append(found if found is not None else self._values[(x, flat) if type(x) is Var else exact_key(x)])
         if is_reduction(equation):
-            constants = [self._values[float, number] for number in self._constants(equation)]
+            constants = [self._values[exact_key(number)] for number in self._constants(equation)]
             made = add_reduction(self._builder, equation, taken[0], *constants)
         elif equation.writes and equation.op.assigns:
             made = taken[0]

@@ -3,8 +3,9 @@
 Eager mode combines the partial results of a reduction at once, so that every device gets all of them. Where the result
 is next transferred to a layout that splits it, each device combines only its part, which is a reduce-scatter. A write
 of a function of slices is a stencil (see `shardtensor.interpreters.jit.stencils`). An operand that several equations
-need in another layout is transferred once. Eager's layouts are always a candidate, and the bytes are those of the
-inference of both, so that a program never moves more.
+need in another layout is transferred once, and partial sums that do not depend on one another are added in one
+message. Eager's layouts are always a candidate, and the bytes are those of the inference of both, so that a program
+never moves more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.core import interpreting
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.infer import INFER
+from shardtensor.interpreters.jit.common_sums import with_common_sums
 from shardtensor.interpreters.jit.common_transfers import with_common_transfers
 from shardtensor.interpreters.jit.deferred_sums import with_deferred_sums
 from shardtensor.interpreters.jit.program import Equation, Program, Var
@@ -53,7 +55,13 @@ def with_layouts(program: Program, count: int, *, exact: bool) -> Program:
     if changes:
         program = dataclasses.replace(program, equations=equations)
     program = with_stencils(with_deferred_sums(program, count, exact=exact))
-    return with_common_transfers(program, max([count, *[v.number + 1 for v in program.made()]]))
+    program = with_common_transfers(program, _free_number(program, count))
+    return with_common_sums(program, _free_number(program, count))
+
+
+def _free_number(program: Program, count: int) -> int:
+    """Returns the number from which on numbers of values are free, at least ``count``."""
+    return max([count, *[v.number + 1 for v in program.made()]])
 
 
 def with_stencils(program: Program) -> Program:

@@ -250,4 +250,19 @@ def _comparable(x: Any) -> Any:
         return x.dtype.str, x.shape, x.tobytes()
     if isinstance(x, (list, tuple)):
         return tuple([_comparable(v) for v in x])
-    return (type(x), x) if isinstance(x, (bool, int, float, complex)) else x
+    return exact_key(x) if isinstance(x, (bool, int, float, complex)) else x
+
+
+def exact_key(x: Any) -> Any:
+    """Returns what a constant is compared by. Numbers that are equal, such as 0.0, -0.0 and False, also in tuples, are
+    different constants, and a NaN is the same as another one.
+    """
+    if isinstance(x, tuple):
+        return type(x), tuple([exact_key(v) for v in x])
+    if isinstance(x, frozenset):
+        return type(x), frozenset([exact_key(v) for v in x])
+    if isinstance(x, np.generic):
+        return type(x), x.dtype.str, x.tobytes()
+    if isinstance(x, complex):
+        return type(x), x.real.hex(), x.imag.hex()
+    return type(x), x.hex() if isinstance(x, float) else x

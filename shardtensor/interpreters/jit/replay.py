@@ -16,7 +16,7 @@ import numpy as np
 
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication.transfer_log import TransferLog, is_recording, recorded_by
+from shardtensor.communication.transfer_log import TransferLog, copies_recorded, is_recording, recorded_by
 from shardtensor.core import OPS, Interpreter, bind, interpreting
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.eager import EAGER
@@ -28,7 +28,7 @@ from shardtensor.interpreters.jit.program import Equation, Program, Var, replace
 from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
 from shardtensor.interpreters.jit.trace import PYTHON
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
-from shardtensor.interpreters.mutation.views import View
+from shardtensor.interpreters.mutation.views import View, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
@@ -149,16 +149,23 @@ def _getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
 def _fused(
     node: Node, kept: Sequence[Var], in_place: Collection[Var], dead: Sequence[int], fused: Callable[[Fused], None]
 ) -> Step:
-    """Returns the step of a kernel. While transfers are recorded, the equations run one by one, as eager mode does."""
+    """Returns the step of a kernel. While transfers are recorded, they are those of the equations, by inference."""
     writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
     made = Fused(node, kept, writes)
     alone = functools.cache(lambda: [_step(equation, EAGER, (), equation.results in in_place) for equation in node])
+    inner = Program((), (), node, ())
+    free = inner.free()
     fused(made)
 
     def step(values: Values) -> None:
-        if is_recording() or not made(values):
-            for one in alone():
-                one(values)
+        recording = is_recording()
+        if recording:
+            given = [stand_in(values[v.number]) for v in free]
+            inferred(dataclasses.replace(inner, inputs=free), given, lambda _: contextlib.nullcontext())
+        with copies_recorded() if recording else contextlib.nullcontext():
+            if not made(values):
+                for one in alone():
+                    one(values)
         for number in dead:
             values[number] = None
 

@@ -75,6 +75,27 @@ def test_what_is_one_kernel() -> None:
     assert sizes(softmax, rows(spec=(None, "x"))) == [(2, 1)]  # The rows are split.
 
 
+def test_constants_of_kernels_are_compared_to_the_bit() -> None:
+    agrees(lambda x: (st.copysign(x, 0.0) * st.copysign(x, -0.0), x + 1 - x * 1.0 + st.where(x > 0, True, 1)), rows())
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
+def test_recorded_and_guarded_calls_have_the_bits_of_others() -> None:
+    f = lambda x, y: (softmax(x), st.exp(x) + y, (x.T @ x) * 2 + x.T @ y)  # noqa: E731
+    x, y = rows(), rows(spec=(None, "x"))
+    traced = st.jit(f, executor="c")
+    found = [traced(x, y)]
+    with st.transfers() as log:
+        found.append(traced(x, y))
+    assert log.bytes == traced.lower(x, y).cost().bytes > 0
+    with st.transfer_guard("log"):
+        found.append(traced(x, y))
+    assert len({tuple([np.asarray(r).tobytes() for r in results]) for results in found}) == 1
+    with st.transfer_guard("disallow"), pytest.raises(st.TransferError, match=r"moves \d+ bytes implicitly") as error:
+        traced(x, y)
+    assert "test_groups.py" in error.value.__notes__[0]
+
+
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
 def test_what_is_one_kernel_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     x = rows()

@@ -184,6 +184,19 @@ def test_keyword_arguments_and_statics() -> None:
         st.jit(3)  # type: ignore[arg-type]
 
 
+def test_statics_are_compared_to_the_bit() -> None:
+    f = Counted(lambda x, k: x * (k[0] if isinstance(k, tuple) else k), static_argnums=1)
+    x = st.ones(3, dtype="int32")
+    statics = (0.0, -0.0, False, 0, 0j, np.float32(-0.0), (0.0,), (-0.0,), (False,), (0,), float("nan"))
+    for k in statics:
+        number = k[0] if isinstance(k, tuple) else k
+        found, wanted = f(x, k), np.ones(3, "int32") * number
+        assert found.dtype == wanted.dtype
+        assert np.asarray(found).tobytes() == wanted.tobytes()
+    f(x, float("nan"))
+    assert f.traces == len(statics)
+
+
 @everywhere
 def test_python_scalars_are_weak(backend: str) -> None:
     x = split(backend)
