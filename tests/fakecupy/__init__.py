@@ -7,7 +7,7 @@ that is freed is overwritten and handed out again; and whatever nothing orders i
 GPUs it fails on some.
 
 What is not modelled: real numbers of bytes in use by libraries, per-thread default streams, graphs, kernels of the
-user's, peer access as such (operations on arrays of another device raise), races between parts of one block (a block
+user's in more of CUDA than `kernels` says, peer access as such (operations on arrays of another device raise), races between parts of one block (a block
 is one thing), and time.
 """
 
