@@ -111,8 +111,12 @@ def is_kernel(node: Sequence[Equation], wide: bool) -> bool:
     memory traffic, if C is possible.
     """
     (first, *others) = node
-    slow = is_reduction(first) or first.op.name in EXPENSIVE
-    return bool(others) or (wide and slow and _is_local(first, wide))
+    if others or not wide or not _is_local(first, wide):
+        return bool(others)
+    if _split_as(first) is None:
+        return is_reduction(first) or first.op.name in EXPENSIVE
+    # Libraries of devices are as fast as kernels, but combine what logical devices have in further launches.
+    return is_reduction(first) and is_wide(first)
 
 
 class _Grouping:
