@@ -281,7 +281,7 @@ class TorchBackend(Backend):
     def host_view(self, array: Any) -> HostArray:
         """Returns a writable NumPy array that has the memory of a tensor on the host.
 
-        It is made from the address: after `torch.Tensor.numpy`, PyTorch considers the memory shared with NumPy for ever.
+        It is made from the address: after `torch.Tensor.numpy`, PyTorch for ever considers the memory shared.
         """
         return np.asarray(_HostView(self._dtypes.resolved(array), self._dtypes.dtype_of(array)))
 

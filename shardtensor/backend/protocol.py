@@ -396,7 +396,7 @@ class Backend(abc.ABC):
     # -- kernels of jit ----------------------------------------------------------------------------
 
     def host_view(self, array: Any) -> HostArray:
-        """Returns a writable NumPy array that has the memory of ``array``, for backends whose `kernel_language` is C."""
+        """Returns a writable NumPy array with the memory of ``array``, for backends whose `kernel_language` is C."""
         raise NotImplementedError(f"the arrays of {self.name} are not in the memory of the host")
 
     def elementwise_kernel(self, inputs: str, outputs: str, operation: str, name: str, preamble: str) -> Kernel:

@@ -219,7 +219,10 @@ void run(long long ndim, const long long *shape, const long long *strides, char 
         result = None if self.no_return else outs[0] if self.nout == 1 and not self.return_tuple else tuple(outs)
         if 0 in shape:
             return result
-        raws = [x._a if isinstance(x, launch._array) else np.asarray(p.dtype.type(x)) for x, p in zip(args, self.params)]
+        raws = [
+            x._a if isinstance(x, launch._array) else np.asarray(p.dtype.type(x))
+            for x, p in zip(args, self.params, strict=False)
+        ]
         raws = [np.broadcast_to(x, shape) for x in [*raws[: self.nin], *[out._a for out in outs]]]
         function = _library(self._text()).run
         strides = (ctypes.c_longlong * (len(raws) * len(shape)))(*itertools.chain(*[x.strides for x in raws]))

@@ -96,6 +96,7 @@ def _prelude(text: str) -> str:
     functions = PRELUDE.replace("#define ST_INFINITY (1.0f / 0.0f)\n", "")
     return f"{HEAD}{functions if 'st_' in text else ''}" if re.search("ST_|st_", text) else ""
 
+
 _TREE = """
 /* Combines a value of each thread of a row along a binary tree. The first barrier awaits the readers of an earlier
    tree. */
@@ -164,7 +165,7 @@ class RowSource:
 
     @functools.cached_property
     def divided(self) -> str:
-        """The text of the functions for parts of rows: ``part_0`` and ``join_0``, and so on for each stage, ``finish``."""
+        """The text of the functions for parts of rows: ``part_0`` and ``join_0``, and so on; ``finish``."""
         bodies = {}
         for stage in range(self.stages):
             bodies[f"part_{stage}"] = self._part(stage)
@@ -185,7 +186,9 @@ class RowSource:
 
     def _function(self, name: str, body: Sequence[str]) -> list[str]:
         """Returns a function with the parameters that all of them have."""
-        sizes = [f"long long m{d}" for d in range(self._outer_ndim)] + [f"long long n{d}" for d in range(self._inner_ndim)]
+        sizes = [f"long long m{d}" for d in range(self._outer_ndim)] + [
+            f"long long n{d}" for d in range(self._inner_ndim)
+        ]
         arrays = []
         for k in range(self._count):
             if k in self._scalars:
@@ -194,8 +197,16 @@ class RowSource:
                 arrays.append(self._array(f"const char *p{k}", f"p{k}", True))
         for k, out in enumerate(self.kernel.outputs):
             arrays.append(self._array(f"char *y{k}", f"y{k}", not out.per_row))
-        given = [f"long long {n}" for n in ("rows", "n", "segments", "length")] + ["long long *totals", "long long *parts"]
-        return [f'extern "C" __global__ void {name}({", ".join([*given, *sizes, *arrays])}) {{', *_indented(body), "}", ""]
+        given = [f"long long {n}" for n in ("rows", "n", "segments", "length")] + [
+            "long long *totals",
+            "long long *parts",
+        ]
+        return [
+            f'extern "C" __global__ void {name}({", ".join([*given, *sizes, *arrays])}) {{',
+            *_indented(body),
+            "}",
+            "",
+        ]
 
     def _array(self, pointer: str, name: str, inner: bool) -> str:
         strides = [f"{name}o{d}" for d in range(self._outer_ndim)]
@@ -248,7 +259,13 @@ class RowSource:
         if stage < self.stages - 1 or self.writes_elements:
             return lines
         # The thread reads the totals that it has written itself.
-        return [*lines, "if (x != 0) return;", *self._places(), *self._totals_before(self.stages), *self._stored("0", "0")]
+        return [
+            *lines,
+            "if (x != 0) return;",
+            *self._places(),
+            *self._totals_before(self.stages),
+            *self._stored("0", "0"),
+        ]
 
     def _finish(self) -> list[str]:
         """The results of a segment of a row."""

@@ -25,7 +25,7 @@ from shardtensor.tensor.value import Aval
 
 
 def language_of(value: Aval) -> str | None:
-    """Returns the language of the kernels on the memory of a value; None for NumPy's arrays, and where there are none."""
+    """Returns the language of the kernels on the memory of a value; None for NumPy's arrays, or if there are none."""
     backend = value.backend
     return None if value.spans or value.offloaded or backend.simulated else backend.kernel_language
 

@@ -36,7 +36,6 @@ from shardtensor.tensor.tensor import (
     tensor,
     write_state_of,
 )
-
 from shardtensor.tensor.value import Aval
 
 
@@ -73,8 +72,8 @@ class Executable:
         outputs: the leaves of its result.
         tree: the structure of the result: a pytree with any leaves.
         donated: the numbers of inputs whose memory is donated.
-        executor: what runs kernels: ``"numpy"``, ``"c"`` (on GPUs CUDA), or None for NumPy until a compiler has compiled
-            them in the background.
+        executor: what runs kernels: ``"numpy"``; ``"c"``, on GPUs CUDA; or None, for CUDA on GPUs, and otherwise NumPy
+            until a compiler has compiled them in the background.
 
     Attributes:
         nodes: the equations of each step: one, or those of a kernel.
@@ -101,7 +100,9 @@ class Executable:
         self.kernels: list[Fused] = []
         self._layouts = layouts
         self._on_one_memory = is_on_one_memory(program)
-        may_compile = executor == "c" or (executor is None and (has_cuda_kernels(program) or find_compiler() is not None))
+        may_compile = executor == "c" or (
+            executor is None and (has_cuda_kernels(program) or find_compiler() is not None)
+        )
         runs = program if self._on_one_memory else self.laid_out
         self.nodes, self.steps = steps_of(runs, EAGER, self.kernels.append, may_compile)
         self.executor = executor

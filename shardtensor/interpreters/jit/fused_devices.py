@@ -51,6 +51,7 @@ class FusedOnDevices(Fused):
             self.compiled = CudaKernel(self.kernel, self._backend)
 
     def __call__(self, values: Any) -> bool:
+        """Computes the group; returns whether it did."""
         if self.compiled is None:
             return False
         count = len(self._devices)
@@ -67,8 +68,8 @@ class FusedOnDevices(Fused):
         return True
 
     def _run(self, k: int, operands: Sequence[Any], values: Any) -> list[Any]:
-        """Computes the k-th buffer of each result on its device, which is current. Returns the buffers; of a tensor that
-        is written into, the storage.
+        """Computes the k-th buffer of each result on its device, which is current. Returns the buffers, and in place of
+        that of a tensor which is written into, the storage.
         """
         backend, made, targets = self._backend, [], []
         for (v, kind, index), shape in zip(self._kept, self._made_shapes[k], strict=True):

@@ -275,11 +275,11 @@ def _is_split_as(other: Group, made: Group) -> bool:
 
 
 def _has_parts(group: Group | None, equation: Equation, shape: Shape, rows: int) -> bool:
-    """Whether each device has the parts of operands and result that belong to its part of the loop of a group, or of the
-    equation alone.
+    """Whether each device has those parts of operands and result that belong to its part of the loop of a group; None
+    stands for a group of the equation alone.
     """
     like = group.like if group else _split_as(equation)
-    if like is None or like.memory is not None:
+    if like is None:
         return True
     kinds = [v.kind for v in (*vars_of(function_operands(equation)), equation.results)]
     values = [k for k in kinds if isinstance(k, Aval)]

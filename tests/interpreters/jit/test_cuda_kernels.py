@@ -66,7 +66,9 @@ def run(made: Machine, kernel: Kernel, shape: Sequence[int], inputs: Sequence[An
 
 
 def check(made: Machine, case: Case) -> None:
-    for out, wanted in zip(run(made, case.kernel, case.shape, case.inputs, case.outputs()), reference(case), strict=True):
+    for out, wanted in zip(
+        run(made, case.kernel, case.shape, case.inputs, case.outputs()), reference(case), strict=True
+    ):
         assert_same(out, wanted, case)
 
 
@@ -81,7 +83,9 @@ def test_random_kernels_equal_numpy(number: int, gpu: Machine) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("segment", [8, 1 << 13], ids=["divided rows", "whole rows"])
 @pytest.mark.parametrize("chunk", range(20))
-def test_many_random_kernels_equal_numpy(chunk: int, segment: int, monkeypatch: pytest.MonkeyPatch, gpu: Machine) -> None:
+def test_many_random_kernels_equal_numpy(
+    chunk: int, segment: int, monkeypatch: pytest.MonkeyPatch, gpu: Machine
+) -> None:
     monkeypatch.setattr(cuda_executor, "SEGMENT", segment)
     for case in map(random_case, range(100 + 20 * chunk, 120 + 20 * chunk)):
         if has_cuda(case.kernel):
@@ -110,7 +114,9 @@ def test_extrema_and_sums_of_special_numbers(dtype: str, gpu: Machine) -> None:
         k.output(k.reduce(name, x), per_row=True)
     rows = np.array([[np.nan, 1, 2], [0.0, -0.0, 0], [np.inf, 1, -1], [-np.inf, np.inf, 0], [1, 2, 3]], dtype)
     case = Case(k.build(), rows.shape, [rows])
-    for out, wanted in zip(run(gpu, case.kernel, case.shape, case.inputs, case.outputs()), reference(case), strict=True):
+    for out, wanted in zip(
+        run(gpu, case.kernel, case.shape, case.inputs, case.outputs()), reference(case), strict=True
+    ):
         assert_same(out + out.dtype.type(0), wanted + wanted.dtype.type(0))  # A maximum of zeros may have either sign.
 
 
@@ -184,7 +190,9 @@ def test_all_functions(dtype: str, gpu: Machine) -> None:
     assert len(names) >= 15
     rng = np.random.default_rng(0)
     case = Case(kernel, (97,), [special(dtype, 97, rng) for _ in range(2)])
-    for name, out, wanted in zip(names, run(gpu, kernel, (97,), case.inputs, case.outputs()), reference(case), strict=True):
+    for name, out, wanted in zip(
+        names, run(gpu, kernel, (97,), case.inputs, case.outputs()), reference(case), strict=True
+    ):
         if name in EXACT:
             assert_same(out, wanted, name)
         else:

@@ -115,7 +115,9 @@ def test_one_launch_on_the_logical_devices_of_a_gpu() -> None:
     counted: list[str] = []
     launch = world.World.launch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(world.World, "launch", lambda self, name, *a, **k: (counted.append(name), launch(self, name, *a, **k))[1])
+        patch.setattr(
+            world.World, "launch", lambda self, name, *a, **k: (counted.append(name), launch(self, name, *a, **k))[1]
+        )
         assert launches(st.jit(ten)) == 1
         assert launches(ten) == 10
         assert launches(st.jit(softmax)) == 1
@@ -272,7 +274,9 @@ def test_every_operator_before_a_chain(name: str, backend: str) -> None:
     def run(data: Any) -> None:
         made = CASES[name](data)
         operands = sharded_somehow(data, made, backend)
-        chain = functools.partial(map_leaves, lambda x: st.where(x == x, x, x) if isinstance(x, st.ShardedTensor) else x)
+        chain = functools.partial(
+            map_leaves, lambda x: st.where(x == x, x, x) if isinstance(x, st.ShardedTensor) else x
+        )
 
         def call(*xs: Any) -> Any:
             return chain(made.run(OPS[name].dispatch, list(xs)))
