@@ -33,6 +33,10 @@ _DTYPES = frozenset("?bBhHiIlLqQefdFD")
 """The character codes of the supported NumPy dtypes."""
 
 
+_KERNEL_OPTIONS = ("--fmad=false",)
+"""A product and a sum are rounded one after the other, as by CuPy's kernels for single functions."""
+
+
 class CuPyBackend(Backend):
     """One device per GPU, or as many logical devices as `st.set_num_devices` sets, assigned to the GPUs in blocks.
 
@@ -46,6 +50,7 @@ class CuPyBackend(Backend):
     name = "cupy"
     priority = 10
     pinned_host = True
+    kernel_language = "cuda"
     helper_delay = 10e-3  # A call that takes longer than a launch is waiting for its GPU.
 
     def __init__(self) -> None:
@@ -312,6 +317,23 @@ class CuPyBackend(Backend):
             return False
         self._copier.flights.settle(array.data.mem)
         return True
+
+    # -- kernels of jit ----------------------------------------------------------------------------
+
+    def elementwise_kernel(self, inputs: str, outputs: str, operation: str, name: str, preamble: str) -> Any:
+        """Returns an `ElementwiseKernel`, which compiles at its first call for each combination of layouts."""
+        return self._cupy.ElementwiseKernel(
+            inputs, outputs, operation, name, preamble=preamble, no_return=True, options=_KERNEL_OPTIONS
+        )
+
+    def raw_kernel(self, text: str, name: str) -> Callable[[int, tuple[int, int, int], Sequence[Any]], None]:
+        """Returns a function that launches a `RawKernel`, which compiles at its first call on each GPU."""
+        kernel = self._cupy.RawKernel(text, name, options=_KERNEL_OPTIONS)
+
+        def launch(blocks: int, threads: tuple[int, int, int], args: Sequence[Any]) -> None:
+            kernel((blocks,), threads, tuple(args))
+
+        return launch
 
     # -- other memories and libraries --------------------------------------------------------------
 

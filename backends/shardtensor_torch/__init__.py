@@ -56,6 +56,7 @@ class TorchBackend(Backend):
         gpus = cuda.device_count() if cuda.is_available() else 0
         count = logical_device_count(gpus or None)
         self._kind = "cuda" if gpus else "cpu"
+        self.kernel_language = None if gpus else "c"
         kinds = [cuda.get_device_name(i) for i in range(gpus)] or ["cpu"]
         self._gpus = [i if count < gpus else i * gpus // count for i in range(count)] if gpus else []
         self._devices = tuple(Device(self.name, i, kind=kinds[gpu]) for i, gpu in enumerate(self._gpus or [0] * count))
@@ -277,6 +278,13 @@ class TorchBackend(Backend):
 
         return self.export(array), lease if self._own_uses is not None else None
 
+    def host_view(self, array: Any) -> HostArray:
+        """Returns a writable NumPy array that has the memory of a tensor on the host.
+
+        It is made from the address: after `torch.Tensor.numpy`, PyTorch for ever considers the memory shared.
+        """
+        return np.asarray(_HostView(self._dtypes.resolved(array), self._dtypes.dtype_of(array)))
+
     # -- ownership ---------------------------------------------------------------------------------
 
     def _storage_uses(self, array: Any) -> tuple[int, int] | None:
@@ -333,6 +341,22 @@ class TorchBackend(Backend):
     def from_dlpack(self, x: Any, device: Device) -> Any:
         """Returns a tensor that shares the memory of ``x``."""
         return self._torch.from_dlpack(x)
+
+
+class _HostView:
+    """The memory of a tensor by NumPy's array interface, which keeps the tensor as long as an array refers to it."""
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: Any, dtype: np.dtype[Any]) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "typestr": dtype.str,
+            "data": (tensor.data_ptr(), False),
+            "strides": tuple([step * dtype.itemsize for step in tensor.stride()]),
+        }
 
 
 def _is_dense(array: Any) -> bool:

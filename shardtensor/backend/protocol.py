@@ -45,6 +45,13 @@ Launch: TypeAlias = Callable[[Iterable[Callable[..., Any]], Iterable[Sequence[An
 """Calls one function on each of some devices, with a row of arguments; returns the results. See `Backend.launcher`."""
 
 
+Kernel: TypeAlias = Callable[..., None]
+"""A kernel of `Backend.elementwise_kernel`."""
+
+RawKernel: TypeAlias = Callable[[int, tuple[int, int, int], Sequence[Any]], None]
+"""A kernel of `Backend.raw_kernel`."""
+
+
 class Backend(abc.ABC):
     """The base class of backends: a plugin subclasses it to provide devices of one kind.
 
@@ -73,6 +80,12 @@ class Backend(abc.ABC):
 
     pinned_host: bool = False
     """Whether the memory kind ``pinned_host`` is a separate memory (`offload`, `onload`); else it is only a label."""
+
+    kernel_language: str | None = None
+    """The language of the kernels that `st.jit` compiles for arrays that are not `on_host`: ``"c"`` for arrays in the
+    memory of the host (`host_view`), ``"cuda"`` (`elementwise_kernel`, `raw_kernel`), or None, where operators run one
+    by one.
+    """
 
     helper_delay: float = 200e-6
     """Seconds after which a call of a mapped function counts as blocking and other calls start in helper threads."""
@@ -379,6 +392,34 @@ class Backend(abc.ABC):
         operations that the producer of ``x`` has queued.
         """
         return self.xp.from_dlpack(x)
+
+    # -- kernels of jit ----------------------------------------------------------------------------
+
+    def host_view(self, array: Any) -> HostArray:
+        """Returns a writable NumPy array with the memory of ``array``, for backends whose `kernel_language` is C."""
+        raise NotImplementedError(f"the arrays of {self.name} are not in the memory of the host")
+
+    def elementwise_kernel(self, inputs: str, outputs: str, operation: str, name: str, preamble: str) -> Kernel:
+        """Returns a CUDA kernel for all elements of arrays, for backends whose `kernel_language` is CUDA.
+
+        It is called on the current device with inputs, which are arrays of any strides that broadcast or numbers, and
+        the arrays for the outputs, and returns at once. Floating-point operations are not contracted.
+
+        Args:
+            inputs, outputs: dtypes and names, such as ``"float32 x, int64 n"``.
+            operation: the statements that compute one element of the outputs.
+            name: the name of the kernel.
+            preamble: definitions before the kernel.
+        """
+        raise NotImplementedError(f"{self.name} has no kernels in CUDA")
+
+    def raw_kernel(self, text: str, name: str) -> RawKernel:
+        """Returns the function ``name`` of a CUDA text, for backends whose `kernel_language` is CUDA.
+
+        It is called on the current device with the number of blocks, the numbers of threads of a block along its three
+        dimensions, and the arguments: arrays, of which it gets the address, and NumPy numbers; it returns at once.
+        """
+        raise NotImplementedError(f"{self.name} has no kernels in CUDA")
 
     def all_reduce(self, arrays: Sequence[Any], devices: Sequence[Device], operator: str) -> list[Any] | None:
         """Reduces integer arrays of equal shapes, one on each device, and returns the result on every device.

@@ -7,7 +7,7 @@ A program that lacks an event, a device context or a reference therefore fails h
 fails on some.
 
 What is not modelled: real numbers of bytes in use by libraries, per-thread default streams, graphs, kernels of the
-user's, peer access as such (operations on arrays of another device raise), races between parts of one block (a block
+user's in more of CUDA than `kernels` says, peer access as such (operations on arrays of another device raise), races between parts of one block (a block
 is one thing), and time.
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import creation, cuda, launch, memory, names, nccl, rng
+from . import creation, cuda, kernels, launch, memory, names, nccl, rng
 from .array import namespace, ndarray
 from .errors import OutOfMemoryError
 
@@ -109,6 +109,8 @@ def build() -> dict[str, types.ModuleType]:
         **functions,
         "ndarray": ndarray,
         "ufunc": launch.Ufunc,
+        "ElementwiseKernel": kernels.ElementwiseKernel,
+        "RawKernel": kernels.RawKernel,
         "cuda": cuda_module,
         "linalg": linalg,
         "fft": fft,

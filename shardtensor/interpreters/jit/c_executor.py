@@ -25,7 +25,7 @@ from shardtensor.interpreters.jit.c_source import SEGMENT, c_source, row_parts
 from shardtensor.interpreters.jit.compiler import find_compiler, load, vectorized_functions
 from shardtensor.interpreters.jit.expressions import EXPENSIVE, has_c
 from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape
-from shardtensor.interpreters.jit.operands import address, checked, separated
+from shardtensor.interpreters.jit.operands import address, checked, loop_strides, merged, separated
 
 Result = TypeVar("Result")
 
@@ -91,7 +91,7 @@ class CompiledKernel:
                 np.copyto(out, target)
 
     def _add_geometry(self, key: Any, shape: Shape, operands: Sequence[HostArray]) -> _Geometry:
-        made = _Geometry(self.kernel, shape, [_strides(x, shape) for x in operands])
+        made = _Geometry(self.kernel, shape, [loop_strides(x, shape) for x in operands])
         made.seconds = math.prod(shape) * self._seconds + BYTE * sum([x.nbytes for x in operands])
         if len(self._geometries) >= _LAYOUTS:
             self._geometries.clear()
@@ -150,12 +150,6 @@ class CompiledKernel:
             raise DeviceMemoryError(f"jit: no memory for the intermediate results of a row of {self.kernel}")
 
 
-def _strides(x: HostArray, shape: Shape) -> list[int]:
-    """Returns the strides of an array in the loop: 0 where it repeats. An output per row has fewer dimensions."""
-    own = [0 if n == 1 else stride for n, stride in zip(x.shape, x.strides, strict=True)]
-    return own + [0] * (len(shape) - len(own))
-
-
 class _Geometry:
     """The shape and strides of a call, with as few dimensions as possible.
 
@@ -173,9 +167,9 @@ class _Geometry:
         self.seconds = 0.0
         self._shape, self._strides = shape, strides
         if kernel.row_ndim:
-            first, last = self._merged(dims[:outer]), self._merged(dims[outer:])
+            first, last = merged(dims[:outer], shape, strides), merged(dims[outer:], shape, strides)
         else:
-            first, last = self._merged(self._order(kernel)), []
+            first, last = merged(self._order(kernel), shape, strides), []
         self._outer = first
         self.row_size = self._contiguous(kernel, last)
         columns = [*first, *last] or [(1, [0] * len(strides))]
@@ -214,19 +208,6 @@ class _Geometry:
         inner = min(reversed(long), key=lambda d: abs(out[d]))
         others = [d for d in range(kernel.ndim) if d != inner and self._shape[d] > 1]
         return [*sorted(others, key=lambda d: -abs(out[d])), inner]
-
-    def _merged(self, dims: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """Returns size and strides of each dimension, with those merged that are one in the memory of all arrays."""
-        columns: list[tuple[int, list[int]]] = []
-        for d in dims:
-            n, column = self._shape[d], [strides[d] for strides in self._strides]
-            if columns and all(s == t * n for s, t in zip(columns[-1][1], column, strict=True)):
-                columns[-1] = columns[-1][0] * n, column
-            elif columns and columns[-1][0] == 1:
-                columns[-1] = n, column
-            elif n != 1 or not columns:
-                columns.append((n, column))
-        return columns
 
 
 # -- compilation -----------------------------------------------------------------------------------

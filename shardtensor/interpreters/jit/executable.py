@@ -18,6 +18,7 @@ from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import INFER, raise_named
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
 from shardtensor.interpreters.jit.compiler import find_compiler
+from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Program, Var
@@ -35,6 +36,7 @@ from shardtensor.tensor.tensor import (
     tensor,
     write_state_of,
 )
+from shardtensor.tensor.value import Aval
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,8 +73,8 @@ class Executable:
         outputs: the leaves of its result.
         tree: the structure of the result: a pytree with any leaves.
         donated: the numbers of inputs whose memory is donated.
-        executor: what runs kernels: ``"numpy"``, ``"c"``, or None for NumPy until a compiler has compiled them in the
-            background.
+        executor: what runs kernels: ``"numpy"``; ``"c"``, on GPUs CUDA; or None, for CUDA on GPUs, and otherwise NumPy
+            until a compiler has compiled them in the background.
 
     Attributes:
         nodes: the equations of each step: one, or those of a kernel.
@@ -99,13 +101,15 @@ class Executable:
         self.kernels: list[Fused] = []
         self._layouts = layouts
         self._on_one_memory = is_on_one_memory(program)
-        may_compile = executor == "c" or (executor is None and find_compiler() is not None)
+        may_compile = executor == "c" or (
+            executor is None and (has_cuda_kernels(program) or find_compiler() is not None)
+        )
         runs = program if self._on_one_memory else self.laid_out
         self.nodes, self.steps = steps_of(runs, EAGER, self.kernels.append, may_compile)
         self.executor = executor
         if executor == "c":
             self._compile()
-        self._waits = executor is None and any(work_of(k) >= _LARGE for k in self.kernels)
+        self._waits = executor is None and any(work_of(k) >= _LARGE for k in self._in_c())
         sources = [*program.inputs, *program.captured]
         self._numbers = [v.number for v in sources]
         self._size = _size_of(runs)
@@ -153,7 +157,7 @@ class Executable:
 
     def compile(self) -> None:
         """Waits until the kernels are compiled, unless the executor is NumPy or there is no compiler."""
-        if self.executor is None and self.kernels:
+        if self.executor is None and self._in_c():
             self._waits = False
             try:
                 self._compile()
@@ -162,15 +166,19 @@ class Executable:
 
     @property
     def runs_on(self) -> str:
-        """What runs the kernels now: ``"numpy"``, or ``"c"`` if it runs at least one."""
-        return "c" if any(fused.compiled is not None for fused in self.kernels) else "numpy"
+        """What runs the kernels now: ``"numpy"``, or ``"c"`` or ``"cuda"`` if it runs at least one."""
+        languages = {fused.language for fused in self.kernels if fused.compiled is not None}
+        return min(languages, default="numpy")
+
+    def _in_c(self) -> list[Fused]:
+        return [fused for fused in self.kernels if fused.language == "c"]
 
     def _compile(self) -> None:
-        self._use(compile_kernels([fused.kernel for fused in self.kernels]))
+        self._use(compile_kernels([fused.kernel for fused in self._in_c()]))
 
     def _compile_in_background(self) -> None:
         self._waits = False
-        submit([fused.kernel for fused in self.kernels]).add_done_callback(self._compiled)
+        submit([fused.kernel for fused in self._in_c()]).add_done_callback(self._compiled)
 
     def _compiled(self, future: Future[dict[Kernel, CompiledKernel]]) -> None:
         error = future.exception()
@@ -180,7 +188,7 @@ class Executable:
             _log(self.name, error)
 
     def _use(self, compiled: Mapping[Kernel, CompiledKernel]) -> None:
-        for fused in self.kernels:
+        for fused in self._in_c():
             fused.compiled = compiled.get(fused.kernel)
 
     # -- calls ---------------------------------------------------------------------------------------
@@ -271,6 +279,12 @@ class Executable:
 
 _LARGE = 1 << 20
 """The number of elements that the functions of a kernel compute from which on it is compiled by default."""
+
+
+def has_cuda_kernels(program: Program) -> bool:
+    """Returns whether a program has tensors on GPUs for which kernels are written in CUDA."""
+    kinds = [v.kind for v in (*program.inputs, *program.captured, *program.made())]
+    return any(language_of(kind) == "cuda" for kind in kinds if isinstance(kind, Aval))
 
 
 def _log(name: str, error: BaseException) -> None:

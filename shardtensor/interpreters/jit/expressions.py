@@ -262,14 +262,14 @@ ST_INTEGER_DIVISION(long, long long, unsigned long long)
 ST_FUNCTION T st_remainder##F(T a, T b) { \\
     T r = fmod##F(a, b); \\
     if (b == 0) return r; \\
-    if (r == 0) return copysign##F(0, b); \\
+    if (r == 0) return copysign##F((T)0, b); \\
     return (b < 0) != (r < 0) ? r + b : r; \\
 } \\
 ST_FUNCTION T st_floor_divide##F(T a, T b) { \\
     if (b == 0) return a / b; \\
     T r = fmod##F(a, b), q = (a - r) / b; \\
     if (r != 0 && (b < 0) != (r < 0)) q -= 1; \\
-    if (q == 0) return copysign##F(0, a / b); \\
+    if (q == 0) return copysign##F((T)0, a / b); \\
     T whole = floor##F(q); \\
     return q - whole > (T)0.5 ? whole + 1 : whole; \\
 } \\

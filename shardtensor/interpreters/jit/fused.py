@@ -13,6 +13,7 @@ from shardtensor.communication.transfer import whole_array
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit import blocked
 from shardtensor.interpreters.jit.c_executor import CompiledKernel
+from shardtensor.interpreters.jit.cuda_executor import CudaKernel
 from shardtensor.interpreters.jit.groups import Group, function_of
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
 from shardtensor.interpreters.jit.program import Equation, Var, exact_key, shape_of
@@ -37,15 +38,18 @@ class Fused:
     Attributes:
         kernel: what computes the group.
         shape: the shape of its loop.
+        language: the language of compiled kernels of its memory: ``"c"`` or ``"cuda"``.
         compiled: the kernel as compiled code, once there is one.
     """
+
+    language = "c"
 
     def __init__(
         self, equations: Sequence[Equation], kept: Sequence[Var], writes: Mapping[Var, WindowWrite] = _EMPTY
     ) -> None:
         reductions = [e for e in equations if is_reduction(e)]
         self.equations = equations
-        self.compiled: CompiledKernel | None = None
+        self.compiled: CompiledKernel | CudaKernel | None = None
         if reductions:
             self.shape: Shape = reductions[0].operands[0].kind.shape
             row_ndim = len(self.shape) - len(outer_shape(reductions[0], self.shape))

@@ -20,6 +20,7 @@ from shardtensor.backend.small_floats import is_small_float
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.execution.planning import Plan
+from shardtensor.interpreters.jit import device_groups
 from shardtensor.interpreters.jit.expressions import EXPENSIVE
 from shardtensor.interpreters.jit.kernel import KernelBuilder
 from shardtensor.interpreters.jit.program import Equation, Program, Var, shape_of, vars_of
@@ -71,12 +72,14 @@ class Group:
 
     Attributes:
         shape: the shape of the loop.
+        like: a value of that shape that is split as the loop is; None on the host, where the split is of no importance.
         equations: the equations, in order.
         row_ndim: the number of trailing dimensions that make a row; 0 as long as nothing is reduced.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, like: Aval | None = None) -> None:
         self.shape = shape
+        self.like = like
         self.equations: list[tuple[int, Equation]] = []
         self.row_ndim = 0
 
@@ -108,8 +111,12 @@ def is_kernel(node: Sequence[Equation], wide: bool) -> bool:
     memory traffic, if C is possible.
     """
     (first, *others) = node
-    slow = is_reduction(first) or first.op.name in EXPENSIVE
-    return bool(others) or (wide and slow and _is_local(first, wide))
+    if others or not wide or not _is_local(first, wide):
+        return bool(others)
+    if _split_as(first) is None:
+        return is_reduction(first) or first.op.name in EXPENSIVE
+    # Libraries of devices are as fast as kernels, but combine what logical devices have in further launches.
+    return is_reduction(first) and is_wide(first)
 
 
 class _Grouping:
@@ -169,14 +176,14 @@ class _Grouping:
                 groups.append(group)
         if equation.writes and equation.op.assigns and not groups:
             return None
-        made = groups[0] if groups else Group(shape)
+        made = groups[0] if groups else Group(shape, _split_as(equation))
         if not groups:
             self._all.append(made)
         made.row_ndim = made.row_ndim or rows
         for other in groups[1:]:
             together = len(other.equations) + len(made.equations) < _MOST
             lengths = {made.row_ndim, other.row_ndim} - {0}
-            if other.shape == made.shape and len(lengths) < 2 and together:
+            if other.shape == made.shape and len(lengths) < 2 and together and _is_split_as(other, made):
                 self._merge(made, other)
         return made
 
@@ -189,7 +196,7 @@ class _Grouping:
         other.equations = []
 
     def _fits(self, group: Group, equation: Equation, shape: Shape, rows: int) -> bool:
-        if len(group.equations) >= _MOST:
+        if len(group.equations) >= _MOST or not _has_parts(group, equation, shape, rows):
             return False
         if rows:
             return group.shape == shape and group.row_ndim in (0, rows)
@@ -228,12 +235,62 @@ def _is_local(equation: Equation, wide: bool) -> bool:
     value = equation.results.kind
     kinds = [x.kind if type(x) is Var else x for x in equation.operands]
     avals = [k for k in kinds if isinstance(k, Aval)]
-    if not avals or not all(_is_on_host(k) for k in (*avals, value)):
+    if not avals:
         return False
+    if not all(_is_on_host(k) for k in (*avals, value)):
+        return wide and _is_local_on_devices(equation, avals[0], value)
     if is_reduction(equation):
         return avals[0].size >= max(LEAST, 1) and reduces_rows(equation, avals[0]) and (wide or not is_wide(equation))
     made = computed_aval(equation)
     return len(made.shape) > 0 and math.prod(made.shape) >= LEAST and function_of(equation) is not None
+
+
+# -- on devices ------------------------------------------------------------------------------------
+
+
+def _is_local_on_devices(equation: Equation, x: Aval, value: Aval) -> bool:
+    """Whether compiled kernels can compute an equation from the arrays of devices."""
+    if not device_groups.has_operands(equation, value):
+        return False
+    shape = x.shape if is_reduction(equation) else computed_aval(equation).shape
+    if not shape or not device_groups.is_large(equation, shape, LEAST) or not _has_parts(None, equation, shape, 0):
+        return False
+    if is_reduction(equation):
+        in_one = value.memory is not None and device_groups.language_of(value) == "cuda"
+        return reduces_rows(equation, x) and (in_one or not is_wide(equation))
+    name = function_of(equation)
+    return name is not None and device_groups.has_expression(name, equation)
+
+
+def _split_as(equation: Equation) -> Aval | None:
+    """Returns a value that is split as the loop of an equation on devices; None on the host."""
+    value: Aval = equation.operands[0].kind if is_reduction(equation) else equation.results.kind
+    return None if _is_on_host(value) else value
+
+
+def _is_split_as(other: Group, made: Group) -> bool:
+    return made.like is None or (
+        other.like is not None and device_groups.are_split_alike([other.like], made.like, 0, False)
+    )
+
+
+def _has_parts(group: Group | None, equation: Equation, shape: Shape, rows: int) -> bool:
+    """Whether each device has those parts of operands and result that belong to its part of the loop of a group; None
+    stands for a group of the equation alone.
+    """
+    like = group.like if group else _split_as(equation)
+    if like is None:
+        return True
+    kinds = [v.kind for v in (*vars_of(function_operands(equation)), equation.results)]
+    values = [k for k in kinds if isinstance(k, Aval)]
+    if is_reduction(equation):
+        before = rows or len(shape) - len(outer_shape(equation, shape))
+        kept = equation.results.kind.ndim == len(shape)
+        return device_groups.are_split_alike(values[:1], like, before, False) and (
+            device_groups.are_split_alike(values[1:], like, before, not kept)
+        )
+    flat = group is not None and group.role(shape) == "flat" and len(group.shape) > 1
+    return device_groups.are_split_alike(values, like, group.row_ndim if group else 0, flat)
 
 
 def _is_on_host(value: Aval) -> bool:

@@ -11,8 +11,10 @@ from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.errors import ArgumentError
 from shardtensor.interpreters.jit.c_source import c_source
 from shardtensor.interpreters.jit.compiler import vectorized_functions
+from shardtensor.interpreters.jit.cuda_source import cuda_source
 from shardtensor.interpreters.jit.executable import Executable
 from shardtensor.interpreters.jit.expressions import has_c
+from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Equation, Program, Var, vars_of
 from shardtensor.interpreters.jit.replay import inferred, last_uses
 from shardtensor.interpreters.mutation.views import stand_in
@@ -69,8 +71,8 @@ class Lowered:
 
         Args:
             stage: ``"program"``, the equations; ``"layouts"``, those that transfer least, and what each transfers;
-                ``"groups"``, the equations with the kernels that compute several of them; or ``"c"``, the text of those
-                kernels that C can compute.
+                ``"groups"``, the equations with the kernels that compute several of them; ``"c"``, the text of those
+                kernels that C can compute; or ``"cuda"``, that of the kernels on GPUs.
 
         Raises:
             ArgumentError: there is no such stage.
@@ -82,9 +84,14 @@ class Lowered:
         if stage == "groups":
             return "\n".join(self._groups())
         if stage == "c":
-            kernels = [fused.kernel for fused in self._executable.kernels if has_c(fused.kernel)]
+            kernels = [kernel for kernel in self._kernels("c") if has_c(kernel)]
             return c_source(kernels, vectorized_functions()) if kernels else ""
-        raise ArgumentError(f'as_text: stage is {stage!r}; wanted "program", "layouts", "groups" or "c"')
+        if stage == "cuda":
+            return "\n".join([cuda_source(kernel) for kernel in self._kernels("cuda")])
+        raise ArgumentError(f'as_text: stage is {stage!r}; wanted "program", "layouts", "groups", "c" or "cuda"')
+
+    def _kernels(self, language: str) -> list[Kernel]:
+        return [fused.kernel for fused in self._executable.kernels if fused.language == language]
 
     def __str__(self) -> str:
         return self.as_text()

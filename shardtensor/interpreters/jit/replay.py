@@ -23,6 +23,7 @@ from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.planning import Plan
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.fused import Fused
+from shardtensor.interpreters.jit.fused_devices import FusedOnDevices, is_for_host
 from shardtensor.interpreters.jit.groups import grouped, is_kernel, plan_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars, vars_of
 from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
@@ -151,7 +152,7 @@ def _fused(
 ) -> Step:
     """Returns the step of a kernel. While transfers are recorded, they are those of the equations, by inference."""
     writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
-    made = Fused(node, kept, writes)
+    made = (Fused if is_for_host(node) else FusedOnDevices)(node, kept, writes)
     alone = functools.cache(lambda: [_step(equation, EAGER, (), equation.results in in_place) for equation in node])
     inner = Program((), (), node, ())
     free = inner.free()

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.backend.device import HOST_MEMORY
 from shardtensor.communication.messages import as_dtype
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import is_recording
@@ -307,9 +306,8 @@ def _known(local: Mapping[int, Any], values: Any, x: Any) -> Any:
 
 
 def is_on_one_memory(program: Program) -> bool:
-    """Whether all tensors of a program are in the memory of the host that all devices share."""
+    """Whether all tensors of a program are in one memory, that of the host or of a GPU, which all devices share."""
     kinds = [v.kind for v in (*program.inputs, *program.captured)]
-    kinds += [v.kind for e in program.equations for v in e.makes()]
-    return all(
-        k.memory == HOST_MEMORY and k.backend.on_host and not k.backend.simulated for k in kinds if isinstance(k, Aval)
-    )
+    avals = [k for k in (*kinds, *[v.kind for e in program.equations for v in e.makes()]) if isinstance(k, Aval)]
+    memories = {k.memory for k in avals}
+    return len(memories) < 2 and None not in memories and not any(k.backend.simulated for k in avals)

@@ -118,7 +118,7 @@ class WindowWrite:
         base, view_spec, kind = values[self.equation.operands[0].number], self.equation.into, self.equation.results.kind
         assert view_spec is not None
         array, backend = whole_array(base, "setitem"), kind.backend
-        if self.in_place and _is_writable(base, array):
+        if self.in_place and is_writable(base, array):
             out = view_spec.of(backend, array)
             if not any(_interferes(x, out, array) for x in inputs):
                 return tensor(kind, base._storage), out
@@ -127,9 +127,10 @@ class WindowWrite:
         return tensor(kind, Storage((made,), ([],))), view_spec.of(backend, made)
 
 
-def _is_writable(base: ShardedTensor, array: HostArray) -> bool:
-    storage = base._storage
-    if type(storage) is not Storage or not array.flags.c_contiguous or not base._aval.backend.begin_write(array):
+def is_writable(base: ShardedTensor, array: Any) -> bool:
+    """Whether a kernel may write into the one array of a tensor, whose device is current."""
+    storage, backend = base._storage, base._aval.backend
+    if type(storage) is not Storage or not backend.is_contiguous(array) or not backend.begin_write(array):
         return False
     free = exclusive_arrays(base, storage)
     return len(free) == 1 and free[0]
