@@ -455,7 +455,7 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, shards: Sequen
     """Returns an array that a call returned, the only item of a list, as a tensor."""
     backend = here.backend
     # Arrays that nothing writes to, and of which the array may be a view.
-    more = received(held[0]) if backend.on_host else ()
+    more = received(backend, held[0])
     kept = (*more, *shards) if more else shards
     array, copied = backend.adopt(held, kept)
     held.clear()

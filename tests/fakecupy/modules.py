@@ -109,6 +109,7 @@ def build() -> dict[str, types.ModuleType]:
         **functions,
         "ndarray": ndarray,
         "ufunc": launch.Ufunc,
+        "fuse": launch.fuse,
         "cuda": cuda_module,
         "linalg": linalg,
         "fft": fft,

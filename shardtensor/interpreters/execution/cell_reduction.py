@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.backend.functions import function_of
-from shardtensor.communication.all_reduce import Tree, combine, flat_tree
+from shardtensor.communication.all_reduce import Tree, flat_tree
+from shardtensor.communication.merging import MERGED_AT_ONCE, merged
 from shardtensor.core import Operands
 from shardtensor.functions.monoids import Monoid
 from shardtensor.interpreters.execution.combination import reduction_groups
@@ -159,10 +160,9 @@ class _Reduction:
 
     def _combined(self, rows: Any, tree: Tree) -> Any:
         """Combines rows along a tree; returns an array with one row."""
-        ufunc, xp, view = self._functions[1], self._backend.xp, self._backend.view
-        if tree != flat_tree(len(tree)):
-            return combine(tree, lambda k: view(rows, slice(k, k + 1)), ufunc)
-        while (count := rows.shape[0]) > 1:
+        backend, ufunc, view = self._backend, self._functions[1], self._backend.view
+        while tree == flat_tree(count := rows.shape[0]) and count > MERGED_AT_ONCE:
             pairs = ufunc(view(rows, slice(0, count - 1, 2)), view(rows, slice(1, None, 2)))
-            rows = xp.concat([pairs, view(rows, slice(count - 1, None))]) if count % 2 else pairs
-        return rows
+            rows = backend.xp.concat([pairs, view(rows, slice(count - 1, None))]) if count % 2 else pairs
+            tree = flat_tree(rows.shape[0])
+        return merged(backend, self._name, tree, [view(rows, slice(k, k + 1)) for k in range(rows.shape[0])])
