@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of, in_job, is_remote
+from shardtensor.backend.registry import backend_of, in_job, is_remote, memory_space
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements, on_device
 from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
@@ -329,13 +329,17 @@ def _adopted(device: Device, caller: str, leaf: Any) -> Any:
 
 @functools.lru_cache(1024)
 def _backends_and_queues(submeshes: tuple[Mesh, ...]) -> tuple[list[Backend], list[tuple[Backend, Device]]]:
-    """Returns the backends of the devices of a map, and the devices that can run behind the caller, each with its
-    backend.
+    """Returns the backends of the devices of a map, and of the devices that can run behind the caller one for each
+    queue, with its backend.
     """
     devices = dict.fromkeys([device for submesh in submeshes for device in submesh.flat])
     backends = list(dict.fromkeys([backend_of(device) for device in devices]))
     ordered = [b for b in backends if any(getattr(type(b), m) is not getattr(Backend, m) for m in _ORDER)]
-    return backends, [(backend, device) for device in devices if (backend := backend_of(device)) in ordered]
+    queues: dict[Any, tuple[Backend, Device]] = {}
+    for device in devices:
+        if (backend := backend_of(device)) in ordered:
+            queues.setdefault(device if backend.on_host else (backend, memory_space(device)), (backend, device))
+    return backends, list(queues.values())
 
 
 _ORDER = ("wait_for_caller", "make_caller_wait")
@@ -382,7 +386,7 @@ class _DeviceContext:
 
     def __enter__(self) -> None:
         self._on = self._backend.on(self.devices[0]) if len(self.devices) == 1 else contextlib.nullcontext()
-        self._before = _modes_of(self._backend)
+        self._before = _modes_of(self._backend) if self._modes else None
         self._on.__enter__()
         if self._modes:
             self._modes()
