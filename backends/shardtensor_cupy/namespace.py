@@ -96,6 +96,8 @@ class Namespace:
         dtype = np.result_type(*[getattr(a, "dtype", a) for a in given])
         x, min, max = [a.astype(dtype, copy=False) if hasattr(a, "dtype") else a for a in (x, min, max)]
         if min is not None and max is not None:
+            if out is None and x.dtype == dtype:
+                return self._between(x, *[_element(bound, dtype) for bound in (min, max)])
             return self.minimum(self.maximum(x, min), max, out=out)
         if min is not None:
             return self.maximum(x, min, out=out)
@@ -105,6 +107,17 @@ class Namespace:
             return x.copy()
         out[...] = x
         return out
+
+    @functools.cached_property
+    def _between(self) -> Any:
+        """`clip` of operands of one dtype as one kernel."""
+        minimum, maximum = self._cupy.minimum, self._cupy.maximum
+
+        @self._cupy.fuse  # type: ignore[untyped-decorator]
+        def clip(x: Any, low: Any, high: Any) -> Any:
+            return minimum(maximum(x, low), high)
+
+        return clip
 
     def vecdot(self, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
         """See NumPy. For bools the result is whether any pair of elements is true in both operands."""
@@ -142,6 +155,18 @@ def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
 
 def _is_bool(x: Any) -> bool:
     return type(x) is bool or getattr(x, "dtype", None) == np.bool_
+
+
+def _element(bound: Any, dtype: Any) -> Any:
+    """Returns an array or a Python number as an operand of a fused kernel, in which Python numbers have dtypes of their
+    own.
+
+    Raises:
+        OverflowError: the number is an integer out of the range of the dtype.
+    """
+    if hasattr(bound, "dtype"):
+        return bound
+    return np.asarray(bound if dtype.kind in "iu" or type(bound) is not int else float(bound), dtype)[()]
 
 
 def _as_float(x: int, infinite: bool) -> float:

@@ -475,10 +475,18 @@ _fusing = threading.local()
 
 
 def fuse(*given: Any, kernel_name: str | None = None) -> Any:
-    """Makes one launch of a function that calls ufuncs, as ``cupy.fuse``."""
+    """Makes one launch of a function that calls ufuncs, as ``cupy.fuse``: a decorator, or a function that returns one."""
     if not given:
-        return functools.partial(fuse, kernel_name=kernel_name)
-    (function,) = given
+        return functools.partial(_fused, kernel_name)
+    if len(given) > 1 or kernel_name is not None:
+        raise TypeError("`fuse` must be applied to one function, or takes keywords")
+    return _fused(None, given[0])
+
+
+def _fused(name: str | None, function: Any) -> Any:
+    name = name or function.__name__
+    if not name.isidentifier():  # The real one fails to compile.
+        raise ValueError(f"{name} is no name of a kernel")
 
     def kernel(*arrays: Any) -> Any:
         _fusing.active = True
@@ -487,7 +495,7 @@ def fuse(*given: Any, kernel_name: str | None = None) -> Any:
         finally:
             _fusing.active = False
 
-    return functools.wraps(function)(lambda *args: call(kernel_name or function.__name__, kernel, args, {}))
+    return functools.wraps(function)(lambda *args: call(name, kernel, args, {}))
 
 
 def _in_kernel(f: Any, args: Any) -> Any:

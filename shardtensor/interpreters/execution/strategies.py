@@ -166,9 +166,12 @@ class Strategies:
         if value.spans:
             return self._per_cell_across(groups, devices, contexts, parts)
         whole = [all(part == (n, None) for n, part in enumerate(there)) for there in parts]
-        launch, calls = backend.launcher(devices), functools.cache(lambda: [self._call(c) for c in contexts])
+        launch = backend.launcher(devices)
         everything_stays = all(move is None or move.stays for move in moves)
         new = self.given is None and not value.offloaded and backend.allocates(name)
+        calls = functools.cache(
+            lambda: [self._function if new and not self.params else self._call(c) for c in contexts]
+        )
 
         def operand(x: Any, move: OperandTransfer | None, there: Sequence[Part], in_order: bool) -> Iterable[Any]:
             if move is None:
@@ -181,9 +184,11 @@ class Strategies:
         def run_plan(operands: Operands) -> ShardedTensor:
             columns = list(map(operand, operands, moves, parts, whole))
             results = launch(calls(), zip(*columns, strict=True) if columns else [()] * len(devices))
-            if new:
-                return tensor(value, Storage(tuple(results), tuple([[] for _ in results])))
-            return tensor(value, offloaded(value, results))
+            if not new:
+                return tensor(value, offloaded(value, results))
+            if results[0].dtype is not value.dtype:  # It is the same dtype on all devices.
+                results = launch([functools.partial(whole_of, value=value)] * len(results), zip(results, strict=True))
+            return tensor(value, Storage(tuple(results), tuple([[] for _ in results])))
 
         return run_plan
 
