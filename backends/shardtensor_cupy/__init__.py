@@ -112,11 +112,8 @@ class CuPyBackend(Backend):
         return isinstance(getattr(self._cupy, name, None), self._cupy.ufunc)
 
     def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the function as one kernel that CuPy composes of its ufuncs, compiled for each number of dimensions
-        and dtype at first use.
-        """
-        fused: Callable[..., Any] = self._cupy.fuse(function)
-        return fused
+        """Returns the function as one kernel; see `Namespace.fuse`."""
+        return self._xp.fuse(function)
 
     def capture_modes(self) -> None:
         """Returns None: CuPy has no modes to restore.

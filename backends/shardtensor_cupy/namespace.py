@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,14 @@ class Namespace:
             found = getattr(self._compat, name)
         setattr(self, name, found)
         return found
+
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that calls ufuncs only as one kernel, which CuPy composes of their code.
+
+        It is compiled for each number of dimensions and dtype at first use, under the name of the function.
+        """
+        fused: Callable[..., Any] = self._cupy.fuse(function)
+        return fused
 
     # -- truth -------------------------------------------------------------------------------------
 
@@ -113,7 +122,7 @@ class Namespace:
         """`clip` of operands of one dtype as one kernel."""
         minimum, maximum = self._cupy.minimum, self._cupy.maximum
 
-        @self._cupy.fuse  # type: ignore[untyped-decorator]
+        @self.fuse
         def clip(x: Any, low: Any, high: Any) -> Any:
             return minimum(maximum(x, low), high)
 

@@ -12,14 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.backend.functions import function_of
-from shardtensor.communication.all_reduce import Tree, flat_tree
+from shardtensor.communication.all_reduce import Tree, combine, flat_tree
+from shardtensor.communication.array_communicator import each_array
 from shardtensor.communication.merging import MERGED_AT_ONCE, merged
 from shardtensor.core import Operands
-from shardtensor.functions.monoids import Monoid
+from shardtensor.functions.monoids import Monoid, var_partial
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.equal_parts import Runs, equal_runs, runs_between
 from shardtensor.sharding.rules import reduced_axes
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, whole_of
@@ -49,7 +51,8 @@ def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[
         general: see `Strategies.reduce`.
     """
     value, params, move = strategies.value, strategies.params, strategies.moves[0]
-    if len(strategies.moves) > 1 or not monoid.reduces or move is None or not move.stays or value.spans:
+    moments = monoid.partial is var_partial
+    if len(strategies.moves) > 1 or not (monoid.reduces or moments) or move is None or not move.stays or value.spans:
         return general
     source = move.source
     assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
@@ -70,12 +73,43 @@ def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[
     if longest > _TERMS * max(value.size, 1) or (len(boxes) > 1 and len(tree) * value.nbytes > _COLLECTED):
         return general
     cells = [_runs(bounds, *box) for box in boxes]
+    if moments:
+        return _moments(strategies, monoid, gone, cells[0], tree, general) if len(cells) == 1 else general
     return _Reduction(strategies, monoid, source, gone, cells, tree, general).run
 
 
 def _runs(bounds: Sequence[int], begin: int, end: int) -> Runs:
     """Returns the runs of shards of equal size in the rows of a cell, relative to its first row."""
     return runs_between([bound - begin for bound in bounds if begin <= bound <= end])
+
+
+def _moments(strategies: Strategies, monoid: Monoid, gone: Sequence[int], runs: Runs, tree: Tree, general: Run) -> Run:
+    """Returns the plan of `reduce_by_cells` for a variance in one memory, whose states take several kernels each."""
+    value, backend, params = strategies.value, strategies.backend, strategies.params
+    (move,), xp = strategies.moves, backend.xp
+    assert move is not None
+    rows = {**params, "axis": tuple([axis + 1 for axis in gone])}
+    launch, merge = backend.launcher([value.cells.grid.devices[0]]), functools.partial(monoid.merge, xp)
+
+    def states_of(piece: Any, number: int) -> list[Any]:
+        parts = xp.reshape(piece, (number, -1, *move.source.shape[1:]))
+        context = ShardContext.everywhere(value.shape, [parts.shape], value.dtype)
+        states = monoid.partial(xp, context, parts, **rows)  # type: ignore[misc]
+        return [each_array(lambda array: backend.view(array, slice(k, k + 1)), states) for k in range(number)]  # noqa: B023
+
+    def combined(buffer: Any) -> Any:
+        states = [state for a, b, n in runs for state in states_of(backend.view(buffer, slice(a, b)), n)]
+        result = monoid.finish(xp, strategies.contexts[0], combine(tree, states.__getitem__, merge), **params)
+        return whole_of(xp.reshape(result, value.shape), value)
+
+    def run_plan(operands: Operands) -> ShardedTensor:
+        buffers = move.unrecorded(operands[0], strategies.name)
+        if not backend.is_contiguous(buffers[0]):
+            return general(operands)  # type: ignore[no-any-return]
+        strategies.announce()
+        return tensor(value, Storage(tuple(launch([combined], [(buffers[0],)])), ([],)))
+
+    return run_plan
 
 
 class _Reduction:
