@@ -204,6 +204,11 @@ class CuPyBackend(Backend):
 
         return self.launcher(destinations)([copy] * len(others), [(there,) for there in others])
 
+    def place(self, arrays: Sequence[Any], sources: Sequence[Device], outs: Sequence[Any], destination: Device) -> None:
+        """Copies arrays of other devices into views of arrays of one, directly where these are in row-major order."""
+        places = self._logical_devices
+        self._copier.place(arrays, [places[d] for d in sources], outs, places[destination])
+
     def from_host(self, array: HostArray, device: Device) -> Any:
         """Copies a host array to the device. The host array has been read when this returns."""
         host = np.ascontiguousarray(array).reshape(np.shape(array))

@@ -106,6 +106,10 @@ class ProcessBackend:
         """See `Backend`."""
         return self._plugin.spread(array, self._inner[source], [self._inner[d] for d in destinations])
 
+    def place(self, arrays: Sequence[Any], sources: Sequence[Device], outs: Sequence[Any], destination: Device) -> None:
+        """See `Backend`."""
+        self._plugin.place(arrays, [self._inner[d] for d in sources], outs, self._inner[destination])
+
     def fill_where(self, out: Any, mask: Any, value: Any) -> None:
         """See `Backend`; another process writes to its arrays itself."""
         if not isinstance(out, RemoteArray):

@@ -244,6 +244,13 @@ class Backend(abc.ABC):
                 copies.append(self.to_device(array, source, destination))
         return copies
 
+    def place(self, arrays: Sequence[Any], sources: Sequence[Device], outs: Sequence[Any], destination: Device) -> None:
+        """Copies arrays in row-major order into views, of the same shapes, of arrays on another device, which is
+        current and ordered after the sources.
+        """
+        for array, source, out in zip(arrays, sources, outs, strict=True):
+            out[...] = self.to_device(array, source, destination)
+
     # -- arrays ------------------------------------------------------------------------------------
 
     def asarray(self, x: Any) -> Any:

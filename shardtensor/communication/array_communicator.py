@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of, shared_memory
+from shardtensor.communication import between_memories
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, binomial_tree, combine, tree_of
 from shardtensor.communication.communicator import Communicator
 from shardtensor.communication.merging import merged
@@ -104,6 +105,11 @@ class ArrayCommunicator(Communicator):
             return [self._deliver(k, array) for k, array in enumerate(together)]
         if self.share_memory:
             return self._delivered([self._total(arrays, ufunc, mean, group.tree)] * len(arrays))
+        if self._backend and not group.chunked and len(arrays) * arrays[0].nbytes <= between_memories.COLLECTED:
+            self._note_sent([0])
+            count = len(arrays) if mean else 1
+            made = between_memories.combined(self._backend, self.devices, arrays, ufunc, group.tree, count)
+            return self._delivered(made)
         results = all_reduce(group, arrays, self._reduce_ops(arrays, ufunc, mean))
         return self._delivered([results[k] for k in group.members])
 
@@ -120,6 +126,10 @@ class ArrayCommunicator(Communicator):
             if whole is not None:
                 return [whole] * len(arrays)
             return self._delivered([self._joined(0, arrays, axis, tiled)] * len(arrays))
+        if self._backend:
+            self._note_sent(range(len(arrays)))
+            columns = [arrays] * len(arrays)
+            return self._delivered(between_memories.joined(self._backend, self.devices, columns, axis, tiled))
         return [self._deliver(k, self._joined(k, arrays, axis, tiled)) for k in range(len(arrays))]
 
     def _reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
@@ -208,6 +218,17 @@ class ArrayCommunicator(Communicator):
         self._sent.add((source, destination))
         return send(array, self.devices[source], self.devices[destination])
 
+    @property
+    def _backend(self) -> Backend | None:
+        """The backend of all devices, if there is only one, and it has other memories than the host's."""
+        backend = self.backends[0]
+        return None if self.on_host or any(b is not backend for b in self.backends) else backend
+
+    def _note_sent(self, destinations: Iterable[int]) -> None:
+        """Notes that every device sends to each of these, except to those that share its memory."""
+        for k in destinations:
+            self._sent |= {(i, k) for i in range(len(self.devices)) if not self._together(i, k)}
+
     def _owned(self, array: Any, source: int, destination: int) -> Any:
         """Returns the result of `_bring` as memory that no mapped function has a reference to."""
         if self._together(source, destination):
@@ -228,6 +249,9 @@ class ArrayCommunicator(Communicator):
         pieces = self._pieces(arrays, cuts)
         if self.on_host:
             return [self._deliver(k, out) for k, out in enumerate(_joined(pieces, axis, tiled))]
+        if self._backend and not self.share_memory:
+            self._note_sent(range(len(arrays)))
+            return self._delivered(between_memories.joined(self._backend, self.devices, pieces, axis, tiled))
         return [self._deliver(k, self._joined(k, column, axis, tiled)) for k, column in enumerate(pieces)]
 
     def _joined(self, k: int, arrays: Sequence[Any], axis: int, tiled: bool) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from shardtensor.backend.functions import function_of
 from shardtensor.communication.all_reduce import Tree, combine, flat_tree
 from shardtensor.communication.array_communicator import each_array
+from shardtensor.communication.between_memories import COLLECTED
 from shardtensor.communication.merging import MERGED_AT_ONCE, merged
 from shardtensor.core import Operands
 from shardtensor.functions.monoids import Monoid, var_partial
@@ -33,9 +34,6 @@ _TERMS = 1 << 14
 """The most terms of an element of a partial result. One block of threads adds them, so that more would leave the rest
 of a GPU idle: then there is a kernel for each shard, which all blocks share.
 """
-
-_COLLECTED = 1 << 16
-"""The most bytes of partial results that are collected on one device; more of them are combined on several devices."""
 
 
 def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str, ...], general: Run) -> Run:
@@ -70,7 +68,7 @@ def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[
         return general
     longest = max(end - begin for begin, end in itertools.pairwise(bounds)) * source.size // source.shape[0]
     tree = groups[0].tree
-    if longest > _TERMS * max(value.size, 1) or (len(boxes) > 1 and len(tree) * value.nbytes > _COLLECTED):
+    if longest > _TERMS * max(value.size, 1) or (len(boxes) > 1 and len(tree) * value.nbytes > COLLECTED):
         return general
     cells = [_runs(bounds, *box) for box in boxes]
     if moments:
