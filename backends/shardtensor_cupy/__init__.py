@@ -59,6 +59,7 @@ class CuPyBackend(Backend):
         self._copier = Copier(self._cupy)
         memory = self._cupy.cuda.memory
         self._lent = type("LentMemory", (memory.UnownedMemory,), {})
+        self._pointer, self._gpu = self._cupy.cuda.MemoryPointer, self._cupy.cuda.runtime.getDevice
         self._own = (memory.Memory, memory.PooledMemory)  # Memory imported by DLPack has another type.
         gpus = own_hardware(visible)
         count = logical_device_count(len(gpus))
@@ -114,6 +115,10 @@ class CuPyBackend(Backend):
     def allocates(self, name: str) -> bool:
         """Whether it is a ufunc of CuPy's own: they return new arrays."""
         return isinstance(getattr(self._cupy, name, None), self._cupy.ufunc)
+
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the function as one kernel; see `Namespace.fuse`."""
+        return self._xp.fuse(function)
 
     def capture_modes(self) -> None:
         """Returns None: CuPy has no modes to restore.
@@ -204,6 +209,11 @@ class CuPyBackend(Backend):
 
         return self.launcher(destinations)([copy] * len(others), [(there,) for there in others])
 
+    def place(self, arrays: Sequence[Any], sources: Sequence[Device], outs: Sequence[Any], destination: Device) -> None:
+        """Copies arrays of other devices into views of arrays of one, directly where these are in row-major order."""
+        places = self._logical_devices
+        self._copier.place(arrays, [places[d] for d in sources], outs, places[destination])
+
     def from_host(self, array: HostArray, device: Device) -> Any:
         """Copies a host array to the device. The host array has been read when this returns."""
         host = np.ascontiguousarray(array).reshape(np.shape(array))
@@ -258,10 +268,14 @@ class CuPyBackend(Backend):
         if not array.size:  # There is no memory that could be written.
             exported = array.view()
             return exported, weakref.ref(exported)
-        memory = getattr(array.data.mem, "source", array.data.mem)
-        lent = self._lent(memory.ptr, memory.size, array, array.data.device_id)
+        data = array.data
+        memory = data.mem
+        if type(memory) is self._lent:
+            memory = memory.source
+        begin = memory.ptr
+        lent = self._lent(begin, memory.size, array, data.device_id)
         lent.source = memory
-        pointer = self._cupy.cuda.MemoryPointer(lent, array.data.ptr - lent.ptr)
+        pointer = self._pointer(lent, data.ptr - begin)
         return self._cupy.ndarray(array.shape, array.dtype, pointer, array.strides), weakref.ref(lent)
 
     def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
@@ -271,10 +285,9 @@ class CuPyBackend(Backend):
         Raises:
             BackendError: the array is on another GPU than the mapped function.
         """
-        here = self._cupy.cuda.runtime.getDevice()
         exclusive = self.is_exclusive(held)
         result = held[0]
-        if result.data.device_id != here:
+        if result.data.device_id != (here := self._gpu()):
             raise BackendError(
                 f"a mapped function on GPU {here} returned an array of GPU {result.data.device_id}; "
                 "move it with cupy.asarray inside of the function"
@@ -295,9 +308,9 @@ class CuPyBackend(Backend):
         # Copies to other devices that have not read the array yet hold references to it, too.
         if not isinstance(held[0].data.mem, self._own) or not self.begin_write(held[0]):
             return False
-        if references(held) > 1 + others or (held[0].base is not None and references([held[0].base]) > 2):
-            return False
         view = held[0].base is not None
+        if references(held) > 1 + others or (view and references([held[0].base]) > 2):
+            return False
         shared = view and held[0].base.data is held[0].data
         if references([held[0].data]) > 2 + shared:
             return False
@@ -306,7 +319,8 @@ class CuPyBackend(Backend):
     def memory_of(self, array: Any) -> int | None:
         """Identifies the memory of an array; None if another library allocated it."""
         memory = array.data.mem
-        memory = getattr(memory, "source", memory)
+        if type(memory) is self._lent:
+            memory = memory.source
         return id(memory) if isinstance(memory, self._own) else None
 
     def begin_write(self, array: Any) -> bool:

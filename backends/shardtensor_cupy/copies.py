@@ -203,11 +203,31 @@ class Copier:
                 away.append((array, source.stream))
             at.copy_from_device_async(array.data, array.nbytes, destination.stream)
             at += array.nbytes
+        self._land(away, destination)
+        return out
+
+    def place(
+        self, arrays: Sequence[Any], sources: Sequence[LogicalDevice], outs: Sequence[Any], destination: LogicalDevice
+    ) -> None:
+        """Copies row-major arrays of other GPUs into arrays of a logical device, which is current and ordered after the
+        sources: each by one copy, where peers can write to it and it is in row-major order.
+        """
+        away = []
+        for array, source, out in zip(arrays, sources, outs, strict=True):
+            direct = out.flags.c_contiguous and out.dtype == array.dtype
+            if not direct or not self.peers.reach(source.gpu.id, destination.gpu.id):
+                out[...] = self.d2d(array, source, destination)
+            elif array.nbytes:
+                out.data.copy_from_device_async(array.data, array.nbytes, destination.stream)
+                away.append((array, source.stream))
+        self._land(away, destination)
+
+    def _land(self, away: Sequence[tuple[Any, Any]], destination: LogicalDevice) -> None:
+        """Keeps arrays, each with the stream that owns it, alive until the copies queued on a device are complete."""
         if away:
             event = destination.landing()
             for n, (array, owner) in enumerate(away, 1):  # The event is spare when the last of them is released.
                 self.flights.add(event, array, owner, spare=destination.spare if n == len(away) else None)
-        return out
 
     def from_stream(self, array: Any, stream: Any, logical: LogicalDevice) -> Any:
         """Copies, on the logical device's stream, an array that another stream of the same GPU has computed."""

@@ -217,11 +217,12 @@ class Current:
         try:
             if logical.has_others:
                 logical.gpu.use()  # The block may have made another GPU current.
-            left = logical.left()
+            stream = logical.stream
+            left = None if logical._current_stream() is stream else logical.left()
             if left is not None:
-                logical.stream.wait_event(logical.record(left))  # The block's work there belongs to the device.
-            if saved is not logical.stream:
-                logical.stream.__exit__()
+                stream.wait_event(logical.record(left))  # The block's work there belongs to the device.
+            if saved is not stream:
+                stream.__exit__()
             saved.use()
         finally:
             if logical.has_others:

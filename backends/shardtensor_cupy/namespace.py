@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,14 @@ class Namespace:
             found = getattr(self._compat, name)
         setattr(self, name, found)
         return found
+
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that calls ufuncs only as one kernel, which CuPy composes of their code.
+
+        It is compiled for each number of dimensions and dtype at first use, under the name of the function.
+        """
+        fused: Callable[..., Any] = self._cupy.fuse(function)
+        return fused
 
     # -- truth -------------------------------------------------------------------------------------
 
@@ -96,6 +105,8 @@ class Namespace:
         dtype = np.result_type(*[getattr(a, "dtype", a) for a in given])
         x, min, max = [a.astype(dtype, copy=False) if hasattr(a, "dtype") else a for a in (x, min, max)]
         if min is not None and max is not None:
+            if out is None and x.dtype == dtype:
+                return self._between(x, *[_element(bound, dtype) for bound in (min, max)])
             return self.minimum(self.maximum(x, min), max, out=out)
         if min is not None:
             return self.maximum(x, min, out=out)
@@ -105,6 +116,17 @@ class Namespace:
             return x.copy()
         out[...] = x
         return out
+
+    @functools.cached_property
+    def _between(self) -> Any:
+        """`clip` of operands of one dtype as one kernel."""
+        minimum, maximum = self._cupy.minimum, self._cupy.maximum
+
+        @self.fuse
+        def clip(x: Any, low: Any, high: Any) -> Any:
+            return minimum(maximum(x, low), high)
+
+        return clip
 
     def vecdot(self, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
         """See NumPy. For bools the result is whether any pair of elements is true in both operands."""
@@ -142,6 +164,18 @@ def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
 
 def _is_bool(x: Any) -> bool:
     return type(x) is bool or getattr(x, "dtype", None) == np.bool_
+
+
+def _element(bound: Any, dtype: Any) -> Any:
+    """Returns an array or a Python number as an operand of a fused kernel, in which Python numbers have dtypes of their
+    own.
+
+    Raises:
+        OverflowError: the number is an integer out of the range of the dtype.
+    """
+    if hasattr(bound, "dtype"):
+        return bound
+    return np.asarray(bound if dtype.kind in "iu" or type(bound) is not int else float(bound), dtype)[()]
 
 
 def _as_float(x: int, infinite: bool) -> float:

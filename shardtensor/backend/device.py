@@ -37,6 +37,9 @@ class Device:
     process_index: int = 0
     kind: str = field(default="cpu", compare=False)
 
+    def __hash__(self) -> int:
+        return self.id  # Every operator hashes devices; those of equal ids are rarely in one table.
+
     def __str__(self) -> str:
         return "host" if self == HOST else f"{self.backend}:{self.id}"
 

@@ -106,6 +106,10 @@ class ProcessBackend:
         """See `Backend`."""
         return self._plugin.spread(array, self._inner[source], [self._inner[d] for d in destinations])
 
+    def place(self, arrays: Sequence[Any], sources: Sequence[Device], outs: Sequence[Any], destination: Device) -> None:
+        """See `Backend`."""
+        self._plugin.place(arrays, [self._inner[d] for d in sources], outs, self._inner[destination])
+
     def fill_where(self, out: Any, mask: Any, value: Any) -> None:
         """See `Backend`; another process writes to its arrays itself."""
         if not isinstance(out, RemoteArray):
@@ -210,6 +214,10 @@ class SpanningBackend(ProcessBackend):
     def is_array(self, x: object) -> bool:
         """See `Backend`."""
         return type(x) is RemoteArray or self._plugin.is_array(x)
+
+    def fuse(self, function: Any) -> Any:
+        """See `Backend`: no kernel takes arrays of other processes."""
+        return function
 
     def all_reduce(self, arrays: Sequence[Any], devices: Sequence[Device], operator: str) -> None:
         """See `Backend`: there is no library that reduces arrays of several processes."""

@@ -159,6 +159,13 @@ class Backend(abc.ABC):
         """Whether the function of `xp` of that name returns only arrays with memory of their own."""
         return False
 
+    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of arrays that calls elementwise functions of `xp` only, as one that runs as a single
+        kernel, with the same results bit for bit; or the function itself, as by default, if the library has no such
+        kernels.
+        """
+        return function
+
     def capture_modes(self) -> Callable[[], None] | None:
         """Returns a function that restores the array library's modes of this thread (such as whether gradients are
         recorded) to their present values; None if the library has no modes.
@@ -249,6 +256,13 @@ class Backend(abc.ABC):
             with self.on(destination):
                 copies.append(self.to_device(array, source, destination))
         return copies
+
+    def place(self, arrays: Sequence[Any], sources: Sequence[Device], outs: Sequence[Any], destination: Device) -> None:
+        """Copies arrays in row-major order into views, of the same shapes, of arrays on another device, which is
+        current and ordered after the sources.
+        """
+        for array, source, out in zip(arrays, sources, outs, strict=True):
+            out[...] = self.to_device(array, source, destination)
 
     # -- arrays ------------------------------------------------------------------------------------
 

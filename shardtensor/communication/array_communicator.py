@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,10 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of, shared_memory
+from shardtensor.communication import between_memories
 from shardtensor.communication.all_reduce import Group, ReduceOps, Tree, all_reduce, binomial_tree, combine, tree_of
 from shardtensor.communication.communicator import Communicator
+from shardtensor.communication.merging import merged
 from shardtensor.communication.messages import copied, send
 from shardtensor.communication.offload import offloaded
 from shardtensor.host import blockwise, memory_pool
@@ -102,15 +104,33 @@ class ArrayCommunicator(Communicator):
         if together is not None:
             return [self._deliver(k, array) for k, array in enumerate(together)]
         if self.share_memory:
-            group = group._replace(chunked=False)
+            return self._delivered([self._total(arrays, ufunc, mean, group.tree)] * len(arrays))
+        if self._backend and not group.chunked and len(arrays) * arrays[0].nbytes <= between_memories.COLLECTED:
+            self._note_sent([0])
+            count = len(arrays) if mean else 1
+            made = between_memories.combined(self._backend, self.devices, arrays, ufunc, group.tree, count)
+            return self._delivered(made)
         results = all_reduce(group, arrays, self._reduce_ops(arrays, ufunc, mean))
-        return [self._deliver(k, results[k]) for k in group.members]
+        return self._delivered([results[k] for k in group.members])
+
+    def _total(self, arrays: Sequence[Any], ufunc: str, mean: bool, tree: Tree) -> Any:
+        """Returns the all-reduce of arrays in one memory, which all devices get."""
+        backend = self.backends[0]
+        with backend.on(self.devices[0]):
+            total = merged(backend, ufunc, tree, arrays)
+            return backend.contiguous(backend.xp.divide(total, len(arrays)) if mean else total)
 
     def _all_gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
         if self.share_memory:
             whole = self._adjacent(arrays, axis) if tiled else None
-            return [self._joined(0, arrays, axis, tiled) if whole is None else whole] * len(arrays)
-        return [self._joined(k, arrays, axis, tiled) for k in range(len(arrays))]
+            if whole is not None:
+                return [whole] * len(arrays)
+            return self._delivered([self._joined(0, arrays, axis, tiled)] * len(arrays))
+        if self._backend:
+            self._note_sent(range(len(arrays)))
+            columns = [arrays] * len(arrays)
+            return self._delivered(between_memories.joined(self._backend, self.devices, columns, axis, tiled))
+        return [self._deliver(k, self._joined(k, arrays, axis, tiled)) for k in range(len(arrays))]
 
     def _reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
         parts = parts_along(arrays[0].ndim, dimension, arrays[0].shape[dimension], len(arrays), tiled)
@@ -128,7 +148,7 @@ class ArrayCommunicator(Communicator):
             return self._owned(self._bring(column[0], 0, k), 0, k)
         pieces = [self._bring(array, i, k) for i, array in enumerate(column)]
         with backend.on(device):
-            return combine(tree, pieces.__getitem__, function_of(backend, ufunc))
+            return merged(backend, ufunc, tree, pieces)
 
     def _all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
         cuts = [parts_along(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]
@@ -156,11 +176,11 @@ class ArrayCommunicator(Communicator):
 
     def _broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
         if self.share_memory:
-            return [self._deliver(source, copied(arrays[source], self.devices[source]))] * len(arrays)
+            return self._delivered([copied(arrays[source], self.devices[source])] * len(arrays))
         held: dict[int, Any] = {source: copied(arrays[source], self.devices[source])}
         for i, k in binomial_tree(source, range(len(arrays))):
             held[k] = self._bring(held[i], i, k)
-        return [self._deliver(k, held[k]) for k in range(len(arrays))]
+        return self._delivered([held[k] for k in range(len(arrays))])
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -198,6 +218,17 @@ class ArrayCommunicator(Communicator):
         self._sent.add((source, destination))
         return send(array, self.devices[source], self.devices[destination])
 
+    @property
+    def _backend(self) -> Backend | None:
+        """The backend of all devices, if there is only one, and it has other memories than the host's."""
+        backend = self.backends[0]
+        return None if self.on_host or any(b is not backend for b in self.backends) else backend
+
+    def _note_sent(self, destinations: Iterable[int]) -> None:
+        """Notes that every device sends to each of these, except to those that share its memory."""
+        for k in destinations:
+            self._sent |= {(i, k) for i in range(len(self.devices)) if not self._together(i, k)}
+
     def _owned(self, array: Any, source: int, destination: int) -> Any:
         """Returns the result of `_bring` as memory that no mapped function has a reference to."""
         if self._together(source, destination):
@@ -218,14 +249,17 @@ class ArrayCommunicator(Communicator):
         pieces = self._pieces(arrays, cuts)
         if self.on_host:
             return [self._deliver(k, out) for k, out in enumerate(_joined(pieces, axis, tiled))]
-        return [self._joined(k, column, axis, tiled) for k, column in enumerate(pieces)]
+        if self._backend and not self.share_memory:
+            self._note_sent(range(len(arrays)))
+            return self._delivered(between_memories.joined(self._backend, self.devices, pieces, axis, tiled))
+        return [self._deliver(k, self._joined(k, column, axis, tiled)) for k, column in enumerate(pieces)]
 
     def _joined(self, k: int, arrays: Sequence[Any], axis: int, tiled: bool) -> Any:
         """Returns the arrays of all devices, concatenated or stacked, on the k-th device."""
         with self.backends[k].on(self.devices[k]):
             here = [self._bring(array, i, k) for i, array in enumerate(arrays)]
             join = self.backends[k].xp.concat if tiled else self.backends[k].xp.stack
-            return self._deliver(k, join(here, axis=axis))
+            return join(here, axis=axis)
 
     def _by_library(self, arrays: Sequence[Any], ufunc: str) -> list[Any] | None:
         """Returns the all-reduce of the backend's library, if it supports the arrays; otherwise None.
@@ -255,6 +289,24 @@ class ArrayCommunicator(Communicator):
         if backend.on_host:
             _remember(np.asarray(array))
         return backend.export(array)
+
+    def _delivered(self, arrays: Sequence[Any]) -> list[Any]:
+        """Returns the results of all devices as mapped functions receive them; one array may be that of several devices
+        that share a memory, each of which can return it without a copy.
+        """
+        numbers: dict[int, list[int]] = {}
+        for k, array in enumerate(arrays):
+            numbers.setdefault(id(array), []).append(k)
+        results = list(arrays)
+        for first, *others in numbers.values():
+            backend = self.backends[first]
+            if others and not backend.on_host:
+                exported = _remembered(backend, arrays[first])
+            else:
+                exported = self._deliver(first, arrays[first])
+            for k in (first, *others):
+                results[k] = exported
+        return results
 
 
 def reduce_ops(
@@ -372,6 +424,9 @@ def parts_along(ndim: int, dimension: int, size: int, count: int, tiled: bool) -
 
 _shared: dict[int, Any] = {}  # by identity, because arrays are not hashable
 
+_lent: dict[Hashable, Callable[[], object]] = {}
+"""The leases of results that several programs hold, by backend and memory."""
+
 
 def _remember(array: Any) -> None:
     """Registers that the memory of a host array cannot be written to by user code, for as long as the memory exists."""
@@ -381,12 +436,29 @@ def _remember(array: Any) -> None:
         _shared[key] = weakref.ref(owner, lambda _: _shared.pop(key, None))
 
 
-def received(array: Any) -> tuple[Any, ...]:
-    """Returns the array whose memory a host array views, if it is the result of a collective; otherwise an empty tuple.
+def _remembered(backend: Backend, array: Any) -> Any:
+    """Returns a new array of a device as users receive it, and registers that user code must not write to its memory,
+    for as long as any of them refers to it.
+    """
+    exported, lease = backend.lend(array)
+    memory = backend.memory_of(array)
+    if lease is not None and memory is not None:
+        _lent[backend.name, memory] = lease
+        if (n := len(_lent)) >= 8 and not n & (n - 1):
+            for key in [key for key, known in list(_lent.items()) if known() is None]:
+                _lent.pop(key, None)
+    return exported
+
+
+def received(backend: Backend, array: Any) -> bool:
+    """Whether an array views the memory of the result of a collective, which several programs may hold.
 
     Such an array can be kept without a copy.
     """
+    if not backend.on_host:
+        lease = _lent.get((backend.name, backend.memory_of(array))) if _lent else None
+        return lease is not None and lease() is not None
     if not _shared or not isinstance(array, np.ndarray):
-        return ()
+        return False
     owner = memory_pool.owner_of(array)
-    return (owner,) if owner is not array and id(owner) in _shared else ()
+    return owner is not array and id(owner) in _shared

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device
-from shardtensor.backend.registry import backend_of, is_remote, is_spanning, processes_of
+from shardtensor.backend.protocol import Backend
+from shardtensor.backend.registry import backend_of, is_remote, is_spanning, processes_of, shared_memory
 from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.between_memories import Outgoing
 from shardtensor.communication.messages import Message, as_dtype, exchange
 from shardtensor.communication.processes import cross, described, note, process_of
 from shardtensor.communication.schedules import Block, flat, one_for_each_pair
@@ -90,15 +92,72 @@ class TransferPlan(RecordedPlan):
         if self._spans:
             return _run_across(self, operands, dtype, as_they_lie, fill)
 
-        def receive(k: int) -> Any:
-            messages = [self.message(piece, operands, self.result.devices[k]) for piece in self.incoming[k]]
-            return self.receive(k, self.incoming[k], messages, dtype, as_they_lie, fill)
+        def messages_to(k: int) -> list[Message]:
+            return [self.message(piece, operands, self.result.devices[k]) for piece in self.incoming[k]]
 
+        def receive(k: int) -> Any:
+            return self.receive(k, self.incoming[k], messages_to(k), dtype, as_they_lie, fill)
+
+        if self._backend:
+            return self._run_between(self._backend, list(map(messages_to, positions)), dtype, as_they_lie, fill)
         if BYTE * self._elements_on_host * np.dtype(dtype).itemsize <= LONG:
             return tuple([receive(k) for k in positions])
         results: dict[int, Any] = {}
         each(lambda k: results.update({k: receive(k)}), len(positions))
         return tuple([results[k] for k in positions])
+
+    def _run_between(
+        self, backend: Backend, messages: Sequence[Sequence[Message]], dtype: Any, as_they_lie: bool, fill: Any
+    ) -> tuple[Any, ...]:
+        """Executes the plan between the memories of a backend; see `run`.
+
+        See `Outgoing` for the order of the copies.
+        """
+        away, devices = self._away, self.result.devices
+        sent = [messages[k][n] for k, n in away]
+        outgoing = Outgoing(backend, [m.array for m in sent], [m.source for m in sent])
+        numbers = {pair: number for number, pair in enumerate(away)}
+        results = []
+        for k, (pieces, row) in enumerate(zip(self.incoming, messages, strict=True)):
+            arriving = [n for n in range(len(row)) if (k, n) in numbers]
+            if not arriving:
+                results.append(self.receive(k, pieces, row, dtype, as_they_lie, fill))
+                continue
+            out, here = self.new(k, dtype, fill), [n for n in range(len(row)) if (k, n) not in numbers]
+            self.receive(k, [pieces[n] for n in here], [row[n] for n in here], dtype, as_they_lie, fill, out)
+            with backend.on(devices[k]):
+                places = [backend.view(out, pieces[n].to) if out.ndim else out for n in arriving]
+                outgoing.place([numbers[k, n] for n in arriving], places, devices[k])
+            results.append(out)
+        return tuple(results)
+
+    @functools.cached_property
+    def _away(self) -> list[tuple[int, int]]:
+        """The pieces that are sent to another memory: the positions of their destinations, and their numbers there. The
+        pieces of one source are neighbours.
+        """
+        found = [
+            (self._source(piece), k, n)
+            for k, pieces in enumerate(self.incoming)
+            for n, piece in enumerate(pieces)
+            if shared_memory((self._source(piece), self.result.devices[k])) is None
+        ]
+        return [(k, n) for _, k, n in sorted(found)]
+
+    def _source(self, piece: Piece) -> Device:
+        return self.sources[self.regions[piece.region].operand].devices[piece.j]
+
+    @functools.cached_property
+    def _backend(self) -> Backend | None:
+        """The backend of all devices, if it has several memories that are not the host's, and each pair of its devices
+        exchanges at most one piece; otherwise None.
+        """
+        devices = [device for grid in (self.result, *self.sources) for device in grid.devices]
+        found = list(map(backend_of, devices))
+        if len(set(map(id, found))) > 1 or found[0].on_host or found[0].simulated or shared_memory(tuple(devices)):
+            return None
+        pairs = [(self._source(piece), piece.k) for pieces in self.incoming for piece in pieces]
+        return found[0] if len(set(pairs)) == len(pairs) else None
 
     @functools.cached_property
     def _spans(self) -> bool:
@@ -188,7 +247,7 @@ class TransferPlan(RecordedPlan):
     def message(self, piece: Piece, operands: Sequence[Sequence[Any]], destination: Device) -> Message:
         """Returns the message with the elements of one piece, a view of the operand's array."""
         region = self.regions[piece.region]
-        source = self.sources[region.operand].devices[piece.j]
+        source = self._source(piece)
         array = operands[region.operand][piece.j]
         with backend_of(source).on(source):
             part = backend_of(source).view(array, piece.index) if piece.index else array

@@ -7,6 +7,7 @@ computed from the last state. Merging is associative; states are always merged a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,13 +95,49 @@ def var_partial(
     x, axes = _widened(xp, x), reduced_axes(axis, x.ndim)
     # A mean over all elements is kept as a scalar, which NumPy subtracts faster than an array of one element.
     mean = xp.mean(x, axis=axis, keepdims=len(axes) < x.ndim)
+    if squared := _fused(xp, x, _squared_deviation):
+        return _count(context, axis), *_reshaped(xp, mean, xp.sum(squared(x, mean), axis=axis, keepdims=keepdims))
     # NumPy writes into memory from the pool: allocating as much new memory would cost more than the sums.
     deviation = xp.subtract(x, mean, out=memory_pool.empty(x.shape, x.dtype)) if xp is np else xp.subtract(x, mean)
     # Arrays of the host have the same bits in shared and in separate memories.
     spread = _short_sums(deviation, axes, keepdims) if isinstance(deviation, np.ndarray) else None
     if spread is None:
         spread = xp.sum(_squared(xp, deviation), axis=axis, keepdims=keepdims)
-    return _count(context, axis), xp.reshape(mean, spread.shape), spread
+    return _count(context, axis), *_reshaped(xp, mean, spread)
+
+
+def _reshaped(xp: Any, mean: Any, spread: Any) -> tuple[Any, Any]:
+    return xp.reshape(mean, spread.shape), spread
+
+
+def _fused(xp: Any, x: Any, make: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any] | None:
+    """Returns ``make(xp)``, a function of elementwise functions, as one kernel for real numbers of the dtype of ``x``;
+    None if the library has no such kernels.
+    """
+    return _kernel(xp, make) if hasattr(xp, "fuse") and xp.isdtype(x.dtype, "real floating") else None
+
+
+@functools.lru_cache(64)
+def _kernel(xp: Any, make: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = xp.fuse(make(xp))
+    return kernel
+
+
+def _squared_deviation(xp: Any) -> Callable[..., Any]:
+    def squared_deviation(x: Any, mean: Any) -> Any:
+        deviation = xp.subtract(x, mean)
+        return xp.multiply(deviation, deviation)
+
+    return squared_deviation
+
+
+def _merged_moments(xp: Any) -> Callable[..., Any]:
+    def merged_moments(mean: Any, spread: Any, other_mean: Any, other_spread: Any, share: Any, weight: Any) -> Any:
+        delta = xp.subtract(other_mean, mean)
+        squares = xp.multiply(xp.multiply(delta, delta), weight)
+        return xp.add(mean, xp.multiply(delta, share)), xp.add(xp.add(spread, other_spread), squares)
+
+    return merged_moments
 
 
 _ROW = 1 << 12
@@ -139,6 +176,10 @@ def _var_merge(xp: Any, a: Any, b: Any) -> Any:
     if not a[0] or not b[0]:  # The mean of an empty shard is NaN and must not be merged.
         return b if b[0] else a
     count = a[0] + b[0]
+    if merged := _fused(xp, a[1], _merged_moments):
+        # A fused kernel has no weak scalars: these are of the dtype of the arrays.
+        share, weight = [a[1].dtype.type(number) for number in (b[0] / count, a[0] * b[0] / count)]
+        return count, *merged(a[1], a[2], b[1], b[2], share, weight)
     delta = xp.subtract(b[1], a[1])
     mean = xp.add(a[1], xp.multiply(delta, b[0] / count))
     spread = xp.add(xp.add(a[2], b[2]), xp.multiply(_squared(xp, delta), a[0] * b[0] / count))

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
-from shardtensor.backend.registry import backend_of, in_job, is_remote
+from shardtensor.backend.registry import backend_of, in_job, is_remote, memory_space
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements, on_device
 from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
@@ -346,7 +346,7 @@ class _Places(NamedTuple):
         interpreters: the interpreter of each call; None for a call on several devices.
         backends: the backends of the devices.
         simulated: whether one of them has arrays without elements.
-        queues: the devices that can run behind the caller, each with its backend.
+        queues: of the devices that can run behind the caller one for each queue, with its backend.
     """
 
     interpreters: Sequence[DeviceInterpreter | None]
@@ -360,9 +360,12 @@ def _places(submeshes: tuple[Mesh, ...]) -> _Places:
     devices = dict.fromkeys([device for submesh in submeshes for device in submesh.flat])
     backends = list(dict.fromkeys([backend_of(device) for device in devices]))
     ordered = [b for b in backends if any(getattr(type(b), m) is not getattr(Backend, m) for m in _ORDER)]
-    queues = [(backend, device) for device in devices if (backend := backend_of(device)) in ordered]
+    queues: dict[Any, tuple[Backend, Device]] = {}
+    for device in devices:
+        if (backend := backend_of(device)) in ordered:
+            queues.setdefault(device if backend.on_host else (backend, memory_space(device)), (backend, device))
     interpreters = [None if submesh.size > 1 else on_submesh(submesh) for submesh in submeshes]
-    return _Places(interpreters, backends, any(backend.simulated for backend in backends), queues)
+    return _Places(interpreters, backends, any(backend.simulated for backend in backends), list(queues.values()))
 
 
 _ORDER = ("wait_for_caller", "make_caller_wait")
@@ -409,7 +412,7 @@ class _DeviceContext:
 
     def __enter__(self) -> None:
         self._on = self._backend.on(self.devices[0]) if len(self.devices) == 1 else contextlib.nullcontext()
-        self._before = _modes_of(self._backend)
+        self._before = _modes_of(self._backend) if self._modes else None
         self._on.__enter__()
         if self._modes:
             self._modes()
@@ -490,7 +493,7 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence
         if one.exported is held[0]:
             return tensor(here.aval_of(one.array), one.storage_of(one.array))
     backend = here.backend
-    if backend.on_host and received(held[0]):
+    if received(backend, held[0]):
         # The result of a collective is never written in place, since all programs may hold it.
         return tensor(here.aval_of(held[0]), Storage((held[0],), (None,)))
     array, copied = backend.adopt(held, [one.array for one in lent])

@@ -26,6 +26,7 @@ import pytest
 import shardtensor as st
 from shardtensor.backend import Backend, Device, registry
 from shardtensor.communication.array_communicator import ArrayCommunicator
+from shardtensor.communication.between_memories import Outgoing
 from shardtensor.errors import BackendError
 from shardtensor.host import threads
 from shardtensor.tensor.pytree import leaves
@@ -517,6 +518,21 @@ def collects(m: Machine) -> None:
             np.testing.assert_array_equal(b.to_host(again, there), np.full(24, -9))
 
 
+def exchanges(m: Machine) -> None:
+    """Shards go to other GPUs, and the memory of their sources is asked for again before the copies are made."""
+    rows, columns, whole = [st.NamedSharding(m.mesh(), spec) for spec in (st.P("d"), st.P(None, "d"), st.P())]
+    for n in range(1, 4):
+        host = numbers(64).reshape(8, 8) * n
+        x = st.device_put(host, rows) - 7
+        made = st.reshard(x, columns), st.reshard(x, whole), x[1:] - x[:-1]
+        del x
+        again = [st.zeros((8, 8), device=rows) - 9 for _ in range(3)]
+        for found, value in zip(made, (host - 7, host - 7, np.diff(host, axis=0)), strict=True):
+            same(found, value)
+        for y in again:
+            same(y, np.full((8, 8), -9))
+
+
 def launches(m: Machine) -> None:
     """Work of the library leaves current what was current, in an error, too."""
     x = st.device_put(numbers(), st.NamedSharding(m.mesh(), st.P("d")))
@@ -545,7 +561,7 @@ PROGRAMS: dict[str, tuple[Callable[[Machine], None], dict[str, Any]]] = {
         (their_stream, {}), (null_stream, {}), (maps, {}), (with_blocks, {}), (leaves_stream, {}), (leaves_device, {}),
         (nested, {}), (meets, {}),
         (memory_of_a_stream, {}), (caller_beside, {}), (written_at_once, {"peers": [[0, 0], [0, 0]]}),
-        (sums, {}), (collects, {}), (launches, {}),
+        (sums, {}), (collects, {}), (exchanges, {}), (launches, {}),
     ]
 }  # fmt: skip
 
@@ -600,6 +616,10 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
         Copier.collect, "destination.stream.wait_event(source.record())", "pass", "sums"),
     "what is collected is kept": (
         Copier.collect, "away.append((array, source.stream))", "pass", "collects"),
+    "what is exchanged is waited for": (
+        Outgoing.place, "backend.wait(destination, self._tokens[source])", "pass", "exchanges"),
+    "what is exchanged is kept": (
+        Copier.place, "away.append((array, source.stream))", "pass", "exchanges"),
     "a launch is on its GPU": (Launcher.__call__, "self._set_gpu(gpu)", "pass", "launches"),
     "a launch is on its stream": (Launcher.__call__, "stream.use()", "pass", "launches"),
     "a launch restores the GPU": (Launcher.__call__, "self._set_gpu(before)", "pass", "launches"),
@@ -615,7 +635,7 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "what was use()d is restored": (Current.__exit__, "saved.use()", "pass", "maps"),
     "the stream is pushed": (Current.__enter__, "logical.stream.__enter__()", "logical.stream.use()", "with_blocks"),
     "a stream that is left is waited for": (
-        Current.__exit__, "logical.stream.wait_event(logical.record(left))", "pass", "leaves_stream"),
+        Current.__exit__, "stream.wait_event(logical.record(left))", "pass", "leaves_stream"),
     "memory of a stream that is left is copied": (
         CuPyBackend.adopt, "device is not None and", "False and", "memory_of_a_stream"),
     "a GPU that is left is left": (Current.__exit__, "logical.gpu.use()", "pass", "leaves_device"),

@@ -4,6 +4,8 @@ with placeholders that have the shapes and dtypes of the operands.
 
 from __future__ import annotations
 
+import functools
+import threading
 import warnings
 from typing import Any
 
@@ -328,6 +330,8 @@ class Ufunc:
         return f"<ufunc 'cupy_{self.__name__}'>"
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        if getattr(_fusing, "active", False):
+            return _in_kernel(_KERNELS.get(self.__name__, self.numpy), args)
         if len(args) > self.nin:
             out, args = args[self.nin :], args[: self.nin]
         if len(args) < self.nin:
@@ -464,3 +468,40 @@ def _elementwise_specs(f: Any, raws: list[Any], kinds: tuple[Any, ...], kwargs: 
     full = [x for x in arrays if x.ndim == len(shape) and x.ndim > 1]
     order = "F" if full and all(x.flags.fnc for x in full) else "C"
     return inputs, [(shape, r.dtype, order) for r in (result if isinstance(result, tuple) else (result,))]
+
+
+# -- fused kernels ---------------------------------------------------------------------------------
+
+_fusing = threading.local()
+"""Whether a fused kernel runs in this thread, in which ufuncs compute at once."""
+
+
+def fuse(*given: Any, kernel_name: str | None = None) -> Any:
+    """Makes one launch of a function that calls ufuncs, as ``cupy.fuse``: a decorator, or a function that returns one."""
+    if not given:
+        return functools.partial(_fused, kernel_name)
+    if len(given) > 1 or kernel_name is not None:
+        raise TypeError("`fuse` must be applied to one function, or takes keywords")
+    return _fused(None, given[0])
+
+
+def _fused(name: str | None, function: Any) -> Any:
+    name = name or function.__name__
+    if not name.isidentifier():  # The real one fails to compile.
+        raise ValueError(f"{name} is no name of a kernel")
+
+    def kernel(*arrays: Any) -> Any:
+        _fusing.active = True
+        try:
+            return function(*arrays)
+        finally:
+            _fusing.active = False
+
+    return functools.wraps(function)(lambda *args: call(name, kernel, args, {}))
+
+
+def _in_kernel(f: Any, args: Any) -> Any:
+    """A ufunc in a fused kernel."""
+    kinds = tuple([(x.dtype, None) if isinstance(x, np.ndarray) else loops.kind_of(x) for x in args])
+    inputs = loops.choose(f.__name__, kinds)[0]
+    return f(*_cast([np.asarray(x) for x in args], inputs))

@@ -111,6 +111,7 @@ def build() -> dict[str, types.ModuleType]:
         "ufunc": launch.Ufunc,
         "ElementwiseKernel": kernels.ElementwiseKernel,
         "RawKernel": kernels.RawKernel,
+        "fuse": launch.fuse,
         "cuda": cuda_module,
         "linalg": linalg,
         "fft": fft,

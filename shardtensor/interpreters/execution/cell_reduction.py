@@ -13,12 +13,16 @@ from typing import Any
 
 from shardtensor.backend.functions import function_of
 from shardtensor.communication.all_reduce import Tree, combine, flat_tree
+from shardtensor.communication.array_communicator import each_array
+from shardtensor.communication.between_memories import COLLECTED
+from shardtensor.communication.merging import MERGED_AT_ONCE, merged
 from shardtensor.core import Operands
-from shardtensor.functions.monoids import Monoid
+from shardtensor.functions.monoids import Monoid, var_partial
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.equal_parts import Runs, equal_runs, runs_between
 from shardtensor.sharding.rules import reduced_axes
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, whole_of
@@ -30,9 +34,6 @@ _TERMS = 1 << 14
 """The most terms of an element of a partial result. One block of threads adds them, so that more would leave the rest
 of a GPU idle: then there is a kernel for each shard, which all blocks share.
 """
-
-_COLLECTED = 1 << 16
-"""The most bytes of partial results that are collected on one device; more of them are combined on several devices."""
 
 
 def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str, ...], general: Run) -> Run:
@@ -48,7 +49,8 @@ def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[
         general: see `Strategies.reduce`.
     """
     value, params, move = strategies.value, strategies.params, strategies.moves[0]
-    if len(strategies.moves) > 1 or not monoid.reduces or move is None or not move.stays or value.spans:
+    moments = monoid.partial is var_partial
+    if len(strategies.moves) > 1 or not (monoid.reduces or moments) or move is None or not move.stays or value.spans:
         return general
     source = move.source
     assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
@@ -66,15 +68,46 @@ def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[
         return general
     longest = max(end - begin for begin, end in itertools.pairwise(bounds)) * source.size // source.shape[0]
     tree = groups[0].tree
-    if longest > _TERMS * max(value.size, 1) or (len(boxes) > 1 and len(tree) * value.nbytes > _COLLECTED):
+    if longest > _TERMS * max(value.size, 1) or (len(boxes) > 1 and len(tree) * value.nbytes > COLLECTED):
         return general
     cells = [_runs(bounds, *box) for box in boxes]
+    if moments:
+        return _moments(strategies, monoid, gone, cells[0], tree, general) if len(cells) == 1 else general
     return _Reduction(strategies, monoid, source, gone, cells, tree, general).run
 
 
 def _runs(bounds: Sequence[int], begin: int, end: int) -> Runs:
     """Returns the runs of shards of equal size in the rows of a cell, relative to its first row."""
     return runs_between([bound - begin for bound in bounds if begin <= bound <= end])
+
+
+def _moments(strategies: Strategies, monoid: Monoid, gone: Sequence[int], runs: Runs, tree: Tree, general: Run) -> Run:
+    """Returns the plan of `reduce_by_cells` for a variance in one memory, whose states take several kernels each."""
+    value, backend, params = strategies.value, strategies.backend, strategies.params
+    (move,), xp = strategies.moves, backend.xp
+    assert move is not None
+    rows = {**params, "axis": tuple([axis + 1 for axis in gone])}
+    launch, merge = backend.launcher([value.cells.grid.devices[0]]), functools.partial(monoid.merge, xp)
+
+    def states_of(piece: Any, number: int) -> list[Any]:
+        parts = xp.reshape(piece, (number, -1, *move.source.shape[1:]))
+        context = ShardContext.everywhere(value.shape, [parts.shape], value.dtype)
+        states = monoid.partial(xp, context, parts, **rows)  # type: ignore[misc]
+        return [each_array(lambda array: backend.view(array, slice(k, k + 1)), states) for k in range(number)]  # noqa: B023
+
+    def combined(buffer: Any) -> Any:
+        states = [state for a, b, n in runs for state in states_of(backend.view(buffer, slice(a, b)), n)]
+        result = monoid.finish(xp, strategies.contexts[0], combine(tree, states.__getitem__, merge), **params)
+        return whole_of(xp.reshape(result, value.shape), value)
+
+    def run_plan(operands: Operands) -> ShardedTensor:
+        buffers = move.unrecorded(operands[0], strategies.name)
+        if not backend.is_contiguous(buffers[0]):
+            return general(operands)  # type: ignore[no-any-return]
+        strategies.announce()
+        return tensor(value, Storage(tuple(launch([combined], [(buffers[0],)])), ([],)))
+
+    return run_plan
 
 
 class _Reduction:
@@ -159,10 +192,9 @@ class _Reduction:
 
     def _combined(self, rows: Any, tree: Tree) -> Any:
         """Combines rows along a tree; returns an array with one row."""
-        ufunc, xp, view = self._functions[1], self._backend.xp, self._backend.view
-        if tree != flat_tree(len(tree)):
-            return combine(tree, lambda k: view(rows, slice(k, k + 1)), ufunc)
-        while (count := rows.shape[0]) > 1:
+        backend, ufunc, view = self._backend, self._functions[1], self._backend.view
+        while tree == flat_tree(count := rows.shape[0]) and count > MERGED_AT_ONCE:
             pairs = ufunc(view(rows, slice(0, count - 1, 2)), view(rows, slice(1, None, 2)))
-            rows = xp.concat([pairs, view(rows, slice(count - 1, None))]) if count % 2 else pairs
-        return rows
+            rows = backend.xp.concat([pairs, view(rows, slice(count - 1, None))]) if count % 2 else pairs
+            tree = flat_tree(rows.shape[0])
+        return merged(backend, self._name, tree, [view(rows, slice(k, k + 1)) for k in range(rows.shape[0])])

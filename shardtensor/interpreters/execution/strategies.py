@@ -20,6 +20,7 @@ from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.all_reduce import Group, ReduceOps, all_reduce, handed_on
 from shardtensor.communication.array_communicator import each_array, reduce_ops
+from shardtensor.communication.merging import merged
 from shardtensor.communication.messages import bring
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
@@ -165,9 +166,12 @@ class Strategies:
         if value.spans:
             return self._per_cell_across(groups, devices, contexts, parts)
         whole = [all(part == (n, None) for n, part in enumerate(there)) for there in parts]
-        launch, calls = backend.launcher(devices), functools.cache(lambda: [self._call(c) for c in contexts])
+        launch = backend.launcher(devices)
         everything_stays = all(move is None or move.stays for move in moves)
         new = self.given is None and not value.offloaded and backend.allocates(name)
+        calls = functools.cache(
+            lambda: [self._function if new and not self.params else self._call(c) for c in contexts]
+        )
 
         def operand(x: Any, move: OperandTransfer | None, there: Sequence[Part], in_order: bool) -> Iterable[Any]:
             if move is None:
@@ -180,9 +184,11 @@ class Strategies:
         def run_plan(operands: Operands) -> ShardedTensor:
             columns = list(map(operand, operands, moves, parts, whole))
             results = launch(calls(), zip(*columns, strict=True) if columns else [()] * len(devices))
-            if new:
-                return tensor(value, Storage(tuple(results), tuple([[] for _ in results])))
-            return tensor(value, offloaded(value, results))
+            if not new:
+                return tensor(value, offloaded(value, results))
+            if results[0].dtype is not value.dtype:  # It is the same dtype on all devices.
+                results = launch([functools.partial(whole_of, value=value)] * len(results), zip(results, strict=True))
+            return tensor(value, Storage(tuple(results), tuple([[] for _ in results])))
 
         return run_plan
 
@@ -381,6 +387,7 @@ class Strategies:
         apart, kind = value.memory is None, value.dtype.kind
         exact = monoid.reduces if apart and kind in "iu" and not monoid.partial else ""
         together = monoid.together if apart and kind in monoid.exact and not value.offloaded else None
+        ufunc = "" if apart or monoid.partial else monoid.reduces
 
         def combine_group(group: Group, states: Mapping[int, Any]) -> Mapping[int, Any]:
             contributors, receivers = group.contributors, [k for k in group.members if k in kept]
@@ -388,10 +395,13 @@ class Strategies:
                 made = backend.all_reduce([states[k] for k in receivers], [devices[k] for k in receivers], exact)
                 if made is not None:
                     return dict(zip(receivers, made, strict=True))
-            few = len(contributors) < (2 if monoid.partial else 3)  # Merging two arrays is one call.
+            few, leader = len(contributors) < (2 if monoid.partial else 3), contributors[0]  # Two arrays are one merge.
+            if ufunc:
+                with backend.on(devices[leader]):
+                    state = merged(backend, ufunc, group.tree, [states[k] for k in contributors])
+                return dict.fromkeys(receivers, ops.finish(leader, state))
             if together is None or few or group.chunked:
                 return all_reduce(group if apart else group._replace(chunked=False), states, ops, receivers)
-            leader = contributors[0]
             state = self._collected(together, [states[k] for k in contributors], [devices[k] for k in contributors])
             return handed_on({leader: ops.finish(leader, state)}, leader, receivers, ops)
 

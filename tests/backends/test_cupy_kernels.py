@@ -1,0 +1,146 @@
+"""What the CuPy backend computes by one kernel, on the simulated CuPy: merges along trees, collectives, `clip`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.communication.all_reduce import combine, flat_tree, tree_of
+from shardtensor.communication.merging import MERGED_AT_ONCE, merged
+from tests.backends.test_cupy import ORDERS, address, launched, machine, same
+
+
+def parts_of(m: Any, *positions: int) -> Any:
+    """Shards of rows of sizes 3, 3, …, 2 of an array that float32 cannot add exactly."""
+    devices = [m.devices[k] for k in positions] or m.devices
+    host = np.random.default_rng(7).random((3 * len(devices) - 1, 4)).astype(np.float32)
+    return host, st.shard(host, devices=devices)
+
+
+@hypothesis.given(data=some.data())
+@hypothesis.settings(max_examples=15, deadline=None)
+def test_merged_has_the_bits_of_single_merges(data: Any) -> None:
+    sizes = tuple(data.draw(some.lists(some.integers(1, 9), min_size=1, max_size=2)))
+    contributes = data.draw(some.lists(some.booleans(), min_size=int(np.prod(sizes)), max_size=int(np.prod(sizes))))
+    contributes[0] = True
+    tree = tree_of(tuple(contributes), sizes)
+    ufunc, dtype = data.draw(some.sampled_from([("add", "f4"), ("multiply", "f2"), ("maximum", "f8"), ("add", "i1")]))
+    ndim = data.draw(some.sampled_from([0, 2, 30]))
+    rng = np.random.default_rng(data.draw(some.integers(0, 99)))
+    shape = (1,) * max(ndim - 1, 0) + (3,) * min(ndim, 1)
+    arrays = [(rng.random(shape) * 9).astype(dtype) for _ in tree]
+    with machine(1) as m, m.backend.on(m.devices[0]):
+        on_device = [m.backend.from_host(array, m.devices[0]) for array in arrays]
+        found = m.backend.to_host(merged(m.backend, ufunc, tree, on_device), m.devices[0])
+    np.testing.assert_array_equal(found, combine(tree, arrays.__getitem__, getattr(np, ufunc)), strict=True)
+
+
+@pytest.mark.parametrize(("count", "kernels"), [(1, 0), (2, 1), (MERGED_AT_ONCE, 1), (2 * MERGED_AT_ONCE, 3)])
+def test_merges_are_few_kernels(count: int, kernels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with machine(1) as m, m.backend.on(m.devices[0]):
+        arrays = [m.cupy.ones((2, 3)) for _ in range(count)]
+        names = launched(monkeypatch)
+        total = merged(m.backend, "add", flat_tree(count), arrays)
+        assert len(names) == kernels
+        assert m.backend.to_host(total, m.devices[0]).tolist() == [[count] * 3] * 2
+
+
+def test_a_psum_on_one_gpu_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    with machine(8) as m:
+        host, parts = parts_of(m, 0, 1, 2, 3)
+        rows = [block[:2] for block in np.split(host, [3, 6, 9])]
+        total = (rows[0] + rows[1]) + (rows[2] + rows[3])
+        names = launched(monkeypatch)
+        made = st.pmap(lambda a: st.psum(a[:2], "i"), parts, axis_name="i")
+        assert names == ["combined"]
+        assert len({address(y) for y in made}) == 1, "no program gets a copy"
+        made[0] += 1
+        same(made[0], total + 1)
+        for y in made[1:]:
+            same(y, total)
+        (mean,) = {float(y.sum()) for y in st.pmap(lambda a: st.pmean(a[:2], "i"), parts, axis_name="i")}
+        assert mean == pytest.approx(float(total.sum()) / 4)
+
+
+def test_what_a_program_derives_from_a_shared_result_is_its_own() -> None:
+    with machine(4, devices=1) as m:
+        _, parts = parts_of(m)
+        kept: list[Any] = []
+
+        def work(a: Any) -> Any:
+            total = st.psum(a[:2], "i")
+            kept.append(total)
+            return total[0], total * 2, a[0]
+
+        made = st.pmap(work, parts, axis_name="i")
+        first = np.asarray(made[0][0])
+        for row, doubled, own in made:
+            row += 1
+            doubled += 1
+            own += 1
+            same(row, first + 1)
+            same(doubled[0], first * 2 + 1)
+        assert m.backend.to_host(kept[0], m.devices[0])[0].tolist() == first.tolist()
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda p: "-".join(map(str, p.values())))
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_collectives_have_the_same_bits_on_every_number_of_gpus(gpus: int, order: dict[str, Any]) -> None:
+    with machine(4, devices=gpus, **order) as m:
+        host, parts = parts_of(m)
+        rows = [block[:2] for block in np.split(host, [3, 6, 9])]
+
+        def work(a: Any) -> Any:
+            b = a[:2]
+            return (
+                st.psum(b, "i"), st.pmean(b, "i"), st.pmax(b, "i"), st.all_gather(a, "i", tiled=True),
+                st.all_gather(b, "i", axis=1), st.all_to_all(b, "i", 1, 0, tiled=True),
+                st.psum_scatter(b, "i", scatter_dimension=1, tiled=True),
+            )  # fmt: skip
+
+        total = (rows[0] + rows[1]) + (rows[2] + rows[3])
+        for k, made in enumerate(st.pmap(work, parts, axis_name="i")):
+            wanted = (
+                total, total / 4, np.max(rows, axis=0), host, np.stack(rows, axis=1),
+                np.concatenate([b[:, k : k + 1] for b in rows]), total[:, k : k + 1],
+            )  # fmt: skip
+            for found, value in zip(made, wanted, strict=True):
+                same(found, value)
+
+
+@pytest.mark.parametrize(("gpus", "launches"), [(1, 16), (2, 40)])
+def test_variances_of_logical_devices(gpus: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with machine(8, devices=gpus) as m:
+        host = np.random.default_rng(1).random((37, 5)).astype(np.float32)
+        x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d")))
+        names = launched(monkeypatch)
+        found = st.var(x), st.std(x, axis=0), st.var(x, axis=0, correction=1), st.var(x, keepdims=True)
+        assert len(names) <= 4 * launches
+        wanted = host.var(), host.std(axis=0), host.var(axis=0, ddof=1), host.var(keepdims=True)
+        for y, value in zip(found, wanted, strict=True):
+            assert (y.dtype, y.shape) == (value.dtype, value.shape)
+            np.testing.assert_allclose(np.asarray(y), value, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["?", "b", "Q", "e", "f", "d"])
+def test_clip_is_one_kernel(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = np.array([0, 1, 5, 100, 7]).astype(dtype)
+    if dtype in "ef":
+        host[2] = np.nan
+    bounds = host[:1].copy(), host[3:4].copy()
+    with machine(2, devices=1) as m:
+        x, low, high = [st.device_put(a, m.mesh()) for a in (host, *bounds)]
+        names = launched(monkeypatch)
+        found = [st.clip(x, low, high)]
+        assert names == ["clip"]
+        if dtype != "?":
+            found.append(st.clip(x, 1, 6))
+            assert names == ["clip"] * 2
+        wanted = [np.clip(host, *bounds), np.clip(host, 1, 6)]
+        for y, value in zip(found, wanted, strict=False):
+            np.testing.assert_array_equal(np.asarray(y), value, strict=True)
