@@ -1,4 +1,4 @@
-"""Devices, finding and loading what drives them, and what the backends promise: checked, numpy, and a stranger's."""
+"""Devices, the registry of backends, and the protocol, on the checked backend, on numpy, and on a third party's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What is simulated is what would run: on eight devices the log of real ones and the simulation agree link by link, and
-on thousands the figures are those of the closed formulas.
-"""
+"""The simulation equals a real run: on eight devices its log agrees link by link, on thousands with closed formulas."""
 
 from __future__ import annotations
 

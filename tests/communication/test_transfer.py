@@ -1,4 +1,4 @@
-"""Every move is counted, and implicit ones are judged."""
+"""Every transfer is counted, and `transfer_guard` controls the implicit ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DLPack in and out: whose memory it is, who may write to it, and what cannot be shared."""
+"""DLPack in both directions: ownership of the memory, permission to write, and arrays that cannot be shared."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Reading and writing by index: any index that NumPy takes, of any layout, by arrays in any layout. Both backends give
-NumPy's elements, refuse what NumPy refuses, and move the same bytes between the same devices.
+"""Reads and writes by any index of NumPy, in any layout, with index arrays in any layout.
+
+Both backends return NumPy's elements, raise NumPy's errors, and transfer the same bytes between the same devices.
 """
 
 from __future__ import annotations

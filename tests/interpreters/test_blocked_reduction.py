@@ -1,4 +1,4 @@
-"""Reductions and products cut into many blocks, against NumPy's of the whole; and to the bit against themselves."""
+"""Reductions and products in many blocks, compared with NumPy, and bitwise with one another."""
 
 from __future__ import annotations
 

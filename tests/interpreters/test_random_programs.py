@@ -1,5 +1,7 @@
 """Random programs: chains of operators on the same values in NumPy and on several backends, of shared and of separate
-memories. After every step all agree, and the backends have laid out the result alike and moved the same bytes.
+memories.
+
+After every step the values are equal, and all backends have the same layouts and transfers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Random programs of views, writes and shared values: the same statements on NumPy arrays and on several backends, of
-shared and of separate memories. After every statement all handles show what NumPy's do, each device holds its part, and
-all backends have laid out and moved the same.
+shared and of separate memories.
 
-A program is text. Each line runs in three namespaces, which differ in what their helpers mean: for NumPy ``put``
-copies, ``pieces`` is ``array_split``, and a donated array is forgotten. NumPy's arrays own their elements in row-major
-order, as tensors count.
+After every statement all handles have NumPy's elements, each device holds its part, and all backends have the same
+layouts and transfers.
+
+A program is text. Each line runs in three namespaces, whose helpers differ: for NumPy ``put`` copies, ``pieces`` is
+``array_split``, and a donated array is deleted. NumPy's arrays own their elements in row-major order, as tensors do.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Views: which operations give one and which a copy, as NumPy has it; that writes show both ways; that views are lazy, hold
-their base and no more, and lie as the same operator's result does.
+"""Views: operations return views and copies as in NumPy, and writes are visible in both directions.
+
+Views are lazy, hold only their base, and have the layout of the same operator's result.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Writes: in-place operators, ``out=``, assignment where memory is shared or operands overlap, threads, errors, and what in place
-costs.
+"""Writes: in-place operators, ``out=``, assignment with shared memory or overlapping operands, threads, errors, and the
+cost of writes in place.
 """
 
 from __future__ import annotations

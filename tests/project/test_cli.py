@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and its exit status."""
+"""The command line: its output, the stream to which it is printed, and the exit status."""
 
 from __future__ import annotations
 

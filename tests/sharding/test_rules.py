@@ -1,4 +1,4 @@
-"""The rule language, and what `propagate` makes of it: by hand, and for any rule and any layout."""
+"""The rule language and `propagate`: results computed by hand, and properties for any rule and any layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives: what each device gets, against NumPy on the list of what all devices have."""
+"""Collectives: the result on each device, compared with NumPy on the list of all devices' arrays."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Misuse of mapped functions and collectives: every case ends in time, with an error of ours (or the user's own) that
-names the operator and the culprit; and the next map works.
+"""Misuse of mapped functions and collectives: every case ends in time with an error that names the operator and the
+device, or with the user's own error; and the next map works.
 """
 
 from __future__ import annotations

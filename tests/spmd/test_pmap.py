@@ -1,4 +1,4 @@
-"""pmap: of arrays it is JAX's, of lists Nx's; named axes; maps in maps."""
+"""pmap: of arrays as in JAX, of lists as in Nx; named axes; maps in maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that run at once and meet: the engine of mapped functions, alone and under them."""
+"""Concurrent programs and their rendezvous: the scheduler of mapped functions, by itself and under maps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Random programs with collectives. Every device of a mesh runs the same lines, by each way of mapping, and NumPy runs
-them on the list of all devices' arrays; both must give the same arrays. Programs in which one device departs from the
-others must raise an error within the time limit, and the next map must work.
+"""Random programs with collectives, on every device of a mesh, by each way of mapping, compared with NumPy.
+
+NumPy runs the same lines on the list of all devices' arrays. Programs in which one device departs from the others must
+raise an error within the time limit, and the next map must work.
 
 A program is text. On a device, a name stands for that device's array; for NumPy, for the list of the arrays of all
 devices, in mesh order.
