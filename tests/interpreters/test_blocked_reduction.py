@@ -94,8 +94,8 @@ def _mirrored(spec: st.P, ndim: int) -> st.P:
 
 
 def results(call: Callable[[], st.ShardedTensor]) -> np.ndarray:
-    """What a call gives, to the bit whoever works and whoever counts; and it is counted what would be counted if
-    nothing were cut.
+    """Returns the result of a call, after asserting that its bits do not depend on the number of threads or on the log of
+    transfers, and that the log is that of a computation without blocks.
     """
     found = []
     for number in 1, 2, 3, 7:

@@ -35,7 +35,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 class Plugin(Backend):
-    """Two devices of a stranger's, which know their memory."""
+    """A third party's backend with two devices, which report their memory."""
 
     name = "plugin"
     xp = np

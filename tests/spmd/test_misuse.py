@@ -899,7 +899,7 @@ def coroutine(d: Any) -> Any:
         return st.pmap(fn, np.arange(4.0), axis_name="i", devices=d[:4])
     finally:
         for each in made:
-            each.close()  # nobody awaits it
+            each.close()  # it is never awaited
 
 
 @case("an event loop in each program of one thread", RuntimeError, "event loop", "shard 1 on {b}:1")
