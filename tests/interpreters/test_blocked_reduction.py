@@ -94,8 +94,9 @@ def _mirrored(spec: st.P, ndim: int) -> st.P:
 
 
 def results(call: Callable[[], st.ShardedTensor]) -> np.ndarray:
-    """Returns the result of a call, after asserting that its bits do not depend on the number of threads or on the log of
-    transfers, and that the log is that of a computation without blocks.
+    """Returns the result of a call, after asserting that its bits do not depend on the threads or on a log of transfers.
+
+    The log must be that of a computation without blocks.
     """
     found = []
     for number in 1, 2, 3, 7:

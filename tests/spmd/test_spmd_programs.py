@@ -449,7 +449,7 @@ class Author:
         return calls
 
     def reductions(self, x: Blocks) -> list[str]:
-        """Returns the reductions whose results stay small. Complex products are left out: NumPy rounds them by position."""
+        """Returns the reductions whose results stay small, without complex products: NumPy rounds them by position."""
         kind, largest = x[0].dtype.kind, max(np.abs(b).max(initial=0) for b in x)
         names = ["psum", "pmean"] if kind in "biu" or largest < 1e3 else []
         names += ["pmax", "pmin"] if kind != "c" or self.backend != "torch" else []
