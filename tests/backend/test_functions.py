@@ -1,4 +1,4 @@
-"""Operators that a backend's library lacks: their compositions against NumPy's functions."""
+"""Operators that a backend's library lacks: their compositions, compared with NumPy's functions."""
 
 from __future__ import annotations
 

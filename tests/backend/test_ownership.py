@@ -1,4 +1,4 @@
-"""Ownership: a write happens in place where nothing else holds the value, and is never visible elsewhere."""
+"""Ownership: a write happens in place if nothing else holds the value, and is visible only through views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ownership: random steps in any order, where what a write may not change is compared after each."""
+"""Ownership under random sequences of steps: after each step, everything that writes must not change is compared."""
 
 from __future__ import annotations
 

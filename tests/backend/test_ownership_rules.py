@@ -1,4 +1,4 @@
-"""The rules of ownership one by one, where no sequence of calls finds a mistake in them soon enough."""
+"""The rules of ownership, each tested separately, because random sequences of calls rarely detect a fault in them."""
 
 from __future__ import annotations
 

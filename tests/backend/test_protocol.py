@@ -1,4 +1,4 @@
-"""Devices, finding and loading what drives them, and what the backends promise: checked, numpy, and a stranger's."""
+"""Devices, the registry of backends, and the protocol, on the checked backend, on numpy, and on a third party's."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_device_can_be_pickled(backend: str) -> None:
 
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A new process, with only these of the SHARDTENSOR variables."""
+    """Runs a new process, with only these of the SHARDTENSOR variables."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
@@ -102,7 +102,7 @@ def test_loaded_once(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["nonsense", "", "NumPy", "host"])
 def test_unknown_name_lists_the_installed(name: str) -> None:
-    """`host` is where host arrays live, and no backend that anybody installed: no tensor lives there."""
+    """`host` is the place of host arrays, and not a backend: no tensor is placed there."""
     with pytest.raises(st.ArgumentError, match=rf"no backend named {name!r}.*'checked', .*'numpy'"):
         load(name)
 
@@ -234,7 +234,7 @@ def test_variable_chooses_the_default_backend() -> None:
 
 
 def test_variable_that_names_no_backend() -> None:
-    """Importing is fine, and so is asking for another; else the message says which variable to look at."""
+    """Importing works, and so does another backend; otherwise the error names the variable."""
     code = """
         import json, shardtensor as st
         fine = st.device_count("numpy")
@@ -253,7 +253,7 @@ def test_variable_that_names_no_backend() -> None:
 
 
 class Stub(Backend):
-    """What plugins below start from."""
+    """The base of the plugins below."""
 
     name = "stub"
     xp = np  # type: ignore[assignment]
@@ -276,7 +276,7 @@ class Stub(Backend):
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., None]]:
-    """Installs a module as a plugin, beside those that are there, for the length of a test."""
+    """Installs a module as a further plugin, for the duration of a test."""
     monkeypatch.setattr(registry, "_loaded", dict(registry._loaded))
     monkeypatch.syspath_prepend(str(tmp_path))
     points = dict(registry._entry_points())
@@ -345,7 +345,7 @@ def test_the_error_of_a_broken_plugin(name: str, install: Callable[..., None]) -
 def test_a_plugin_whose_number_of_devices_is_fixed(
     install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of all backends, like the variable, is a wish; that of one backend is what the program needs."""
+    """A number for all backends, like the variable, is not binding; a number for one backend is."""
     monkeypatch.setattr(protocol, "device_counts", {})
     monkeypatch.setattr(registry, "device_counts", protocol.device_counts)
     install("fixed", STUB.format(name="fixed"))
@@ -480,7 +480,7 @@ def test_devices_that_do_not_exist_or_are_of_several_backends() -> None:
         st.zeros(3, device=Device("nonsense", 0))
 
 
-# -- a stranger's plugin, really installed ---------------------------------------------------------
+# -- a plugin of a third party, installed ----------------------------------------------------------
 
 PROJECT = """
     [build-system]
@@ -546,8 +546,8 @@ PLUGIN = '''
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What PYTHONPATH must be for the plugin to be installed."""
+def third_party(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The PYTHONPATH with which the plugin is installed."""
     project, scratch = tmp_path_factory.mktemp("project"), tmp_path_factory.mktemp("scratch")
     (project / "pyproject.toml").write_text(textwrap.dedent(PROJECT))
     (project / "pebble_devices.py").write_text(textwrap.dedent(PLUGIN))
@@ -556,7 +556,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> str:
     return os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH")]))
 
 
-def with_stranger(path: str, code: str) -> None:
+def run_with_plugin(path: str, code: str) -> None:
     head = """
         import numpy as np, shardtensor as st
         from shardtensor.backend.registry import load
@@ -571,9 +571,9 @@ def with_stranger(path: str, code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_third_party_backend_is_found(stranger: str) -> None:
-    with_stranger(
-        stranger,
+def test_third_party_backend_is_found(third_party: str) -> None:
+    run_with_plugin(
+        third_party,
         """
         assert {"checked", "numpy", "pebble"} <= set(st.backend_names()), st.backend_names()
         devices = st.devices("pebble")
@@ -585,9 +585,9 @@ def test_third_party_backend_is_found(stranger: str) -> None:
     )
 
 
-def test_third_party_backend_computes(stranger: str) -> None:
-    with_stranger(
-        stranger,
+def test_third_party_backend_computes(third_party: str) -> None:
+    run_with_plugin(
+        third_party,
         """
         for spec in [("x",), (None, "x"), ()]:
             x = placed(a, *spec)
@@ -607,9 +607,9 @@ def test_third_party_backend_computes(stranger: str) -> None:
     )
 
 
-def test_third_party_backend_transfers(stranger: str) -> None:
-    with_stranger(
-        stranger,
+def test_third_party_backend_transfers(third_party: str) -> None:
+    run_with_plugin(
+        third_party,
         """
         crossings = load("pebble").crossings
         x = placed(a, "x")
@@ -627,9 +627,9 @@ def test_third_party_backend_transfers(stranger: str) -> None:
     )
 
 
-def test_third_party_backend_maps(stranger: str) -> None:
-    with_stranger(
-        stranger,
+def test_third_party_backend_maps(third_party: str) -> None:
+    run_with_plugin(
+        third_party,
         """
         parts = st.shard(a, devices=st.devices("pebble"))
         seen = []
@@ -647,9 +647,9 @@ def test_third_party_backend_maps(stranger: str) -> None:
     )
 
 
-def test_third_party_backend_mixes_with_others(stranger: str) -> None:
-    with_stranger(
-        stranger,
+def test_third_party_backend_mixes_with_others(third_party: str) -> None:
+    run_with_plugin(
+        third_party,
         """
         here, there = placed(a, "x"), placed(a + 1, "x", mesh=st.make_mesh((4,), ("x",), devices=st.devices("numpy")))
         for x, y in [(here, there), (there, here)]:

@@ -1,5 +1,6 @@
-"""The backend of CuPy on the double of it: that it is right in whatever order GPUs run, and needs all that it does for
-that. Each safeguard is taken out of its source, and the same program must then fail.
+"""The CuPy backend on the simulated CuPy: it is correct for any order of the GPUs' work, and needs each safeguard.
+
+Each safeguard is removed from its source, and the same program must then fail.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The namespace of the CuPy backend against NumPy, on the double of CuPy, whose ufuncs have the real one's loops."""
+"""The namespace of the CuPy backend, compared with NumPy, on the simulated CuPy, whose ufuncs have CuPy's loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The double of CuPy: that it computes what NumPy does, late, and finds what it is there to find."""
+"""The simulated CuPy: it computes NumPy's results, runs work late, and detects the faults that it simulates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What only a GPU can show: ``python -m pytest tests/backends/test_gpu.py``, from a checkout, with CuPy, pytest and hypothesis.
+"""Tests for machines with a GPU: ``python -m pytest tests/backends/test_gpu.py``, from a checkout, with CuPy, pytest and hypothesis.
 
-Where there is none, the tests marked `gpu` are skipped, and most of them are rehearsed in small on the double of CuPy,
-so that they run at the first try where there is one.
+Without a GPU, the tests marked `gpu` are skipped, and most of them run with small arrays on the simulated CuPy, so that
+they work the first time on a machine with a GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The host synchronizes with a GPU in the calls in which CuPy's function does, and in no others.
+"""The host synchronizes with a GPU only in the calls in which CuPy's function does.
 
-The page `docs/gpu_calls.md` has what was counted on CuPy; the double synchronizes where CuPy does.
+The page `docs/gpu_calls.md` has the numbers counted on CuPy; the simulated CuPy synchronizes in the same places.
 """
 
 from __future__ import annotations

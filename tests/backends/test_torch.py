@@ -1,4 +1,4 @@
-"""The backend of PyTorch: its namespace against NumPy, and who may write to what."""
+"""The PyTorch backend: its namespace, compared with NumPy, and writes to memory that is shared with PyTorch."""
 
 from __future__ import annotations
 

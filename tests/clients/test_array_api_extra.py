@@ -1,4 +1,4 @@
-"""Programs of array-api-compat and array-api-extra, which know no namespace but those of a few libraries."""
+"""Programs of array-api-compat and array-api-extra, which recognize the namespaces of a few libraries only."""
 
 from __future__ import annotations
 

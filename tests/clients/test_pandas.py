@@ -1,4 +1,4 @@
-"""Programs of pandas, which takes tensors as arrays; its own objects are on the host."""
+"""Programs of pandas, which reads tensors like arrays; its own objects are on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes: the utilities, and that every fault of one process is an error in all, within the time limit."""
+"""Several processes: the utilities; and every fault of one process is an error in all, within the time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines pass their conformance suite, that of `docs/writing_an_engine.md` does, and faulty variants of it do not."""
+"""Engines, also that of `docs/writing_an_engine.md`, pass the conformance suite, and faulty variants of it fail."""
 
 from __future__ import annotations
 

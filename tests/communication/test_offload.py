@@ -1,5 +1,6 @@
-"""Memory kinds: tensors that wait in page-locked host memory. On numpy and torch it is a name; on checked memories and
-GPUs it is a memory of its own.
+"""Memory kinds: tensors in page-locked host memory.
+
+On numpy and torch the kind is only a label; on checked memories and GPUs it is a separate memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What is simulated is what would run: on eight devices the log of real ones and the simulation agree link by link, and
-on thousands the figures are those of the closed formulas.
-"""
+"""The simulation equals a real run: on eight devices its log agrees link by link, on thousands with closed formulas."""
 
 from __future__ import annotations
 
@@ -448,7 +446,7 @@ def test_a_broadcasts_phases_are_those_of_the_tree() -> None:
             assert [m[:2] for phase in phases for m in phase] == binomial_tree(root, range(n))
             assert len(phases) == math.ceil(math.log2(n))
             have = {root}
-            for phase in phases:  # nobody sends what it has not got, or two things at once
+            for phase in phases:  # a device sends only data that it has received, and one message at a time
                 assert {a for a, _, _ in phase} <= have
                 assert len({a for a, _, _ in phase}) == len({b for _, b, _ in phase}) == len(phase)
                 have |= {b for _, b, _ in phase}

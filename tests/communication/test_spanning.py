@@ -1,4 +1,4 @@
-"""Meshes and tensors that span processes: programs that run in several processes, and their results' bits."""
+"""Meshes and tensors that span processes: programs in several processes, and the bits of their results."""
 
 from __future__ import annotations
 

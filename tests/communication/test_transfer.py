@@ -1,4 +1,4 @@
-"""Every move is counted, and implicit ones are judged."""
+"""Every transfer is counted, and `transfer_guard` controls the implicit ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_slices_send_one_row_for_each_boundary(backend: str) -> None:
     x = sharded(backend, st.P("x"), (16, 2))
     with st.transfers() as log:
         y = x[1:]
-        assert len(log) == 0  # nothing moves before somebody reads it
+        assert len(log) == 0  # nothing is transferred before it is read
         y.block_until_ready()
     assert log.bytes == 3 * 8
     assert {(r.operator, r.explicit) for r in log} == {("getitem", False)}

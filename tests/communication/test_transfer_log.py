@@ -1,4 +1,4 @@
-"""What the log of transfers says of collectives and devices, as a table and as pictures of who talked to whom."""
+"""The log of transfers: collectives and devices in it, its table, and its pictures of the traffic between devices."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Programs of two hosts: two network namespaces with addresses of their own, which only a link connects.
+"""Programs on two hosts: two network namespaces with their own addresses, connected by one link.
 
-They need the rights to make namespaces (those of root), and are skipped where these are missing.
+Creating namespaces requires the rights of root; without them the tests are skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How random numbers are distributed: chi-square and Kolmogorov-Smirnov tests, and moments.
+"""The distributions of random numbers: chi-square and Kolmogorov-Smirnov tests, and moments.
 
 The keys are fixed, so that the tests do not fail by chance. Their limits are exceeded with a probability of about 1e-4.
 """

@@ -1,4 +1,4 @@
-"""Memory that other libraries hold and may write: their writes show in the tensor that was exported, and nowhere else."""
+"""Memory that other libraries hold and may write: their writes are visible only in the tensor that was exported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy's files: what `save` writes NumPy reads, what NumPy writes `load` reads, and broken files are errors."""
+"""NumPy's files: NumPy reads the files of `save`, `load` reads NumPy's files, and broken files raise errors."""
 
 from __future__ import annotations
 

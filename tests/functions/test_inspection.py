@@ -1,4 +1,4 @@
-"""What the namespace says about itself: the array API standard's version, devices, dtypes, constants and limits."""
+"""Inspection of the namespace: the array API standard's version, devices, dtypes, constants and limits."""
 
 from __future__ import annotations
 

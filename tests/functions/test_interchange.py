@@ -1,4 +1,4 @@
-"""DLPack in and out: whose memory it is, who may write to it, and what cannot be shared."""
+"""DLPack in both directions: ownership of the memory, permission to write, and arrays that cannot be shared."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def aligned(count: int, dtype: str = "float32") -> np.ndarray:
 
 
 class Lender:
-    """An array as a stranger's, in whatever memory it says."""
+    """An array of another library, with the device that it reports by DLPack."""
 
     def __init__(self, x: Any, memory: Any = HOST_MEMORY) -> None:
         self.x = x
@@ -211,7 +211,7 @@ def test_no_write_shows_in_the_callers_array(
         assert address(only(x)) == address(kept)
     wanted = kept.copy()
     write(wanted)
-    if dropped:  # it is still the caller's, whoever holds it
+    if dropped:  # the memory belongs to the caller as long as any array holds it
         del theirs
     write(x)
     np.testing.assert_array_equal(np.asarray(x), wanted)

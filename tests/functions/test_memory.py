@@ -1,5 +1,8 @@
-"""Memory: no device holds more than three times its share of the operands and of the result, except for operators that
-declare why they gather. Measured on separate memories; constants vanish in the difference of two sizes.
+"""Memory: no device holds more than three times its share of the operands and of the result.
+
+The exceptions are operators that declare why they gather.
+
+The measurements use separate memories, and the difference of two sizes, which cancels constants.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How shards' results become one: each monoid against NumPy's own reduction, and the order in which it is done."""
+"""Monoids, which combine the results of shards: each compared with NumPy's reduction, and the order of combination."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy's functions under drawn layouts and sizes: the results are NumPy's and remain sharded, and so are the errors."""
+"""NumPy's functions under drawn layouts and sizes: results and errors are NumPy's, and results remain sharded."""
 
 from __future__ import annotations
 

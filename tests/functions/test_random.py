@@ -1,5 +1,6 @@
-"""Random numbers: the bits, the same numbers on every layout and backend, keys, maps and errors. `test_distributions`
-tests how the numbers are distributed.
+"""Random numbers: their bits, equal numbers on every layout and backend, keys, maps and errors.
+
+`test_distributions` tests their distributions.
 """
 
 from __future__ import annotations

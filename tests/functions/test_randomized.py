@@ -1,4 +1,4 @@
-"""Randomized singular value decompositions, against decaying singular values that are known."""
+"""Randomized singular value decompositions of matrices with known, decaying singular values."""
 
 from __future__ import annotations
 

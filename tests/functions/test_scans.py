@@ -1,4 +1,4 @@
-"""Cumulative sums and products: the first distributed algorithms, on every kind of memory."""
+"""Cumulative sums and products, computed by distributed algorithms, on every kind of memory."""
 
 from __future__ import annotations
 

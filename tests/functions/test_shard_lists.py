@@ -1,4 +1,4 @@
-"""The list world: shard, unshard, stack, concat, to_batched_list."""
+"""The list API: shard, unshard, stack, concat, to_batched_list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bfloat16 and the float8 kinds: what an operator returns is what it returns in float32, rounded once."""
+"""bfloat16 and the float8 kinds: operators compute in float32, and round the result once."""
 
 from __future__ import annotations
 

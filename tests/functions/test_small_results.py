@@ -1,6 +1,4 @@
-"""Small results that NumPy computes from whole arrays have the elements, to the last bit, and the layouts of those that
-the compositions of operators compute.
-"""
+"""Small results that NumPy computes from whole arrays equal those of compositions, in bits and layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions of the array API standard on arrays as programs have them, under drawn layouts: NumPy's results."""
+"""The functions of the array API standard on realistic arrays under drawn layouts, compared with NumPy."""
 
 from __future__ import annotations
 

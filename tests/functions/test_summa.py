@@ -1,4 +1,4 @@
-"""Products on meshes of several axes: values, layouts, and no more bytes and memory than SUMMA's."""
+"""Products on meshes of several axes: values, layouts, and at most the bytes and the memory of SUMMA."""
 
 from __future__ import annotations
 

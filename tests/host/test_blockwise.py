@@ -1,6 +1,4 @@
-"""Passes over host arrays: every function of elements, copies and writes, cut into many blocks, against NumPy's call
-of the whole.
-"""
+"""Blockwise passes over host arrays: elementwise functions, copies and writes in many blocks, compared with NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host gives: its cores and memory as control groups allow them, and memory of large results that is used again."""
+"""The limits of the host: cores and memory as control groups restrict them; and the memory pool of large results."""
 
 from __future__ import annotations
 

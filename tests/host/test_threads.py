@@ -1,4 +1,4 @@
-"""Threads that work beside the caller: how many, what they do, how they end; what BLAS may use meanwhile; and Ctrl-C."""
+"""The threads of the library: their number, their work and their end, the threads of BLAS meanwhile, and Ctrl-C."""
 
 from __future__ import annotations
 

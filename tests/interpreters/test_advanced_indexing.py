@@ -1,5 +1,6 @@
-"""Reading and writing by index: any index that NumPy takes, of any layout, by arrays in any layout. Both backends give
-NumPy's elements, refuse what NumPy refuses, and move the same bytes between the same devices.
+"""Reads and writes by any index of NumPy, in any layout, with index arrays in any layout.
+
+Both backends return NumPy's elements, raise NumPy's errors, and transfer the same bytes between the same devices.
 """
 
 from __future__ import annotations
@@ -546,7 +547,7 @@ def test_values_that_repeat_are_sent_once(backend: str) -> None:
 
 
 def test_rows_move_from_owner_to_owner(backend: str) -> None:
-    """``x[j] = x[i]``: from those who have row i to those who have row j and not row i, and from nobody else."""
+    """``x[j] = x[i]`` sends only from devices with row i to devices with row j that lack row i."""
     mesh = mesh_of((4,), backend)
     answer = array((10, 3), "float64", 1)
     x = st.device_put(answer, mesh)
@@ -797,7 +798,7 @@ def test_values_take_the_dtype_of_what_is_written(dtype: str, value: Any, backen
 
 
 def test_casts_warn_as_in_numpy(backend: str) -> None:
-    """An imaginary part that is lost is told before anything is written, a NaN that becomes an integer afterwards."""
+    """The warning of a discarded imaginary part precedes the write; that of NaN as an integer follows it."""
     if backend not in READ_ONLY:
         pytest.skip(f"what is lost in a cast the library of backend {backend!r} tells in its own way, or not at all")
     x = st.device_put(np.arange(6.0), mesh_of((3,), backend))

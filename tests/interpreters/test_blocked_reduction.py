@@ -1,4 +1,4 @@
-"""Reductions and products cut into many blocks, against NumPy's of the whole; and to the bit against themselves."""
+"""Reductions and products in many blocks, compared with NumPy, and bitwise with one another."""
 
 from __future__ import annotations
 
@@ -94,8 +94,9 @@ def _mirrored(spec: st.P, ndim: int) -> st.P:
 
 
 def results(call: Callable[[], st.ShardedTensor]) -> np.ndarray:
-    """What a call gives, to the bit whoever works and whoever counts; and it is counted what would be counted if
-    nothing were cut.
+    """Returns the result of a call, after asserting that its bits do not depend on the threads or on a log of transfers.
+
+    The log must be that of a computation without blocks.
     """
     found = []
     for number in 1, 2, 3, 7:

@@ -1,5 +1,6 @@
-"""Tensors on eight devices of which every four share a memory: each memory has one buffer of the box that its shards
-tile. Checked devices with separate memories are the reference for elements, layouts and bytes.
+"""Tensors on eight devices of which every four share a memory, which has one buffer for the box that its shards tile.
+
+Checked devices with separate memories are the reference for elements, layouts and bytes.
 """
 
 from __future__ import annotations

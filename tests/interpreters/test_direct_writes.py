@@ -1,4 +1,4 @@
-"""Writes of elements and slices that need no view spec: they do what all other writes do, and are in place."""
+"""Writes of elements and slices without a view spec: they equal all other writes, and are in place."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ OPERATORS = sorted(set(CASES) - {name for name, op in OPS.items() if op.escapes}
 
 
 def layouts(result: Any) -> list[Any]:
-    """Shape, dtype, sharding and placement of every tensor in a result."""
+    """Returns the shape, dtype, sharding and placement of every tensor in a result."""
     return [(x.shape, x.dtype, x.sharding, x.committed) if hasattr(x, "sharding") else x for x in leaves(result)]
 
 
@@ -44,7 +44,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def totals(*logs: st.TransferLog) -> Counter[Any]:
-    """Bytes by operator, axis, source and destination."""
+    """Returns the bytes of a log by operator, axis, source and destination."""
     found: Counter[Any] = Counter()
     for log in logs:
         for record in log:

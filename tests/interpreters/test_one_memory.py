@@ -1,5 +1,6 @@
-"""Tensors whose devices share a memory that is not the host's: one buffer, of which shards are views, and replicas are
-one. Four checked devices share each memory; a mesh of eight has two of them.
+"""Tensors whose devices share a memory that is not the host's: one buffer, of which all shards and replicas are views.
+
+Four checked devices share each memory; a mesh of eight has two of them.
 """
 
 from __future__ import annotations

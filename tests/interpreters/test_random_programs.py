@@ -1,5 +1,7 @@
 """Random programs: chains of operators on the same values in NumPy and on several backends, of shared and of separate
-memories. After every step all agree, and the backends have laid out the result alike and moved the same bytes.
+memories.
+
+After every step the values are equal, and all backends have the same layouts and transfers.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ sets = pytest.mark.parametrize(
 
 
 def twin(device: Any, backend: str = "checked") -> Any:
-    """The same device, mesh or sharding of another backend."""
+    """Returns the corresponding device, mesh or sharding of another backend."""
     if isinstance(device, st.Device):
         return st.devices(backend)[device.id]
     if isinstance(device, st.Mesh):
@@ -53,7 +55,7 @@ def some_sharding(data: Any, ndim: int) -> st.NamedSharding:
 
 
 def some_step(data: Any, x: np.ndarray, others: list[np.ndarray]) -> tuple[str, Step]:
-    """An operator that x can take: ``step(namespace, tensors)``, where the last tensor is x, and the others come before."""
+    """Draws an operator for x: ``step(namespace, tensors)``, where the last tensor is x, and the others come before."""
     steps: dict[str, Step] = {
         "tanh": lambda xp, t: xp.tanh(t[-1]),
         "double": lambda xp, t: t[-1] * 2 + 1,
@@ -91,7 +93,7 @@ def some_step(data: Any, x: np.ndarray, others: list[np.ndarray]) -> tuple[str, 
 
 
 def agree(result: st.ShardedTensor, answer: np.ndarray) -> None:
-    """Up to the rounding that a chain of operators adds up; and each device holds its part of the whole."""
+    """Asserts equality up to the rounding of a chain of operators, and that each device holds its part of the whole."""
     assert (result.shape, result.dtype) == (answer.shape, answer.dtype)
     whole = np.asarray(result)
     limit = 1e-9 * (1 + np.abs(answer).max(initial=0))

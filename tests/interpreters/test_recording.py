@@ -1,4 +1,4 @@
-"""The proof of the dispatch point: a recording interpreter sees every operator, and its traces replay."""
+"""All calls pass through one dispatch point: a recording interpreter records every operator, and its traces replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy's functions that write into an array: into small tensors, and into views, duplicates and recorded writes of them."""
+"""NumPy's functions that write into an array: into small tensors, views and duplicates of them, and recorded."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Random programs of views, writes and shared values: the same statements on NumPy arrays and on several backends, of
-shared and of separate memories. After every statement all handles show what NumPy's do, each device holds its part, and
-all backends have laid out and moved the same.
+shared and of separate memories.
 
-A program is text. Each line runs in three namespaces, which differ in what their helpers mean: for NumPy ``put``
-copies, ``pieces`` is ``array_split``, and a donated array is forgotten. NumPy's arrays own their elements in row-major
-order, as tensors count.
+After every statement all handles have NumPy's elements, each device holds its part, and all backends have the same
+layouts and transfers.
+
+A program is text. Each line runs in three namespaces, whose helpers differ: for NumPy ``put`` copies, ``pieces`` is
+``array_split``, and a donated array is deleted. NumPy's arrays own their elements in row-major order, as tensors do.
 """
 
 from __future__ import annotations
@@ -63,18 +64,18 @@ MAPPED: dict[str, Callable[[Any], Any]] = {
 
 
 def turned(a: Any) -> Any:
-    """The other way round; a view, where the library has such."""
+    """Returns an array in reverse order: a view, if the backend's library has negative strides."""
     device = current_device()
     return a[::-1] if device is None else load(device.backend).view(a, np.s_[::-1])
 
 
 def bump(a: Any) -> Any:
-    """What was donated may be written."""
+    """Writes to an argument, which was donated."""
     a += True
     return a
 
 
-# -- what the names mean ---------------------------------------------------------------------------
+# -- the namespaces of programs --------------------------------------------------------------------
 
 
 def owned(x: Any) -> np.ndarray:
@@ -82,12 +83,12 @@ def owned(x: Any) -> np.ndarray:
 
 
 def same(x: Any) -> Any:
-    """A copy that is an array or a scalar as x is."""
+    """Returns a copy of an array, and a scalar as it is."""
     return owned(x) if isinstance(x, np.ndarray) else x
 
 
 def plain_names() -> dict[str, Any]:
-    """NumPy's namespace: what is shared or moved is a copy."""
+    """Returns NumPy's namespace, in which all helpers that share or transfer tensors make copies."""
     gone: list[Any] = []
 
     def give(x: Any) -> np.ndarray:
@@ -107,14 +108,14 @@ def plain_names() -> dict[str, Any]:
 def laid_out(
     backend: str, shape: Shape, where: int | list[int], spec: st.P, kind: str | None = None
 ) -> st.NamedSharding:
-    """A layout over consecutive devices from a number on, or over the listed devices in their order."""
+    """Returns a layout over consecutive devices from a number on, or over the listed devices in their order."""
     devices = st.devices(backend)
     chosen = devices[where:] if isinstance(where, int) else [devices[k] for k in where]
     return st.NamedSharding(st.make_mesh(shape, NAMES[: len(shape)], devices=chosen), spec, memory_kind=kind)
 
 
 def tensor_names(backend: str) -> dict[str, Any]:
-    """The namespace of a backend."""
+    """Returns the namespace of a backend."""
     devices = st.devices(backend)
     return {
         "xp": st, "np": np, "array": array, "P": st.P, "put": st.device_put, "reshard": st.reshard, "joined": st.unshard,
@@ -135,12 +136,12 @@ twins = functools.lru_cache(4096)(twin)
 
 
 def root(x: Any) -> Any:
-    """The array that owns the elements of a view."""
+    """Returns the array that owns the elements of a view."""
     return x if getattr(x, "base", None) is None else x.base
 
 
 def held(shard: st.Shard) -> np.ndarray:
-    """A host copy of a shard, which may be in device memory or in host memory."""
+    """Returns a host copy of a shard, which may be in device memory or in host memory."""
     return np.array(shard.data) if isinstance(shard.data, np.ndarray) else on_host(shard.data, shard.device)
 
 
@@ -160,7 +161,10 @@ def moves(log: Any) -> list[tuple[Any, ...]]:
 
 
 def assert_moved_alike(records: dict[str, list[tuple[Any, ...]]], what: str, backwards: bool = False) -> None:
-    """As on the first backend, but for what is written one by one, since the library's views do not go backwards."""
+    """Asserts that all backends made the same transfers.
+
+    For lines that go backwards, backends without negative strides are left out: they write elements one by one.
+    """
     first = next(iter(records.values()))
     for backend, found in records.items():
         if not backwards or load(backend).negative_strides:
@@ -174,7 +178,7 @@ def assert_alike(found: Any, wanted: Any, what: str) -> None:
 
 
 def assert_near(found: Any, wanted: Any, what: str) -> None:
-    """Compares up to the rounding of one operator, relative to the largest finite element."""
+    """Asserts that arrays are equal up to the rounding of one operator, relative to the largest finite element."""
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), f"{what}: {found.dtype}{found.shape}"
     limit = {"float16": 2e-2, "float32": 2e-5, "complex64": 2e-5}.get(str(wanted.dtype), 1e-11)
     finite = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
@@ -182,7 +186,7 @@ def assert_near(found: Any, wanted: Any, what: str) -> None:
 
 
 def error_of(code: Any, names: dict[str, Any]) -> Exception | None:
-    """Runs a line; what it raises."""
+    """Runs a line and returns the error that it raises, or None."""
     try:
         exec(code, names)
     except (*ERRORS, NameError, st.DonatedError) as error:
@@ -191,8 +195,13 @@ def error_of(code: Any, names: dict[str, Any]) -> Exception | None:
 
 
 class Program:
-    """The lines that have run, and the namespaces: NumPy's (``plain``) and the backends'. ``watched`` counts moves,
-    which differ where a backend has a host memory of its own: no such program has memory kinds; ``gap`` is how many lines run from one comparison to the next.
+    """The lines of a program that have run, with NumPy's namespace (``plain``) and those of the backends.
+
+    Args:
+        watched: whether transfers are compared; if so, programs have no memory kinds, because transfers would differ
+            where a backend has a separate host memory.
+        gap: the number of lines from one comparison to the next.
+        backends: the names of the backends.
     """
 
     def __init__(self, watched: bool = True, gap: int = 1, backends: tuple[str, ...] = BACKENDS) -> None:
@@ -246,7 +255,7 @@ class Program:
         return bool(re.search(r":-\d", line)) or any(n < 0 for h in handles for n in getattr(h, "strides", ()))
 
     def _own(self, line: str, roots: dict[int, Any], before: dict[str, Any]) -> None:
-        """NumPy's new values own their elements, in row-major order; what it gives back as it is counts as a view."""
+        """Makes NumPy's new values own their elements, in row-major order. Results that are an operand become views."""
         for name, value in self.plain.items():
             if name[0] in "hk" and isinstance(value, np.ndarray) and value is not before.get(name):
                 if id(root(value)) not in roots:
@@ -264,7 +273,7 @@ class Program:
                 assert_near(np.asarray(names.pop(name)), wanted, f"{backend}: {line}")
 
     def _forget_donated(self) -> None:
-        """A donated tensor, its other names and its views raise from now on."""
+        """Checks that donated tensors, their other names and their views raise errors, and deletes their names."""
         for given in self.plain["gone"]:
             dead = [x for x in map(self.plain.get, self.handles) if x is given or (root(x) is given and x.size)]
             for name in self.handles:
@@ -281,8 +290,8 @@ class Program:
         self.plain["gone"].clear()
 
     def compare(self) -> None:
-        """That every handle shows what NumPy's does, to the host and on each device, in the same layout on all
-        backends; and that what was read has not changed.
+        """Asserts that every handle has NumPy's elements, on the host and on each device, and equal layouts on all
+        backends, and that arrays that were read earlier have not changed.
         """
         records = {}
         for backend, names in self.tensors.items():
@@ -317,7 +326,7 @@ def quietly() -> Any:
 
 
 def replay(text: str, watched: bool = True, gap: int = 1, backends: tuple[str, ...] = BACKENDS) -> Program:
-    """Runs a program that a failure has printed."""
+    """Runs a program, for example one that a failed test has printed."""
     program = Program(watched, gap, backends)
     with quietly():
         for line in text.strip().splitlines():
@@ -335,7 +344,7 @@ def failure(lines: list[str], *how: Any) -> Exception | None:
 
 
 def shortest(lines: list[str], *how: Any) -> list[str]:
-    """The program without the lines that it fails without."""
+    """Returns a failing program without the lines that are not needed for the failure."""
     size = len(lines) // 2
     while size:
         for at in range(len(lines) - size, -1, -size):
@@ -346,17 +355,17 @@ def shortest(lines: list[str], *how: Any) -> list[str]:
     return lines
 
 
-# -- making them up --------------------------------------------------------------------------------
+# -- generating programs ---------------------------------------------------------------------------
 
 
 class Dice:
-    """Choices by a seed."""
+    """Random choices that are determined by a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed).random
 
     def whole(self, low: int, high: int) -> int:
-        """A number from ``low`` to ``high``."""
+        """Returns a number from ``low`` to ``high``."""
         return low + int(self._random() * (high - low + 1))
 
     def pick(self, items: Any) -> Any:
@@ -367,7 +376,7 @@ class Dice:
 
 
 class Draws(Dice):
-    """Choices by hypothesis."""
+    """Choices that hypothesis draws."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -377,7 +386,7 @@ class Draws(Dice):
 
 
 class Author:
-    """Writes the next line of a program: ``fault`` is what is wrong with it, now and then."""
+    """Writes the next line of a program. Some lines are wrong; then ``fault`` names what is wrong."""
 
     def __init__(self, dice: Dice, program: Program) -> None:
         self.pick, self.whole, self.once_in = dice.pick, dice.whole, dice.once_in
@@ -423,7 +432,7 @@ class Author:
         return f"array({shape}, '{dtype}', {self.whole(0, 99)})"
 
     def either(self, text: str, ndim: int) -> str:
-        """A host array, or a tensor of it."""
+        """Writes a host array, or a tensor with its elements."""
         return text if self.once_in(2) else f"put({text}, {self.layout(ndim)})"
 
     def scalar(self, dtype: Any) -> str:
@@ -450,7 +459,7 @@ class Author:
         return ", ".join(out) or str(self.pick(["...", "()"]))
 
     def advanced(self, shape: Shape) -> str:
-        """An index with arrays or masks in it."""
+        """Writes an index with arrays or masks."""
         alike = [name for name in self.all if self.plain[name].shape == shape and self.plain[name].dtype.kind != "c"]
         if alike and self.once_in(3):
             name = self.pick(alike)
@@ -478,7 +487,7 @@ class Author:
         return ", ".join(out)
 
     def fitted(self, shape: Shape, dtype: Any, name: str, unsafe: bool = False) -> str:
-        """A part of a handle that has that shape, if there is one."""
+        """Writes a part of a handle with this shape, if there is one."""
         x = self.plain[name]
         lead = x.ndim - len(shape)
         if lead < 0 or not ((unsafe and self.holds(dtype, x)) or np.can_cast(x.dtype, dtype, "same_kind")):
@@ -508,7 +517,7 @@ class Author:
         return bool(np.all((x >= max(limits.min, -1e6)) & (x <= min(limits.max, 1e6))))
 
     def operand(self, shape: Shape, dtype: Any, near: str, unsafe: bool = False) -> str:
-        """What can be written to elements of that shape and dtype; rather something of ``near``."""
+        """Writes a value that can be assigned to elements of this shape and dtype, preferably a part of ``near``."""
         for name in [near, self.pick(self.all), self.pick(self.all)]:
             text = self.fitted(shape, dtype, name, unsafe) if self.once_in(2) and not self.fault else ""
             if text:
@@ -522,7 +531,7 @@ class Author:
         return self.either(self.host(shape, self.pick([*known, dtype, dtype])), len(shape))
 
     def target(self, name: str) -> tuple[str, Shape]:
-        """A part of a handle, and its shape."""
+        """Writes a part of a handle, and returns it with its shape."""
         shape = self.plain[name].shape
         text = f"{name}[{self.advanced(shape) if self.once_in(3) else self.basic(shape)}]"
         try:
@@ -567,7 +576,7 @@ class Author:
         return f"{self.new()} = {self.pick(ways)}"
 
     def assigned(self, name: str) -> str:
-        """Where the two overlap, what NumPy assigns depends on the order of its walk: ``apart`` copies before."""
+        """Writes an assignment. If the parts overlap, ``apart`` copies first: NumPy's result depends on its order."""
         x = self.plain[name]
         text, shape, dtype = *self.target(name), x.dtype
         if dtype.kind == "c" and not self.fault and self.once_in(8):
@@ -591,7 +600,7 @@ class Author:
         return f"{text} {operator}= {self.operand(shape, x.dtype, name)}"
 
     def into(self, name: str) -> str:
-        """An operator with ``out=``."""
+        """Writes an operator with ``out=``."""
         x = self.plain[name]
         kind = x.dtype.kind
         out = f"{name}[...{', ' + self.span(x.shape[-1]) if x.ndim else ''}]" if self.once_in(2) else name
@@ -608,14 +617,14 @@ class Author:
         return f"np.{function}({', '.join(operands)}, out={out})"
 
     def computed(self, name: str) -> str:
-        """A value of its own."""
+        """Writes an expression whose result is a new value."""
         x = self.plain[name]
         kind = self.pick([self.combined, self.combined, self.reduced, self.reduced, self.moved, self.rounded])
         ways = kind(name, x)
         return f"{'c' if kind == self.rounded else 'h'}{next(self.numbers)} = {self.pick(ways)}"
 
     def combined(self, name: str, x: Any) -> list[str]:
-        """Operators element by element."""
+        """Writes an elementwise operator."""
         other = self.operand(x.shape, x.dtype, name)
         ways = [f"{name} + {other}", f"{other} - {name}"] if x.dtype.kind != "b" else [f"{name} | {other}"]
         ways += [f"{name}[{self.advanced(x.shape)}]", f"{name} != {other}", f"xp.logical_and({name}, {other})"]
@@ -635,7 +644,7 @@ class Author:
         return ways
 
     def reduced(self, name: str, x: Any) -> list[str]:
-        """Reductions without rounding."""
+        """Writes a reduction without rounding."""
         axes = [None, *([self.whole(-x.ndim, x.ndim - 1)] * 2 if x.ndim else [])]
         axes += [tuple(range(x.ndim))[self.whole(0, x.ndim - 1) :]] if x.ndim else []
         how = f"axis={self.pick(axes)}{self.pick(['', ', keepdims=True'])}"
@@ -647,7 +656,7 @@ class Author:
         return ways
 
     def moved(self, name: str, x: Any) -> list[str]:
-        """Operators that move or join elements."""
+        """Writes an operator that moves or joins elements."""
         ways = [f"copied(xp.roll({name}, {self.whole(-9, 9)}))"] + [f"spread({name}, {(2, *x.shape)})"] * (x.size < 300)
         alike = [n for n in self.all if self.plain[n].shape == x.shape]
         if x.ndim:
@@ -660,7 +669,7 @@ class Author:
         return ways
 
     def rounded(self, name: str, x: Any) -> list[str]:
-        """Operators that backends may round differently, on values so small that no digits cancel."""
+        """Writes an operator that backends may round differently, on values so small that no digits cancel."""
         ways = [f"xp.cos({name})", f"xp.exp({name} * 0)"] if x.dtype.kind != "b" else [f"xp.sin({name})"]
         if not x.size or not np.all(np.abs(x) < 30):
             return ways
@@ -674,7 +683,7 @@ class Author:
         return ways
 
     def shared(self, name: str) -> str:
-        """One more handle on the same value."""
+        """Writes another handle of the same value."""
         ndim, new = self.plain[name].ndim, self.new()
         if isinstance(self.plain[name], np.generic):
             ways = [name, name, f"{name}[None]", f"{name}[...]", f"xp.reshape({name}, (1,))", f"{name} + 1"]
@@ -704,7 +713,7 @@ class Author:
         return f"{self.new()} = donated({name}, {self.layout(self.plain[name].ndim)})"
 
     def other(self, name: str) -> str:
-        """Drops a handle; or reads one: what is on the host, and what a shard held, stays as it was."""
+        """Writes a line that deletes a handle, or reads one; the arrays that were read must not change later."""
         if self.once_in(3):
             return f"del {name}"
         read = [k for k in self.plain if k[0] == "k"]
@@ -717,7 +726,7 @@ class Author:
 
 
 def run_program(dice: Dice, length: int, backends: tuple[str, ...] = BACKENDS) -> None:
-    """Runs a program of that many lines while it is made up. A failure prints the shortest form of it that fails."""
+    """Generates and runs a program of this many lines. A failure prints a shortened form of it that fails."""
     watched, gap = not dice.once_in(4), dice.pick([1, 1, 1, 4])
     program = Program(watched, gap, backends)
     author = Author(dice, program)

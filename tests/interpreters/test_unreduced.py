@@ -1,6 +1,4 @@
-"""Unreduced tensors and ``out_sharding=``: values and layouts as NumPy's and as asked for, on every backend, with the
-collective and the bytes that the layout implies.
-"""
+"""Unreduced tensors and ``out_sharding=``, on every backend: values, layouts, collectives and bytes."""
 
 from __future__ import annotations
 

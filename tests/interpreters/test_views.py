@@ -1,5 +1,6 @@
-"""Views: which operations give one and which a copy, as NumPy has it; that writes show both ways; that views are lazy, hold
-their base and no more, and lie as the same operator's result does.
+"""Views: operations return views and copies as in NumPy, and writes are visible in both directions.
+
+Views are lazy, hold only their base, and have the layout of the same operator's result.
 """
 
 from __future__ import annotations
@@ -734,7 +735,7 @@ def test_copies_of_views_are_independent(way: str, backend: str) -> None:
 
 
 def test_copies_keep_what_a_view_is(backend: str) -> None:
-    """Shape, dtype, layout, and whether somebody chose it."""
+    """Shape, dtype, layout, and commitment."""
     x = put(np.arange(24).reshape(6, 4), backend)
     free = st.arange(24).reshape(6, 4)
     for view in (x[1:], x.T, x[:, 1], x[2, 3], x[2, 3, ...], free[1:], free.T):
@@ -861,7 +862,7 @@ def zero(x: Any) -> Any:
 
 
 def test_views_that_are_given_away_leave_their_base(backend: str) -> None:
-    """A mapped function that writes to what it was given writes to a copy where somebody else sees the memory."""
+    """A mapped function that writes to a donated argument writes to a copy if something else holds the memory."""
     a = np.arange(24.0).reshape(6, 4)
     for look in SEEN.values():
         for read in (False, True):

@@ -1,5 +1,5 @@
-"""Writes: in-place operators, ``out=``, assignment where memory is shared or operands overlap, threads, errors, and what in place
-costs.
+"""Writes: in-place operators, ``out=``, assignment with shared memory or overlapping operands, threads, errors, and the
+cost of writes in place.
 """
 
 from __future__ import annotations
@@ -771,7 +771,7 @@ def test_donated_values_that_others_share(backend: str) -> None:
 
 @everywhere
 def test_a_write_keeps_what_the_handle_is(backend: str) -> None:
-    """Layout, dtype, and whether somebody chose the layout: the value moves to it, never the other way round."""
+    """Layout, dtype, and commitment: the value is transferred to the layout of the handle, never the reverse."""
     far = put(np.arange(12.0).reshape(6, 2), backend, (3,), st.P(None, "x"))
     free, placed = st.zeros((6, 2)), put(np.zeros((6, 2), "float32"), backend)
     for x in (free, placed, placed[...], placed.T.T):
@@ -867,7 +867,7 @@ def turns(backend: str) -> bool:
 
 @pytest.mark.parametrize("what", CHEAP)
 def test_in_place_is_in_place(what: str, backend: str) -> None:
-    """Where nobody else holds the memory nothing of its size is allocated, and it stays where it is."""
+    """If nothing else holds the memory, no memory of its size is allocated, and its address stays."""
     if "::-1" in what and not turns(backend):
         pytest.skip(f"backend {backend!r} writes one by one what its views cannot reach: backwards")
     write, limit = CHEAP[what]

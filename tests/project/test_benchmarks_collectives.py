@@ -1,4 +1,4 @@
-"""The benchmark of collectives, rehearsed: every case, tiny."""
+"""The benchmark of collectives, rehearsed: every case, with tiny operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark for CPUs, rehearsed: every case, tiny."""
+"""The benchmark for CPUs, rehearsed: every case, with tiny operands."""
 
 from __future__ import annotations
 

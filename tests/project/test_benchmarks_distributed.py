@@ -1,4 +1,4 @@
-"""The benchmark of functions that need whole dimensions, rehearsed: every case, tiny."""
+"""The benchmark of functions that need whole dimensions, rehearsed: every case, with tiny operands."""
 
 from __future__ import annotations
 

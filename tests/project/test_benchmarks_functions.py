@@ -1,4 +1,4 @@
-"""The benchmark of functions of NumPy on large arrays, rehearsed: every case, tiny."""
+"""The benchmark of functions of NumPy on large arrays, rehearsed: every case, with tiny operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of random numbers, rehearsed: every case, tiny."""
+"""The benchmark of random numbers, rehearsed: every case, with tiny operands."""
 
 from __future__ import annotations
 

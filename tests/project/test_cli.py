@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and its exit status."""
+"""The command line: its output, the stream to which it is printed, and the exit status."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 class Plugin(Backend):
-    """Two devices of a stranger's, which know their memory."""
+    """A third party's backend with two devices, which report their memory."""
 
     name = "plugin"
     xp = np

@@ -1,4 +1,4 @@
-"""An operator is one declaration: what it takes to add one, and that everything else follows from it."""
+"""An operator is one declaration, from which its export, protocols and tests follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo reaches its accuracy and passes its checks on every host backend, and says so when it does not."""
+"""The demo reaches its accuracy and passes its checks on every host backend, and reports a failed check."""
 
 from __future__ import annotations
 

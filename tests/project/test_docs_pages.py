@@ -1,4 +1,4 @@
-"""The pages in docs: their blocks run, one after the other, and print the output that they show."""
+"""The pages in docs: their blocks run, one after the other, and print the output that is shown."""
 
 from __future__ import annotations
 

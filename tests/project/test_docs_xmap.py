@@ -1,6 +1,4 @@
-"""The page "Coming from jax.pmap and xmap": our code in it runs, prints what it says, and gives what JAX's code beside it
-gives.
-"""
+"""The page "Coming from jax.pmap and xmap": its code prints the output that is shown, and equals JAX's."""
 
 from __future__ import annotations
 

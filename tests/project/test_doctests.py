@@ -1,4 +1,4 @@
-"""Every example in a docstring runs and says what it shows; every public name has a docstring with one."""
+"""Every example in a docstring prints the output that is shown, and every public name has an example."""
 
 from __future__ import annotations
 

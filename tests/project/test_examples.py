@@ -1,4 +1,4 @@
-"""What the notebooks assert, they assert on every backend: on separate memories and on GPUs as on a laptop."""
+"""The assertions of the notebooks hold on every backend: on separate memories and on GPUs as on a laptop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Packages import only from those before them, no modules import each other in a cycle, plugins see the plugin protocol
-only, and the package imports lightly.
-"""
+"""The layers: packages import from lower ones only, without cycles; plugins import the protocol; imports are cheap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, and what it shows is what it says now."""
+"""Every notebook runs from top to bottom, with the output that it shows."""
 
 from __future__ import annotations
 

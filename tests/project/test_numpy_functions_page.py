@@ -1,4 +1,4 @@
-"""The page of NumPy's functions is up to date, and the calls that it is measured by give NumPy's results."""
+"""The page of NumPy's functions is up to date, and the calls by which it is measured return NumPy's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The versions of Python that the project names: the classifiers, what an installer accepts, and what ruff expects."""
+"""The versions of Python in the project's files: the classifiers, the requirement, and ruff's target agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README promises is what runs."""
+"""The statements and the code of the README are true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of the tests selects: the slices together are all that is marked `full`, and one line says what did not run."""
+"""The selection of tests: the slices together are all tests marked `full`, and one line counts those not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The style and the types, as part of the tests: what the second command of the README runs is all there is to pass."""
+"""The style and the types, as tests, so that the second command of the README runs all required checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What type checkers and editors know of the public functions: strict programs see tensors, never Any."""
+"""The types of the public functions for type checkers and editors: strict programs see tensors, never Any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cells of sharded arrays, in any assignment of the devices of a mesh to memories."""
+"""The cells of sharded arrays, for any assignment of the devices of a mesh to memories."""
 
 from __future__ import annotations
 

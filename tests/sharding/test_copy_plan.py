@@ -1,4 +1,4 @@
-"""Plans of moves, against brute force: the right elements, the fewest bytes, each element once."""
+"""Copy plans, compared with brute force: the right elements, the fewest bytes, each element once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The split rule, meshes, specs and shardings: against NumPy and against counting by hand."""
+"""The split rule, meshes, specs and shardings, compared with NumPy and with counting by hand."""
 
 from __future__ import annotations
 

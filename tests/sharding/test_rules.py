@@ -1,4 +1,4 @@
-"""The rule language, and what `propagate` makes of it: by hand, and for any rule and any layout."""
+"""The rule language and `propagate`: results computed by hand, and properties for any rule and any layout."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ TABLE = {
         ("... i k, ... k j -> ... i j", [(4, 8), (8, 6)], [split("x", ""), split("", "y")], True),
         ([split("x", ""), split("", "y")], split("x", "y"), ""),
     ),
-    "a contraction owes its axis": (
+    "a contraction leaves partial sums along its axis": (
         ("... i k, ... k j -> ... i j", [(4, 8), (8, 6)], [split("", "x"), split("x", "")], True),
         ([split("", "x"), split("x", "")], split("", ""), "x"),
     ),
@@ -178,7 +178,7 @@ TABLE = {
         ("d0 d1 -> d1", [(4, 6)], [split("x", "y")], True),
         ([split("x", "y")], split("y"), "x"),
     ),
-    "a sum over several axes owes them in the order of the chain": (
+    "a sum over several axes leaves partial sums along them, in the order of the chain": (
         ("d0 d1 -> d1", [(4, 6)], [split("zx", "y")], True),
         ([split("zx", "y")], split("y"), "zx"),
     ),

@@ -1,4 +1,4 @@
-"""Windows, boxes and selections as pure arithmetic, against what NumPy makes of the same indices."""
+"""View specs, boxes and index arithmetic, compared with NumPy's results for the same indices."""
 
 from __future__ import annotations
 

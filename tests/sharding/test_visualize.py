@@ -1,4 +1,4 @@
-"""Pictures of shardings say who holds what, in proportion, whatever the shape: as text, in colors and as HTML."""
+"""Pictures of shardings show the devices of each part, in proportion, for any shape: as text, in colors and as HTML."""
 
 from __future__ import annotations
 

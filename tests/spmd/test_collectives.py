@@ -1,4 +1,4 @@
-"""Collectives: what each device gets, against NumPy on the list of what all devices have."""
+"""Collectives: the result on each device, compared with NumPy on the list of all devices' arrays."""
 
 from __future__ import annotations
 
@@ -755,7 +755,7 @@ def test_bytes_of_ppermute_and_pshuffle(count: int, backend: str) -> None:
 
 @COUNTS
 def test_bytes_of_pbroadcast(count: int, backend: str) -> None:
-    """Each device gets it once, and hands it on: whoever has it has it after ⌈log2 n⌉ rounds."""
+    """Each device receives the array once and forwards it; after ⌈log2 n⌉ rounds all devices have it."""
     offers = [array((5,), "float64", k) for k in range(count)]
     source = count - 1
     found = sent_along(count, backend, offers, Call("pbroadcast", (source,)))

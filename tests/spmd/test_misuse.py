@@ -1,5 +1,5 @@
-"""Misuse of mapped functions and collectives: every case ends in time, with an error of ours (or the user's own) that
-names the operator and the culprit; and the next map works.
+"""Misuse of mapped functions and collectives: every case ends in time with an error that names the operator and the
+device, or with the user's own error; and the next map works.
 """
 
 from __future__ import annotations
@@ -899,7 +899,7 @@ def coroutine(d: Any) -> Any:
         return st.pmap(fn, np.arange(4.0), axis_name="i", devices=d[:4])
     finally:
         for each in made:
-            each.close()  # nobody awaits it
+            each.close()  # it is never awaited
 
 
 @case("an event loop in each program of one thread", RuntimeError, "event loop", "shard 1 on {b}:1")

@@ -1,4 +1,4 @@
-"""Maps in maps: the devices that each call owns, and what moves."""
+"""Maps in maps: the devices that each call owns, and the transfers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pmap: of arrays it is JAX's, of lists Nx's; named axes; maps in maps."""
+"""pmap: of arrays as in JAX, of lists as in Nx; named axes; maps in maps."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_computation_follows_placed_tensors(backend: str) -> None:
     x = st.device_put(np.arange(4.0), st.NamedSharding(there, st.P("x")))
     made = st.pmap(lambda a, b: a + b, np.ones(4), x)  # the second one is committed
     assert list(made.sharding.mesh.flat) == row(backend, 4, 4)
-    # What lies on other than so many devices leads nobody.
+    # An argument on another number of devices does not determine the devices of the map.
     wide = st.device_put(np.arange(4.0), mesh_of((8,), backend))
     with st.use_mesh(mesh_of((8,), backend)) as mesh:
         made = st.pmap(lambda a: a + 1, wide)
@@ -477,7 +477,7 @@ def test_three_levels_and_an_unnamed_one_between(backend: str) -> None:
 
     def outer(planes: Any) -> Any:
         assert planes.sharding.mesh.axis_sizes == (2, 2)
-        return st.pmap(middle, planes, devices=planes.sharding.mesh)  # no name: nobody meets along it
+        return st.pmap(middle, planes, devices=planes.sharding.mesh)  # no name: no collectives along this axis
 
     made = st.pmap(outer, value, axis_name="i", devices=mesh)
     wanted = value.sum(axis=0, keepdims=True) + 10 * value.sum(axis=(0, 2), keepdims=True)

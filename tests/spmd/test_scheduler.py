@@ -1,4 +1,4 @@
-"""Programs that run at once and meet: the engine of mapped functions, alone and under them."""
+"""Concurrent programs and their rendezvous: the scheduler of mapped functions, by itself and under maps."""
 
 from __future__ import annotations
 
@@ -831,14 +831,14 @@ def test_breakpoint_calls_the_callers_hook(helped: None) -> None:
 
     def hook(*args: Any) -> None:
         stops.append((st.current_device(), sys._getframe(1).f_code.co_name, threading.get_ident()))
-        time.sleep(0.002)  # somebody looks; nobody starts beside it
+        time.sleep(0.002)  # a user inspects a value; no helper thread starts meanwhile
 
     mesh = st.make_mesh((4,), ("i",), devices=st.devices("numpy"))
     before = sys.breakpointhook
     sys.breakpointhook = hook
     try:
         mapped = st.shard_map(fn, mesh=mesh, in_specs=st.P("i"), out_specs=st.P())
-        for _ in range(2):  # what took long because somebody looked gets no helpers the next time
+        for _ in range(2):  # time spent in the debugger does not count: the next map starts no helpers
             assert mapped(np.arange(4.0)).tolist() == [6.0]
         assert sys.breakpointhook is hook
         with pytest.raises(LookupError):

@@ -1,4 +1,4 @@
-"""shard_map: a function on each device's block, against NumPy on the whole."""
+"""shard_map: a function on each device's block, compared with NumPy on the whole array."""
 
 from __future__ import annotations
 

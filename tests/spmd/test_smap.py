@@ -1,4 +1,4 @@
-"""pmap and smap: a function of the user's on every device."""
+"""pmap and smap: any Python function on every device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Random programs with collectives. Every device of a mesh runs the same lines, by each way of mapping, and NumPy runs
-them on the list of all devices' arrays; both must give the same arrays. Programs in which one device departs from the
-others must raise an error within the time limit, and the next map must work.
+"""Random programs with collectives, on every device of a mesh, by each way of mapping, compared with NumPy.
+
+NumPy runs the same lines on the list of all devices' arrays. Programs in which one device departs from the others must
+raise an error within the time limit, and the next map must work.
 
 A program is text. On a device, a name stands for that device's array; for NumPy, for the list of the arrays of all
 devices, in mesh order.
@@ -40,19 +41,19 @@ Blocks = list[Any]
 
 
 class Mine(Exception):
-    """The user's own error."""
+    """An error of the user's code."""
 
 
-# -- what the names mean ---------------------------------------------------------------------------
+# -- the namespaces of programs --------------------------------------------------------------------
 
 
 def groups_of(teams: Sequence[Sequence[int]], groups: Any) -> list[list[int]]:
-    """The positions of the devices that meet in each group of each team."""
+    """Returns the positions of the devices in each group of each team."""
     return [[team[i] for i in group] for team in teams for group in (groups or [range(len(team))])]
 
 
 class Oracle:
-    """NumPy's namespace, for a grid: names are lists of the arrays of all devices."""
+    """NumPy's namespace for a grid, in which names are lists of the arrays of all devices."""
 
     def __init__(self, grid: Sequence[int]) -> None:
         self.grid, self.names = tuple(grid), NAMES[: len(grid)]
@@ -97,7 +98,7 @@ class Oracle:
 
 @functools.lru_cache(4096)
 def expression(text: str) -> Callable[..., Any]:
-    """The expression as a function of the namespace, the position and one or two arrays."""
+    """Returns an expression as a function of the namespace, the position and one or two arrays."""
     return eval(f"lambda xp, i, a, b=None: {text}")  # type: ignore[no-any-return]
 
 
@@ -132,12 +133,12 @@ class OnDevice:
         return st.concat(st.pmap(lambda piece: self.call(piece, axes, None, name), pieces, axis_name="k"))
 
     def on_host(self, x: Any) -> np.ndarray:
-        """A host copy of a name's array, or of the tensor that an inner map returned."""
+        """Returns a host copy of a name's array, or of the tensor that an inner map returned."""
         return np.array(x) if isinstance(x, st.ShardedTensor) else on_host(x, self.device)
 
 
 class OnRow(OnDevice):
-    """The namespace of a program that owns several devices: names are tensors over them."""
+    """The namespace of a program that owns several devices, in which names are tensors over them."""
 
     def given(self, shapes: Sequence[tuple[int, ...]], dtype: str, seed: int) -> Any:
         shape = shapes[self.position]
@@ -162,7 +163,7 @@ def by_shard_map(body: Callable[[], Any], mesh: st.Mesh) -> None:
 
 
 def by_maps_in_maps(body: Callable[[], Any], mesh: st.Mesh) -> None:
-    """One `shard_map` for each axis of the mesh, the last one's on single devices."""
+    """Maps by one `shard_map` for each axis of the mesh, the last one over single devices."""
 
     def level(axes: Sequence[str]) -> Any:
         inside = body if len(axes) == 1 else lambda: level(axes[1:])()
@@ -172,7 +173,7 @@ def by_maps_in_maps(body: Callable[[], Any], mesh: st.Mesh) -> None:
 
 
 def by_pmap(body: Callable[[], Any], mesh: st.Mesh) -> None:
-    """Nested maps of nested lists."""
+    """Maps by `pmap` of nested lists, one level for each axis of the mesh."""
     items: Any = [st.device_put(np.array(float(k)), device) for k, device in enumerate(mesh.flat)]
     for size in mesh.axis_sizes[:0:-1]:
         items = [items[k : k + size] for k in range(0, len(items), size)]
@@ -185,7 +186,7 @@ def by_pmap(body: Callable[[], Any], mesh: st.Mesh) -> None:
 
 
 def by_pmap_of_arrays(body: Callable[[], Any], mesh: st.Mesh) -> None:
-    """Nested maps of one array."""
+    """Maps by `pmap` of one array, one level for each axis of the mesh."""
 
     def level(x: Any, axes: Sequence[str], **where: Any) -> Any:
         def inside(part: Any) -> Any:
@@ -200,7 +201,7 @@ def by_pmap_of_arrays(body: Callable[[], Any], mesh: st.Mesh) -> None:
 
 
 def by_smap(body: Callable[[], Any], mesh: st.Mesh) -> None:
-    """Over a grid that `smap` chooses."""
+    """Maps by `smap`, which chooses the grid."""
 
     def inside(x: Any) -> Any:
         body()
@@ -233,7 +234,7 @@ SQUARISH = [(1,), (2,), (3,), (5,), (7,), (8,), (2, 2), (4, 2), (2, 2, 2)]
 
 
 def run_many(body: Callable[[], Any], count: int, backend: str) -> None:
-    """Runs any number of programs, dealt over all devices."""
+    """Runs ``count`` programs, distributed over all devices."""
     with st.use_mesh(mesh_of((8,), backend)):
         st.pmap(lambda _: body(), [float(k) for k in range(count)], axis_name="x")
 
@@ -293,7 +294,7 @@ def run_lines(
     order: Sequence[int],
     fault: Fault | None = None,
 ) -> list[dict[str, Any]]:
-    """The arrays of each device by name, after the last line."""
+    """Runs a program and returns the arrays of each device by name."""
     found: list[dict[str, Any]] = [{} for _ in range(math.prod(grid))]
     codes = device_lines(lines)
 
@@ -323,7 +324,7 @@ def run_lines(
 
 
 def replay(grid: tuple[int, ...], way: str, text: str, backend: str, order: Sequence[int] = range(8)) -> None:
-    """Runs a program that a failure has printed, and compares it with NumPy's."""
+    """Runs a program, for example one that a failed test has printed, and compares its arrays with NumPy's."""
     lines = [line.strip() for line in text.strip().splitlines()]
     oracle = Oracle(grid)
     with quietly():
@@ -339,7 +340,7 @@ def replay(grid: tuple[int, ...], way: str, text: str, backend: str, order: Sequ
                 compare(got, answer[k], f"{name} on device {k}")
 
 
-# -- making them up --------------------------------------------------------------------------------
+# -- generating programs ---------------------------------------------------------------------------
 
 
 def same(shapes: Sequence[Any]) -> bool:
@@ -360,7 +361,7 @@ class Author:
         self.lines: list[str] = []
         self.numbers = itertools.count(1)
         self.rendezvous: dict[int, list[list[int]]] = {}
-        """For each line with a collective of all devices, the positions of those that meet."""
+        """For each line with a collective of all devices, the positions of the devices in each group."""
 
     @property
     def known(self) -> list[str]:
@@ -408,7 +409,7 @@ class Author:
         return [indices[a:b] for a, b in itertools.pairwise(cuts)]
 
     def met(self, name: str, x: Blocks) -> str:
-        """A collective of all devices."""
+        """Writes a collective of all devices."""
         axes = self.axes(self.oracle.names)
         count = math.prod(self.oracle.grid[self.oracle.names.index(a)] for a in axes)
         moves = self.once_in(3)
@@ -429,7 +430,7 @@ class Author:
         return str(self.pick([f"'ppermute', {pairs}", f"'pshuffle', {order}", f"'pbroadcast', {order[0]}"]))
 
     def collectives(self, x: Blocks, teams: Sequence[Sequence[int]]) -> list[str]:
-        """The calls that these arrays fit."""
+        """Returns the collectives that accept these arrays."""
         ndim, shapes = x[0].ndim, [[x[k].shape for k in team] for team in teams]
         alike, calls = all(map(same, shapes)), []
         if alike:
@@ -448,14 +449,14 @@ class Author:
         return calls
 
     def reductions(self, x: Blocks) -> list[str]:
-        """The reductions whose results stay small. Complex products are left out, since NumPy rounds them by position."""
+        """Returns the reductions whose results stay small, without complex products: NumPy rounds them by position."""
         kind, largest = x[0].dtype.kind, max(np.abs(b).max(initial=0) for b in x)
         names = ["psum", "pmean"] if kind in "biu" or largest < 1e3 else []
         names += ["pmax", "pmin"] if kind != "c" or self.backend != "torch" else []
         return names + (["pprod"] if kind in "biu" or (kind == "f" and largest < 3) else [])
 
     def computed(self, name: str, x: Blocks) -> str:
-        """A local operator."""
+        """Writes a local operator."""
         ndim, kind = x[0].ndim, x[0].dtype.kind
         ways = ["a", "xp.reshape(a, (-1,))", "xp.expand_dims(a, axis=0)", "a != 0"] if ndim < 4 else ["a != 0"]
         ways += ["a + a"] if kind in "iuc" or (kind == "f" and all(np.all(np.abs(b) < 100) for b in x)) else []
@@ -476,7 +477,7 @@ class Author:
         return f"local('{self.pick(ways)}', {name})"
 
     def branched(self, name: str, x: Blocks) -> str:
-        """A collective only of the devices that have one index along an axis."""
+        """Writes a collective of only those devices that have one index along an axis."""
         names = self.oracle.names
         if len(names) < 2:
             return ""
@@ -491,7 +492,7 @@ class Author:
         return f"only('{axis}', {index}, {name}, {axes}, {call})"
 
     def nested(self, name: str, x: Blocks) -> str:
-        """A map over pieces of each device's array."""
+        """Writes a map over pieces of each device's array."""
         count = self.whole(1, 3)
         if not x[0].ndim or not same([b.shape for b in x]) or x[0].shape[0] % count:
             return ""
@@ -516,7 +517,7 @@ class AuthorOfRows(Author):
 
 
 def made_up(dice: Dice, backend: str, length: int) -> tuple[tuple[int, ...], str, Author, list[int]]:
-    """A grid, a way of mapping, an author that has written a program, and an order of devices."""
+    """Generates a program: returns a grid, a way of mapping, the program's author, and an order of devices."""
     way = dice.pick([*WAYS, *ROWS])
     grid = dice.pick([(2,), (3,), (4,)] if way in ROWS else SQUARISH if way == "smap" else GRIDS)
     if way == "pmap" and dice.once_in(6):
@@ -542,7 +543,7 @@ def failure(
 
 
 def shortened(fails: Callable[[list[str]], Any], lines: list[str]) -> list[str]:
-    """The program without the lines that the failure does not need."""
+    """Returns a failing program without the lines that are not needed for the failure."""
     for at in range(len(lines) - 1, -1, -1):
         fewer = lines[:at] + lines[at + 1 :]
         if fails(fewer):

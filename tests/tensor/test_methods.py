@@ -1,4 +1,4 @@
-"""The attributes and methods that tensors have as NumPy's arrays have them."""
+"""The attributes and methods that tensors share with NumPy's arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NumPy's users type: its spellings of arguments, its other names, and its functions that are composed here."""
+"""NumPy's spellings: its names of arguments, its other names of functions, and its functions that are composed here."""
 
 from __future__ import annotations
 

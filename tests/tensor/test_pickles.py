@@ -1,4 +1,4 @@
-"""Pickles of tensors, shardings, meshes and devices, loaded where there are others than those they were made on."""
+"""Pickles of tensors, shardings, meshes and devices, also loaded where other devices exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handle: what it says of itself, Python's protocols, NumPy's, and reading."""
+"""The handle: its attributes, Python's protocols, NumPy's protocols, and reading."""
 
 from __future__ import annotations
 

@@ -555,7 +555,7 @@ def test_changed_state_is_detected(use: Callable[..., BackendTests]) -> None:
 
 
 def test_testing_is_imported_without_pytest() -> None:
-    """The entry point of `checked` is in it, and everybody loads that."""
+    """It contains the entry point of `checked`, which every program loads."""
     code = """
         import sys, shardtensor.testing as kit
         assert not {"pytest", "hypothesis"} & set(sys.modules), "loaded"

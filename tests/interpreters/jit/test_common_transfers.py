@@ -1,4 +1,4 @@
-"""Common transfers: what several operators need in the same other layout is transferred once."""
+"""Common transfers: a tensor that several operators need in the same other layout is transferred once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiler and the cache on disk: every fault gives the right result, and the log one line."""
+"""The compiler and the cache on disk: after every fault the result is correct, and one line is logged."""
 
 from __future__ import annotations
 

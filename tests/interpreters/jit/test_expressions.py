@@ -1,4 +1,4 @@
-"""The table of expressions: each function in C against NumPy's, for every dtype and for special values."""
+"""The table of expressions: each function in C, compared with NumPy's, for every dtype and for special values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups: what one kernel computes, and that its bits are those of eager mode."""
+"""Groups: the operators that one kernel computes; and its bits, which are those of eager mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`st.jit`: what is traced, what traces again, what escapes, and what writes do."""
+"""`st.jit`: tracing, tracing again, values that escape from a trace, and writes."""
 
 from __future__ import annotations
 

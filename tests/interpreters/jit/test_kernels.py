@@ -1,4 +1,4 @@
-"""Kernels give what NumPy's functions give, on blocked NumPy and as compiled C."""
+"""Kernels compute the results of NumPy's functions, on blocked NumPy and as compiled C."""
 
 from __future__ import annotations
 
