@@ -125,7 +125,7 @@ def _merged(wanted: Wanted, equal_nan: bool, xp: Any, values: Any, *others: Any)
     order, starts = _groups(xp, values, equal_nan)
     # No array is kept longer than needed, so that a device holds at most three times its share.
     ranks = [_ranks(xp, order, starts)] if wanted[1] else []
-    sums = xp.cumsum(others[-1][order], axis=0) if wanted[2] else None
+    sums = [xp.cumsum(others[-1][order], axis=0)] if wanted[2] else []
     first = order[starts]
     del order
     results = [values[first], *([others[0][first]] if wanted[0] else []), *ranks]
@@ -133,9 +133,8 @@ def _merged(wanted: Wanted, equal_nan: bool, xp: Any, values: Any, *others: Any)
     if wanted[2]:
         before = xp.subtract(starts[1:], 1)
         del starts
-        before = sums[before]
-        totals = xp.concat([before, sums[-1:]])
-        del sums
+        before = sums[0][before]
+        totals = xp.concat([before, sums.pop()[-1:]])
         totals[1:] -= before
         results.append(totals)
     return results

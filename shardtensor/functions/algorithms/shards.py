@@ -135,8 +135,11 @@ class Shards:
             with backend.on(devices[owners[n]]):
                 results[n] = kernel(backend.xp, *rows[owners[n]])
 
-        divided = backend.on_host and BYTE * self.value.nbytes > LONG
-        each(work, len(owners), threads=None if divided else 1)
+        if backend.on_host and BYTE * self.value.nbytes > LONG:
+            each(work, len(owners))
+        else:
+            for n in range(len(owners)):
+                work(n)
         return [results[n] for n in numbers]
 
 
