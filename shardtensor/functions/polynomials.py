@@ -105,7 +105,7 @@ def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     return convolve_valid(call("pad", long, shape_of(short)[0] - 1), short)
 
 
-@named
+@composition()
 def poly(seq_of_zeros: ArrayLike) -> ShardedTensor:
     """Returns the coefficients of the polynomial with these roots, or of the characteristic polynomial of a matrix.
 
@@ -130,7 +130,7 @@ def poly(seq_of_zeros: ArrayLike) -> ShardedTensor:
     return _from_host(np.poly(on_host(zeros)), zeros)
 
 
-@named
+@composition()
 def roots(p: ArrayLike) -> ShardedTensor:
     """Returns the roots of a polynomial, as `numpy.roots`: the eigenvalues of its companion matrix, and zeros.
 
@@ -152,7 +152,7 @@ def roots(p: ArrayLike) -> ShardedTensor:
     return _from_host(np.roots(on_host(given)), given)
 
 
-@named
+@composition()
 def polydiv(u: ArrayLike, v: ArrayLike) -> tuple[ShardedTensor, ShardedTensor]:
     """Returns the quotient and the remainder of two polynomials.
 
