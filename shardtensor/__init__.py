@@ -162,14 +162,15 @@ __version__ = "0.1.0"
 _CHAPTERS = {
     "communication.simulation": "SimulationReport simulate",
     "functions.comparisons": (
-        "allclose array_equal array_equiv common_type isclose iscomplex iscomplexobj isneginf isposinf isreal "
+        "allclose array_equal array_equiv common_type isclose iscomplex iscomplexobj isnat isneginf isposinf isreal "
         "isrealobj min_scalar_type promote_types"
     ),
+    "functions.counts": "bincount",
     "functions.differences": "gradient",
     "functions.einsum": "einsum",
     "functions.files": "load save savez savez_compressed",
     "functions.grids": "fromfunction geomspace indices linspace logspace meshgrid mgrid ogrid",
-    "functions.histograms": "bincount digitize histogram histogram2d histogram_bin_edges histogramdd",
+    "functions.histograms": "digitize histogram histogram2d histogram_bin_edges histogramdd",
     "functions.index_arrays": (
         "diag_indices diag_indices_from ix_ mask_indices ravel_multi_index tril_indices tril_indices_from "
         "triu_indices triu_indices_from unravel_index"
@@ -183,7 +184,7 @@ _CHAPTERS = {
     ),
     "functions.number_parts": "divmod frexp modf",
     "functions.order_statistics": "median nanmedian nanpercentile nanquantile percentile quantile",
-    "functions.polynomials": "polyadd polyder polyfit polyint polymul polysub polyval vander",
+    "functions.polynomials": "poly polyadd polyder polydiv polyfit polyint polymul polysub polyval roots vander",
     "functions.products": "cross diagonal dot inner kron outer trace",
     "functions.rearrangement": (
         "append array_split atleast_1d atleast_2d atleast_3d column_stack delete dsplit dstack fliplr flipud hsplit "
@@ -243,6 +244,7 @@ if _typing.TYPE_CHECKING:
         isclose as isclose,
         iscomplex as iscomplex,
         iscomplexobj as iscomplexobj,
+        isnat as isnat,
         isneginf as isneginf,
         isposinf as isposinf,
         isreal as isreal,
@@ -250,6 +252,7 @@ if _typing.TYPE_CHECKING:
         min_scalar_type as min_scalar_type,
         promote_types as promote_types,
     )
+    from shardtensor.functions.counts import bincount as bincount
     from shardtensor.functions.differences import (
         gradient as gradient,
     )
@@ -273,7 +276,6 @@ if _typing.TYPE_CHECKING:
         ogrid as ogrid,
     )
     from shardtensor.functions.histograms import (
-        bincount as bincount,
         digitize as digitize,
         histogram as histogram,
         histogram2d as histogram2d,
@@ -344,13 +346,16 @@ if _typing.TYPE_CHECKING:
         quantile as quantile,
     )
     from shardtensor.functions.polynomials import (
+        poly as poly,
         polyadd as polyadd,
         polyder as polyder,
+        polydiv as polydiv,
         polyfit as polyfit,
         polyint as polyint,
         polymul as polymul,
         polysub as polysub,
         polyval as polyval,
+        roots as roots,
         vander as vander,
     )
     from shardtensor.functions.products import (

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import composition
+from shardtensor.core import composition, implements, operator
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.creation import ones_like, zeros_like
 from shardtensor.functions.data_types import astype, result_type
@@ -115,6 +115,25 @@ def _real(caller: str, x: Any) -> Any:
     if iscomplexobj(given):
         raise ArgumentTypeError(f"{caller}: x is complex; wanted real numbers, since complex ones have no sign")
     return given if result_type(given).kind == "f" else astype(given, np.float64)
+
+
+@operator()
+def isnat(x: ArrayLike, /) -> ShardedTensor:
+    """Tests for each element, a date or a duration, whether it is NaT (not a time).
+
+    Raises:
+        ArgumentTypeError: x has another dtype than datetime64 or timedelta64.
+
+    >>> st.isnat(st.asarray(np.array(["2026-01-31", "NaT"], "datetime64[D]"))).tolist()
+    [False, True]
+    """
+
+
+@implements(isnat, "composite")
+def _isnat(x: Any) -> Any:
+    if result_type(x).kind not in "mM":
+        raise ArgumentTypeError(f"x is of {result_type(x)}; wanted datetime64 or timedelta64")
+    return not_equal(x, x)
 
 
 @composition()

@@ -297,7 +297,12 @@ def _order(
         path: Any = [step for step in map(_step, optimize) if step]
     else:
         path = _best_path(text, shapes, optimize)
-    return [tuple(sorted(step)) for step in path]
+    # Of operands of equal size the first one stays where it is: what was made before, whose layout was chosen for it.
+    steps, given = [], len(terms)
+    for step in path:
+        steps.append(tuple(sorted(step, key=lambda at: (at < given, at))))
+        given -= len([at for at in step if at < given])
+    return steps
 
 
 def _best_path(text: str, shapes: Sequence[Shape], optimize: bool | str) -> Sequence[tuple[int, ...]]:

@@ -36,6 +36,7 @@ from shardtensor.functions.elementwise import (
 )
 from shardtensor.functions.joining import concat
 from shardtensor.functions.manipulation import reshape
+from shardtensor.functions.repetition import small_on_host
 from shardtensor.functions.scans import cumulative_sum, diff
 from shardtensor.functions.searching import where
 from shardtensor.functions.statistical import all as _all
@@ -166,7 +167,9 @@ def real_if_close(a: ArrayLike, tol: float = 100) -> ShardedTensor:
         return given  # type: ignore[no-any-return]
     if tol > 1:
         tol = float(np.finfo(result_type(given)).eps) * tol
-    return real(given) if bool(_all(less(abs(imag(given)), tol))) else given
+    small = small_on_host(given, given)
+    close = np.all(np.abs(small[0].imag) < tol) if small else _all(less(abs(imag(given)), tol))
+    return real(given) if bool(close) else given
 
 
 @composition()

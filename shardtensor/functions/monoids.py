@@ -65,7 +65,11 @@ def _count(context: ShardContext, axis: int | tuple[int, ...] | None) -> int:
 
 
 def _widened(xp: Any, x: Any) -> Any:
-    """Casts x to the precision in which NumPy accumulates: float16 to float32, integers and bools to float64."""
+    """Casts x to the precision in which NumPy accumulates: float16 to float32, integers and bools to float64; durations
+    are integers.
+    """
+    if getattr(x.dtype, "kind", "") == "m":
+        return x
     if xp.isdtype(x.dtype, ("bool", "integral")):
         return xp.asarray(x, dtype=xp.float64)
     return xp.asarray(x, dtype=xp.float32) if xp.finfo(x.dtype).bits == 16 else x

@@ -45,6 +45,9 @@ def _modf(x: Any) -> Any:
     return call("copysign", part, x), whole
 
 
+implements(modf, "small")(np.modf)
+
+
 @operator()
 def frexp(x: ArrayLike, /) -> tuple[ShardedTensor, ShardedTensor]:
     """Returns the mantissa of each real element, of an absolute value from 0.5 to 1, and its exponent to base 2, an

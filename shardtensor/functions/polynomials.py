@@ -15,11 +15,13 @@ from shardtensor.core import call, composition, named, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.data_types import astype, result_type
+from shardtensor.functions.decompositions import eigvals
 from shardtensor.functions.differences import convolve_valid
 from shardtensor.functions.elementwise import add, divide, multiply, sqrt, square, subtract
 from shardtensor.functions.joining import concat
 from shardtensor.functions.manipulation import broadcast_to, expand_dims, flip
 from shardtensor.functions.matrix_functions import lstsq
+from shardtensor.functions.repetition import devices_of, on_host
 from shardtensor.functions.scans import cumulative_prod
 from shardtensor.functions.selection import trim_zeros
 from shardtensor.functions.statistical import sum as _sum
@@ -79,6 +81,15 @@ def polysub(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     return _aligned("polysub", a1, a2, subtract)  # type: ignore[no-any-return]
 
 
+def _product(a1: Any, a2: Any) -> Any:
+    """Computes `polymul` of host arrays."""
+    factors = [np.trim_zeros(np.atleast_1d(a), "f") for a in (a1, a2)]
+    factors = [a if a.size else np.zeros(1, a.dtype) for a in factors]
+    short, long = sorted([a.astype(np.result_type(*factors), copy=False) for a in factors], key=len)
+    return np.convolve(np.pad(long, len(short) - 1), short, "valid")
+
+
+@composition(_product)
 def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     """Returns the product of two polynomials: the convolution of their coefficients (see `shardtensor.convolve`).
 
@@ -92,6 +103,84 @@ def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     dtype = result_type(*factors)
     short, long = sorted([astype(a, dtype, copy=False) for a in factors], key=lambda a: shape_of(a)[0])
     return convolve_valid(call("pad", long, shape_of(short)[0] - 1), short)
+
+
+@composition()
+def poly(seq_of_zeros: ArrayLike) -> ShardedTensor:
+    """Returns the coefficients of the polynomial with these roots, or of the characteristic polynomial of a matrix.
+
+    The roots are few: they are read on the host, which multiplies their factors one after the other.
+
+    Args:
+        seq_of_zeros: the roots, of at most one dimension, or a square matrix, whose eigenvalues are the roots.
+
+    Raises:
+        ShapeError: it is neither.
+        ConcretizationError: the elements are not known.
+
+    >>> st.poly(st.asarray([2.0, -1.0])).tolist()
+    [1.0, -1.0, -2.0]
+    """
+    zeros = array_like(seq_of_zeros, "poly")
+    shape = shape_of(zeros)
+    if len(shape) == 2 and shape[0] == shape[1] > 0:
+        zeros = eigvals(zeros)
+    elif len(shape) > 1:
+        raise ShapeError(f"poly: seq_of_zeros has shape {shape}; wanted one dimension, or a square matrix")
+    return _from_host(np.poly(on_host(zeros)), zeros)
+
+
+@composition()
+def roots(p: ArrayLike) -> ShardedTensor:
+    """Returns the roots of a polynomial, as `numpy.roots`: the eigenvalues of its companion matrix, and zeros.
+
+    The coefficients are few: they are read on the host, which computes the roots.
+
+    Args:
+        p: the coefficients, of at most one dimension.
+
+    Raises:
+        ShapeError: p has more than one dimension.
+        ConcretizationError: the elements are not known.
+
+    >>> sorted(st.roots(st.asarray([1.0, -1.0, -2.0])).round(6).tolist())
+    [-1.0, 2.0]
+    """
+    given = array_like(p, "roots")
+    if len(shape_of(given)) > 1:
+        raise ShapeError(f"roots: p has {len(shape_of(given))} dimensions; wanted one")
+    return _from_host(np.roots(on_host(given)), given)
+
+
+@composition()
+def polydiv(u: ArrayLike, v: ArrayLike) -> tuple[ShardedTensor, ShardedTensor]:
+    """Returns the quotient and the remainder of two polynomials.
+
+    The coefficients are few: they are read on the host, which computes those of the results one after the other.
+
+    Args:
+        u: the dividend, of at most one dimension.
+        v: the divisor, likewise.
+
+    Raises:
+        ShapeError: one of them has more dimensions.
+        ConcretizationError: the elements are not known.
+
+    >>> [part.tolist() for part in st.polydiv(st.asarray([3.0, 5.0, 2.0]), [2.0, 1.0])]
+    [[1.5, 1.75], [0.25]]
+    """
+    given = [array_like(a, "polydiv") for a in (u, v)]
+    for name, a in zip("uv", given, strict=True):
+        if len(shape_of(a)) > 1:
+            raise ShapeError(f"polydiv: {name} has {len(shape_of(a))} dimensions; wanted one")
+    quotient, rest = [_from_host(made, *given) for made in np.polydiv(*map(on_host, given))]
+    return quotient, rest
+
+
+def _from_host(made: Any, *operands: Any) -> ShardedTensor:
+    """Returns a host array as a tensor on the devices of the first tensor among the operands."""
+    where = next((devices_of(x) for x in operands if isinstance(x, ShardedTensor)), None)
+    return call("asarray", made, device=where)  # type: ignore[no-any-return]
 
 
 @composition()

@@ -19,8 +19,10 @@ import numpy as np
 
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend
+from shardtensor.backend.small_floats import is_element
 from shardtensor.communication import transfer
-from shardtensor.core import call, implements, operator
+from shardtensor.communication.transfer_log import is_recording
+from shardtensor.core import call, implements, innermost, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.creation import arange, full, zeros
 from shardtensor.functions.data_types import astype, result_type
@@ -34,7 +36,8 @@ from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape
 from shardtensor.sharding.mesh import integers
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import shape_of
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.ownership import reading
+from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, lacks_elements
 
 # -- broadcasting ----------------------------------------------------------------------------------
 
@@ -364,3 +367,32 @@ def _pad_statistic(x: Any, d: int, widths: tuple[int, int], mode: str) -> Any:
         found = astype(call("round", found), dtype)
     ends = [broadcast_to(found, (*rest[:d], n, *rest[d + 1 :])) for n in widths]
     return concat([ends[0], x, ends[1]], axis=d)
+
+
+# -- small arrays ----------------------------------------------------------------------------------
+
+
+def small_on_host(x: ShardedTensor, *operands: Any) -> list[np.ndarray[Any, Any]] | None:
+    """Returns operands beside a small tensor as host arrays, in which NumPy finds elements faster than several
+    operators; None if that would transfer them, or if transfers are recorded. None also for operands of which tensors
+    cannot be made, so that the operators raise the error.
+    """
+    if innermost() is not None or is_recording() or not isinstance(x, ShardedTensor) or x.size > _SMALL:
+        return None
+    found = []
+    with reading(operands):
+        for operand in operands:
+            if isinstance(operand, ShardedTensor):
+                value = operand._aval
+                if value.memory is None or not value.backend.on_host or value.size > _SMALL or lacks_elements(operand):
+                    return None
+                found.append(np.array(transfer.whole_array(operand)))
+            elif type(operand) is np.ndarray or type(operand) in SCALARS:
+                found.append(np.asarray(operand))
+            else:
+                return None
+    return found if all(is_element(array.dtype) for array in found) else None
+
+
+_SMALL = 1 << 10
+"""The number of elements up to which the calls of several operators take longer than NumPy's loops."""

@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.small_floats import is_element
-from shardtensor.communication.transfer import whole_array
-from shardtensor.communication.transfer_log import is_recording
-from shardtensor.core import call, composition, innermost, named
+from shardtensor.core import call, composition, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import full, zeros_like
@@ -23,7 +20,7 @@ from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.elementwise import clip, equal, greater_equal, less, logical_or, remainder
 from shardtensor.functions.indexing import take
 from shardtensor.functions.manipulation import broadcast_to, reshape
-from shardtensor.functions.repetition import broadcast_shapes, devices_of, on_host, resize
+from shardtensor.functions.repetition import broadcast_shapes, devices_of, on_host, resize, small_on_host
 from shardtensor.functions.searching import argmax, where
 from shardtensor.functions.statistical import any as _any
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
@@ -232,50 +229,38 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | Sequence[int] | No
     given: Any = array_like(filt, "trim_zeros")
     ndim = len(shape_of(given))
     axes = tuple(range(ndim)) if axis is None else normalize_axes(tuple(np.atleast_1d(axis).tolist()), ndim)
-    used = call("not_equal", given, 0)
+    small = small_on_host(given, given)
+    used = small[0] != 0 if small else call("not_equal", given, 0)
     parts = [slice(None)] * ndim
     for d in axes:
-        line = _any(used, axis=tuple([k for k in range(ndim) if k != d]))
-        size = shape_of(given)[d]
-        found = size > 0 and bool(_any(line))
-        first = int(argmax(line)) if found else size
-        last = size - int(argmax(call("flip", line))) if found else 0
-        if found or len(axes) == ndim:
+        size, others = shape_of(given)[d], tuple([k for k in range(ndim) if k != d])
+        first, last = _ends(used, others) if size else (size, 0)
+        if first < last or len(axes) == ndim:
             parts[d] = slice(first if "f" in where_to else 0, last if "b" in where_to else size)
     return call("getitem", given, tuple(parts))  # type: ignore[no-any-return]
 
 
-# -- writes ----------------------------------------------------------------------------------------
-
-
-def _on_host_if_small(x: ShardedTensor, *operands: Any) -> list[np.ndarray[Any, Any]] | None:
-    """Returns operands of a write to a small tensor as host arrays, by which NumPy selects elements faster than several
-    operators; None if reading the operands on the host would transfer them, or if transfers are recorded. None also for
-    operands of which tensors cannot be made, so that the operators raise the error.
+def _ends(used: Any, axes: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the first index of the remaining dimension at which any element of a mask is true, and the last one plus
+    1; the size and 0 if there is none.
     """
-    if innermost() is not None or is_recording() or not isinstance(x, ShardedTensor) or x.size > _SMALL:
-        return None
-    found = []
-    for operand in operands:
-        if isinstance(operand, ShardedTensor):
-            if not operand._aval.backend.on_host or operand.size > _SMALL or lacks_elements(operand):
-                return None
-            found.append(whole_array(operand))
-        elif type(operand) is np.ndarray or type(operand) in SCALARS:
-            found.append(np.asarray(operand))
-        else:
-            return None
-    return found if all(is_element(array.dtype) for array in found) else None
+    if type(used) is np.ndarray:
+        found = np.flatnonzero(used.any(axis=axes))
+        return (int(found[0]), int(found[-1]) + 1) if found.size else (used.size, 0)
+    line = _any(used, axis=axes)
+    size = shape_of(line)[0]
+    if not bool(_any(line)):
+        return size, 0
+    return int(argmax(line)), size - int(argmax(call("flip", line)))
+
+
+# -- writes ----------------------------------------------------------------------------------------
 
 
 def _check_target(x: Any, name: str) -> None:
     """Raises ArgumentTypeError if the argument that is written is not an array."""
     if not hasattr(x, "dtype"):
         raise ArgumentTypeError(f"{name} is a {type(x).__name__}; wanted a tensor, which is written")
-
-
-_SMALL = 1 << 10
-"""The number of elements up to which the calls of several operators take longer than NumPy's loops."""
 
 
 @named
@@ -297,7 +282,7 @@ def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
     [0, 1, 7, 8, 7]
     """
     _check_target(arr, "place: arr")
-    if small := _on_host_if_small(arr, array_like(mask, "place"), array_like(vals, "place")):
+    if small := small_on_host(arr, array_like(mask, "place"), array_like(vals, "place")):
         given, numbers = small
         if numbers.size and given.size == arr.size:
             selected = given.reshape(arr.shape).astype(bool, copy=False)
@@ -342,7 +327,7 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
             return
         # Repeated on the host, the values are one array to send; repeating them on devices copies each repetition.
         given = np.resize(given, a.shape) if type(given) is np.ndarray else resize(given, a.shape)
-    if small := _on_host_if_small(a, chosen, given):
+    if small := small_on_host(a, chosen, given):
         selected, numbers = small[0].astype(bool, copy=False), np.broadcast_to(small[1], a.shape)
         a[selected] = numbers[selected].astype(a.dtype, copy=False)
         return
@@ -408,7 +393,7 @@ def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
     step = a.shape[1] + 1 if a.ndim == 2 else 1 + int(np.cumprod(a.shape[:-1]).sum())
     end = a.shape[1] ** 2 if a.ndim == 2 and not wrap else a.size
     values = array_like(val, "fill_diagonal")
-    if small := _on_host_if_small(a, values):
+    if small := small_on_host(a, values):
         places = np.arange(0, min(end, a.size), step)
         if small[0].size:
             a[np.unravel_index(places, a.shape)] = np.resize(small[0], places.shape).astype(a.dtype, copy=False)

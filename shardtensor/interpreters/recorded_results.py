@@ -8,8 +8,10 @@ element is read on the way. So they are recorded for each combination of functio
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,12 +27,34 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval
 
-Step = tuple[Callable[..., Any], tuple[int, ...]]
-"""A function that computes a tensor, and the positions of its operands among the values so far."""
+
+@dataclasses.dataclass(slots=True)
+class Step:
+    """A step of a composition.
+
+    Attributes:
+        run: computes a tensor, or several, given a tuple of operands.
+        positions: the positions of the operands among the values so far.
+        of_buffers: computes the buffer of the tensor from those of the operands, as its arguments, or returns None, so
+            that ``run`` is called. None if there is no such function.
+        value: the aval of the tensor, if ``of_buffers`` is given.
+        is_array: whether the tensor is a 0-d array, and no scalar.
+        ignored: the floating-point errors that the composition ignores.
+    """
+
+    run: Function
+    positions: tuple[int, ...]
+    of_buffers: Function | None
+    value: Aval | None
+    is_array: bool
+    ignored: dict[str, Any]
 
 
 class Recording:
     """The steps of a composition.
+
+    A step that computes whole buffers of the host gets and returns these, since making tensors of intermediate values
+    takes as long as computing them.
 
     Attributes:
         constants: the operands of steps that are no tensors, such as scalars and index arrays.
@@ -42,13 +66,63 @@ class Recording:
         self.constants = constants
         self.steps = steps
         self.result = result
+        # Steps that ignore the same errors follow each other.
+        self._groups = [(kinds, list(some)) for kinds, some in itertools.groupby(steps, lambda step: step.ignored)]
 
     def run(self, operands: Sequence[ShardedTensor]) -> Any:
         """Returns the result for other operands of the same avals."""
-        values = [*operands, *self.constants]
-        for function, positions in self.steps:
-            values.append(function(tuple([values[i] for i in positions])))
-        return _mapped(values.__getitem__, self.result)
+        values = _Values([*operands, *self.constants])
+        for ignored, steps in self._groups:
+            if ignored:
+                with np.errstate(**ignored):
+                    values.compute(steps)
+            else:
+                values.compute(steps)
+        return _mapped(values.tensor, self.result)
+
+
+class _Values:
+    """The values of a call so far, as tensors, as buffers, or as both.
+
+    Args:
+        given: the operands and the constants.
+    """
+
+    __slots__ = ("_buffers", "_steps", "_tensors")
+
+    def __init__(self, given: list[Any]) -> None:
+        self._tensors = given
+        self._buffers: list[Any] = [None] * len(given)
+        self._steps: list[Step | None] = [None] * len(given)
+
+    def compute(self, steps: Sequence[Step]) -> None:
+        """Runs steps, and appends their values."""
+        tensors, buffers = self._tensors, self._buffers
+        for step in steps:
+            made = None
+            if step.of_buffers is not None:
+                arrays = []
+                for i in step.positions:
+                    array = buffers[i]
+                    arrays.append(self._buffer(i) if array is None else array)
+                made = step.of_buffers(*arrays)
+            tensors.append(None if made is not None else step.run(tuple([self.tensor(i) for i in step.positions])))
+            buffers.append(made)
+            self._steps.append(step)
+
+    def _buffer(self, i: int) -> Any:
+        x = self._tensors[i]
+        if type(x) is ShardedTensor:
+            x = self._buffers[i] = whole_array(x)
+        return x
+
+    def tensor(self, i: int) -> Any:
+        """Returns a value as a tensor, or a constant."""
+        x = self._tensors[i]
+        if x is None and (step := self._steps[i]) is not None and step.value is not None:
+            x = tensor(step.value, Storage((self._buffers[i],)))
+            x = self._tensors[i] = mark_array(x) if step.is_array else x
+        return x
 
 
 def recording_of(function: Function, args: Any, kwargs: Any, avals: Sequence[Any]) -> Recording | None:
@@ -101,7 +175,7 @@ class _Recorder(Interpreter):
         self._made: list[Any] = [*operands]  # Kept, so that no other tensor gets the identity of one of them.
         self._positions = {id(x): i for i, x in enumerate(operands)}
         self._constants: list[Any] = []
-        self._steps: list[tuple[Callable[..., Any], list[int]]] = []
+        self._steps: list[Step] = []
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """See `Interpreter`.
@@ -114,25 +188,31 @@ class _Recorder(Interpreter):
             if result is not NotImplemented:
                 return result
         made = INFER.apply(op, operands, params)
+        of_buffers = None
         if op.view_spec and type(operands[0]) is ShardedTensor and hasattr(made._storage, "base"):
             operands = operands[:1]
-            run: Callable[..., Any] = _view_of(op, operands[0], params, made._aval)
+            of_buffers = _view_of(op, operands[0], params, made._aval)
+            run: Function = functools.partial(_run_view, of_buffers, made._aval)
         elif op.escapes or op.spmd:
             raise NotRecordedError
         elif op.algorithm:
             operands, run = array_operands(op, operands), functools.partial(_algorithm, op, params)
         else:
             plan, operands = planned(op, operands, params)
-            run = functools.partial(_planned, plan)
-        ignored = {kind: mode for kind, mode in np.geterr().items() if mode == "ignore"}
-        self._add(functools.partial(_quiet, run, ignored) if ignored else run, [self._slot(x) for x in operands], made)
+            run, of_buffers = plan.run, plan.of_buffers()
+        if not all(_is_one_buffer(x._aval) for x in (*operands, made) if type(x) is ShardedTensor):
+            of_buffers = None
+        self._add(run, [self._slot(x) for x in operands], made, of_buffers)
         if isinstance(made, tuple):
             for k, item in enumerate(made):
                 self._add(functools.partial(_item, k), [self.position(made)], item)
         return made
 
-    def _add(self, run: Callable[..., Any], slots: list[int], made: Any) -> None:
-        self._steps.append((run, slots))
+    def _add(self, run: Function, slots: list[int], made: Any, of_buffers: Function | None = None) -> None:
+        ignored = {kind: mode for kind, mode in np.geterr().items() if mode == "ignore"}
+        value = made._aval if of_buffers else None
+        is_array = value is not None and not value.ndim and not made._is_scalar
+        self._steps.append(Step(run, tuple(slots), of_buffers, value, is_array, ignored))
         self._positions[id(made)] = -len(self._steps)
         self._made.append(made)
 
@@ -164,13 +244,19 @@ class _Recorder(Interpreter):
         def final(position: int) -> int:
             return position if position >= 0 else first - position - 1
 
-        steps = [(run, tuple(map(final, positions))) for run, positions in self._steps]
-        return Recording(self._constants, steps, _mapped(final, result))
+        for step in self._steps:
+            step.positions = tuple(map(final, step.positions))
+        return Recording(self._constants, self._steps, _mapped(final, result))
 
 
-def _view_of(op: Op, x: ShardedTensor, params: Params, value: Aval) -> Callable[..., Any]:
-    """Returns the function that computes a view of an operand like ``x``, as a tensor that shares its buffer. Nothing
-    writes to it: it is an operand of further steps, or a result that shares memory with no operand of the composition.
+def _is_one_buffer(value: Aval) -> bool:
+    """Whether the elements are one buffer of the host."""
+    return value.memory is not None and value.backend.on_host and not value.offloaded and not value.unreduced
+
+
+def _view_of(op: Op, x: ShardedTensor, params: Params, value: Aval) -> Function:
+    """Returns the function that computes a view of the buffer of an operand like ``x``. Nothing writes to it: it is an
+    operand of further steps, or a result that shares memory with no operand of the composition.
     """
     assert op.view_spec is not None
     spec = op.view_spec(whole_view_spec(x.shape, x.sharding.spec.chains_of(x.ndim)), *params)
@@ -180,17 +266,15 @@ def _view_of(op: Op, x: ShardedTensor, params: Params, value: Aval) -> Callable[
     offset = view.__array_interface__["data"][0] - sample.__array_interface__["data"][0]
     shape, dtype, strides = view.shape, view.dtype, view.strides
 
-    def run(operands: Operands) -> Any:
-        whole = whole_array(operands[0])
+    def of_buffer(whole: Any) -> Any:
         in_order = whole.flags.c_contiguous
-        array = np.ndarray(shape, dtype, whole, offset, strides) if in_order else spec.of(backend, whole)
-        return mark_array(tensor(value, Storage((array,))))  # Views are no scalars.
+        return np.ndarray(shape, dtype, whole, offset, strides) if in_order else spec.of(backend, whole)
 
-    return run
+    return of_buffer
 
 
-def _planned(plan: Any, operands: Operands) -> Any:
-    return plan.run(operands)
+def _run_view(of_buffer: Function, value: Aval, operands: Operands) -> Any:
+    return mark_array(tensor(value, Storage((of_buffer(whole_array(operands[0])),))))  # Views are no scalars.
 
 
 def _item(number: int, operands: Operands) -> Any:
@@ -202,13 +286,7 @@ def _algorithm(op: Op, params: Params, operands: Operands) -> Any:
     return op.algorithm(*operands, *params)
 
 
-def _quiet(run: Callable[..., Any], ignored: dict[str, Any], operands: Operands) -> Any:
-    """Runs a plan where the composition ignores floating-point errors."""
-    with np.errstate(**ignored):
-        return run(operands)
-
-
-def _mapped(function: Callable[..., Any], x: Any) -> Any:
+def _mapped(function: Function, x: Any) -> Any:
     """Applies a function to the items of nested lists and tuples."""
     if type(x) in (list, tuple):
         return type(x)([_mapped(function, item) for item in x])

@@ -133,8 +133,10 @@ def _is_subset(theirs: _Parameters, ours: Any) -> bool:
 
 
 def _call_translated(function: Any, ours: Function, op: Op | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    direct, variadic, by_position, operands, arguments = _call_form(function, ours, op, len(args), tuple(kwargs))
+    if direct and list not in (kinds := [*map(type, args)]) and tuple not in kinds:
+        return ours(*args)
     name = f"{function.__module__}.{function.__name__}"
-    variadic, by_position, operands, arguments = _call_form(function, ours, op, len(args), tuple(kwargs))
     known: dict[str, Any] = {}
     values = kwargs.values() if variadic else (*args, *kwargs.values())
     for (theirs, mine, default), value in zip(arguments, values, strict=True):
@@ -190,12 +192,13 @@ _Argument = tuple[str, str | None, Any]
 @functools.cache
 def _call_form(
     function: Any, ours: Function, op: Op | None, count: int, keywords: tuple[str, ...]
-) -> tuple[bool, list[str], frozenset[str], list[_Argument]]:
+) -> tuple[bool, bool, list[str], frozenset[str], list[_Argument]]:
     """Returns how calls of NumPy's function, with that many positional arguments and these keywords, are translated.
 
-    The result says whether positional arguments are passed as they are, because there may be any number of them. It has
-    the names of our positional-only parameters and of the operands, and for each other argument of the call NumPy's
-    name, our name (None if the parameter is missing) and NumPy's default.
+    The result says whether our function takes the same arguments, unless they are lists; and whether positional
+    arguments are passed as they are, because there may be any number of them. It has the names of our positional-only
+    parameters and of the operands, and for each other argument of the call NumPy's name, our name (None if the
+    parameter is missing) and NumPy's default.
 
     Raises:
         ArgumentTypeError: there are more positional arguments than NumPy's function takes, or one is given twice.
@@ -224,4 +227,8 @@ def _call_form(
     arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*given, *keywords)]
     arrays = [p.name for p in own.values() if p.annotation == "ArrayLike"]
     operands = frozenset([n for n in op.operands if n not in op.trees] if op else arrays)
-    return variadic, [] if variadic else by_position, operands, arguments
+    direct = not variadic and [(mine, default) for _, mine, default in arguments] == [
+        (n, inspect.Parameter.empty) for n in by_position
+    ]
+    direct = direct and not keywords and f"{function.__module__}.{function.__name__}" not in DEFAULTS
+    return direct, variadic, [] if variadic else by_position, operands, arguments

@@ -160,16 +160,12 @@ elements on the host or without them; metadata, copies and writes.
 # -- what is refused -------------------------------------------------------------------------------
 
 _DATES = "calendars are on the host only; np.asarray(x) gives the whole array on the host"
-_FEW = "the coefficients of a polynomial are computed one after the other; np.asarray(x) gives them on the host"
 
 REFUSED = {
     "numpy.busday_count": _DATES,
     "numpy.busday_offset": _DATES,
     "numpy.is_busday": _DATES,
     "numpy.datetime_as_string": "tensors have no text; np.asarray(x) gives the whole array on the host",
-    "numpy.poly": _FEW,
-    "numpy.polydiv": _FEW,
-    "numpy.roots": _FEW,
     "byteswap": "the bytes of elements are in the order of the machine; np.asarray(x).byteswap() gives a host array",
     "ctypes": "the elements are in the memories of several devices; np.asarray(x).ctypes gives those of a host array",
     "data": "the elements are in the memories of several devices; x.addressable_shards gives the array of each device",

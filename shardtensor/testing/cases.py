@@ -217,7 +217,7 @@ ELSEWHERE = {
     # Several results, or eigenvalues in no particular order.
     "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "dsplit", "eig", "eigh", "eigvals",
     "hsplit", "meshgrid", "nonzero", "qr", "slogdet", "spanned", "split", "svd", "topk", "unique", "unique_all",
-    "unique_counts", "unique_inverse", "unique_values", "vsplit", "divmod", "frexp", "modf",
+    "unique_counts", "unique_inverse", "unique_values", "vsplit", "divmod", "frexp", "isnat", "modf",
     # Maps, halos, collectives, copies, and views and writes by view specs.
     "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",

@@ -238,3 +238,16 @@ def test_numpys_functions_of_tensors(backend: str) -> None:
         assert_same(placed, out)
         with pytest.raises(st.ArgumentTypeError, match=f"{name}: out is a list; wanted a tensor or a host array"):
             getattr(np, name)(*operands, out=[])
+
+
+def test_einsum_keeps_what_it_made_where_it_is() -> None:
+    """Of the product of the first two operands, which is as large as the third one, no part moves."""
+    mesh = mesh_of((4,), "checked")
+    a, b, c = [
+        st.device_put(np.ones(shape), st.NamedSharding(mesh, st.P("x"))) for shape in ((64, 64), (64, 8), (8, 64))
+    ]
+    with st.transfers() as log:
+        found = st.einsum("ij,jk,kl->il", a, b, c, optimize=True)
+    assert found.sharding.spec == st.P("x")
+    assert log.bytes == 3 * (b.nbytes + c.nbytes)
+    np.testing.assert_array_equal(np.asarray(found), np.full((64, 64), 512.0))

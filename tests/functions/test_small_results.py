@@ -279,6 +279,30 @@ def test_recorded_operators_distinguish_zeros_of_both_signs() -> None:
             np.testing.assert_array_equal(np.signbit(found.real), np.signbit(wanted.real), f"{factor!r}")
 
 
+@composition(recorded)
+def _of_several_kinds(x: Any, y: Any) -> Any:
+    """Steps on buffers and on tensors: views, sums of arrays in both orders, an algorithm, and a 0-d array."""
+    turned = st.multiply(st.matrix_transpose(x), 2)  # Its buffer is in column-major order.
+    ordered = st.sort(turned, axis=0)
+    total = st.sum(turned, axis=1)
+    return total, st.matmul(st.cumulative_sum(x, axis=0)[1:], ordered), st.asarray(st.max(total)), st.add(y, st.mean(x))
+
+
+def test_recorded_operators_are_those_of_the_composition(backend: str) -> None:
+    mesh = mesh_of((3,), backend)
+    for shape in ((7, 5), (6, 6), (2, 3)):
+        for spec in (st.P("x"), st.P(None, "x"), st.P()):
+            x, y = [np.random.default_rng(k).normal(size=shape[k:]) for k in (0, 1)]
+            given = [st.device_put(x, st.NamedSharding(mesh, spec)), st.device_put(y, mesh)]
+            with st.transfers():
+                wanted = list(_of_several_kinds(*given))
+            for _ in range(4):
+                same(list(_of_several_kinds(*given)), wanted)
+            found = _of_several_kinds(*given)
+            found[2][...] = 3  # It is an array.
+            assert found[2].tolist() == 3
+
+
 def test_views_of_recorded_results_are_no_scalars() -> None:
     x = st.device_put(np.array([1.0, 2.0, 4.0]), mesh_of((2,), "numpy"))
     for _ in range(3):

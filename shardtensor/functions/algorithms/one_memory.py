@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
+from shardtensor.core import innermost
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
@@ -31,10 +32,12 @@ def on_one_device(x: object, caller: str) -> ShardedTensor | None:
 
 def runs_whole(x: ShardedTensor) -> bool:
     """Returns whether a distributed algorithm with a function of whole host arrays calls it for a tensor: the devices
-    share the memory of the host, and nothing records their messages.
+    share the memory of the host, and nothing records the call or its messages.
     """
     value = x._aval
-    return value.memory is not None and value.backend.on_host and not lacks_elements(x) and not is_recording()
+    if value.memory is None or not value.backend.on_host or value.offloaded or lacks_elements(x):
+        return False
+    return innermost() is None and not is_recording()
 
 
 def on_all_devices(x: ShardedTensor, sharding: NamedSharding, committed: bool) -> ShardedTensor:

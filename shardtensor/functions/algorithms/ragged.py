@@ -6,6 +6,7 @@ result that follows the order of the elements.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,8 +47,7 @@ class Rows:
     def __init__(self, x: Any, caller: str) -> None:
         is_tensor = isinstance(x, ShardedTensor)
         given = x.sharding if is_tensor else as_sharding(default_mesh(), x.ndim, caller)
-        chain = [name for axes in given.spec.chains_of(x.ndim) for name in axes]
-        self.sharding = NamedSharding(given.mesh, P(tuple(chain)))
+        self.sharding = _sharding_of_rows(given, x.ndim)
         self.grid = self.sharding.grid(x.shape)
         self.caller = caller
         self._x = x
@@ -116,3 +116,10 @@ class Rows:
         by_part = dict(zip(parts[:, 0].tolist(), sizes, strict=True))
         bounds = np.cumsum([0, *[by_part[part] for part in sorted(by_part)]])
         return Grid(self.grid.devices, (bounds,), parts)
+
+
+@functools.lru_cache(1024)
+def _sharding_of_rows(sharding: NamedSharding, ndim: int) -> NamedSharding:
+    """Returns the sharding of which all mesh axes that split an array of ``ndim`` dimensions split the first one."""
+    chain = [name for axes in sharding.spec.chains_of(ndim) for name in axes]
+    return NamedSharding(sharding.mesh, P(tuple(chain)))

@@ -68,13 +68,17 @@ def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str,
     # In which order NumPy's loops add depends on the strides of all dimensions, of those of size 1, too.
     strides = tuple([source.dtype.itemsize * math.prod(source.shape[d + 1 :]) for d in range(source.ndim)])
 
+    def of_buffer(whole: Array) -> Any:
+        return whole_of(result(whole), value) if whole.strides == strides else None
+
     def run_plan(operands: Operands) -> ShardedTensor:
         buffers = operands[0]._storage.buffers
-        whole = buffers[0] if len(buffers) == 1 else whole_array(operands[0], name)
-        if whole.strides != strides:
+        made = of_buffer(buffers[0] if len(buffers) == 1 else whole_array(operands[0], name))
+        if made is None:
             return general(operands)  # type: ignore[no-any-return]
-        return tensor(value, Storage((whole_of(result(whole), value),), ([],)))  # NumPy's ufuncs return new arrays.
+        return tensor(value, Storage((made,), ([],)))  # NumPy's ufuncs return new arrays.
 
+    strategies.of_buffers = of_buffer
     return run_plan
 
 
@@ -239,13 +243,19 @@ def _products(strategies: Strategies, tree: Tree) -> Run | None:
     columns, rows = _Parts(left_shape, len(left_shape) - 1, runs), _Parts(right_shape, len(right_shape) - 2, runs)
     together, shape = _merger(np.add, tree), value.shape
 
-    def run_plan(operands: Operands) -> ShardedTensor:
-        left, right = as_matrices(first.whole(operands[0], name), second.whole(operands[1], name))
+    def of_buffers(x1: Array, x2: Array) -> Any:
+        left, right = as_matrices(x1, x2)
         factors = zip(columns.of(left), rows.of(right), strict=True)
         sums = [np.matmul(x, y) for x, y in factors]
         total = together(sums[0] if len(sums) == 1 else np.concatenate(sums))
-        return tensor(value, Storage((whole_of(total.reshape(shape), value),), ([],)))
+        return whole_of(total.reshape(shape), value)
 
+    def run_plan(operands: Operands) -> ShardedTensor:
+        made = of_buffers(first.whole(operands[0], name), second.whole(operands[1], name))
+        return tensor(value, Storage((made,), ([],)))
+
+    if isinstance(x1, Aval) and isinstance(x2, Aval):
+        strategies.of_buffers = of_buffers
     return run_plan
 
 

@@ -73,6 +73,9 @@ class Plan:
             (see `shardtensor.functions.algorithms.summa`), ``"move"`` (a `DataMovement`), ``"create"`` or
             ``"abstract"`` (without elements).
         run: executes the plan: takes the operands and returns the result.
+        of_buffers: returns the function that computes the buffer of the result from those of the operands, where they
+            are whole in the memory of the host (see `shardtensor.interpreters.execution.strategies.Strategies`), or
+            None.
     """
 
     op: Op
@@ -81,6 +84,9 @@ class Plan:
     transfers: tuple[OperandTransfer | None, ...]
     schedules: Callable[[], Sequence[Schedule]] = dataclasses.field(compare=False, repr=False)
     execution: dataclasses.InitVar[Execution]
+    of_buffers: Callable[[], Callable[..., Any] | None] = dataclasses.field(
+        default=lambda: None, compare=False, repr=False
+    )
     strategy: str = dataclasses.field(init=False)
     run: Run = dataclasses.field(init=False, compare=False, repr=False)
 
@@ -292,8 +298,11 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
             return [panelled.schedule(op.name)]
         return [combination_of(op, value, target, params, moves, partial_axes)] if partial_axes else ()
 
+    chosen: list[Strategies] = []
+
     def execution() -> tuple[str, Run]:
         strategies = Strategies(op, value, params, moves, _contexts(value, targets, shapes), schedules)
+        chosen.append(strategies)
         on_host, shared = value.backend.on_host, value.memory is not None
         if on_host and not target.unreduced and (in_blocks := strategies.in_blocks(rule, partial_axes)):
             return "blocks", _in_parts(in_blocks, value, target)
@@ -326,7 +335,10 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
             return "reduce", _in_parts(reduce_by_cells(strategies, monoid, partial_axes, reduce), value, target)
         return "reduce", _in_parts(lambda operands: (reduce if is_recording() else fast)(operands), value, target)
 
-    return Plan(op, target, partial_axes, () if panelled else tuple(moves), schedules, execution)
+    transfers = () if panelled else tuple(moves)
+    return Plan(
+        op, target, partial_axes, transfers, schedules, execution, lambda: chosen[0].of_buffers if chosen else None
+    )
 
 
 def _kept_chains(names: Sequence[str], chains: Chains, rule: Rule) -> Chains:

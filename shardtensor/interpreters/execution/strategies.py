@@ -55,6 +55,11 @@ class Strategies:
         moves: the transfer of each operand into the layout that the rule requires; None for a scalar.
         contexts: the position of each device's shards within the operands and the result, in mesh order.
         schedules: returns the schedules of the messages that combine partial results.
+
+    Attributes:
+        of_buffers: where the plan that was made last computes the result from whole buffers of the host: the function
+            that does, of the buffers in place of tensors. It returns a buffer, or None where another strategy has to
+            run. Otherwise None.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Strategies:
         self.contexts = contexts
         self.schedules = schedules
         self.given = op.kernel
+        self.of_buffers: Callable[..., Any] | None = None
         self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
 
     def _from_namespace(self, xp: Any, context: ShardContext, *arrays: Any, **params: Any) -> Any:
@@ -90,6 +96,13 @@ class Strategies:
         """Returns the plan that runs the operator once over whole buffers of the host."""
         name, value, moves, is_ufunc, run = self.name, self.value, self.moves, self.op.is_ufunc, self._on_whole()
         everything_stays, dtype = all(m is None or m.stays for m in moves), value.dtype
+
+        def of_buffers(*arrays: Any) -> Any:
+            made = run(*arrays)
+            return made if type(made) is np.ndarray and made.dtype is dtype else whole_of(made, value)
+
+        if everything_stays:
+            self.of_buffers = of_buffers
 
         def run_plan(operands: Operands) -> ShardedTensor:
             if everything_stays:
