@@ -278,6 +278,86 @@ def test_a_port_in_use_is_an_error_of_process_0(port: int) -> None:
     assert f"cannot open port {port}" in text
 
 
+RUNNING = """
+import sys, time
+from shardtensor import distributed as d
+d.initialize(sys.argv[1], 2, int(sys.argv[2]), initialization_timeout=30)
+print("connected", flush=True)
+sys.stdin.readline()
+d.shutdown()
+"""
+
+
+@pytest.mark.full
+def test_a_second_job_on_the_port_of_one_that_runs(port: int) -> None:
+    address = f"127.0.0.1:{port}"
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", RUNNING, address, str(k)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for k in range(2)
+    ]
+    try:
+        for process in running:
+            assert process.stdout
+            assert process.stdout.readline() == "connected\n"
+        (first, other) = start(*(f"'{address}', 2, {k}, initialization_timeout=20" for k in range(2)))
+        assert first[0] == other[0] == 1
+        assert f"cannot open port {port}" in first[1]
+        assert f"at {address}, a job is running already" in other[1]
+    finally:  # The first job has not noticed any of it.
+        for process in running:
+            assert process.stdin
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert [process.wait(30) for process in running] == [0, 0]
+
+
+UNLIKE = """
+import importlib.metadata, os
+k = int(next(os.environ[v] for v in ("SHARDTENSOR_PROCESS_ID", "PMI_RANK") if v in os.environ))
+{}
+from shardtensor import distributed as d
+d.initialize(timeout=20)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        pytest.param(
+            "os.environ['SHARDTENSOR_NUM_DEVICES'] = str(2 + k)",
+            "process 1 has 3 devices of backend 'numpy', and process 0 has 2 of 'numpy'",
+            id="devices",
+        ),
+        pytest.param(
+            "os.environ['SHARDTENSOR_BACKEND'] = ['numpy', 'checked'][k]",
+            "process 1 has 2 devices of backend 'checked', and process 0 has 2 of 'numpy'",
+            id="backends",
+            marks=FULL,
+        ),
+        pytest.param(
+            "importlib.metadata.version = lambda name, known=importlib.metadata.version: ['0.9', known(name)][k]",
+            r"process 1 has version \S+ of shardtensor, and process 0 has 0\.9",
+            id="versions",
+            marks=FULL,
+        ),
+        pytest.param(
+            "import shardtensor\nif k: shardtensor.zeros(3)",
+            "process 1 has used devices of numpy already",
+            id="used",
+            marks=FULL,
+        ),
+    ],
+)
+@pytest.mark.parametrize("engine", [pytest.param(e, marks=() if e == "mpi" else FULL) for e in ENGINES])
+def test_processes_that_are_unlike_each_other(engine: str, code: str, message: str) -> None:
+    status, text = launch(engine, 2, "-c", UNLIKE.format(code))
+    assert status == 1
+    for k in range(2):
+        assert re.search(rf"\[{k}\].*Error: initialize: {message}", text), text
+
+
 @pytest.mark.full
 def test_a_host_name_that_does_not_resolve(port: int) -> None:
     ((status, text),) = start(f"'no-such-host.invalid:{port}', 2, 1, initialization_timeout=8")
