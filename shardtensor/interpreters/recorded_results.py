@@ -20,6 +20,7 @@ from shardtensor.core import Function, Interpreter, Op, Operands, Params, interp
 from shardtensor.errors import ConcretizationError
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, array_operands
+from shardtensor.interpreters.small_results import map_items
 from shardtensor.sharding.view_spec import whole_view_spec
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
@@ -48,7 +49,7 @@ class Recording:
         values = [*operands, *self.constants]
         for function, positions in self.steps:
             values.append(function(tuple([values[i] for i in positions])))
-        return _mapped(values.__getitem__, self.result)
+        return map_items(values.__getitem__, self.result)
 
 
 def recording_of(function: Function, args: Any, kwargs: Any, avals: Sequence[Any]) -> Recording | None:
@@ -72,11 +73,11 @@ def recording_of(function: Function, args: Any, kwargs: Any, avals: Sequence[Any
 
     recorder = _Recorder(operands)
     try:
-        named, arrays = {name: _mapped(stand_in, x) for name, x in kwargs.items()}, _mapped(stand_in, args)
+        named, arrays = {name: map_items(stand_in, x) for name, x in kwargs.items()}, map_items(stand_in, args)
         with interpreting(recorder), recorded_by(), np.errstate(all="warn"):
             result = function(*arrays, **named)
-            _mapped(functools.partial(_check_no_view, operands), result)
-            result = _mapped(recorder.position, result)
+            map_items(functools.partial(_check_no_view, operands), result)
+            result = map_items(recorder.position, result)
     except (ConcretizationError, NotRecordedError):
         return None
     return recorder.finished(result)
@@ -165,7 +166,7 @@ class _Recorder(Interpreter):
             return position if position >= 0 else first - position - 1
 
         steps = [(run, tuple(map(final, positions))) for run, positions in self._steps]
-        return Recording(self._constants, steps, _mapped(final, result))
+        return Recording(self._constants, steps, map_items(final, result))
 
 
 def _view_of(op: Op, x: ShardedTensor, params: Params, value: Aval) -> Callable[..., Any]:
@@ -206,12 +207,3 @@ def _quiet(run: Callable[..., Any], ignored: dict[str, Any], operands: Operands)
     """Runs a plan where the composition ignores floating-point errors."""
     with np.errstate(**ignored):
         return run(operands)
-
-
-def _mapped(function: Callable[..., Any], x: Any) -> Any:
-    """Applies a function to the items of nested lists and tuples."""
-    if type(x) in (list, tuple):
-        return type(x)([_mapped(function, item) for item in x])
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*[_mapped(function, item) for item in x])
-    return function(x)

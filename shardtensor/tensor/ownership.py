@@ -96,14 +96,11 @@ def _items(tree: Any) -> list[Any]:
     """Returns the objects in a container, and in containers in it, in any order."""
     found = []
     for x in list(tree.values()) if type(tree) is dict else tree:
-        if isinstance(x, _CONTAINERS):
+        if isinstance(x, (tuple, list, dict)):
             found += _items(x)
         else:
             found.append(x)
     return found
-
-
-_CONTAINERS = (tuple, list, dict)
 
 
 def exclusive_arrays(x: Any, storage: Storage, readers: int = 0) -> Sequence[bool]:
@@ -367,7 +364,8 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
         result: a tensor, or a pytree of tensors and other objects.
         new: whether all other memory of the result was allocated by the operator, and is held by nothing else.
     """
-    made = [x for x in _tensors((result,)) if type(x._storage) is Storage and (new or not x._storage.leases)]
+    tensors = [result] if hasattr(result, "_storage") else _tensors((result,))
+    made = [x for x in tensors if type(x._storage) is Storage and (new or not x._storage.leases)]
     if not made:
         return
     bases = [getattr(x._storage, "base", x) for x in _tensors(entry[0])]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.backend.functions import function_of
-from shardtensor.communication.all_reduce import Tree, combine, flat_tree
+from shardtensor.communication.all_reduce import Tree, combine_rows, flat_tree
 from shardtensor.core import Operands
 from shardtensor.functions.monoids import Monoid
 from shardtensor.interpreters.execution.combination import reduction_groups
@@ -158,11 +158,4 @@ class _Reduction:
         return whole_of(backend.xp.divide(total, self._count) if self._count else total, value)
 
     def _combined(self, rows: Any, tree: Tree) -> Any:
-        """Combines rows along a tree; returns an array with one row."""
-        ufunc, xp, view = self._functions[1], self._backend.xp, self._backend.view
-        if tree != flat_tree(len(tree)):
-            return combine(tree, lambda k: view(rows, slice(k, k + 1)), ufunc)
-        while (count := rows.shape[0]) > 1:
-            pairs = ufunc(view(rows, slice(0, count - 1, 2)), view(rows, slice(1, None, 2)))
-            rows = xp.concat([pairs, view(rows, slice(count - 1, None))]) if count % 2 else pairs
-        return rows
+        return combine_rows(tree, rows, self._functions[1], self._backend.view, self._backend.xp.concat)
