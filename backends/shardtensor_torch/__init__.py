@@ -266,6 +266,11 @@ class TorchBackend(Backend):
     def lend(self, array: Any) -> tuple[Any, Callable[[], object] | None]:
         """Returns what `export` does. The lease ends when only ``array``, or the tensor of which it is a view, uses the
         storage, or nothing does.
+
+        The use counts of the storage are asked, since nothing else knows all of its users: ``detach`` makes a tensor
+        that has no reference to the one it was made of, so that a weak reference to the exported tensor ends too early.
+        A storage of its own for each export, by DLPack, would take a hundred times as long to make, could not have
+        pending conjugation, and would not be resizable, as memory is that only this library and its users hold.
         """
         # A view of what a tensor's storage holds may end before the tensor does.
         lender = weakref.ref(array if array._base is None else array._base)

@@ -44,7 +44,7 @@ def _lender(array: HostArray) -> HostArray | None:
     base: Any = array.base
     if type(base) is np.ndarray:  # NumPy skips all bases between a view and the array that refers to the buffer.
         base = base.base
-    lender = base.obj if type(base) is memoryview and base.readonly else None
+    lender: Any = base.obj if type(base) is memoryview and base.readonly else None
     return lender if type(lender) is np.ndarray else None
 
 

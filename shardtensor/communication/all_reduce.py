@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from shardtensor.sharding.layout import offsets
 
@@ -78,6 +81,7 @@ def tree_of(contributes: tuple[bool, ...], sizes: tuple[int, ...]) -> Tree:
     return tuple(map(tuple, others))
 
 
+@functools.lru_cache(1024)
 def flat_tree(count: int) -> Tree:
     """Returns the tree of this number of contributors along one axis."""
     return tree_of((True,) * count, (count,))
@@ -96,6 +100,25 @@ def combine(tree: Tree, state: Callable[[int], Any], merge: Callable[[Any, Any],
     for other in tree[k]:
         total = merge(total, combine(tree, state, merge, other))
     return total
+
+
+def combine_rows(
+    tree: Tree,
+    rows: Any,
+    merge: Callable[[Any, Any], Any],
+    view: Callable[[Any, slice], Any] = operator.getitem,
+    concat: Callable[[list[Any]], Any] = np.concatenate,
+) -> Any:
+    """Combines the rows of an array along a tree, and returns an array with one row.
+
+    Along the tree of one axis, all pairs of neighbours are merged at once, then all pairs of the results.
+    """
+    if tree != flat_tree(len(tree)):
+        return combine(tree, lambda k: view(rows, slice(k, k + 1)), merge)
+    while (count := rows.shape[0]) > 1:
+        pairs = merge(view(rows, slice(0, count - 1, 2)), view(rows, slice(1, None, 2)))
+        rows = concat([pairs, view(rows, slice(count - 1, None))]) if count % 2 else pairs
+    return rows
 
 
 class ReduceOps(NamedTuple):

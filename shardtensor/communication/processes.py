@@ -15,7 +15,7 @@ from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.registry import array_backend, backend_of, is_remote, process_index
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
-from shardtensor.communication.rounds import MOST, Message, Parcel, as_bytes, boxes, rounds
+from shardtensor.communication.rounds import MOST, Packet, Parcel, as_bytes, boxes, rounds
 from shardtensor.errors import DistributedError
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import NamedSharding
@@ -234,79 +234,79 @@ class _Freight:
                 self._into[number] = self._empty(number)
         job, call = connected(caller), f"{caller}: {made.text}"
         if made.longest <= SHORT and job.sends_short:
-            self._send_short(job, call, made.messages[0], SHORT)
+            self._send_short(job, call, made.packets[0], SHORT)
         else:
-            job.stream(call, map(self._round, made.messages))
+            job.stream(call, map(self._round, made.packets))
         return [
             array if parcel.receiver == self._here else RemoteArray(parcel.shape, parcel.dtype)
             for parcel, array in zip(self._parcels, self._into, strict=True)
         ]
 
-    def _send_short(self, job: Agreement, call: str, messages: Sequence[Message], size: int) -> None:
-        """Sends messages of few bytes together with the header, to all processes."""
-        own = [message for message in messages if message.sender == self._here]
-        for message in own:
-            job.sent[message.receiver] += message.nbytes
-        records = job.gather(call, b"".join([self._packed(message).tobytes() for message in own]).ljust(size, b"\0"))
+    def _send_short(self, job: Agreement, call: str, packets: Sequence[Packet], size: int) -> None:
+        """Sends packets of few bytes together with the header, to all processes."""
+        own = [packet for packet in packets if packet.sender == self._here]
+        for packet in own:
+            job.sent[packet.receiver] += packet.nbytes
+        records = job.gather(call, b"".join([self._packed(packet).tobytes() for packet in own]).ljust(size, b"\0"))
         begins: dict[int, int] = {}
-        for message in messages:
-            begin = begins.get(message.sender, 0)
-            begins[message.sender] = begin + message.nbytes
-            if message.receiver == self._here:
+        for packet in packets:
+            begin = begins.get(packet.sender, 0)
+            begins[packet.sender] = begin + packet.nbytes
+            if packet.receiver == self._here:
                 # A copy, since bytes cannot be written to, and may not be aligned.
-                arrived = np.frombuffer(records[message.sender], np.uint8, message.nbytes, begin).copy()
-                target = self._target(message)
+                arrived = np.frombuffer(records[packet.sender], np.uint8, packet.nbytes, begin).copy()
+                target = self._target(packet)
                 if target is not None:
                     target[...] = arrived
-                self._store(message, arrived)
+                self._store(packet, arrived)
 
-    def _round(self, messages: Sequence[Message]) -> Iterator[tuple[dict[int, Any], dict[int, Any]]]:
+    def _round(self, packets: Sequence[Packet]) -> Iterator[tuple[dict[int, Any], dict[int, Any]]]:
         """Yields what is sent to and received from each process, and then stores what was received."""
         outgoing: dict[int, Any] = {}
         incoming: dict[int, Any] = {}
         packed: dict[Any, Any] = {}  # Arrays that go to several processes are packed once.
-        for message in messages:
-            if message.sender == self._here:
+        for packet in packets:
+            if packet.sender == self._here:
                 # Receivers may get different parts of one array in the same round.
-                key = tuple([(id(self._messages[p.number][0]), p.begin, str(p.box)) for p in message.parts])
+                key = tuple([(id(self._messages[p.number][0]), p.begin, str(p.box)) for p in packet.parts])
                 if key not in packed:
-                    packed[key] = self._packed(message)
-                outgoing[message.receiver] = packed[key]
-            elif message.receiver == self._here:
-                target = self._target(message)
-                incoming[message.sender] = _new(message.nbytes) if target is None else target
+                    packed[key] = self._packed(packet)
+                outgoing[packet.receiver] = packed[key]
+            elif packet.receiver == self._here:
+                target = self._target(packet)
+                incoming[packet.sender] = _new(packet.nbytes) if target is None else target
         yield outgoing, incoming
         outgoing.clear()  # The caller still refers to both, while the next round is packed.
-        for message in messages:
-            if message.receiver == self._here:
-                self._store(message, incoming.pop(message.sender))
+        for packet in packets:
+            if packet.receiver == self._here:
+                self._store(packet, incoming.pop(packet.sender))
 
-    def _packed(self, message: Message) -> Any:
-        """Returns the bytes of a message: those of the array itself, if it is the only one and lies as it is sent."""
-        hosts = _on_hosts([(*self._messages[part.number][:2], part.box) for part in message.parts])
+    def _packed(self, packet: Packet) -> Any:
+        """Returns the bytes of a packet: those of the array itself, if it is the only one and lies as it is sent."""
+        hosts = _on_hosts([(*self._messages[part.number][:2], part.box) for part in packet.parts])
         if len(hosts) == 1 and hosts[0].flags.c_contiguous:
             return as_bytes(hosts[0])
-        packed = _new(message.nbytes)
-        for part, host in zip(message.parts, hosts, strict=True):
+        packed = _new(packet.nbytes)
+        for part, host in zip(packet.parts, hosts, strict=True):
             packed[part.begin : part.end].view(host.dtype).reshape(part.shape)[...] = host
         return packed
 
-    def _target(self, message: Message) -> Any:
+    def _target(self, packet: Packet) -> Any:
         """Returns the bytes of the array that receives the elements, if it is the only one and can receive them as they
         are; otherwise None.
         """
-        part = message.parts[0]
+        part = packet.parts[0]
         target = self._into[part.number]
-        if len(message.parts) > 1 or type(target) is not np.ndarray or target.dtype != self._parcels[part.number].dtype:
+        if len(packet.parts) > 1 or type(target) is not np.ndarray or target.dtype != self._parcels[part.number].dtype:
             return None
         found = target[part.box] if part.box is not None else target
         return as_bytes(found) if found.flags.c_contiguous else None
 
-    def _store(self, message: Message, arrived: Any) -> None:
-        """Copies the arrays of a message that was received to where they belong."""
-        if self._target(message) is not None:
+    def _store(self, packet: Packet, arrived: Any) -> None:
+        """Copies the arrays of a packet that was received to where they belong."""
+        if self._target(packet) is not None:
             return
-        for part in message.parts:
+        for part in packet.parts:
             host = arrived[part.begin : part.end].view(self._parcels[part.number].dtype).reshape(part.shape)
             device, target = self._messages[part.number][2], self._into[part.number]
             backend = backend_of(device)

@@ -1,6 +1,6 @@
-"""Rounds: the arrays that processes send to each other, cut into messages of limited size.
+"""Rounds: the arrays that processes send to each other, cut into packets of limited size.
 
-In each round, every process sends at most one message to every other one. All processes know the shapes and dtypes of
+In each round, every process sends at most one packet to every other one. All processes know the shapes and dtypes of
 all arrays, and therefore compute the same rounds.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from shardtensor.sharding.layout import Shape
 
 MOST = 1 << 26
-"""The most bytes of messages that a process has at a time, those that it sends and those that it receives."""
+"""The most bytes of packets that a process has at a time, those that it sends and those that it receives."""
 
 
 class Parcel(NamedTuple):
@@ -35,12 +35,12 @@ class Parcel(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of an array in a message.
+    """A part of an array in a packet.
 
     Attributes:
         number: the number of the array.
         box: the index of the part in the array; None for the whole array.
-        begin, end: its bytes in the message.
+        begin, end: its bytes in the packet.
         shape: its shape.
     """
 
@@ -51,12 +51,12 @@ class Part(NamedTuple):
     shape: Shape
 
 
-class Message(NamedTuple):
+class Packet(NamedTuple):
     """The parts of arrays that one process sends to another one in one round.
 
     Attributes:
         sender, receiver: the numbers of the processes.
-        nbytes: the length of the message.
+        nbytes: the length of the packet.
         parts: the parts, in order of their bytes.
     """
 
@@ -67,17 +67,17 @@ class Message(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """The messages of one exchange.
+    """The packets of one exchange.
 
     Attributes:
         text: which process sends how many bytes to which, as the processes compare it, and as users read it.
-        messages: the messages of each round.
-        cut: the numbers of the arrays that several messages have parts of.
+        packets: the packets of each round.
+        cut: the numbers of the arrays that several packets have parts of.
         longest: the most bytes that a process sends.
     """
 
     text: str
-    messages: Sequence[Sequence[Message]]
+    packets: Sequence[Sequence[Packet]]
     cut: frozenset[int]
     longest: int
 
@@ -88,7 +88,7 @@ def rounds(parcels: tuple[Parcel, ...], most: int) -> Rounds:
 
     Args:
         parcels: the arrays.
-        most: the most bytes that a process has in messages at a time.
+        most: the most bytes that a process has in packets at a time.
     """
     pairs: dict[tuple[int, int], list[int]] = {}
     for number, parcel in enumerate(parcels):
@@ -100,7 +100,7 @@ def rounds(parcels: tuple[Parcel, ...], most: int) -> Rounds:
         # Longer items first: then all of them are aligned without gaps.
         numbers.sort(key=lambda n: -parcels[n].dtype.itemsize)
         parts = itertools.chain.from_iterable(_parts(n, parcels[n], limit) for n in numbers)
-        columns.append([Message(sender, receiver, *load) for load in _loads(parts, parcels, limit)])
+        columns.append([Packet(sender, receiver, *load) for load in _loads(parts, parcels, limit)])
     found = [[m for m in row if m] for row in itertools.zip_longest(*columns)]
     cut = frozenset(p.number for row in found for m in row for p in m.parts if p.box is not None)
     sizes = {pair: sum(m.nbytes for m in c) for pair, c in zip(pairs, columns, strict=True)}
@@ -130,7 +130,7 @@ def boxes(shape: Shape, most: int) -> Iterator[tuple[tuple[slice, ...], Shape]]:
 
 
 def _loads(parts: Any, parcels: Sequence[Parcel], limit: int) -> Iterator[tuple[int, Sequence[Part]]]:
-    """Yields the lengths of messages and the parts in them."""
+    """Yields the lengths of packets and the parts in them."""
     load, end = list[Part](), 0
     for number, box, shape in parts:
         itemsize = parcels[number].dtype.itemsize

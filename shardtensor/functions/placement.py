@@ -23,7 +23,7 @@ from shardtensor.sharding.index import Index, canonical, to_numpy
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import as_operand, host_array, host_aval, located
-from shardtensor.tensor.ownership import lent
+from shardtensor.tensor.ownership import lent, part_storages
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
@@ -76,7 +76,8 @@ def _reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> S
     if donate:
         check_donated(x, "reshard")
     x = as_operand(x, "reshard")
-    target = as_sharding(sharding, np.ndim(x), "reshard")
+    # NumPy's ndim would call the function for tensors, which takes longer than a transfer that copies nothing.
+    target = as_sharding(sharding, getattr(x, "ndim", 0), "reshard")
     return transfer_to(x, target, "reshard", donate=donate, may_alias=may_alias)
 
 
@@ -221,7 +222,10 @@ def _put_shared(
     elif here and not isinstance(x, ShardedTensor):
         whole = whole.view()  # The flag of the caller's array must not change.
         whole.flags.writeable = False
-    return Storage((whole_of(whole, value),))
+    made = whole_of(whole, value)
+    if here and not copies and made is whole and getattr(x, "_storage", None) is storage:  # It may have been written.
+        return part_storages(storage, [whole])[0]
+    return Storage((made,))
 
 
 def _put_separate(

@@ -60,7 +60,7 @@ def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | Non
 @implements(shard, "composite")
 def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
     x = as_operand(x, "shard")
-    if not np.ndim(x):
+    if not getattr(x, "ndim", 0):
         raise ShapeError("shard: x has no dimensions to split; wanted at least one")
     if devices is None and isinstance(x, ShardedTensor) and x._aval.spans:
         raise ArgumentError(

@@ -22,6 +22,7 @@ from shardtensor.core import Function, Interpreter, Op, Operands, Params, interp
 from shardtensor.errors import ConcretizationError
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, array_operands
+from shardtensor.interpreters.small_results import map_items
 from shardtensor.sharding.view_spec import whole_view_spec
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
@@ -78,7 +79,7 @@ class Recording:
                     values.compute(steps)
             else:
                 values.compute(steps)
-        return _mapped(values.tensor, self.result)
+        return map_items(values.tensor, self.result)
 
 
 class _Values:
@@ -146,11 +147,11 @@ def recording_of(function: Function, args: Any, kwargs: Any, avals: Sequence[Any
 
     recorder = _Recorder(operands)
     try:
-        named, arrays = {name: _mapped(stand_in, x) for name, x in kwargs.items()}, _mapped(stand_in, args)
+        named, arrays = {name: map_items(stand_in, x) for name, x in kwargs.items()}, map_items(stand_in, args)
         with interpreting(recorder), recorded_by(), np.errstate(all="warn"):
             result = function(*arrays, **named)
-            _mapped(functools.partial(_check_no_view, operands), result)
-            result = _mapped(recorder.position, result)
+            map_items(functools.partial(_check_no_view, operands), result)
+            result = map_items(recorder.position, result)
     except (ConcretizationError, NotRecordedError):
         return None
     return recorder.finished(result)
@@ -246,7 +247,7 @@ class _Recorder(Interpreter):
 
         for step in self._steps:
             step.positions = tuple(map(final, step.positions))
-        return Recording(self._constants, self._steps, _mapped(final, result))
+        return Recording(self._constants, self._steps, map_items(final, result))
 
 
 def _is_one_buffer(value: Aval) -> bool:
@@ -284,12 +285,3 @@ def _item(number: int, operands: Operands) -> Any:
 def _algorithm(op: Op, params: Params, operands: Operands) -> Any:
     assert op.algorithm is not None
     return op.algorithm(*operands, *params)
-
-
-def _mapped(function: Function, x: Any) -> Any:
-    """Applies a function to the items of nested lists and tuples."""
-    if type(x) in (list, tuple):
-        return type(x)([_mapped(function, item) for item in x])
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*[_mapped(function, item) for item in x])
-    return function(x)

@@ -158,9 +158,13 @@ def _run_again(recording: Any, tensors: list[ShardedTensor]) -> Any:
         READS.pop(id(entry), None)
 
 
-def _mapped(function: Function, x: Any) -> Any:
-    """Applies a function to the items of nested lists and tuples."""
-    return type(x)([_mapped(function, item) for item in x]) if type(x) in (list, tuple) else function(x)
+def map_items(function: Function, x: Any) -> Any:
+    """Applies a function to the items of nested lists, tuples and named tuples."""
+    if type(x) in (list, tuple):
+        return type(x)([map_items(function, item) for item in x])
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*[map_items(function, item) for item in x])
+    return function(x)
 
 
 def _inferred(function: Function, args: Any, kwargs: Any, tensors: list[ShardedTensor]) -> _Layout | None:
@@ -182,7 +186,7 @@ def _inferred(function: Function, args: Any, kwargs: Any, tensors: list[ShardedT
             return given[-1]
         return np.zeros(x.shape, x.dtype) if type(x) is np.ndarray else x
 
-    arrays, named = _mapped(stand_in, args), {name: _mapped(stand_in, x) for name, x in kwargs.items()}
+    arrays, named = map_items(stand_in, args), {name: map_items(stand_in, x) for name, x in kwargs.items()}
     if any(map(is_small_float, dtypes)):  # NumPy promotes these to other dtypes than operators do.
         return None
     with interpreting(INFER), recorded_by(), np.errstate(all="ignore"):  # Zeros may be divisors.
@@ -215,8 +219,8 @@ def _computed(host: Function, layout: _Layout, args: Any, kwargs: dict[str, Any]
         array.flags.writeable = False  # NumPy's functions that write to an operand raise an error.
         return array
 
-    arrays = _mapped(whole, args)
-    named = {name: _mapped(whole, x) for name, x in kwargs.items()}
+    arrays = map_items(whole, args)
+    named = {name: map_items(whole, x) for name, x in kwargs.items()}
     try:
         made = host(*arrays, **named)
     except _FAILURES:  # The composition raises an error of its own.

@@ -105,9 +105,10 @@ def axis_position(
         name = tuple(sorted(name, key=lambda axis: order.get(axis, -1)))
     found = program.positions.get(name)
     if found is None:
-        names = name if isinstance(name, tuple) else (name,)
-        _check_names(caller, names, program.run.axes)
-        found = _position(program.run.axes, program.run.extents, names, program.coordinates)
+        names, axes = name if isinstance(name, tuple) else (name,), program.run.axes
+        if axes != names:  # The common case is a map of one axis, or of all that are named.
+            _check_names(caller, names, axes)
+        found = _position(axes, program.run.extents, names, program.coordinates)
         program.positions[name] = found
     return found if groups is None else _grouped(caller, found, groups)
 

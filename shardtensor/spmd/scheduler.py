@@ -257,7 +257,7 @@ class Scheduler:
                 run.results[program.number] = run.tasks[program.number](program)
             except BaseException as raised:  # Raised again in the caller of the map.
                 error = raised
-            if self._helpers is None:
+            if self._helpers is None and time.perf_counter() - self.started >= self._helper_delay:
                 self._call_for_help()
 
     def _call_for_help(self) -> None:

@@ -89,21 +89,24 @@ def keep_while_read(x: Any, storage: Storage) -> int:
 
 def _tensors(tree: Any) -> list[Any]:
     """Returns the tensors in a container, and in containers in it, in any order."""
-    return [x for x in _items(tree) if hasattr(x, "_storage")]
+    found = []
+    for x in list(tree.values()) if type(tree) is dict else tree:
+        if hasattr(x, "_storage"):
+            found.append(x)
+        elif isinstance(x, (tuple, list, dict)):
+            found += _tensors(x)
+    return found
 
 
 def _items(tree: Any) -> list[Any]:
     """Returns the objects in a container, and in containers in it, in any order."""
     found = []
     for x in list(tree.values()) if type(tree) is dict else tree:
-        if isinstance(x, _CONTAINERS):
+        if isinstance(x, (tuple, list, dict)):
             found += _items(x)
         else:
             found.append(x)
     return found
-
-
-_CONTAINERS = (tuple, list, dict)
 
 
 def exclusive_arrays(x: Any, storage: Storage, readers: int = 0) -> Sequence[bool]:

@@ -1,4 +1,4 @@
-"""The rounds of an exchange: every element is in one message, and no process has more bytes in messages than allowed."""
+"""The rounds of an exchange: every element is in one packet, and no process has more bytes in packets than allowed."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def test_boxes_make_up_an_array(shape: tuple[int, ...], most: int) -> None:
 
 
 @hypothesis.given(data=some.data(), most=some.integers(64, 2000))
-def test_messages_are_limited_and_have_every_byte_once(data: Any, most: int) -> None:
+def test_packets_are_limited_and_have_every_byte_once(data: Any, most: int) -> None:
     ends = some.tuples(some.integers(0, 3), some.integers(0, 3)).filter(lambda pair: pair[0] != pair[1])
     drawn = data.draw(some.lists(some.tuples(ends, shapes(0, 3), some.sampled_from(DTYPES)), min_size=1, max_size=8))
     parcels = tuple([Parcel(*pair, shape, dtype) for pair, shape, dtype in drawn])
     made, found = rounds(parcels, most), [0] * len(parcels)
-    for messages in made.messages:
-        assert len({(m.sender, m.receiver) for m in messages}) == len(messages)
+    for packets in made.packets:
+        assert len({(m.sender, m.receiver) for m in packets}) == len(packets)
         for process in range(4):
-            assert sum(m.nbytes for m in messages if process in (m.sender, m.receiver)) <= most
-        for message in messages:
+            assert sum(m.nbytes for m in packets if process in (m.sender, m.receiver)) <= most
+        for packet in packets:
             end = 0
-            for part in message.parts:
+            for part in packet.parts:
                 parcel = parcels[part.number]
-                assert (message.sender, message.receiver) == parcel[:2]
+                assert (packet.sender, packet.receiver) == parcel[:2]
                 assert part.begin >= end
                 assert part.begin % parcel.dtype.itemsize == 0
                 end = part.end
                 found[part.number] += part.end - part.begin
-            assert end == message.nbytes
+            assert end == packet.nbytes
     assert found == [int(np.prod(p.shape, dtype=int)) * p.dtype.itemsize for p in parcels]
 
 
@@ -64,11 +64,11 @@ def test_an_array_that_several_processes_receive_is_packed_for_each(wanted: list
     parcels = [Parcel(0, receiver, arrays[n].shape, arrays[n].dtype) for receiver, n in wanted]
     freight = _Freight(parcels, [(arrays[n], HOST, HOST) for _, n in wanted], [None] * len(wanted))
     arrived = [np.full_like(arrays[n], 255) for _, n in wanted]
-    for messages in rounds(tuple(parcels), most).messages:
-        outgoing, incoming = next(freight._round(messages))
+    for packets in rounds(tuple(parcels), most).packets:
+        outgoing, incoming = next(freight._round(packets))
         assert not incoming
-        for message in messages:
-            for part in message.parts:
-                arrived[part.number][part.box or ...] = outgoing[message.receiver][part.begin : part.end]
+        for packet in packets:
+            for part in packet.parts:
+                arrived[part.number][part.box or ...] = outgoing[packet.receiver][part.begin : part.end]
     for (_, n), found in zip(wanted, arrived, strict=True):
         np.testing.assert_array_equal(found, arrays[n])

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.communication.all_reduce import Tree, combine, flat_tree
+from shardtensor.communication.all_reduce import Tree, combine_rows, flat_tree
 from shardtensor.communication.transfer import whole_array
 from shardtensor.core import Operands
 from shardtensor.functions.linear_algebra import matmul, tensordot
@@ -116,36 +116,15 @@ def _sums(
     ufunc, keepdims = getattr(np, monoid.reduces), params["keepdims"]
     axes = tuple([a + 1 for a in reduced_axes(params.get("axis"), source.ndim)])
     count = source.size // max(value.size, 1) if monoid.partial else 0  # of a mean, whose states are sums
-    together = _merger(ufunc, tree)
 
     def result(whole: Array) -> Any:
         sums = [ufunc.reduce(part, axis=axes, keepdims=keepdims) for part in parts.of(whole)]
-        total = together(sums[0] if len(sums) == 1 else np.concatenate(sums))
+        total = combine_rows(tree, sums[0] if len(sums) == 1 else np.concatenate(sums), ufunc)[0]
         if keepdims:
             total = total.reshape(value.shape)
         return total / count if count else total
 
     return result
-
-
-def _merger(ufunc: np.ufunc, tree: Tree) -> Callable[[Array], Any]:
-    """Returns the function that combines parts along their first dimension, along a tree."""
-    return functools.partial(_by_pairs if tree == flat_tree(len(tree)) else _along, ufunc, tree)
-
-
-def _by_pairs(ufunc: np.ufunc, _: Tree, parts: Array) -> Any:
-    """Combines ``parts`` along their first dimension, along the tree of one mesh axis: all pairs of neighbours at once,
-    then all pairs of the results.
-    """
-    while (count := len(parts)) > 1:
-        pairs = ufunc(parts[: count - 1 : 2], parts[1::2])
-        parts = np.concatenate([pairs, parts[-1:]]) if count % 2 else pairs
-    return parts[0]
-
-
-def _along(ufunc: np.ufunc, tree: Tree, parts: Array) -> Any:
-    """Combines ``parts`` along their first dimension, along any tree."""
-    return combine(tree, parts.__getitem__, ufunc)
 
 
 # -- variances -------------------------------------------------------------------------------------
@@ -241,13 +220,13 @@ def _products(strategies: Strategies, tree: Tree) -> Run | None:
     if not runs or max(value.grid.counts, default=1) > 1 or sum(n for *_, n in runs) != len(tree):
         return None
     columns, rows = _Parts(left_shape, len(left_shape) - 1, runs), _Parts(right_shape, len(right_shape) - 2, runs)
-    together, shape = _merger(np.add, tree), value.shape
+    shape = value.shape
 
     def of_buffers(x1: Array, x2: Array) -> Any:
         left, right = as_matrices(x1, x2)
         factors = zip(columns.of(left), rows.of(right), strict=True)
         sums = [np.matmul(x, y) for x, y in factors]
-        total = together(sums[0] if len(sums) == 1 else np.concatenate(sums))
+        total = combine_rows(tree, sums[0] if len(sums) == 1 else np.concatenate(sums), np.add)[0]
         return whole_of(total.reshape(shape), value)
 
     def run_plan(operands: Operands) -> ShardedTensor:
