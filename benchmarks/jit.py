@@ -77,7 +77,7 @@ class Effort:
     once: int
 
 
-HEAVY = ("grid", "products")
+HEAVY = ("grid",)
 
 
 @contextlib.contextmanager
@@ -143,7 +143,7 @@ def tables(cells: Cells, effort: Effort) -> tuple[Table, Table]:
     """The tables of everything that was measured: with a compiler, and without."""
     packages = ("numpy", "torch", "jax", "numba", "shardtensor")
     environment = harness.describe_environment(packages) | {
-        "rounds": f"{effort.rounds}; Jacobi and products {effort.heavy}; the last three rows {effort.once}"
+        "rounds": f"{effort.rounds}; Jacobi {effort.heavy}; the last three rows {effort.once}"
     }
     columns = (C, KEPT, EAGER, NUMPY, TORCH, JAX_8, JAX_2, JAX_1, NUMBA)
     return (
