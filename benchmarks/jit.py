@@ -75,7 +75,7 @@ class Effort:
     once: int
 
 
-HEAVY = ("grid", "products")
+HEAVY = ("grid",)
 
 
 def start_workers(group: str) -> contextlib.AbstractContextManager[Mapping[str, Worker]]:
@@ -144,7 +144,7 @@ def make_tables(cells: Cells, effort: Effort) -> tuple[Table, Table]:
     """Returns two tables: programs with a compiler, and without."""
     packages = ("numpy", "torch", "jax", "numba", "shardtensor")
     environment = harness.describe_environment(packages) | {
-        "rounds": f"{effort.rounds}; Jacobi and products {effort.heavy}; the last three rows {effort.once}"
+        "rounds": f"{effort.rounds}; Jacobi {effort.heavy}; the last three rows {effort.once}"
     }
     columns = (C, KEPT, EAGER, NUMPY, TORCH, JAX_8, JAX_2, JAX_1, NUMBA)
     return (

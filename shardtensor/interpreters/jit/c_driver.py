@@ -86,6 +86,13 @@ static void st_lines(void (*body)(long long, char *const *), int ops, int inputs
     }
 }
 
+/* Calls kernels without reductions: each task has the addresses of a function, a geometry and pointers, and a range. */
+void run_tasks(long long count, const long long *task) {
+    for (; count > 0; count--, task += 5)
+        ((int (*)(const long long *, char *const *, long long, long long))task[0])(
+            (const long long *)task[1], (char *const *)task[2], task[3], task[4]);
+}
+
 /* Copies a row between an array and contiguous memory. */
 static void st_copy_row(char *array, char *memory, int size, bool out, long long nd, const long long *shape,
                         const long long *strides, long long n) {

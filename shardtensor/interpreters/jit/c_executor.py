@@ -13,9 +13,11 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from shardtensor.errors import BackendError, DeviceMemoryError
 from shardtensor.host import memory_pool
@@ -41,6 +43,12 @@ _ALIGNED = 1 << 12
 
 _LONG_ROW = 1 << 16
 """The number of elements from which a row is divided over threads if there are few rows."""
+
+STEPS = 8
+"""The number of steps that are computed for some rows before the next rows."""
+
+_BAND = 1 << 14
+"""The number of elements that one call computes then: those of all steps stay in the cache."""
 
 _LAYOUTS = 64
 """The number of shapes and strides that a kernel keeps."""
@@ -89,6 +97,22 @@ class CompiledKernel:
         for out, target in zip(outputs, targets, strict=True):
             if target is not out:
                 np.copyto(out, target)
+
+    def prepared(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[HostArray]) -> Prepared | None:
+        """Returns a call of a kernel without reductions on these arrays, for `run_steps`; None if an array has to be
+        copied, or if the elements are not computed in row-major order.
+        """
+        given = checked(self.kernel, shape, inputs, outputs)
+        arrays, _ = separated(list(given), outputs)
+        operands = [*arrays, *outputs]
+        if any(x is not y for x, y in zip(arrays, given, strict=True)) or not all(x.flags.aligned for x in operands):
+            return None
+        key = (shape, *[x.shape for x in arrays], *[x.strides for x in operands])
+        geometry = self._geometries.get(key) or self._add_geometry(key, shape, operands)
+        if not geometry.is_row_major:
+            return None
+        pointers = self._pointers(*[address(x) for x in operands])
+        return Prepared(self._library, self._function, geometry, pointers, operands)
 
     def _add_geometry(self, key: Any, shape: Shape, operands: Sequence[HostArray]) -> _Geometry:
         made = _Geometry(self.kernel, shape, [loop_strides(x, shape) for x in operands])
@@ -150,12 +174,90 @@ class CompiledKernel:
             raise DeviceMemoryError(f"jit: no memory for the intermediate results of a row of {self.kernel}")
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call of a kernel without reductions that has not been made.
+
+    Attributes:
+        library: the library of the kernel.
+        function: the kernel.
+        geometry: shape and strides.
+        pointers: the addresses of the arrays.
+        operands: the arrays, which it keeps alive.
+    """
+
+    library: ctypes.CDLL
+    function: Any
+    geometry: Any
+    pointers: Any
+    operands: Sequence[HostArray]
+
+    def addresses(self) -> tuple[int, int, int]:
+        """Returns the addresses of the function and of its first two arguments."""
+        function = ctypes.cast(self.function, ctypes.c_void_p).value or 0
+        return function, ctypes.addressof(self.geometry.array), ctypes.addressof(self.pointers)
+
+
+def run_steps(calls: Sequence[Prepared], shape: Shape, reach: int) -> None:
+    """Makes calls of which each reads what the one before writes, in blocks; see `temporal_blocking`.
+
+    The calls write two arrays alternately, and those after the first one read the array that they do not write.
+
+    Args:
+        calls: the calls, in order.
+        shape: the shape of the loop of all calls.
+        reach: the largest distance, in rows, between an element that is written and one that is read for it.
+    """
+    rows, inner = shape[0], math.prod(shape[1:])
+    run = calls[0].library["run_tasks"]
+    run.argtypes, run.restype = (ctypes.c_longlong, ctypes.c_void_p), None
+    for begin in range(0, len(calls), STEPS):
+        several = calls[begin : begin + STEPS]
+        narrowing = reach * (len(several) - 1)
+        seconds = sum(call.geometry.seconds for call in several)
+        wanted = max(2 * num_threads(), int(seconds / _PIECE))
+        chunks = max(min(wanted, rows // (2 * narrowing + max(_BAND // inner, 1))), 1)
+        ends = np.linspace(0, rows, chunks + 1).astype(np.int64).tolist()
+        tables = [_tasks(several, inner, reach, a, b, rows) for a, b in itertools.pairwise(ends)]
+        tables += [_between(several, inner, reach, end) for end in ends[1:-1]]
+
+        def work(k: int, tables: Any = tables) -> None:
+            run(len(tables[k]), address(tables[k]))
+
+        each(work, chunks)
+        each(lambda k, work=work, first=chunks: work(first + k), chunks - 1)  # type: ignore[misc]
+
+
+def _tasks(calls: Sequence[Prepared], inner: int, reach: int, begin: int, end: int, rows: int) -> npt.NDArray[np.int64]:
+    """Returns the calls for a chunk of rows, in bands: a step follows two bands behind the step before.
+
+    Each has the addresses of a function and its arguments, and the first and the last element.
+    """
+    band = max(_BAND // inner, reach, 1)
+    steps, bands = np.divmod(np.arange(len(calls) * -(-(end - begin) // band)), -(-(end - begin) // band))
+    first = np.maximum(begin + bands * band, begin + steps * reach * (begin > 0))
+    last = np.minimum(np.minimum(begin + bands * band + band, end), end - steps * reach * (end < rows))
+    order = np.argsort(bands + 2 * steps, kind="stable")
+    order = order[first[order] < last[order]]
+    called = np.array([call.addresses() for call in calls], np.int64)
+    return np.column_stack([called[steps[order]], first[order] * inner, last[order] * inner])
+
+
+def _between(calls: Sequence[Prepared], inner: int, reach: int, end: int) -> npt.NDArray[np.int64]:
+    """Returns the calls for the rows between two chunks, of which the first one ends there."""
+    made = [
+        (*call.addresses(), (end - k * reach) * inner, (end + k * reach) * inner) for k, call in enumerate(calls) if k
+    ]
+    return np.array(made, np.int64).reshape(-1, 5)
+
+
 class _Geometry:
     """The shape and strides of a call, with as few dimensions as possible.
 
     Attributes:
         array: what the compiled function reads.
         rows: the number of rows, or of elements if the kernel reduces nothing.
+        is_row_major: whether elements are computed in row-major order of the loop.
         row_size: the number of elements of a row, if all rows are contiguous; otherwise 0.
         seconds: the estimated time in one thread.
     """
@@ -166,10 +268,12 @@ class _Geometry:
         self.rows = math.prod(shape[:outer] if kernel.row_ndim else shape)
         self.seconds = 0.0
         self._shape, self._strides = shape, strides
+        order = [] if kernel.row_ndim else self._order(kernel)
+        self.is_row_major = order == sorted(order)
         if kernel.row_ndim:
             first, last = merged(dims[:outer], shape, strides), merged(dims[outer:], shape, strides)
         else:
-            first, last = merged(self._order(kernel), shape, strides), []
+            first, last = merged(order, shape, strides), []
         self._outer = first
         self.row_size = self._contiguous(kernel, last)
         columns = [*first, *last] or [(1, [0] * len(strides))]

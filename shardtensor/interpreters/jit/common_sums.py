@@ -160,9 +160,10 @@ def _sum_of(equation: Equation, number: int) -> _Sum | None:
         return None
     if equation.op.name == "transfer_to" and type(x) is Var and isinstance(x.kind, Aval) and x.kind.unreduced:
         return _Sum(equation, x, v) if reduced(x.kind) == kind else None
-    total, reduction, after = v, equation, ()
+    total, reduction = v, equation
+    after: Sequence[Equation] = ()
     if equation.op.name == "mean" and (found := _mean_as_sum(equation, number + 1)) is not None:
-        reduction, *after = found
+        reduction, after = found[0], found[1:]
         total = reduction.results
     axes = partial_axes(reduction)
     if not axes:

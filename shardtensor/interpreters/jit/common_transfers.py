@@ -14,7 +14,7 @@ from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op
 from shardtensor.interpreters.jit.groups import plan_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var
-from shardtensor.interpreters.jit.replay import result_of, with_operands
+from shardtensor.interpreters.jit.replay import bytes_of, result_of, with_operands
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
@@ -65,8 +65,12 @@ def with_common_transfers(program: Program, count: int) -> Program:
         changed = {k: with_operands(equations[k], {v: moved}) for k in users}
         if any(result_of(e) != e.results.kind for e in changed.values()):
             continue
+        once = Equation(COMMON_TRANSFER, (v,), (target,), moved)
+        # With an operand in another layout, a plan may add partial sums of more devices.
+        if bytes_of([once, *changed.values()]) >= bytes_of([equations[k] for k in users]):
+            continue
         count += 1
-        before.setdefault(users[0], []).append(Equation(COMMON_TRANSFER, (v,), (target,), moved))
+        before.setdefault(users[0], []).append(once)
         for k, e in changed.items():
             equations[k] = e
     made = [e for k, equation in enumerate(equations) for e in (*before.get(k, ()), equation)]

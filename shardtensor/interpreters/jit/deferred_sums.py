@@ -69,6 +69,7 @@ def without_addition(equation: Equation, axes: Sequence[str], number: int) -> Eq
     them nevertheless.
     """
     op, kind = equation.op.placed, equation.results.kind
+    assert op is not None
     spec = P(*kind.sharding.spec.chains_of(kind.ndim), unreduced=frozenset(axes))
     made = dataclasses.replace(equation, op=op, params=(*equation.params, kind.sharding.with_spec(spec)))
     result = result_of(made)

@@ -16,7 +16,7 @@ from shardtensor.interpreters.jit.c_executor import CompiledKernel
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel
 from shardtensor.interpreters.jit.groups import Group, function_of
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
-from shardtensor.interpreters.jit.program import Equation, Var, exact_key, shape_of
+from shardtensor.interpreters.jit.program import Equation, Var, exact_key, shape_of, vars_of
 from shardtensor.interpreters.jit.reductions import add_reduction, divisor, is_reduction, is_wide, outer_shape
 from shardtensor.interpreters.jit.window_writes import WindowWrite, computed_aval, function_operands
 from shardtensor.sharding.layout import Shape
@@ -129,16 +129,39 @@ class Fused:
         self._builder.output(self._values[v], per_row=role in ("row", "flat"))
         return (..., *(0,) * self._group.row_ndim) if role == "row" else None
 
-    def __call__(self, values: Any) -> bool:
-        """Computes the group; returns whether it did: not where the bits would not be those of eager mode."""
-        if self._needs_c and (self.compiled is None or _reports_errors()):
-            return False
+    def reads(self) -> list[Var]:
+        """Returns the values that the group reads."""
+        made = {e.results for e in self.equations}
+        return [
+            v
+            for v in dict.fromkeys([v for e in self.equations for v in vars_of(function_operands(e))])
+            if v not in made
+        ]
+
+    def written(self) -> list[Var]:
+        """Returns the results, if all of them are bases with a window that the group writes; otherwise none."""
+        return [v for v, _, _ in self._kept] if all(v in self._writes for v, _, _ in self._kept) else []
+
+    def arrays(self, values: Any, others: Mapping[int, Any] = MappingProxyType({})) -> list[Any]:
+        """Returns what the kernel reads.
+
+        Args:
+            values: the values of the program by number.
+            others: arrays in place of some of them.
+        """
         inputs = []
         for number, constant, index in self._inputs:
-            x = constant if number < 0 else values[number]
+            x = constant if number < 0 else others[number] if number in others else values[number]
             if type(x) is ShardedTensor:
                 x = whole_array(x, "jit")
             inputs.append(x if index is None else x[index])
+        return inputs
+
+    def __call__(self, values: Any) -> bool:
+        """Computes the group; returns whether it did: not where the bits would not be those of eager mode."""
+        if self._needs_c and (self.compiled is None or reports_errors()):
+            return False
+        inputs = self.arrays(values)
         if self._ordered and self.compiled is None and not blocked.is_exact(self.kernel, self.shape, inputs):
             return False
         if self.compiled is None and not all(map(_is_row_major, inputs)):
@@ -153,7 +176,7 @@ class Fused:
                 result, out = tensor(kind, Storage((array,), ([],))), array if index is None else array[index]
             made.append(result)
             targets.append(out)
-        if self.compiled is not None and not _reports_errors():
+        if self.compiled is not None and not reports_errors():
             self.compiled.run(self.shape, inputs, targets)
         else:
             blocked.run(self.kernel, self.shape, inputs, targets)
@@ -176,7 +199,7 @@ def _is_row_major(x: Any) -> bool:
     return strides == sorted(strides, reverse=True)
 
 
-def _reports_errors() -> bool:
+def reports_errors() -> bool:
     """Whether floating-point errors raise or call a function, which compiled code does not."""
     return any(what in ("raise", "call") for what in np.geterr().values())
 

@@ -27,6 +27,7 @@ from shardtensor.interpreters.jit.fused_devices import FusedOnDevices, is_for_ho
 from shardtensor.interpreters.jit.groups import grouped, is_kernel, plan_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars, vars_of
 from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
+from shardtensor.interpreters.jit.temporal_blocking import TimeSteps, time_steps_in
 from shardtensor.interpreters.jit.trace import PYTHON
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
 from shardtensor.interpreters.mutation.views import View, stand_in
@@ -64,19 +65,29 @@ def steps_of(
     nodes: Sequence[Node] = grouped(program, wide) if fused else [(e,) for e in program.equations]
     last = last_uses(program, nodes)
     given = {*program.inputs, *program.captured}
-    made = []
+    made: list[Step] = []
+    kernels: dict[int, Fused] = {}
+    dropped = [[v.number for v, use in last.items() if use == k] for k in range(len(nodes))]
     for k, node in enumerate(nodes):
-        dead = [v.number for v, use in last.items() if use == k]
+        dead = dropped[k]
         in_place = {e.results for e in node if e.writes and e.operands[0].number in dead and e.operands[0] not in given}
         if fused is not None and is_kernel(node, wide):
             kept = [v for e in node for v in e.makes() if last[v] > k]
-            made.append(_fused(node, kept, in_place, dead, fused))
+            writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
+            if is_for_host(node):
+                kernel = kernels[k] = Fused(node, kept, writes)
+            else:
+                kernel = FusedOnDevices(node, kept, writes)
+            fused(kernel)
+            made.append(_fused(kernel, in_place, dead))
             continue
         (equation,) = node
         if equation.op is STENCIL:
             made.append(_stencil(equation, program, interpreter, dead))
         else:
             made.append(_step(equation, interpreter, dead, bool(in_place)))
+    for several in time_steps_in(program, nodes, kernels) if wide else ():
+        _block_in_time(several, made, dropped)
     return nodes, made
 
 
@@ -147,16 +158,12 @@ def _getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-def _fused(
-    node: Node, kept: Sequence[Var], in_place: Collection[Var], dead: Sequence[int], fused: Callable[[Fused], None]
-) -> Step:
+def _fused(made: Fused, in_place: Collection[Var], dead: Sequence[int]) -> Step:
     """Returns the step of a kernel. While transfers are recorded, they are those of the equations, by inference."""
-    writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
-    made = (Fused if is_for_host(node) else FusedOnDevices)(node, kept, writes)
+    node = made.equations
     alone = functools.cache(lambda: [_step(equation, EAGER, (), equation.results in in_place) for equation in node])
     inner = Program((), (), node, ())
     free = inner.free()
-    fused(made)
 
     def step(values: Values) -> None:
         recording = is_recording()
@@ -171,6 +178,32 @@ def _fused(
             values[number] = None
 
     return step
+
+
+def _block_in_time(several: TimeSteps, steps: list[Step], dropped: Sequence[Sequence[int]]) -> None:
+    """Replaces the steps of a loop: the first one computes all where it can, and the others nothing then."""
+    result = several.result.number
+    outside = [steps[k] for k in several.outside]
+
+    def is_done(values: Values, k: int) -> bool:
+        if values[result] is None and k == several.first:
+            for view in outside:
+                view(values)
+            several.run(values)
+        return values[result] is not None
+
+    def replaced(k: int, alone: Step) -> Step:
+        def step(values: Values) -> None:
+            if not is_done(values, k):
+                alone(values)
+                return
+            for number in dropped[k]:
+                values[number] = None
+
+        return step
+
+    for k in range(several.first, several.last + 1):
+        steps[k] = replaced(k, steps[k])
 
 
 # -- other calls -----------------------------------------------------------------------------------

@@ -95,10 +95,10 @@ def _written_corner(write: Equation) -> Corner | None:
     value = write.results.kind
     if value.sharding.mesh.size == 1 or value.spans or value.unreduced or value.offloaded or not value.ndim:
         return None
-    return _corner(write.into)
+    return corner_of(write.into)
 
 
-def _corner(view_spec: ViewSpec | None) -> Corner | None:
+def corner_of(view_spec: ViewSpec | None) -> Corner | None:
     """Returns the first index of a view that is a box of its base with all of its dimensions; None of another view."""
     if view_spec is None or view_spec.part is not None or len(view_spec.boxes) != 1:
         return None
@@ -158,7 +158,7 @@ def _slices(program: Program, equations: Sequence[Equation], makers: Mapping[Var
             return None
         view = program.equations[makers[v]] if v in makers else None
         if view is not None and view.op.name == "view":
-            corner = _corner(view.into)
+            corner = corner_of(view.into)
             if corner is None or not isinstance(view.operands[0].kind, Aval):
                 return None
             found[v] = Slice(view.operands[0], corner)
@@ -188,7 +188,7 @@ class StencilPlan:
         assert slices is not None
         self._value: Aval = equation.results.kind
         self._window: Shape = self._write.window.shape  # type: ignore[union-attr]
-        self._corner = _corner(equation.into) or ()
+        self._corner = corner_of(equation.into) or ()
         self._base = equation.operands[0].number
         self._slices = slices
         self._blocks: dict[Var, tuple[Corner, Corner]] = {}

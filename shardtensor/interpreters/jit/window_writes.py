@@ -123,7 +123,7 @@ class WindowWrite:
             if not any(_interferes(x, out, array) for x in inputs):
                 return tensor(kind, base._storage), out
         made = memory_pool.empty(kind.shape, kind.dtype)
-        _copy_rest(made, array, view_spec)
+        copy_rest(made, array, view_spec)
         return tensor(kind, Storage((made,), ([],))), view_spec.of(backend, made)
 
 
@@ -145,7 +145,7 @@ def _interferes(x: Any, out: HostArray, array: HostArray) -> bool:
     return bool(x.__array_interface__["data"][0] != out.__array_interface__["data"][0])
 
 
-def _copy_rest(out: HostArray, array: HostArray, view_spec: ViewSpec) -> None:
+def copy_rest(out: HostArray, array: HostArray, view_spec: ViewSpec) -> None:
     """Copies the elements outside of a view, or all where these are no few boxes."""
     (*outer, box) = view_spec.boxes
     if outer or any(type(e) is tuple and e[2] != 1 and e[1] > 1 for e in box.entries):

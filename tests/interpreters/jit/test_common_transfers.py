@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from tests.interpreters.jit.random_programs import run_seeds
 from tests.layouts import array, everywhere, mesh_of
 
 
@@ -41,3 +42,7 @@ def test_common_transfers_are_priced_on_devices_that_do_not_exist() -> None:
     f = lambda x, y: (x + y, x * y)  # noqa: E731
     once, twice = (sum(o.bytes for o in st.simulate(g, x, y).operators) for g in (st.jit(f), f))
     assert 2 * once == twice > 0
+
+
+def test_a_transfer_that_would_lengthen_sums_is_made_for_each_equation() -> None:
+    run_seeds(None, 9424, 1, every=1)

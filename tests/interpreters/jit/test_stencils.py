@@ -136,8 +136,8 @@ def test_a_step_is_one_kernel(form: Any, executor: str, small_kernels: None) -> 
 def test_arrays_are_not_copied_for_a_write(small_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x = st.device_put(array((64, 64), "float64", 1), st.NamedSharding(mesh_of((4,), "numpy"), st.P("x")))
     copied: list[Any] = []
-    plain = window_writes._copy_rest
-    monkeypatch.setattr(window_writes, "_copy_rest", lambda out, *args: [copied.append(out), plain(out, *args)])
+    plain = window_writes.copy_rest
+    monkeypatch.setattr(window_writes, "copy_rest", lambda out, *args: [copied.append(out), plain(out, *args)])
     st.jit(lambda u: in_turns(u, 6))(x)
     assert len(copied) <= 2  # Later steps write into the values of two steps before.
     copied.clear()
@@ -150,7 +150,7 @@ def test_the_border_only_is_copied() -> None:
     out = memory_pool.empty(a.shape, a.dtype)
     out[...] = -1
     box = (st.asarray(a)[2:5, 1:9])._base_and_view()[1]
-    window_writes._copy_rest(out, a, box)
+    window_writes.copy_rest(out, a, box)
     wanted = a.copy()
     wanted[2:5, 1:9] = -1
     np.testing.assert_array_equal(out, wanted)
