@@ -451,10 +451,10 @@ def jit(
             be hashable.
         donate_argnums, donate_argnames: the arguments whose memory is given away: using them after the call raises
             DonatedError.
-        executor: what computes chains of elementwise functions, and reductions of rows, in the memory of the host:
-            ``"numpy"``, NumPy's functions block by block, with the bits of eager mode; ``"c"``, compiled C, within a
-            few ulp for functions such as `exp`, and without floating-point warnings; None, NumPy, and for large
-            arrays C as soon as the system's compiler has compiled it in the background.
+        executor: what computes chains of elementwise functions, and reductions of rows: ``"numpy"``, NumPy's functions
+            block by block (on other backends operators one by one), with the bits of eager mode; ``"c"``, compiled C
+            (on GPUs CUDA), within a few ulp for functions such as `exp`, and without floating-point warnings; None, on
+            GPUs CUDA, else NumPy, and for large arrays C as soon as it has been compiled in the background.
 
     Raises:
         BackendError: ``executor="c"``, and there is no C compiler, or it fails.
