@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.communication.all_reduce import combine, flat_tree, tree_of
 from shardtensor.communication.merging import MERGED_AT_ONCE, merged
+from tests import fakecupy
 from tests.backends.test_cupy import ORDERS, address, launched, machine, same
 
 
@@ -144,3 +145,16 @@ def test_clip_is_one_kernel(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None
         wanted = [np.clip(host, *bounds), np.clip(host, 1, 6)]
         for y, value in zip(found, wanted, strict=False):
             np.testing.assert_array_equal(np.asarray(y), value, strict=True)
+
+
+@pytest.mark.parametrize(("gpus", "waits"), [(1, 1), (2, 2)])
+def test_a_tensor_is_read_by_one_copy_for_each_gpu(gpus: int, waits: int) -> None:
+    with machine(8, devices=gpus) as m:
+        host = np.arange(84.0).reshape(12, 7)
+        x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d"))) * 2
+        for found, value in ((lambda: x, host), (lambda: x.T, host.T), (lambda: x[1:-1:2, 3], host[1:-1:2, 3])):
+            before = fakecupy.waits
+            same(found(), value * 2)
+            assert fakecupy.waits == before + waits
+        parts = st.pmap(lambda a: a + 1, st.shard(x))
+        same(st.unshard(parts), host * 2 + 1)
