@@ -30,7 +30,9 @@ def test_merged_has_the_bits_of_single_merges(data: Any) -> None:
     contributes = data.draw(some.lists(some.booleans(), min_size=int(np.prod(sizes)), max_size=int(np.prod(sizes))))
     contributes[0] = True
     tree = tree_of(tuple(contributes), sizes)
-    ufunc, dtype = data.draw(some.sampled_from([("add", "f4"), ("multiply", "f2"), ("maximum", "f8"), ("add", "i1")]))
+    ufunc, dtype = data.draw(
+        some.sampled_from([("add", "f4"), ("multiply", "f2"), ("maximum", "f8"), ("add", "i1"), ("multiply", "c8")])
+    )
     ndim = data.draw(some.sampled_from([0, 2, 30]))
     rng = np.random.default_rng(data.draw(some.integers(0, 99)))
     shape = (1,) * max(ndim - 1, 0) + (3,) * min(ndim, 1)
@@ -114,7 +116,7 @@ def test_collectives_have_the_same_bits_on_every_number_of_gpus(gpus: int, order
                 same(found, value)
 
 
-@pytest.mark.parametrize(("gpus", "launches"), [(1, 16), (2, 40)])
+@pytest.mark.parametrize(("gpus", "launches"), [(1, 24), (2, 48)])
 def test_variances_of_logical_devices(gpus: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with machine(8, devices=gpus) as m:
         host = np.random.default_rng(1).random((37, 5)).astype(np.float32)
