@@ -163,6 +163,8 @@ class Backend(abc.ABC):
         """Returns a function of arrays that calls elementwise functions of `xp` only, as one that runs as a single
         kernel, with the same results bit for bit; or the function itself, as by default, if the library has no such
         kernels.
+
+        The function does not add to a product, since compilers contract that to one operation, which rounds once.
         """
         return function
 

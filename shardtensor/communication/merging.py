@@ -30,6 +30,10 @@ def merged(backend: Backend, ufunc: str, tree: Tree, arrays: Sequence[Any], k: i
         arrays: the array of each contributor.
         k: the root of the subtree that is combined.
     """
+    if (
+        ufunc == "multiply" and backend.dtype_of(arrays[k]).kind == "c"
+    ):  # Their sums of products are no kernel: see `fuse`.
+        return combine(tree, arrays.__getitem__, function_of(backend, ufunc), k)
     most = max(min(MERGED_AT_ONCE, _ARGUMENT_WORDS // (arrays[k].ndim + 1) - 1), 2)
     members, subtree, rest = _at_once(tree, k, most)
     total = arrays[k]

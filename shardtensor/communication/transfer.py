@@ -219,10 +219,23 @@ def to_host_movement(value: Aval, index: Index | None = None) -> TransferPlan:
     return TransferPlan((region,), (value.grid,), host_grid(tuple([line.end for line in region.lines])))
 
 
+def read(x: ShardedTensor, index: Index | None = None) -> HostArray:
+    """Returns a tensor in other memory than the host's, or the elements that a basic index selects, as a host array, by
+    one copy for each of its arrays. The transfer is not recorded.
+    """
+    value, pieces = x._aval, x._storage.buffers
+    if are_joined(pieces, value):
+        array: HostArray = _cells_to_host(value, index).run((pieces,), value.dtype)[0]
+    else:
+        array = to_host_movement(value, index).run((shard_arrays(x),), value.dtype)[0]
+    return array
+
+
 @functools.lru_cache(1024)
-def _cells_to_host(value: Aval) -> TransferPlan:
-    """Returns the plan that copies a tensor to the host by one copy for each of its buffers."""
-    return TransferPlan((identity(value.shape),), (value.cells.grid,), host_grid(value.shape))
+def _cells_to_host(value: Aval, index: Index | None = None) -> TransferPlan:
+    """Returns the plan of `to_host_movement` for the buffers of a tensor."""
+    region = identity(value.shape) if index is None else region_of(index)
+    return TransferPlan((region,), (value.cells.grid,), host_grid(tuple([line.end for line in region.lines])))
 
 
 def pieces_of(x: Any) -> Sequence[Any]:

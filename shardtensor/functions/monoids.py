@@ -135,13 +135,19 @@ def _squared_deviation(xp: Any) -> Callable[..., Any]:
     return squared_deviation
 
 
-def _merged_moments(xp: Any) -> Callable[..., Any]:
-    def merged_moments(mean: Any, spread: Any, other_mean: Any, other_spread: Any, share: Any, weight: Any) -> Any:
+def _moment_products(xp: Any) -> Callable[..., Any]:
+    def moment_products(mean: Any, other_mean: Any, share: Any, weight: Any) -> Any:
         delta = xp.subtract(other_mean, mean)
-        squares = xp.multiply(xp.multiply(delta, delta), weight)
-        return xp.add(mean, xp.multiply(delta, share)), xp.add(xp.add(spread, other_spread), squares)
+        return xp.multiply(delta, share), xp.multiply(xp.multiply(delta, delta), weight)
 
-    return merged_moments
+    return moment_products
+
+
+def _moment_sums(xp: Any) -> Callable[..., Any]:
+    def moment_sums(mean: Any, shift: Any, spread: Any, other_spread: Any, squares: Any) -> Any:
+        return xp.add(mean, shift), xp.add(xp.add(spread, other_spread), squares)
+
+    return moment_sums
 
 
 _ROW = 1 << 12
@@ -180,10 +186,11 @@ def _var_merge(xp: Any, a: Any, b: Any) -> Any:
     if not a[0] or not b[0]:  # The mean of an empty shard is NaN and must not be merged.
         return b if b[0] else a
     count = a[0] + b[0]
-    if merged := _fused(xp, a[1], _merged_moments):
+    if (products := _fused(xp, a[1], _moment_products)) and (sums := _fused(xp, a[1], _moment_sums)):
         # A fused kernel has no weak scalars: these are of the dtype of the arrays.
         share, weight = [a[1].dtype.type(number) for number in (b[0] / count, a[0] * b[0] / count)]
-        return count, *merged(a[1], a[2], b[1], b[2], share, weight)
+        shift, squares = products(a[1], b[1], share, weight)
+        return count, *sums(a[1], shift, a[2], b[2], squares)
     delta = xp.subtract(b[1], a[1])
     mean = xp.add(a[1], xp.multiply(delta, b[0] / count))
     spread = xp.add(xp.add(a[2], b[2]), xp.multiply(_squared(xp, delta), a[0] * b[0] / count))

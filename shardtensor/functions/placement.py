@@ -34,7 +34,6 @@ from shardtensor.tensor.tensor import (
     lacks_elements,
     mark_array,
     mark_donated,
-    shard_arrays,
     tensor,
     without_elements,
 )
@@ -384,7 +383,7 @@ def _to_host(x: Any, index: Any) -> HostArray:
         movement, n = transfer.to_host_movement(value, at), value.dtype.itemsize
         record_transfer("to_host", 0, True, lambda: movement.records(n, not shared, "to_host", True))
         if not shared:
-            return lent(x, movement.run((shard_arrays(x),), value.dtype)[0])
+            return lent(x, transfer.read(x, at))
     storage = current_storage(x)
     if type(storage) is Exported:
         return lent(x, storage.read(lambda array: array if at is None else array[to_numpy(at)]))

@@ -534,6 +534,19 @@ def exchanges(m: Machine) -> None:
             same(y, np.full((8, 8), -9))
 
 
+def products(m: Machine) -> None:
+    """Partial products go to another GPU, and their memory is asked for again before the copies are made."""
+    rows, whole = [st.NamedSharding(m.mesh(), spec) for spec in (st.P("d"), st.P())]
+    for n in range(1, 4):
+        host = numbers(60).reshape(15, 4) * n
+        x = st.device_put(host, rows)
+        made = x.T @ x
+        again = [st.zeros((4, 4), device=whole) - 9 for _ in range(3)]
+        same(made, host.T @ host)
+        for y in again:
+            same(y, np.full((4, 4), -9))
+
+
 def launches(m: Machine) -> None:
     """Work of the library leaves current what was current, in an error, too."""
     x = st.device_put(numbers(), st.NamedSharding(m.mesh(), st.P("d")))
@@ -562,7 +575,7 @@ PROGRAMS: dict[str, tuple[Callable[[Machine], None], dict[str, Any]]] = {
         (their_stream, {}), (null_stream, {}), (maps, {}), (with_blocks, {}), (leaves_stream, {}), (leaves_device, {}),
         (nested, {}), (meets, {}),
         (memory_of_a_stream, {}), (caller_beside, {}), (written_at_once, {"peers": [[0, 0], [0, 0]]}),
-        (sums, {}), (collects, {}), (exchanges, {}), (launches, {}),
+        (sums, {}), (collects, {}), (exchanges, {}), (products, {}), (launches, {}),
     ]
 }  # fmt: skip
 
@@ -606,13 +619,13 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "a writer lets go of readers": (
         CuPyBackend.begin_write, "self._copier.flights.settle(array.data.mem)", "pass", "copies_and_writes"),
     "sources are kept": (
-        Copier.d2d, "self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)", "pass", "drops"),
+        Copier.d2d, "self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)", "pass", "products"),
     "sources are kept until the copy is there": (InFlight.prune, "self._queue[0].event.done", "True", "drops"),
     "host buffers are kept when the array is exclusive": (
         InFlight.settle, "flight.array = flight.memory = None", "flight.array = flight.memory = flight.host = None",
         "written_at_once"),
     "temporaries are kept": (
-        Copier.d2d, "self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)", "pass", "turns"),
+        Copier.place, "away.append((array, source.stream))", "pass", "turns"),
     "what is collected is waited for": (
         Copier.collect, "destination.stream.wait_event(source.record())", "pass", "sums"),
     "what is collected is kept": (
@@ -620,7 +633,8 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "what is exchanged is waited for": (
         Outgoing.place, "backend.wait(destination, self._tokens[source])", "pass", "exchanges"),
     "what is exchanged is kept": (
-        Copier.place, "away.append((array, source.stream))", "pass", "exchanges"),
+        Copier._land, "self.flights.add(event, array, owner, spare=destination.spare if n == len(away) else None)", "pass",
+        "exchanges"),
     "a launch is on its GPU": (Launcher.__call__, "self._set_gpu(gpu)", "pass", "launches"),
     "a launch is on its stream": (Launcher.__call__, "stream.use()", "pass", "launches"),
     "a launch restores the GPU": (Launcher.__call__, "self._set_gpu(before)", "pass", "launches"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.communication.all_reduce import combine, flat_tree, tree_of
 from shardtensor.communication.merging import MERGED_AT_ONCE, merged
+from tests import fakecupy
 from tests.backends.test_cupy import ORDERS, address, launched, machine, same
 
 
@@ -29,7 +30,9 @@ def test_merged_has_the_bits_of_single_merges(data: Any) -> None:
     contributes = data.draw(some.lists(some.booleans(), min_size=int(np.prod(sizes)), max_size=int(np.prod(sizes))))
     contributes[0] = True
     tree = tree_of(tuple(contributes), sizes)
-    ufunc, dtype = data.draw(some.sampled_from([("add", "f4"), ("multiply", "f2"), ("maximum", "f8"), ("add", "i1")]))
+    ufunc, dtype = data.draw(
+        some.sampled_from([("add", "f4"), ("multiply", "f2"), ("maximum", "f8"), ("add", "i1"), ("multiply", "c8")])
+    )
     ndim = data.draw(some.sampled_from([0, 2, 30]))
     rng = np.random.default_rng(data.draw(some.integers(0, 99)))
     shape = (1,) * max(ndim - 1, 0) + (3,) * min(ndim, 1)
@@ -113,7 +116,7 @@ def test_collectives_have_the_same_bits_on_every_number_of_gpus(gpus: int, order
                 same(found, value)
 
 
-@pytest.mark.parametrize(("gpus", "launches"), [(1, 16), (2, 40)])
+@pytest.mark.parametrize(("gpus", "launches"), [(1, 24), (2, 48)])
 def test_variances_of_logical_devices(gpus: int, launches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with machine(8, devices=gpus) as m:
         host = np.random.default_rng(1).random((37, 5)).astype(np.float32)
@@ -144,3 +147,16 @@ def test_clip_is_one_kernel(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None
         wanted = [np.clip(host, *bounds), np.clip(host, 1, 6)]
         for y, value in zip(found, wanted, strict=False):
             np.testing.assert_array_equal(np.asarray(y), value, strict=True)
+
+
+@pytest.mark.parametrize(("gpus", "waits"), [(1, 1), (2, 2)])
+def test_a_tensor_is_read_by_one_copy_for_each_gpu(gpus: int, waits: int) -> None:
+    with machine(8, devices=gpus) as m:
+        host = np.arange(84.0).reshape(12, 7)
+        x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d"))) * 2
+        for found, value in ((lambda: x, host), (lambda: x.T, host.T), (lambda: x[1:-1:2, 3], host[1:-1:2, 3])):
+            before = fakecupy.waits
+            same(found(), value * 2)
+            assert fakecupy.waits == before + waits
+        parts = st.pmap(lambda a: a + 1, st.shard(x))
+        same(st.unshard(parts), host * 2 + 1)

@@ -167,6 +167,30 @@ def test_numbers_are_weak_as_in_cupy(cupy: Any) -> None:
     assert cupy.logical_and(-small, cupy.ones(3, cupy.uint64)).tolist() == [False] * 3  # as its kernel computes it
 
 
+def test_fused_functions_are_one_launch(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @cupy.fuse
+    def both(x: Any, y: Any) -> Any:
+        return cupy.add(x, y), cupy.multiply(cupy.maximum(x, y), x)
+
+    @cupy.fuse(kernel_name="thrice")
+    def other(x: Any) -> Any:
+        return cupy.add(cupy.add(x, x), x)
+
+    a, b = cupy.arange(3, dtype="f4"), cupy.ones((2, 1), "f4")
+    names, world = [], fakecupy._world.world
+    launch = world.launch
+    monkeypatch.setattr(
+        world, "launch", lambda name, *args, **kwargs: (names.append(name), launch(name, *args, **kwargs))[1]
+    )
+    total, product = both(a, b)
+    tripled = other(a)
+    assert names == ["both", "thrice"]
+    assert (total.dtype, total.get().tolist()) == ("f4", [[1, 2, 3]] * 2)
+    assert (product.get().tolist(), tripled.get().tolist()) == ([[0, 1, 4]] * 2, [0, 3, 6])
+    with pytest.raises(ValueError, match="no name of a kernel"):
+        cupy.fuse(lambda x: x)
+
+
 def test_where_takes_arrays_as_conditions(cupy: Any) -> None:
     assert cupy.where(cupy.asarray([1, 0]), 1, 2.5).tolist() == [1, 2.5]
     with pytest.raises(AttributeError):

@@ -153,8 +153,8 @@ def accepts(name: str, examples: int) -> None:
 
 
 BY_VALUES = (
-    "cholesky cond counts_between counts_of_integers eigvalsh fft hfft ifft ihfft inv irfft matrix_rank pinv rfft solve "
-    "svdvals take take_along_axis take_along_split truncated_normal updated"
+    "cholesky cond counts_between counts_of_integers eigvalsh fft hfft ifft ihfft inv irfft isin_sorted matrix_rank pinv "
+    "rfft searchsorted_split solve svdvals take take_along_axis take_along_split truncated_normal updated"
 )
 """The operators that raise errors for some values of their operands, or need libraries that check them."""
 
