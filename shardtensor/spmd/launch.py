@@ -28,7 +28,7 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.program import Failed, Program, around
 from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
-from shardtensor.tensor.ownership import Lent, export, lend_storage, reading
+from shardtensor.tensor.ownership import READS, Lent, export, lend_storage
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import (
@@ -217,8 +217,12 @@ def _map_shards(*arguments: Any) -> list[Any]:
     if places.simulated:
         with interpreting(INFER):
             return _infer_map(*arguments)
-    with reading(called.columns):  # The interpreter of mapped functions publishes no operands.
+    entry: list[Any] = [called.columns]
+    try:  # Not by `reading`, in whose __exit__ Ctrl-C could be raised before the entry is removed.
+        READS[id(entry)] = entry  # The interpreter of mapped functions publishes no operands.
         return _execute_map(called, places)
+    finally:
+        READS.pop(id(entry), None)
 
 
 def _execute_map(called: _Map, places: _Places) -> list[Any]:
