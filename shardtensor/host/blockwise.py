@@ -268,9 +268,11 @@ def select(x: HostArray, index: tuple[Any, ...]) -> HostArray:
     out = memory_pool.empty((*block, *x.shape[len(index) :]), x.dtype)
     rows = out.reshape(math.prod(block), *x.shape[len(index) :])
 
+    taken = len(flat) == 1 and x.flags.c_contiguous  # `take` checks each index as it reads it, but copies other arrays.
+
     def work(k: int) -> None:
         part = slice(k * _ROWS, (k + 1) * _ROWS)
-        rows[part] = x[tuple([e[part] for e in flat])]
+        rows[part] = np.take(x, flat[0][part], axis=0) if taken else x[tuple([e[part] for e in flat])]
 
     each(work, -(-len(rows) // _ROWS))
     return out

@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.communication import processes
 from shardtensor.communication.agreement import Agreement
 from shardtensor.communication.processes import JOB
+from shardtensor.functions.algorithms import chirp_fft, panels, requests, transpose_fft
 from shardtensor.testing.layouts import on_host
 from tests import fakecupy
 
@@ -202,6 +204,28 @@ def reductions_and_products() -> None:
     np.testing.assert_allclose(distributed.process_allgather(x @ x.T), ROWS @ ROWS.T)
     y = tensor(ROWS.T.copy(), None, "x")
     np.testing.assert_allclose(distributed.process_allgather(y @ x), ROWS.T @ ROWS)
+
+
+def algorithms_whose_parts_differ() -> None:
+    """Distinct elements, requests in rounds, panels, and convolutions: each process knows the shapes of all parts."""
+    values = np.random.default_rng(0).integers(0, 40, 301).astype("float64")
+    x = tensor(values)
+    for found, wanted in zip(st.unique_all(x), np.unique_all(values), strict=True):
+        same(found, wanted)
+    same(st.unique(x), np.unique(values))
+    same(st.unique_counts(x).counts, np.unique_counts(values).counts)
+    small = {(requests, "ROUND"): 64, (panels, "GATHERED"): 0, (panels, "PANEL"): 3}
+    small |= {(transpose_fft, "_GATHERED"): 16, (chirp_fft, "PIECE"): 200}
+    with contextlib.ExitStack() as stack:
+        for (module, name), size in small.items():
+            stack.enter_context(mock.patch.object(module, name, size))
+        same(st.take_along_axis(x, tensor(np.argsort(values)), axis=0), np.sort(values))
+        q, r = st.linalg.qr(tensor(ROWS[:, :2] @ ROWS[:2, :] + np.eye(7, 3)), mode="complete")
+        left, right = distributed.process_allgather(q), distributed.process_allgather(r)
+        np.testing.assert_allclose(left @ right, ROWS[:, :2] @ ROWS[:2, :] + np.eye(7, 3), atol=1e-10)
+        np.testing.assert_allclose(left.T @ left, np.eye(7), atol=1e-12)
+        spectrum = distributed.process_allgather(st.fft.rfft(tensor(values[:293])))
+        np.testing.assert_allclose(spectrum, np.fft.rfft(values[:293]), atol=1e-9)
 
 
 def views_and_writes() -> None:
@@ -389,9 +413,10 @@ CHECKS = [
     devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
     memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, replicas_are_sent_once,
     device_arrays_are_sent_from_pinned_memory, memory_of_transfers_is_limited, reductions_and_products,
-    views_and_writes, random_numbers_do_not_depend_on_the_processes, maps_and_their_collectives,
-    lists_are_of_this_process, jit_has_the_bits_of_eager_mode, gradients_are_added_in_one_message,
-    what_needs_one_array_is_an_error, values_that_differ_are_errors, calls_that_differ_are_errors, local_tensors_concern_nobody_else,
+    algorithms_whose_parts_differ, views_and_writes, random_numbers_do_not_depend_on_the_processes,
+    maps_and_their_collectives, lists_are_of_this_process, jit_has_the_bits_of_eager_mode,
+    gradients_are_added_in_one_message, what_needs_one_array_is_an_error, values_that_differ_are_errors,
+    calls_that_differ_are_errors, local_tensors_concern_nobody_else,
 ]  # fmt: skip
 
 if __name__ == "__main__":

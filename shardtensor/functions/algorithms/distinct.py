@@ -115,13 +115,13 @@ def _ends_of_ranges(rows: Rows, comm: MeshCommunicator, runs: Shards) -> list[An
     return [np.concatenate([[0], at, [n] * (size - len(at))]).astype(np.int64) for at, n in ends]
 
 
-def _merged(wanted: Wanted, equal_nan: bool, xp: Any, values: Any, *others: Any) -> Sequence[Any]:
+def _merged(wanted: Wanted, equal_nan: bool, xp: Any, values: Any, *others: Any) -> tuple[Any, ...]:
     """Returns the distinct values of those of all devices, and what is wanted of the first index of each, of the number
     of the distinct value that each value is, and of the number of elements of each, given the values and what is wanted
     of their indices and counts.
     """
     if not any(wanted):
-        return distinct(xp, values, wanted, equal_nan)
+        return tuple(distinct(xp, values, wanted, equal_nan))
     order, starts = _groups(xp, values, equal_nan)
     # No array is kept longer than needed, so that a device holds at most three times its share.
     ranks = [_ranks(xp, order, starts)] if wanted[1] else []
@@ -137,7 +137,7 @@ def _merged(wanted: Wanted, equal_nan: bool, xp: Any, values: Any, *others: Any)
         totals = xp.concat([before, sums.pop()[-1:]])
         totals[1:] -= before
         results.append(totals)
-    return results
+    return tuple(results)
 
 
 # -- on one device ---------------------------------------------------------------------------------

@@ -281,7 +281,8 @@ def _fft_to_real(xp: Any, context: ShardContext, x1: Any, x2: Any, *, inverse: b
     n = 2 * context.shape[-1]
 
     def combined(xp: Any, begin: int, roots: Any, z: Any, mirrored: Any) -> Any:
-        z, mirrored = xp.asarray(z, dtype=context.dtype), xp.asarray(mirrored, dtype=context.dtype)
+        if not xp.isdtype(z.dtype, "complex floating"):
+            z, mirrored = xp.asarray(z, dtype=context.dtype), xp.asarray(mirrored, dtype=context.dtype)
         if not begin:
             first = xp.arange(z.shape[-1]) == 0
             z, mirrored = [xp.where(first, xp.asarray(xp.real(a), dtype=a.dtype), a) for a in (z, mirrored)]
