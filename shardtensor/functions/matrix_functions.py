@@ -353,9 +353,12 @@ def lstsq(
     if len(shape) != 2 or len(right) not in (1, 2) or right[0] != shape[0]:
         raise LinearAlgebraError(f"lstsq: a has shape {shape} and b {right}; wanted (m, n), and (m,) or (m, k)")
     if any(map(is_small_float, dtypes := [dtype_of(a), dtype_of(b)])):  # Operators compute in float32, too.
-        wide = [astype(x, np.float32) if is_small_float(dtype) else x for x, dtype in zip((a, b), dtypes, strict=True)]
-        made, small = lstsq(*wide, rcond), promoted(dtypes, "lstsq")
-        return made if small is None else tuple([x if type(x) is int else astype(x, small) for x in made])
+        a, b = [astype(x, np.float32) if is_small_float(dtype) else x for x, dtype in zip((a, b), dtypes, strict=True)]
+        solution, residuals, rank, values = lstsq(a, b, rcond)
+        small = promoted(dtypes, "lstsq")
+        if small is None:
+            return solution, residuals, rank, values
+        return astype(solution, small), astype(residuals, small), rank, astype(values, small)
     columns = reshape(b, (right[0], 1)) if len(right) == 1 else b
     solution, rank_found, values = _least_squares(a, columns, rcond)
     rank = int(rank_found)

@@ -41,6 +41,8 @@ def check(name: str, data: Any, backend: str) -> None:
 
     wanted, error = outcome(MAIN[name], Operands(rows=rows, columns=columns))
     found, mine = outcome(MAIN[name], Operands(place, rows=rows, columns=columns))
+    if name in ("poly", "roots") and not rows:
+        return  # NumPy looks for the function of the elements, of which there are none.
     if error in (ZeroDivisionError, IndexError) and not rows * columns:
         return  # NumPy's averages and quantiles raise even where the result has no elements.
     if error is not None:
