@@ -12,12 +12,14 @@ False
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import importlib.metadata
 import io
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from traceback import format_exception
 from types import TracebackType
@@ -317,10 +319,17 @@ def _check_alike(job: Agreement) -> None:
     versions = [v.rstrip(b"\0").decode() for v in job.gather("initialize", version.encode()[:64].ljust(64, b"\0"))]
     for k, other in enumerate(versions):
         if other != versions[0]:
+            _leave(job)
             raise ArgumentError(
                 f"initialize: process {k} has version {other} of shardtensor, and process 0 has {versions[0]}; install "
                 "the same version on all hosts"
             )
+
+
+def _leave(job: Agreement) -> None:
+    """Disconnects this process, before an error that all processes raise: Gloo may abort a process whose peers end."""
+    with contextlib.suppress(TimeoutError, ConnectionError):  # The error that follows is the reason.
+        job.engine.close(time.monotonic() + _TOGETHER)
 
 
 _DEVICE = 96
@@ -344,11 +353,13 @@ def _agree_on_devices(job: Agreement) -> None:
     heads = [row.decode().split() for row in rows]
     for k, (name, count, *used) in enumerate(heads):
         if [name, count] != heads[0][:2]:
+            _leave(job)
             raise ArgumentError(
                 f"initialize: process {k} has {count} devices of backend {name!r}, and process 0 has {heads[0][1]} of "
                 f"{heads[0][0]!r}; set SHARDTENSOR_BACKEND and SHARDTENSOR_NUM_DEVICES to the same in all processes"
             )
         if used:
+            _leave(job)
             raise DistributedError(
                 f"initialize: process {k} has used devices of {', '.join(used)} already; call it before the first use "
                 "of a device, a mesh or a tensor"

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,8 @@ class Transfer:
     axis: str = ""
 
 
-class TransferRecords(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TransferRecords:
     """The transfers of a plan, which are computed when it is called.
 
     Attributes:
@@ -80,7 +81,7 @@ class TransferRecords(NamedTuple):
 
     def __call__(self) -> Iterable[Transfer]:
         """Returns the transfers."""
-        transfers: Iterable[Transfer] = self.plan.records(*self[1:])
+        transfers: Iterable[Transfer] = self.plan.records(self.itemsize, self.copied, self.operator, self.explicit)
         return transfers
 
 

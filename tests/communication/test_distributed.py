@@ -310,7 +310,9 @@ def test_a_second_job_on_the_port_of_one_that_runs(port: int) -> None:
             assert process.stdin
             process.stdin.write("\n")
             process.stdin.flush()
-        assert [process.wait(30) for process in running] == [0, 0]
+        for process in running:
+            process.communicate(timeout=30)
+        assert [process.returncode for process in running] == [0, 0]
 
 
 UNLIKE = """
@@ -332,7 +334,7 @@ d.initialize(timeout=20)
         ),
         pytest.param(
             "os.environ['SHARDTENSOR_BACKEND'] = ['numpy', 'checked'][k]",
-            "process 1 has 2 devices of backend 'checked', and process 0 has 2 of 'numpy'",
+            r"process 1 has \d+ devices of backend 'checked', and process 0 has \d+ of 'numpy'",
             id="backends",
             marks=FULL,
         ),
