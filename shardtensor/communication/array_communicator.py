@@ -190,7 +190,7 @@ class ArrayCommunicator(Communicator):
         They must be read-only, and their memory must be that of arrays that were lent to their programs, or of results
         of collectives: no program can write to it.
         """
-        if not self.on_host or any(a.flags.writeable for a in arrays):
+        if not self.on_host or not self.lent or any(a.flags.writeable for a in arrays):
             return None
         known = [{id(memory_pool.owner_of(one.array)) for one in lent} for lent in self.lent]
         owners = [id(memory_pool.owner_of(a)) for a in arrays]

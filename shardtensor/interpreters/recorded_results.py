@@ -22,8 +22,8 @@ from shardtensor.core import Function, Interpreter, Op, Operands, Params, interp
 from shardtensor.errors import ConcretizationError
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, array_operands
-from shardtensor.interpreters.small_results import map_items
 from shardtensor.sharding.view_spec import whole_view_spec
+from shardtensor.tensor.pytree import map_items
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval

@@ -21,6 +21,7 @@ from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import host_aval
 from shardtensor.tensor.ownership import READS, reading, track
+from shardtensor.tensor.pytree import map_items
 from shardtensor.tensor.storage import NoElements, Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor, without_elements
 from shardtensor.tensor.value import Aval
@@ -156,15 +157,6 @@ def _run_again(recording: Any, tensors: list[ShardedTensor]) -> Any:
         return result
     finally:
         READS.pop(id(entry), None)
-
-
-def map_items(function: Function, x: Any) -> Any:
-    """Applies a function to the items of nested lists, tuples and named tuples."""
-    if type(x) in (list, tuple):
-        return type(x)([map_items(function, item) for item in x])
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*[map_items(function, item) for item in x])
-    return function(x)
 
 
 def _inferred(function: Function, args: Any, kwargs: Any, tensors: list[ShardedTensor]) -> _Layout | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -19,12 +18,13 @@ from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
-from shardtensor.errors import ArgumentTypeError, AxisError, BackendError, ShardingError
+from shardtensor.errors import ArgumentTypeError, AxisError, ShardingError
 from shardtensor.host.blockwise import copied as copied_array
 from shardtensor.interpreters.device import DeviceInterpreter, NoContext, on_submesh
 from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.sharding.rules import normalize_axis
+from shardtensor.spmd.device_context import DeviceContext, modes_of
 from shardtensor.spmd.program import Failed, Program, around
 from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
@@ -226,7 +226,7 @@ def _map_shards(*arguments: Any) -> list[Any]:
 
 
 def _execute_map(called: _Map, places: _Places) -> list[Any]:
-    modes = {backend: mode for backend in places.backends if (mode := _modes_of(backend))}
+    modes = {backend: mode for backend in places.backends if (mode := modes_of(backend))}
     # Only the tasks hold the arguments, so that donated arrays are exclusive.
     across = _devices_across(called) if in_job() else ()
     tasks = [
@@ -402,48 +402,6 @@ def _described(submesh: Mesh) -> str:
     return str(submesh.flat[0]) if submesh.size == 1 else f"{submesh.flat[0]}..{submesh.flat[-1]}"
 
 
-class _DeviceContext:
-    """Makes the device of a program current, if it has only one, and sets the modes of its library, which are the
-    caller's at first; see `shardtensor.spmd.program.ExecutionContext`.
-    """
-
-    __slots__ = ("_backend", "_before", "_modes", "_on", "devices")
-
-    def __init__(self, backend: Backend, submesh: Mesh, modes: Callable[[], None] | None) -> None:
-        self.devices = submesh.flat
-        self._backend = backend
-        self._modes = modes
-
-    def __enter__(self) -> None:
-        self._on = self._backend.on(self.devices[0]) if len(self.devices) == 1 else contextlib.nullcontext()
-        self._before = _modes_of(self._backend) if self._modes else None
-        self._on.__enter__()
-        if self._modes:
-            self._modes()
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool | None:
-        if self._before:
-            self._before()
-        return self._on.__exit__(kind, error, trace)
-
-    def suspend(self) -> None:
-        """Saves the modes of the program, and restores the device and the modes that the thread had before."""
-        self._modes = self._backend.capture_modes()
-        self.__exit__(None, None, None)
-
-    def resume(self) -> None:
-        """Makes the device current again, and restores the modes of the program."""
-        self.__enter__()
-
-
-def _modes_of(backend: Backend) -> Callable[[], None] | None:
-    """Returns a function that restores the current modes of the library, or None where that is not possible."""
-    try:
-        return backend.capture_modes()
-    except BackendError:  # The caller's block of modes cannot be suspended, and need not be: it stays entered.
-        return None
-
-
 def _call_on(
     called: _Map,
     i: int,
@@ -460,7 +418,7 @@ def _call_on(
     """
     submesh, caller = called.submeshes[i], called.caller
     backend = here.backend if here else backend_of(submesh.flat[0])
-    execution_context = (here and here.no_context) or _DeviceContext(backend, submesh, modes.get(backend))
+    execution_context = (here and here.no_context) or DeviceContext(backend, submesh, modes.get(backend))
     program.execution_context = execution_context
     program.lent = lent
     settle_on(called.owned[i])  # It need not be restored, since the program has a context of its own.

@@ -89,13 +89,7 @@ def keep_while_read(x: Any, storage: Storage) -> int:
 
 def _tensors(tree: Any) -> list[Any]:
     """Returns the tensors in a container, and in containers in it, in any order."""
-    found = []
-    for x in list(tree.values()) if type(tree) is dict else tree:
-        if hasattr(x, "_storage"):
-            found.append(x)
-        elif isinstance(x, (tuple, list, dict)):
-            found += _tensors(x)
-    return found
+    return [x for x in _items(tree) if hasattr(x, "_storage")]
 
 
 def _items(tree: Any) -> list[Any]:

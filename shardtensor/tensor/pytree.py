@@ -93,6 +93,15 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     return spec.unflatten([fn(leaf) for leaf in found])
 
 
+def map_items(function: Callable[[Any], Any], x: Any) -> Any:
+    """Applies a function to the items of nested lists, tuples and named tuples."""
+    if type(x) in (list, tuple):
+        return type(x)([map_items(function, item) for item in x])
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*[map_items(function, item) for item in x])
+    return function(x)
+
+
 def leaves(tree: Any) -> list[Any]:
     """Returns the leaves of a tree, from left to right."""
     return [tree] if type(tree) in LEAF_TYPES else _flat(tree)[0]

@@ -1,0 +1,53 @@
+"""The execution context of programs on backends that have a current device, or modes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from shardtensor.backend.protocol import Backend
+from shardtensor.errors import BackendError
+from shardtensor.sharding.mesh import Mesh
+
+
+class DeviceContext:
+    """Makes the device of a program current, if it has only one, and sets the modes of its library, which are the
+    caller's at first; see `shardtensor.spmd.program.ExecutionContext`.
+    """
+
+    __slots__ = ("_backend", "_before", "_modes", "_on", "devices")
+
+    def __init__(self, backend: Backend, submesh: Mesh, modes: Callable[[], None] | None) -> None:
+        self.devices = submesh.flat
+        self._backend = backend
+        self._modes = modes
+
+    def __enter__(self) -> None:
+        self._on = self._backend.on(self.devices[0]) if len(self.devices) == 1 else contextlib.nullcontext()
+        self._before = modes_of(self._backend) if self._modes else None
+        self._on.__enter__()
+        if self._modes:
+            self._modes()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool | None:
+        if self._before:
+            self._before()
+        return self._on.__exit__(kind, error, trace)
+
+    def suspend(self) -> None:
+        """Saves the modes of the program, and restores the device and the modes that the thread had before."""
+        self._modes = self._backend.capture_modes()
+        self.__exit__(None, None, None)
+
+    def resume(self) -> None:
+        """Makes the device current again, and restores the modes of the program."""
+        self.__enter__()
+
+
+def modes_of(backend: Backend) -> Callable[[], None] | None:
+    """Returns a function that restores the current modes of the library, or None where that is not possible."""
+    try:
+        return backend.capture_modes()
+    except BackendError:  # The caller's block of modes cannot be suspended, and need not be: it stays entered.
+        return None
