@@ -41,7 +41,8 @@ with np.errstate(all="ignore"):
             x[:, 0] = 0
             run(shape, [x], [np.empty(shape[0], dtype), np.empty(shape, dtype)])
             run(shape, [x[:, ::-1]], [np.empty(shape[0], dtype), x])
-groups.LEAST, temporal_blocking.LEAST_BYTES, c_executor._BAND = 1, 0, 8
+groups.LEAST, temporal_blocking.LEAST_BYTES, temporal_blocking.ROWS = 1, 0, 0
+c_executor._BAND, c_executor._CHUNK, c_executor._WIDTH = 8, 1e-9, 2
 for shape in [(3, 3), (40, 7), (100 + first % 7, 5)]:
     x = np.linspace(0, 1, shape[0] * shape[1]).reshape(shape)
     found = st.jit(lambda u: jacobi(u, 2 + first % 11), executor="c")(st.asarray(x))
