@@ -50,6 +50,14 @@ STEPS = 8
 _BAND = 1 << 14
 """The number of elements that one call computes then: those of all steps stay in the cache."""
 
+_CHUNK = 1e-2
+"""The estimated seconds of work of a chunk of rows, after which a thread looks for signals."""
+
+_WIDTH = 8
+"""The number of rows of a chunk, at least, for each by which it narrows: the rows between chunks, at most a quarter of
+all, are read again.
+"""
+
 _LAYOUTS = 64
 """The number of shapes and strides that a kernel keeps."""
 
@@ -215,8 +223,8 @@ def run_steps(calls: Sequence[Prepared], shape: Shape, reach: int) -> None:
         several = calls[begin : begin + STEPS]
         narrowing = reach * (len(several) - 1)
         seconds = sum(call.geometry.seconds for call in several)
-        wanted = max(2 * num_threads(), int(seconds / _PIECE))
-        chunks = max(min(wanted, rows // (2 * narrowing + max(_BAND // inner, 1))), 1)
+        wanted = max(2 * num_threads(), int(seconds / _CHUNK))
+        chunks = max(min(wanted, rows // (_WIDTH * narrowing + max(_BAND // inner, 1))), 1)
         ends = np.linspace(0, rows, chunks + 1).astype(np.int64).tolist()
         tables = [_tasks(several, inner, reach, a, b, rows) for a, b in itertools.pairwise(ends)]
         tables += [_between(several, inner, reach, end) for end in ends[1:-1]]

@@ -20,6 +20,7 @@ from typing import Any
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.host import memory_pool
+from shardtensor.host.threads import num_threads
 from shardtensor.interpreters.jit.c_executor import run_steps
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.program import Equation, Program, Var
@@ -31,6 +32,9 @@ from shardtensor.tensor.tensor import tensor
 
 LEAST_BYTES = 1 << 24
 """The size of a window from which on two arrays do not fit into caches."""
+
+ROWS = 128
+"""The number of rows, for each thread and row of reach, from which on all threads have chunks of rows."""
 
 Nodes = Sequence[Sequence[Equation]]
 
@@ -78,6 +82,9 @@ class TimeSteps:
         """Computes all steps, if the kernels are compiled and nothing needs to know of single ones."""
         if is_recording() or reports_errors() or any(step.fused.compiled is None for step in self._steps):
             return
+        rows, reach = self._steps[0].fused.shape[0], max(step.reach for step in self._steps)
+        if rows < num_threads() * ROWS * max(reach, 1):
+            return
         write = self._steps[0].write
         kind, window = write.results.kind, write.into
         assert window is not None
@@ -94,7 +101,7 @@ class TimeSteps:
             calls.append(call)
         for array in arrays:
             copy_rest(array, before, window)
-        run_steps(calls, self._steps[0].fused.shape, max(step.reach for step in self._steps))
+        run_steps(calls, self._steps[0].fused.shape, reach)
         values[self.result.number] = tensor(kind, Storage((arrays[(len(calls) - 1) % 2],), ([],)))
 
 

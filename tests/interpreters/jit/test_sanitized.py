@@ -17,7 +17,9 @@ LIBRARY = (
 
 CODE = """
 import numpy as np, sys
-from shardtensor.interpreters.jit import c_executor
+import shardtensor as st
+from shardtensor.interpreters.jit import c_executor, groups, temporal_blocking
+from tests.interpreters.jit.test_temporal_blocking import jacobi
 from tests.interpreters.jit.random_kernels import assert_same, random_case, reference, spread_kernel
 c_executor.LONG, c_executor._ALIGNED, c_executor._LONG_ROW = 0.0, 8, 1
 first = int(sys.argv[1])
@@ -39,6 +41,12 @@ with np.errstate(all="ignore"):
             x[:, 0] = 0
             run(shape, [x], [np.empty(shape[0], dtype), np.empty(shape, dtype)])
             run(shape, [x[:, ::-1]], [np.empty(shape[0], dtype), x])
+groups.LEAST, temporal_blocking.LEAST_BYTES, temporal_blocking.ROWS = 1, 0, 0
+c_executor._BAND, c_executor._CHUNK, c_executor._WIDTH = 8, 1e-9, 2
+for shape in [(3, 3), (40, 7), (100 + first % 7, 5)]:
+    x = np.linspace(0, 1, shape[0] * shape[1]).reshape(shape)
+    found = st.jit(lambda u: jacobi(u, 2 + first % 11), executor="c")(st.asarray(x))
+    assert np.array_equal(np.asarray(found), jacobi(x.copy(), 2 + first % 11))
 print("done")
 """
 

@@ -23,8 +23,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of any size, in bands of few rows and many chunks."""
     monkeypatch.setattr(groups, "LEAST", 1)
     monkeypatch.setattr(temporal_blocking, "LEAST_BYTES", 0)
+    monkeypatch.setattr(temporal_blocking, "ROWS", 0)
     monkeypatch.setattr(c_executor, "_BAND", 8)
-    monkeypatch.setattr(c_executor, "_PIECE", 1e-9)
+    monkeypatch.setattr(c_executor, "_CHUNK", 1e-9)
+    monkeypatch.setattr(c_executor, "_WIDTH", 2)
 
 
 @pytest.fixture
@@ -182,6 +184,12 @@ def test_arguments_are_whole_after_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_small_windows_are_not_blocked(monkeypatch: pytest.MonkeyPatch, ran: list[int]) -> None:
     monkeypatch.setattr(temporal_blocking, "LEAST_BYTES", 1 << 24)
+    check(lambda u: jacobi(u, 3), array((40, 7), "float64", 1))
+    assert ran == []
+
+
+def test_windows_of_few_rows_are_not_blocked(monkeypatch: pytest.MonkeyPatch, ran: list[int]) -> None:
+    monkeypatch.setattr(temporal_blocking, "ROWS", 128)
     check(lambda u: jacobi(u, 3), array((40, 7), "float64", 1))
     assert ran == []
 
