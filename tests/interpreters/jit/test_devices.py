@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.core import OPS
-from shardtensor.interpreters.jit import cuda_executor, groups
+from shardtensor.interpreters.jit import cuda_executor
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import shard_arrays
@@ -39,12 +39,6 @@ BACKENDS = [
 ]
 on_the_double = pytest.mark.skipif(not NO_GPU, reason="looks into the double")
 on_devices = pytest.mark.parametrize("backend", BACKENDS)
-
-
-@pytest.fixture(autouse=True)
-def small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of loops of any size."""
-    monkeypatch.setattr(groups, "LEAST", 1)
 
 
 def near(found: Any, wanted: Any) -> None:
