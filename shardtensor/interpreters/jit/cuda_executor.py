@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.protocol import Backend, RawKernel
-from shardtensor.interpreters.jit.cuda_source import MOST_THREADS, RowSource, elementwise_source, row_source
+from shardtensor.interpreters.jit.cuda_source import MOST_THREADS, elementwise_source, row_source
 from shardtensor.interpreters.jit.kernel import Kernel, Shape
 from shardtensor.interpreters.jit.operands import loop_strides, merged
 
@@ -22,6 +22,9 @@ BLOCKS = 1 << 10
 
 _BLOCK = 256
 """The number of threads of a block, unless rows are long: several short rows are in one block."""
+
+_LAYOUTS = 64
+"""The number of shapes and strides that a kernel keeps."""
 
 _PARAMETERS = 4000
 """The maximum size in bytes of the parameters of a kernel, of which CUDA takes 4096."""
@@ -44,6 +47,7 @@ class CudaKernel:
         self.kernel = kernel
         self._backend = backend
         self._functions: dict[Any, RawKernel] = {}
+        self._layouts: dict[Any, _Layout] = {}
 
     def run(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Runs the kernel on the current device; see `shardtensor.interpreters.jit.kernel` for the arguments. No output
@@ -52,7 +56,7 @@ class CudaKernel:
         if 0 in shape:
             return
         if self.kernel.row_ndim:
-            _Rows(self, shape, inputs, outputs).run()
+            self._rows(shape, inputs, outputs)
         else:
             self._elementwise(*inputs, *outputs)
 
@@ -61,79 +65,82 @@ class CudaKernel:
         text = elementwise_source(self.kernel)
         return self._backend.elementwise_kernel(*text[:3], name="shardtensor_kernel", preamble=text.preamble)
 
-    def function(self, source: RowSource, name: str) -> RawKernel:
-        """Returns a function of the text of a kernel with reductions."""
-        known = self._functions.get((source.key, name))
-        if known is None:
-            text = source.whole if name == "rows" else source.divided
-            known = self._functions[source.key, name] = self._backend.raw_kernel(text, name)
-        return known
-
-    def is_array(self, x: Any) -> bool:
-        """Whether an input is an array, not a number."""
-        return self._backend.is_array(x)
-
-    def empty(self, size: int) -> Any:
-        """Returns memory of ``size`` times 8 bytes on the current device."""
-        return self._backend.xp.empty((size,), dtype=np.dtype(np.int64))
-
-
-class _Rows:
-    """One call of a kernel with reductions."""
-
-    def __init__(self, made: CudaKernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        kernel = made.kernel
-        at = kernel.ndim - kernel.row_ndim
-        scalars = frozenset([k for k, x in enumerate(inputs) if not made.is_array(x)])
+    def _rows(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Launches one function for all rows, or two for each stage and one at the end where rows are divided."""
+        scalars = tuple([k for k, x in enumerate(inputs) if not self._backend.is_array(x)])
         arrays = [x for k, x in enumerate(inputs) if k not in scalars] + list(outputs)
+        key = shape, scalars, *[(x.shape, x.strides) for x in arrays]
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= _LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[key] = _Layout(self.kernel, shape, frozenset(scalars), arrays)
+        arguments: list[Any] = []
+        strides = iter(layout.strides)
+        for k, x in enumerate((*inputs, *outputs)):
+            if k in scalars:
+                arguments.append(self.kernel.operands[k][0].type(x))
+            else:
+                arguments += [x, *next(strides)]
+        nothing = np.int64(0)
+        if layout.segments < 2:
+            self._launch(layout, "rows", layout.blocks, layout.threads, (nothing, nothing), arguments)
+            return
+        rows, segments, source = layout.rows, layout.segments, layout.source
+        count = rows * len(source.reductions)
+        memory = [self._backend.xp.empty((size,), dtype=np.dtype(np.int64)) for size in (count, count * segments)]
+        for stage in range(source.stages):
+            self._launch(layout, f"part_{stage}", rows * segments, (_BLOCK, 1, 1), memory, arguments)
+            self._launch(layout, f"join_{stage}", rows, layout.threads, memory, arguments)
+        if source.writes_elements:
+            self._launch(layout, "finish", rows * segments, (_BLOCK, 1, 1), memory, arguments)
+
+    def _launch(
+        self, layout: _Layout, name: str, blocks: int, threads: tuple[int, int, int], memory: Any, arguments: Any
+    ) -> None:
+        source = layout.source
+        function = self._functions.get((source.key, name))
+        if function is None:
+            text = source.whole if name == "rows" else source.divided
+            function = self._functions[source.key, name] = self._backend.raw_kernel(text, name)
+        function(blocks, threads, [*layout.numbers, *memory, *layout.sizes, *arguments])
+
+
+class _Layout:
+    """How a kernel with reductions walks over arrays of certain shapes and strides.
+
+    Attributes:
+        source: the text for them.
+        rows: the number of rows.
+        segments: the number of parts of a row; 1 if rows are not divided.
+        blocks: the number of blocks that compute all rows, if they are not divided.
+        threads: those of a block that computes rows or joins parts.
+        numbers, sizes: the arguments of all launches before and after the memory of the parts.
+        strides: those of each array, along the merged dimensions.
+    """
+
+    def __init__(self, kernel: Kernel, shape: Shape, scalars: frozenset[int], arrays: Sequence[Any]) -> None:
+        at = kernel.ndim - kernel.row_ndim
         strides = [loop_strides(x, shape) for x in arrays]
         outer = merged(range(at), shape, strides) or [(1, [0] * len(arrays))]
         inner = merged(range(at, kernel.ndim), shape, strides)
-        self._rows, self._n = math.prod(shape[:at]), math.prod(shape[at:])
-        self._made = made
-        self._source = row_source(kernel, len(outer), len(inner), scalars)
-        self._sizes = [np.int64(n) for n, _ in (*outer, *inner)]
-        self._arguments: list[Any] = []
-        numbers = iter(range(len(arrays)))
-        for k, x in enumerate(inputs):
-            if k in scalars:
-                self._arguments.append(kernel.operands[k][0].type(x))
-            else:
-                self._arguments += self._array(x, next(numbers), outer, inner)
-        for x, out in zip(outputs, kernel.outputs, strict=True):
-            self._arguments += self._array(x, next(numbers), outer, [] if out.per_row else inner)
-
-    def _array(self, x: Any, number: int, outer: Any, inner: Any) -> Iterator[Any]:
-        yield x
-        for _, strides in (*outer, *inner):
-            yield np.int64(strides[number])
-
-    def run(self) -> None:
-        """Launches one function for all rows, or two for each stage and one at the end where rows are divided."""
-        rows, n, source = self._rows, self._n, self._source
-        segments = min(-(-n // SEGMENT), BLOCKS // rows)
-        if segments < 2:
-            threads = min(MOST_THREADS if n >= SEGMENT else _BLOCK, _power_of_two(n))
-            together = min(max(_BLOCK // threads, 1), _power_of_two(rows))
-            self._launch("rows", -(-rows // together), (threads, together, 1), 1, n, 0, 0)
-            return
-        length = -(-n // segments)
-        segments = -(-n // length)
-        count = len(source.reductions)
-        totals, parts = self._made.empty(rows * count), self._made.empty(rows * segments * count)
-        divided, whole = (_BLOCK, 1, 1), (min(_BLOCK, _power_of_two(segments)), 1, 1)
-        for stage in range(source.stages):
-            self._launch(f"part_{stage}", rows * segments, divided, segments, length, totals, parts)
-            self._launch(f"join_{stage}", rows, whole, segments, length, totals, parts)
-        if source.writes_elements:
-            self._launch("finish", rows * segments, divided, segments, length, totals, parts)
-
-    def _launch(
-        self, name: str, blocks: int, threads: tuple[int, int, int], segments: int, length: int, totals: Any, parts: Any
-    ) -> None:
-        numbers = [np.int64(x) for x in (self._rows, self._n, segments, length)]
-        memory = [np.int64(x) if type(x) is int else x for x in (totals, parts)]
-        self._made.function(self._source, name)(blocks, threads, [*numbers, *memory, *self._sizes, *self._arguments])
+        self.source = row_source(kernel, len(outer), len(inner), scalars)
+        self.rows, n = math.prod(shape[:at]), math.prod(shape[at:])
+        per_row = [False] * (len(arrays) - len(kernel.outputs)) + [out.per_row for out in kernel.outputs]
+        self.strides = [
+            [np.int64(column[k]) for _, column in (outer if once else [*outer, *inner])]
+            for k, once in enumerate(per_row)
+        ]
+        self.sizes = [np.int64(size) for size, _ in (*outer, *inner)]
+        self.segments, length = min(-(-n // SEGMENT), BLOCKS // self.rows), n
+        threads = min(MOST_THREADS if n >= SEGMENT else _BLOCK, _power_of_two(n))
+        together = min(max(_BLOCK // threads, 1), _power_of_two(self.rows))
+        if self.segments > 1:
+            length = -(-n // self.segments)
+            self.segments = -(-n // length)
+            threads, together = min(_BLOCK, _power_of_two(self.segments)), 1
+        self.blocks, self.threads = -(-self.rows // together), (threads, together, 1)
+        self.numbers = [np.int64(number) for number in (self.rows, n, self.segments, length)]
 
 
 def _power_of_two(n: int) -> int:

@@ -8,7 +8,6 @@ one buffer, and the split is of no importance, as on the host.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,10 +93,3 @@ def _is_split_alike(x: Aval, like: Aval, missing: int) -> bool:
             if mine != (its if n == m else (0, 1)):
                 return False
     return True
-
-
-def is_large(equation: Equation, shape: Sequence[int], least: int) -> bool:
-    """Returns whether a kernel computes a loop faster than single functions do: on GPUs, where each launch takes longer
-    than short loops, always.
-    """
-    return language_of(equation.results.kind) == "cuda" or math.prod(shape) >= least

@@ -38,7 +38,9 @@ from shardtensor.tensor.tensor import SCALARS
 from shardtensor.tensor.value import Aval
 
 LEAST = 1 << 14
-"""The minimum number of elements of a loop: on fewer, calls of NumPy's functions take less time than a kernel."""
+"""The minimum number of elements of a loop on NumPy's arrays: on fewer, calls of NumPy's functions take less time than
+a kernel. Functions of devices never do.
+"""
 
 _MOST = 64
 """The maximum number of equations of a group: the compiler's time grows faster than the number."""
@@ -253,7 +255,7 @@ def _is_local_on_devices(equation: Equation, x: Aval, value: Aval) -> bool:
     if not device_groups.has_operands(equation, value):
         return False
     shape = x.shape if is_reduction(equation) else computed_aval(equation).shape
-    if not shape or not device_groups.is_large(equation, shape, LEAST) or not _has_parts(None, equation, shape, 0):
+    if not shape or not _has_parts(None, equation, shape, 0):
         return False
     if is_reduction(equation):
         in_one = value.memory is not None and device_groups.language_of(value) == "cuda"

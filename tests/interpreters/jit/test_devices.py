@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis
@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.core import OPS
-from shardtensor.interpreters.jit import cuda_executor, groups
+from shardtensor.interpreters.jit import cuda_executor
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import shard_arrays
@@ -37,13 +37,8 @@ BACKENDS = [
     pytest.param("torch", marks=pytest.mark.skipif(bool(NO_TORCH), reason=NO_TORCH or "torch")),
     "cupy",
 ]
+on_the_double = pytest.mark.skipif(not NO_GPU, reason="looks into the double")
 on_devices = pytest.mark.parametrize("backend", BACKENDS)
-
-
-@pytest.fixture(autouse=True)
-def small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of loops of any size."""
-    monkeypatch.setattr(groups, "LEAST", 1)
 
 
 def near(found: Any, wanted: Any) -> None:
@@ -76,8 +71,10 @@ def agrees(fn: Callable[..., Any], *args: Any, kernels: int | None = None) -> An
 
 
 @on_devices
-@pytest.mark.parametrize("count", [1, 3, 8])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("count", "dtype"),
+    [(8, "float32"), *[pytest.param(n, "float64", marks=pytest.mark.full) for n in (1, 3, 8)]],
+)
 def test_chains_and_rows_are_one_kernel(backend: str, count: int, dtype: str) -> None:
     mesh = mesh_of((count,), backend)
     x = st.device_put(np.abs(array((10, 6), dtype, 1)) + 1, st.NamedSharding(mesh, st.P("x")))
@@ -98,6 +95,7 @@ def test_operands_that_are_split_otherwise_are_no_part(backend: str) -> None:
     agrees(lambda a, b: st.tanh(a * 2) + b.mean(axis=0), rows, columns)
 
 
+@on_the_double
 def test_one_launch_on_the_logical_devices_of_a_gpu() -> None:
     x = st.device_put(np.ones((40, 3), "f4"), st.NamedSharding(mesh_of((4,), "cupy"), st.P("x")))
 
@@ -126,12 +124,6 @@ def test_one_launch_on_the_logical_devices_of_a_gpu() -> None:
         assert launches(st.jit(lambda x: ((x - 1) ** 2).mean())) == 2
 
 
-if not NO_GPU:
-    test_one_launch_on_the_logical_devices_of_a_gpu = pytest.mark.skip(reason="counts launches of the double")(
-        test_one_launch_on_the_logical_devices_of_a_gpu
-    )
-
-
 def test_windows_on_one_gpu_are_kernels() -> None:
     def jacobi(u: Any) -> None:
         for _ in range(3):
@@ -150,7 +142,10 @@ def test_windows_on_one_gpu_are_kernels() -> None:
 
 
 @on_devices
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "float16", "complex64"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["int8", *[pytest.param(d, marks=pytest.mark.full) for d in ("bool", "uint8", "int64", "float16", "complex64")]],
+)
 def test_other_dtypes(backend: str, dtype: str) -> None:
     x = split(backend, (7, 5), dtype)
 
@@ -217,6 +212,7 @@ def test_bfloat16_of_torch_runs_one_by_one() -> None:
     assert np.asarray(traced(x)).tolist() == [[3.0] * 3] * 4
 
 
+@on_the_double
 def test_an_error_of_a_launch_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     x = st.device_put(np.ones((4, 3), "f4"), st.devices("cupy")[0])
     kept = np.asarray(x).copy()
@@ -290,10 +286,3 @@ def test_every_operator_before_a_chain(name: str, backend: str) -> None:
             agrees(call, *operands)
 
     run()
-
-
-@pytest.fixture(autouse=True)
-def nothing_runs_late() -> Iterator[None]:
-    yield
-    if NO_GPU:
-        fakecupy.free()
