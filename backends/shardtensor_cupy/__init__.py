@@ -58,7 +58,7 @@ class CuPyBackend(Backend):
         self._xp = Namespace(self._cupy)
         self._copier = Copier(self._cupy)
         memory = self._cupy.cuda.memory
-        self._lent = type("LentMemory", (memory.UnownedMemory,), {})
+        self._lent: Any = type("LentMemory", (memory.UnownedMemory,), {})
         self._pointer, self._gpu = self._cupy.cuda.MemoryPointer, self._cupy.cuda.runtime.getDevice
         self._own = (memory.Memory, memory.PooledMemory)  # Memory imported by DLPack has another type.
         gpus = own_hardware(visible)

@@ -64,7 +64,7 @@ def joined(
     Columns that are one list on devices that share a memory have one result.
     """
     numbers: dict[tuple[int, int], int] = {}
-    arrays, sources = [], []
+    arrays, sources = list[Any](), list[Device]()
     for i, source in enumerate(devices):
         for column in columns:
             if (i, id(column[i])) not in numbers:

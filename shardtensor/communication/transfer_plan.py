@@ -154,7 +154,9 @@ class TransferPlan(RecordedPlan):
         """
         devices = [device for grid in (self.result, *self.sources) for device in grid.devices]
         found = list(map(backend_of, devices))
-        if len(set(map(id, found))) > 1 or found[0].on_host or found[0].simulated or shared_memory(tuple(devices)):
+        if len(set(map(id, found))) > 1 or found[0].on_host or found[0].simulated:
+            return None
+        if shared_memory(tuple(devices)) is not None:
             return None
         pairs = [(self._source(piece), piece.k) for pieces in self.incoming for piece in pieces]
         return found[0] if len(set(pairs)) == len(pairs) else None

@@ -392,18 +392,18 @@ def leaves_stream(m: Machine) -> None:
 
 def memory_of_a_stream(m: Machine) -> None:
     """The mapped function leaves another stream current, and its result is memory of that stream's."""
-    cupy, streams = m.cupy, []
+    cupy, streams = m.cupy, {}  # by devices, since helper threads make some of the calls where the machine is busy
 
     def work(x: Any) -> Any:
         ours = cupy.cuda.get_current_stream()
-        streams.append(cupy.cuda.Stream(non_blocking=True).use())
-        streams[-1].wait_event(ours.record())
+        streams[st.current_device()] = stream = cupy.cuda.Stream(non_blocking=True).use()
+        stream.wait_event(ours.record())
         return x * 2
 
     made = st.pmap(work, [st.device_put(numbers(), d) for d in m.devices])
     more = [y + 1 for y in made]
     made.clear()
-    for d, stream in zip(m.devices, streams, strict=True):
+    for d, stream in streams.items():
         with cupy.cuda.Device(m.backend.dlpack_device(d)[1]), stream:
             cupy.zeros(24)
     for y in more:
