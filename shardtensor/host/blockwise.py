@@ -207,11 +207,12 @@ def where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
     The bits of the elements are masked, without a branch: NumPy's takes ten times as long where the processor
     mispredicts it, as it does for random conditions.
     """
-    operands = [x if isinstance(x, np.ndarray) else np.asarray(x, out.dtype) for x in (x1, x2)]
     word = _WORDS.get(out.dtype.itemsize)
-    if out.size < _LEAST_MASKED or word is None or out.dtype.hasobject or any(x.dtype != out.dtype for x in operands):
+    others = [x for x in (x1, x2) if isinstance(x, np.ndarray) and x.dtype != out.dtype]
+    if out.size < _LEAST_MASKED or word is None or out.dtype.hasobject or others:
         out[...] = np.where(condition, x1, x2)
         return
+    operands = [x if isinstance(x, np.ndarray) else np.asarray(x, out.dtype) for x in (x1, x2)]
     chosen = np.broadcast_to(np.asarray(condition, bool), out.shape)
     a, b = (np.broadcast_to(x, out.shape).view(word) for x in operands)
     target = out.view(word)

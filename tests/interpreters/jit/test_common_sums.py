@@ -139,7 +139,7 @@ FUNCTIONS = {
 
 
 @everywhere
-@pytest.mark.parametrize("examples", [15, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [6, pytest.param(1000, marks=pytest.mark.full)])
 def test_any_sums(examples: int, backend: str) -> None:
     @hypothesis.settings(max_examples=examples)
     @hypothesis.given(

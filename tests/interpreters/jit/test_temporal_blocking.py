@@ -62,8 +62,8 @@ def leaves(x: Any) -> list[Any]:
     return list(x) if isinstance(x, tuple) else [x]
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 8, 9, 21])
-@pytest.mark.parametrize("shape", [(40, 7), (3, 3), (4, 50), (131, 5)])
+@pytest.mark.parametrize("steps", [1, 2, 9, 21])
+@pytest.mark.parametrize("shape", [(3, 3), (131, 5)])
 def test_jacobi(shape: tuple[int, int], steps: int, ran: list[int]) -> None:
     check(lambda u: jacobi(u, steps), array(shape, "float64" if steps % 2 else "float32", 1))
     assert ran == [steps] * (steps > 1)
@@ -202,7 +202,7 @@ def test_arrays_of_other_orders(ran: list[int]) -> None:
     assert ran == []
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [8, pytest.param(1000, marks=pytest.mark.full)])
 def test_any_offsets(examples: int) -> None:
     @hypothesis.settings(max_examples=examples, deadline=None)
     @hypothesis.given(
