@@ -197,4 +197,6 @@ class _Reduction:
             pairs = ufunc(view(rows, slice(0, count - 1, 2)), view(rows, slice(1, None, 2)))
             rows = backend.xp.concat([pairs, view(rows, slice(count - 1, None))]) if count % 2 else pairs
             tree = flat_tree(rows.shape[0])
+        if rows.shape[0] == 1:
+            return rows
         return merged(backend, self._name, tree, [view(rows, slice(k, k + 1)) for k in range(rows.shape[0])])
