@@ -173,7 +173,10 @@ def reshard_to(
         _announce_memory_kind(x, value, caller)
     # By default a host array is copied, because the caller may write to it.
     shares = not host if may_alias is None else may_alias
-    storage = (_put_separate if value.memory is None else _put_shared)(x, value, move, caller, shares)
+    if value.memory is None:
+        storage = _put_separate(x, value, move, caller, shares)
+    else:
+        storage = _put_shared(x, value, move, caller, shares, donate)
     if donate and not host:  # The memory of a host array remains its owner's.
         mark_donated(x, caller)
     return mark_array(tensor(value, storage))
@@ -203,7 +206,7 @@ def ensure_sharding(x: Any, target: NamedSharding, caller: str) -> ShardedTensor
 
 
 def _put_shared(
-    x: Any, value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool
+    x: Any, value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool, donate: bool
 ) -> Storage | DeferredStorage:
     """Returns the storage for devices that share one memory: x's buffer if it may be shared, otherwise a copy of it."""
     storage, here = getattr(x, "_storage", None), move.source.memory == value.memory
@@ -222,7 +225,8 @@ def _put_shared(
         whole = whole.view()  # The flag of the caller's array must not change.
         whole.flags.writeable = False
     made = whole_of(whole, value)
-    if here and not copies and made is whole and getattr(x, "_storage", None) is storage:  # It may have been written.
+    shares = here and not copies and not donate and made is whole  # A donated operand gives its memory away.
+    if shares and getattr(x, "_storage", None) is storage:  # It may have been written.
         return part_storages(storage, [whole])[0]
     return Storage((made,))
 
