@@ -26,7 +26,7 @@ from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.numpy_calls import check_leaves, from_lists
 from shardtensor.tensor.operands import as_operand, converted, host_aval, located, sharded_dtype
-from shardtensor.tensor.ownership import lent, part_storages
+from shardtensor.tensor.ownership import lent
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
@@ -226,10 +226,7 @@ def _put_shared(
     elif here and not isinstance(x, ShardedTensor):
         whole = whole.view()  # The flag of the caller's array must not change.
         whole.flags.writeable = False
-    made = whole_of(whole, value)
-    if here and not copies and made is whole and getattr(x, "_storage", None) is storage:  # It may have been written.
-        return part_storages(storage, [whole])[0]
-    return Storage((made,))
+    return Storage((whole_of(whole, value),))
 
 
 def _put_separate(
