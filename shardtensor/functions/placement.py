@@ -23,7 +23,7 @@ from shardtensor.sharding.index import Index, canonical, to_numpy
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import as_operand, host_array, host_aval, located
-from shardtensor.tensor.ownership import lent, part_storages
+from shardtensor.tensor.ownership import lent
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
@@ -173,10 +173,7 @@ def reshard_to(
         _announce_memory_kind(x, value, caller)
     # By default a host array is copied, because the caller may write to it.
     shares = not host if may_alias is None else may_alias
-    if value.memory is None:
-        storage = _put_separate(x, value, move, caller, shares)
-    else:
-        storage = _put_shared(x, value, move, caller, shares, donate)
+    storage = (_put_separate if value.memory is None else _put_shared)(x, value, move, caller, shares)
     if donate and not host:  # The memory of a host array remains its owner's.
         mark_donated(x, caller)
     return mark_array(tensor(value, storage))
@@ -206,7 +203,7 @@ def ensure_sharding(x: Any, target: NamedSharding, caller: str) -> ShardedTensor
 
 
 def _put_shared(
-    x: Any, value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool, donate: bool
+    x: Any, value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool
 ) -> Storage | DeferredStorage:
     """Returns the storage for devices that share one memory: x's buffer if it may be shared, otherwise a copy of it."""
     storage, here = getattr(x, "_storage", None), move.source.memory == value.memory
@@ -224,11 +221,7 @@ def _put_shared(
     elif here and not isinstance(x, ShardedTensor):
         whole = whole.view()  # The flag of the caller's array must not change.
         whole.flags.writeable = False
-    made = whole_of(whole, value)
-    shares = here and not copies and not donate and made is whole  # A donated operand gives its memory away.
-    if shares and getattr(x, "_storage", None) is storage:  # It may have been written.
-        return part_storages(storage, [whole])[0]
-    return Storage((made,))
+    return Storage((whole_of(whole, value),))
 
 
 def _put_separate(
