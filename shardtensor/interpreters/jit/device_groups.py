@@ -84,9 +84,9 @@ def are_split_alike(values: Sequence[Aval], like: Aval, row_ndim: int, flat: boo
 def _is_split_alike(x: Aval, like: Aval, missing: int) -> bool:
     if x.memory is not None and like.memory is not None:
         return bool(x.memory == like.memory)
-    if x.cells.grid.devices != like.cells.grid.devices:
-        return False
     shape = like.shape[: like.ndim - missing]
+    if x.ndim > len(shape) or x.cells.grid.devices != like.cells.grid.devices:
+        return False
     for k in range(len(like.cells.grid.devices)):
         boxes = zip(x.cells.grid.box(k), like.cells.grid.box(k)[len(shape) - x.ndim : len(shape)], strict=True)
         for (mine, its), n, m in zip(boxes, x.shape, shape[len(shape) - x.ndim :], strict=True):

@@ -92,6 +92,9 @@ def test_operands_that_are_split_otherwise_are_no_part(backend: str) -> None:
                      for k, spec in enumerate([("x",), (None, "y")]))  # fmt: skip
     agrees(lambda a, b: (a * 2 + 1, b * 2 + 1, (a + b) * 2), rows, columns)
     agrees(lambda a: a - a.sum(axis=1, keepdims=True), columns)
+    agrees(
+        lambda a, b: (st.tanh((a @ b) * 2) + 1, st.squeeze(a[None] * 2, 0), st.take(a * 2, [1, 0], axis=0)), rows, rows
+    )
     agrees(lambda a, b: st.tanh(a * 2) + b.mean(axis=0), rows, columns)
 
 
