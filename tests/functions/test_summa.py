@@ -43,7 +43,14 @@ def test_both_operands_move_in_panels_and_the_result_stays(
         x @ y
 
 
-@pytest.mark.parametrize("backend", ["numpy", "checked", "torch"], indirect=True)
+@everywhere
+def test_replicas_of_a_result_in_one_memory_are_added_to_once(backend: str) -> None:
+    mesh = mesh_of((4, 2), backend)
+    x, y = split(np.arange(72.0).reshape(9, 8), mesh, "y", "x"), split(np.eye(8), mesh)
+    np.testing.assert_array_equal(np.asarray(x @ y), np.asarray(x))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked", "grouped", "torch", "cupy"], indirect=True)
 def test_products_of_any_layouts(backend: str) -> None:
     @hypothesis.settings(max_examples=25)
     @hypothesis.given(data=some.data())

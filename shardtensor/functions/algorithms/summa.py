@@ -141,7 +141,11 @@ def _cut(x: Shards, d: int, owner: int, panel: Panel) -> list[Any]:
 
 
 def _on_each(made: Shards, add: Callable[..., None], left: Sequence[Any], right: Sequence[Any]) -> None:
-    for k, device in enumerate(made.devices):
+    parts, shards = made.value.grid.parts.tolist(), made.value.cells.shards
+    # Replicas in one memory are one array, to which a product is added once.
+    first = {(shards[k][0], *parts[k]): k for k in reversed(range(len(parts)))}
+    for k in sorted(first.values()):
+        device = made.devices[k]
         if is_remote(device):
             continue
         backend = backend_of(device)
