@@ -235,8 +235,7 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | Sequence[int] | No
     for d in axes:
         size, others = shape_of(given)[d], tuple([k for k in range(ndim) if k != d])
         first, last = _ends(used, others) if size else (size, 0)
-        if first < last or len(axes) == ndim:
-            parts[d] = slice(first if "f" in where_to else 0, last if "b" in where_to else size)
+        parts[d] = slice(first if "f" in where_to else 0, last if "b" in where_to else size)
     return call("getitem", given, tuple(parts))  # type: ignore[no-any-return]
 
 
@@ -245,8 +244,8 @@ def _ends(used: Any, axes: tuple[int, ...]) -> tuple[int, int]:
     1; the size and 0 if there is none.
     """
     if type(used) is np.ndarray:
-        found = np.flatnonzero(used.any(axis=axes))
-        return (int(found[0]), int(found[-1]) + 1) if found.size else (used.size, 0)
+        found = np.flatnonzero(some := used.any(axis=axes))
+        return (int(found[0]), int(found[-1]) + 1) if found.size else (some.size, 0)
     line = _any(used, axis=axes)
     size = shape_of(line)[0]
     if not bool(_any(line)):

@@ -25,6 +25,7 @@ from shardtensor.backend.remote import RemoteArray
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
+from shardtensor.host.fork import in_children
 from shardtensor.sharding.cells import Cells, Part, cells
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
@@ -115,6 +116,12 @@ _AVALS: WeakValueDictionary[Any, Aval] = WeakValueDictionary()
 """The avals in use."""
 
 _AVALS_LOCK = threading.RLock()  # A finalizer that the garbage collector calls may need an aval, too.
+
+
+@in_children
+def _unlock() -> None:
+    global _AVALS_LOCK
+    _AVALS_LOCK = threading.RLock()
 
 
 @functools.lru_cache(1024)

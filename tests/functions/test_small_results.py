@@ -319,3 +319,17 @@ def test_small_floats_are_promoted_alike_in_every_call() -> None:
             wanted = call(x)
         for _ in range(3):
             same([call(x)], [wanted])
+
+
+def test_an_array_of_zeros_has_nothing_left_along_any_axis_that_is_trimmed(backend: str) -> None:
+    if np.lib.NumpyVersion(np.__version__) < "2.2.0":
+        pytest.skip("this NumPy trims arrays of one dimension only")
+    for shape in ((3, 4), (3, 0)):
+        a = np.zeros(shape)
+        x = st.asarray(a, device=mesh_of((2,), backend))
+        for trim in ("fb", "f", "b"):
+            for axis in (None, 0, 1, (0, 1)):
+                wanted = np.trim_zeros(a, trim, axis=axis).shape
+                assert st.trim_zeros(x, trim, axis=axis).shape == wanted
+                with st.transfers():
+                    assert st.trim_zeros(x, trim, axis=axis).shape == wanted

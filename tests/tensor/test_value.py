@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import weakref
 
 import numpy as np
+import pytest
 
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
+from shardtensor.tensor import value
 from shardtensor.tensor.value import Aval, aval
 from tests.layouts import mesh_of
 
@@ -51,3 +55,30 @@ def test_threads_get_the_same_object() -> None:
     for thread in threads:
         thread.join()
     assert all(len({id(avals[n]) for avals in found}) == 1 for n in range(count))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_child_of_a_fork_makes_avals_although_another_thread_was_making_one() -> None:
+    sharding = NamedSharding(mesh_of((2,), "numpy"), P("x"))
+    held, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with value._AVALS_LOCK:
+            held.set()
+            end.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            signal.alarm(20)  # It ends a child that waits for the lock.
+            code = 0 if aval((1 << 23,), FLOAT, sharding, True).size == 1 << 23 else 2
+        finally:
+            os._exit(code)
+    end.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
