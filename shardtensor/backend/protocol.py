@@ -260,8 +260,8 @@ class Backend(abc.ABC):
         return copies
 
     def place(self, arrays: Sequence[Any], sources: Sequence[Device], outs: Sequence[Any], destination: Device) -> None:
-        """Copies arrays in row-major order into views, of the same shapes, of arrays on another device, which is
-        current and ordered after the sources.
+        """Copies arrays in row-major order into views of arrays on another device, which is current and ordered after
+        the sources. They broadcast to the shapes of the views.
         """
         for array, source, out in zip(arrays, sources, outs, strict=True):
             out[...] = self.to_device(array, source, destination)
