@@ -323,6 +323,10 @@ class CuPyBackend(Backend):
             memory = memory.source
         return id(memory) if isinstance(memory, self._own) else None
 
+    def is_whole(self, view: Any, array: Any) -> bool:
+        """Whether a view has all elements of an array, in the same order."""
+        return (view.shape, view.strides, view.dtype) == (array.shape, array.strides, array.dtype)
+
     def begin_write(self, array: Any) -> bool:
         """Makes the device's stream wait for other streams that still read the memory; False if the array is not
         contiguous.

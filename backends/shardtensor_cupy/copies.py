@@ -210,11 +210,11 @@ class Copier:
         self, arrays: Sequence[Any], sources: Sequence[LogicalDevice], outs: Sequence[Any], destination: LogicalDevice
     ) -> None:
         """Copies row-major arrays of other GPUs into arrays of a logical device, which is current and ordered after the
-        sources: each by one copy, where peers can write to it and it is in row-major order.
+        sources: each by one copy, where peers can write to it, it is in row-major order, and none is broadcast.
         """
         away = []
         for array, source, out in zip(arrays, sources, outs, strict=True):
-            direct = out.flags.c_contiguous and out.dtype == array.dtype
+            direct = out.flags.c_contiguous and (out.shape, out.dtype) == (array.shape, array.dtype)
             if not direct or not self.peers.reach(source.gpu.id, destination.gpu.id):
                 out[...] = self.d2d(array, source, destination)
             elif array.nbytes:

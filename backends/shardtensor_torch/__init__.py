@@ -329,6 +329,11 @@ class TorchBackend(Backend):
         foreign = not memory.resizable() or (self._kind == "cpu" and memory.is_shared())
         return None if foreign else memory._cdata
 
+    def is_whole(self, view: Any, array: Any) -> bool:
+        """Whether a view has all elements of a tensor, in the same order."""
+        forms = [(x.shape, x.stride(), x.dtype, x.data_ptr()) for x in (view, array)]
+        return forms[0] == forms[1]
+
     def begin_write(self, array: Any) -> bool:
         """Whether a tensor can be written in place: its memory is PyTorch's, and no two elements share an address."""
         return self.memory_of(array) is not None and not array.is_inference() and _is_dense(array)

@@ -40,10 +40,8 @@ from shardtensor.host.limits import count_from_environment, usable_cores
 
 _NO_CONTEXT = contextlib.nullcontext()
 
-
 Launch: TypeAlias = Callable[[Iterable[Callable[..., Any]], Iterable[Sequence[Any]]], list[Any]]
 """Calls one function on each of some devices, with a row of arguments; returns the results. See `Backend.launcher`."""
-
 
 Kernel: TypeAlias = Callable[..., None]
 """A kernel of `Backend.elementwise_kernel`."""
@@ -260,8 +258,8 @@ class Backend(abc.ABC):
         return copies
 
     def place(self, arrays: Sequence[Any], sources: Sequence[Device], outs: Sequence[Any], destination: Device) -> None:
-        """Copies arrays in row-major order into views, of the same shapes, of arrays on another device, which is
-        current and ordered after the sources.
+        """Copies arrays in row-major order into views of arrays on another device, which is current and ordered after
+        the sources. They broadcast to the shapes of the views.
         """
         for array, source, out in zip(arrays, sources, outs, strict=True):
             out[...] = self.to_device(array, source, destination)
@@ -356,6 +354,10 @@ class Backend(abc.ABC):
         are copied before they are written. The default knows the memory of NumPy's arrays.
         """
         return memory_of(array) if self.on_host else None
+
+    def is_whole(self, view: Any, array: Any) -> bool:
+        """Whether a view has all elements of an array, in the same order. The default knows NumPy's arrays."""
+        return self.on_host and (view.shape, view.strides, view.dtype) == (array.shape, array.strides, array.dtype)
 
     def begin_write(self, array: Any) -> bool:
         """Prepares an array, whose memory nothing else holds, for a write in place; its device is current.
@@ -494,8 +496,6 @@ def own_hardware(count: int) -> list[int]:
 def logical_device_count(default: int | None = None) -> int:
     """Returns the number of logical devices that a backend offers: the number set by `st.set_num_devices`, else
     ``SHARDTENSOR_NUM_DEVICES``, else ``default``, else the number of usable cores. Backends call it in ``__init__``.
-
-    Raises:
-        BackendError: the variable is used and is not an integer from 1 to `MOST_DEVICES`.
+    Raises BackendError as `requested_devices`.
     """
     return requested_devices() or (usable_cores() if default is None else default)

@@ -451,10 +451,11 @@ def _call_on(
 
 def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> ShardedTensor:
     """Returns an array that a call returned, the only item of a list, as a tensor."""
-    for one in lent:
-        if one.exported is held[0]:
-            return tensor(here.aval_of(one.array), one.storage_of(one.array))
     backend = here.backend
+    for one in lent:
+        # The function may have changed the shape of the view that it received.
+        if one.exported is held[0] and backend.is_whole(held[0], one.array):
+            return tensor(here.aval_of(one.array), one.storage_of(one.array))
     if received(backend, held[0]):
         # The result of a collective is never written in place, since all programs may hold it.
         return tensor(here.aval_of(held[0]), Storage((held[0],), (None,)))

@@ -495,7 +495,9 @@ def test_times_are_those_of_the_messages_one_by_one(name: str) -> None:
     wanted = []
     for schedule, _ in report._schedules.values():  # its parts run at the same time
         parts = [brute(p, mesh, alpha, rate) for p in schedule.parts()]
-        wanted.append((max(r for r, _ in parts), max(t for _, t in parts)))
+        rounds = max(r for r, _ in parts)
+        if rounds:  # the others send nothing between devices, and are no steps
+            wanted.append((rounds, max(t for _, t in parts)))
     assert [row.rounds for row in report.steps] == [r for r, _ in wanted]
     assert [row.seconds for row in report.steps] == pytest.approx([t for _, t in wanted])
     assert report.rounds == sum(r for r, _ in wanted) > 0

@@ -765,6 +765,11 @@ FOUND = {
         h1 = put(array((2, 3), 'int32', 60), layout((1,), 3, P()))
         h2 = xp.where(h1 != 0, h1, 10**12)
         """,
+    "an element that another memory broadcasts": """
+        h1 = put(array((3,), 'int8', 46), layout((4, 2), 0, P()))
+        h4 = xp.reshape(h1, (1, -1))
+        h4[..., :] += put(array((1, 1), 'int64', 79), layout((2, 3), 1, P('x')))
+        """,
 }
 
 

@@ -224,6 +224,24 @@ def test_none_is_a_leaf_of_results(backend: str) -> None:
     assert_same(made["x"], np.arange(3.0))
 
 
+@everywhere
+@pytest.mark.filterwarnings("ignore:Setting the:DeprecationWarning")
+def test_an_argument_is_returned_in_the_shape_that_the_function_gave_it(backend: str) -> None:
+    def turned(a: Any) -> Any:
+        if hasattr(a, "t_"):
+            a.t_()
+        else:
+            a.shape = a.shape[::-1]
+        return a
+
+    for shape in [(2, 3), (3, 3)]:
+        value = array(shape, "float64", 5)
+        x = st.device_put(value, row(backend)[1])
+        (result,) = st.pmap(turned, [x])
+        assert_same(result, value.T if backend == "torch" else value.reshape(shape[::-1]))
+        assert_same(x, value)
+
+
 # -- static arguments and keywords -----------------------------------------------------------------
 
 
