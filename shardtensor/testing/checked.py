@@ -415,6 +415,10 @@ class CheckedBackend(Backend):
             return False
         return self.memory_of(held[0]) is not None and self.begin_write(held[0])
 
+    def is_whole(self, view: Any, array: Any) -> bool:
+        """See `Backend`."""
+        return (view.shape, view.strides, view.dtype) == (array.shape, array.strides, array.dtype)
+
     def memory_of(self, array: Any) -> int | None:
         """Identifies the memory of an array; None if NumPy did not allocate it."""
         return memory_of(_owner(array).view(np.ndarray))
