@@ -186,7 +186,7 @@ def test_import_takes_less_than_twice_numpys(tmp_path: Path) -> None:
 
     least(("numpy", "shardtensor"), 1)  # It writes the bytecode.
     ratios = []
-    while len(ratios) < 3 and (not ratios or ratios[-1] >= 2):  # Other tests slow down some rounds.
+    while len(ratios) < 6 and (not ratios or ratios[-1] >= 2):  # Other tests slow down some rounds.
         numpys, ours = least(("numpy", "shardtensor"), 7)
         ratios.append(ours / numpys)
     assert ratios[-1] < 2, ratios
