@@ -31,7 +31,6 @@ from numpy import (
 )
 
 import shardtensor.interpreters.eager
-import shardtensor.functions.dlpack_methods
 import shardtensor.interpreters.partial_sums  # noqa: F401 - reading an unreduced tensor adds its partial sums
 from shardtensor.backend.device import HOST as HOST, Device as Device
 from shardtensor.backend.protocol import Backend as Backend, current_device as current_device
@@ -82,7 +81,6 @@ from shardtensor.functions.data_types import (
 )
 from shardtensor.functions.elementwise import *
 from shardtensor.functions.indexing import take as take
-from shardtensor.functions.interchange import from_dlpack as from_dlpack
 from shardtensor.functions.joining import concat as concat, stack as stack, unshard as unshard
 from shardtensor.functions.linear_algebra import *
 from shardtensor.functions.manipulation import (
@@ -132,25 +130,6 @@ from shardtensor.sharding.mesh import (
     use_mesh as use_mesh,
 )
 from shardtensor.sharding.spec import P as P, PartitionSpec as PartitionSpec
-from shardtensor.spmd.collectives import (
-    all_gather as all_gather,
-    all_to_all as all_to_all,
-    axis_index as axis_index,
-    axis_size as axis_size,
-    pbroadcast as pbroadcast,
-    pmax as pmax,
-    pmean as pmean,
-    pmin as pmin,
-    ppermute as ppermute,
-    pprod as pprod,
-    pshuffle as pshuffle,
-    psum as psum,
-    psum_scatter as psum_scatter,
-    pswapaxes as pswapaxes,
-)
-from shardtensor.spmd.pmap import pmap as pmap
-from shardtensor.spmd.shard_map import shard_map as shard_map
-from shardtensor.spmd.smap import smap as smap
 from shardtensor.tensor.numpy_functions import NUMPY_NAMES as _NUMPY_NAMES
 from shardtensor.tensor.array_type import typeof as typeof
 from shardtensor.tensor.pytree import register_pytree_node as register_pytree_node
@@ -176,6 +155,7 @@ _CHAPTERS = {
         "triu_indices triu_indices_from unravel_index"
     ),
     "functions.inspection": "__array_api_version__ __array_namespace_info__",
+    "functions.interchange": "from_dlpack",
     "functions.joining": "block",
     "functions.lines": "apply_along_axis packbits unpackbits",
     "functions.mathematical": "angle ediff1d fix i0 interp nan_to_num real_if_close sinc sort_complex trapezoid unwrap",
@@ -207,6 +187,13 @@ _CHAPTERS = {
     "functions.windows": "bartlett blackman hamming hanning kaiser",
     "interpreters.explain": "Explanation explain",
     "interpreters.jit.api": "disable_jit jit",
+    "spmd.collectives": (
+        "all_gather all_to_all axis_index axis_size pbroadcast pmax pmean pmin ppermute pprod pshuffle psum "
+        "psum_scatter pswapaxes"
+    ),
+    "spmd.pmap": "pmap",
+    "spmd.shard_map": "shard_map",
+    "spmd.smap": "smap",
     "spmd.stencils": "convolve correlate map_overlap",
 }
 """The modules that are imported when one of their public names is first used."""
@@ -298,6 +285,7 @@ if _typing.TYPE_CHECKING:
         __array_api_version__ as __array_api_version__,
         __array_namespace_info__ as __array_namespace_info__,
     )
+    from shardtensor.functions.interchange import from_dlpack as from_dlpack
     from shardtensor.functions.joining import (
         block as block,
     )
@@ -488,6 +476,25 @@ if _typing.TYPE_CHECKING:
         Explanation as Explanation,
         explain as explain,
     )
+    from shardtensor.spmd.collectives import (
+        all_gather as all_gather,
+        all_to_all as all_to_all,
+        axis_index as axis_index,
+        axis_size as axis_size,
+        pbroadcast as pbroadcast,
+        pmax as pmax,
+        pmean as pmean,
+        pmin as pmin,
+        ppermute as ppermute,
+        pprod as pprod,
+        pshuffle as pshuffle,
+        psum as psum,
+        psum_scatter as psum_scatter,
+        pswapaxes as pswapaxes,
+    )
+    from shardtensor.spmd.pmap import pmap as pmap
+    from shardtensor.spmd.shard_map import shard_map as shard_map
+    from shardtensor.spmd.smap import smap as smap
     from shardtensor.spmd.stencils import (
         convolve as convolve,
         correlate as correlate,

@@ -43,9 +43,11 @@ class Conversions(Handle):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
+        importlib.import_module("shardtensor.functions.dlpack_methods")  # It is above this package.
         return call("to_dlpack", self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
+        importlib.import_module("shardtensor.functions.dlpack_methods")
         return call("dlpack_device", self)  # type: ignore[no-any-return]
 
     # -- Python's objects --------------------------------------------------------------------------
