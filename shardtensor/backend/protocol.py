@@ -36,6 +36,7 @@ import numpy as np
 from shardtensor.backend.device import HOST_MEMORY, Device, HostArray
 from shardtensor.backend.ownership import make_writable, memory_of
 from shardtensor.core import innermost
+from shardtensor.errors import BackendError
 from shardtensor.host.limits import count_from_environment, usable_cores
 
 _NO_CONTEXT = contextlib.nullcontext()
@@ -415,7 +416,7 @@ class Backend(abc.ABC):
 
     def host_view(self, array: Any) -> HostArray:
         """Returns a writable NumPy array with the memory of ``array``, for backends whose `kernel_language` is C."""
-        raise NotImplementedError(f"the arrays of {self.name} are not in the memory of the host")
+        raise self._lacks("host_view")
 
     def elementwise_kernel(self, inputs: str, outputs: str, operation: str, name: str, preamble: str) -> Kernel:
         """Returns a CUDA kernel for all elements of arrays, for backends whose `kernel_language` is CUDA.
@@ -429,7 +430,7 @@ class Backend(abc.ABC):
             name: the name of the kernel.
             preamble: definitions before the kernel.
         """
-        raise NotImplementedError(f"{self.name} has no kernels in CUDA")
+        raise self._lacks("elementwise_kernel")
 
     def raw_kernel(self, text: str, name: str) -> RawKernel:
         """Returns the function ``name`` of a CUDA text, for backends whose `kernel_language` is CUDA.
@@ -437,7 +438,13 @@ class Backend(abc.ABC):
         It is called on the current device with the number of blocks, the numbers of threads of a block along its three
         dimensions, and the arguments: arrays, of which it gets the address, and NumPy numbers; it returns at once.
         """
-        raise NotImplementedError(f"{self.name} has no kernels in CUDA")
+        raise self._lacks("raw_kernel")
+
+    def _lacks(self, method: str) -> BackendError:
+        return BackendError(
+            f"backend {self.name}: kernel_language is {self.kernel_language!r}, for which jit needs {method}; define "
+            "this method, or set kernel_language to None"
+        )
 
     def all_reduce(self, arrays: Sequence[Any], devices: Sequence[Device], operator: str) -> list[Any] | None:
         """Reduces integer arrays of equal shapes, one on each device, and returns the result on every device.

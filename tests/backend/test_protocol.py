@@ -1315,3 +1315,15 @@ def test_a_backend_in_a_job_of_processes_translates_the_devices_of_every_method(
     }
     assert takes_devices
     assert takes_devices <= vars(ProcessBackend).keys()
+
+
+@pytest.mark.parametrize(
+    ("language", "method", "arguments"), [("c", "host_view", 1), ("cuda", "elementwise_kernel", 5), ("cuda", "raw_kernel", 2)]
+)  # fmt: skip
+def test_a_backend_that_names_a_language_without_its_methods(language: str, method: str, arguments: int) -> None:
+    kind: Any = type("Incomplete", (Backend,), {"name": "incomplete", "kernel_language": language})
+    kind.__abstractmethods__ = frozenset()
+    with pytest.raises(
+        st.BackendError, match=f"incomplete: kernel_language is '{language}', .* needs {method}; define"
+    ):
+        getattr(kind(), method)(*[""] * arguments)
