@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import shardtensor.functions.dlpack_methods  # noqa: F401 - the table of operators has both directions
 from shardtensor.backend.device import HOST_MEMORY, Device, HostArray
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of
