@@ -205,7 +205,7 @@ class ArrayCommunicator(Communicator):
         if whole is None:
             return None
         hold_memory(self.backends[0], whole)  # The result refers to the buffer, not to the leases of its parts.
-        return self.backends[0].export(whole)
+        return _exported(whole, self.backends[0].export(whole))
 
     def _together(self, source: int, destination: int) -> bool:
         """Whether two devices share a memory."""
@@ -286,9 +286,11 @@ class ArrayCommunicator(Communicator):
     def _deliver(self, k: int, array: Any) -> Any:
         """Returns a result as mapped functions receive it: read-only where the library can enforce it."""
         backend = self.backends[k]
-        if backend.on_host:
-            _remember(np.asarray(array))
-        return backend.export(array)
+        exported = backend.export(array)
+        if not backend.on_host:
+            return exported
+        _remember(np.asarray(array))
+        return _exported(array, exported)
 
     def _delivered(self, arrays: Sequence[Any]) -> list[Any]:
         """Returns the results of all devices as mapped functions receive them; one array may be that of several devices
@@ -424,6 +426,9 @@ def parts_along(ndim: int, dimension: int, size: int, count: int, tiled: bool) -
 
 _shared: dict[int, Any] = {}  # by identity, because arrays are not hashable
 
+_own: dict[int, tuple[weakref.ref[Any], Any]] = {}
+"""The library's array of each result that several programs hold, by the identity of the array that they received."""
+
 _lent: dict[Hashable, Callable[[], object]] = {}
 """The leases of results that several programs hold, by backend and memory."""
 
@@ -434,6 +439,13 @@ def _remember(array: Any) -> None:
     key = id(owner)
     if key not in _shared:
         _shared[key] = weakref.ref(owner, lambda _: _shared.pop(key, None))
+
+
+def _exported(array: Any, exported: Any) -> Any:
+    """Registers that ``exported``, which is returned, is what programs received as the result ``array``."""
+    key = id(exported)
+    _own[key] = weakref.ref(exported, lambda _: _own.pop(key, None)), array
+    return exported
 
 
 def _remembered(backend: Backend, array: Any) -> Any:
@@ -447,18 +459,20 @@ def _remembered(backend: Backend, array: Any) -> Any:
         if (n := len(_lent)) >= 8 and not n & (n - 1):
             for key in [key for key, known in list(_lent.items()) if known() is None]:
                 _lent.pop(key, None)
-    return exported
+    return _exported(array, exported)
 
 
-def received(backend: Backend, array: Any) -> bool:
-    """Whether an array views the memory of the result of a collective, which several programs may hold.
-
-    Such an array can be kept without a copy.
+def received(backend: Backend, array: Any) -> Any:
+    """Returns the array to store for one that views the memory of the result of a collective, without a copy; None for
+    other arrays. Several programs may hold the given array, and set its shape.
     """
+    _, own = _own.get(id(array), (None, None))
+    if own is not None and backend.is_whole(array, own):
+        return own
     if not backend.on_host:
         lease = _lent.get((backend.name, backend.memory_of(array))) if _lent else None
-        return lease is not None and lease() is not None
-    if not _shared or not isinstance(array, np.ndarray):
-        return False
-    owner = memory_pool.owner_of(array)
-    return owner is not array and id(owner) in _shared
+        known = lease is not None and lease() is not None
+    else:
+        owner = memory_pool.owner_of(array) if _shared and isinstance(array, np.ndarray) else array
+        known = owner is not array and id(owner) in _shared
+    return backend.view(array, ...) if known else None

@@ -301,7 +301,7 @@ def _array_onto(x: Any, device: Device, caller: str, donated: bool, lent: list[L
     if not donated:
         shares = type(x) is ShardedTensor and x._aval.backend is backend
         exported = export(x, held[0]) if shares else backend.export(held[0])
-        lent.append(Lent(exported, exported))
+        lent.append(Lent(exported, backend.export(exported)))
         return exported
     mark_donated(x, caller)  # From here on only the list holds the array, unless another tensor shares its memory.
     with backend.on(device):
@@ -456,9 +456,10 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence
         # The function may have changed the shape of the view that it received.
         if one.exported is held[0] and backend.is_whole(held[0], one.array):
             return tensor(here.aval_of(one.array), one.storage_of(one.array))
-    if received(backend, held[0]):
+    result = received(backend, held[0])
+    if result is not None:
         # The result of a collective is never written in place, since all programs may hold it.
-        return tensor(here.aval_of(held[0]), Storage((held[0],), (None,)))
+        return tensor(here.aval_of(result), Storage((result,), (None,)))
     array, copied = backend.adopt(held, [one.array for one in lent])
     held.clear()
     if copied:
@@ -466,8 +467,8 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence
     if copied or (backend.on_host and array.base is None):  # What was lent is a view.
         return tensor(here.aval_of(array), Storage((array,), ([],)))
     memory = backend.memory_of(array)
-    if memory is None:
-        return tensor(here.aval_of(array), Storage((array,), (None,)))
-    holder = next((one for one in lent if backend.memory_of(one.array) == memory), None)
-    storage = holder.storage_of(array) if holder else Storage((array,), ([],))
-    return tensor(here.aval_of(array), storage)
+    holder = next((one for one in lent if memory is not None and backend.memory_of(one.array) == memory), None)
+    if memory is not None and holder is None:
+        return tensor(here.aval_of(array), Storage((array,), ([],)))
+    mine = backend.view(array, ...)  # The function may have kept the array, and can set its shape later.
+    return tensor(here.aval_of(mine), holder.storage_of(mine) if holder else Storage((mine,), (None,)))

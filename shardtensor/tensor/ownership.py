@@ -200,7 +200,8 @@ class Lent(NamedTuple):
 
     Attributes:
         exported: the view that the function received.
-        array: the array of the storage of which it is a view; ``exported`` itself if it has no storage of its own.
+        array: the array of the storage of which it is a view; if it has no storage of its own, another such view. User
+            code has no reference to it.
         storage: the storage; None if it is unknown who holds the memory.
         leases: the leases of the array; None likewise.
     """

@@ -242,6 +242,50 @@ def test_an_argument_is_returned_in_the_shape_that_the_function_gave_it(backend:
         assert_same(x, value)
 
 
+KEPT = {
+    "the argument": lambda a: a,
+    "a view of the argument": lambda a: a[1:],
+    "a new array": lambda a: a + 1,
+    "a sum over the programs": lambda a: st.psum(a, "i"),
+    "a view of a sum": lambda a: st.psum(a, "i")[1:],
+    "what was gathered": lambda a: st.all_gather(a, "i", tiled=True),
+    "what was exchanged": lambda a: st.all_to_all(a, "i", 1, 0, tiled=True),
+    "what another program has sent": lambda a: st.pshuffle(a, "i", [1, 0]),
+}
+
+
+@everywhere
+@pytest.mark.parametrize("given", ["shards", "host arrays", "views of a tensor"])
+@pytest.mark.parametrize("what", KEPT)
+@pytest.mark.filterwarnings("ignore:Setting the:DeprecationWarning")
+def test_a_kept_array_can_change_its_shape_after_the_map(what: str, given: str, backend: str) -> None:
+    kept = []
+
+    def f(a: Any) -> Any:
+        result = KEPT[what](a)
+        kept.append(result)
+        return {"": result} if given == "host arrays" else result
+
+    value, devices = array((6, 4), "float64", 5), row(backend, 2)
+    x = st.device_put(value, devices[1])
+    parts = {
+        "shards": st.shard(value, devices=devices),
+        "host arrays": [value[:3], value[3:]],
+        "views of a tensor": [x[:3], x[3:]],
+    }[given]
+    results = leaves(st.pmap(f, parts, axis_name="i", devices=devices if given == "host arrays" else None))
+    before = [np.array(values_of(r)) for r in results]
+    for one in {id(one): one for one in kept}.values():
+        if hasattr(one, "unsqueeze_"):
+            one.unsqueeze_(0)
+        else:
+            one.shape = (1, *one.shape)
+    for result, wanted in zip(results, before, strict=True):
+        assert result.shape == wanted.shape
+        assert_same(result, wanted)
+        assert_same(result + 0, wanted)
+
+
 # -- static arguments and keywords -----------------------------------------------------------------
 
 
