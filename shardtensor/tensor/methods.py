@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,18 @@ def _cumulative(name: str, x: Any, axis: int | None, dtype: Any, out: Any) -> An
     return with_out(OPS[name], (x,), {"axis": axis or 0, "dtype": dtype, "out": out})
 
 
-_PROTOCOLS = ("__array_interface__", "__array_struct__")
-"""The protocols that `numpy.asarray` tries on every object before `__array__`: it never shows these errors."""
+class _Lacking:
+    """Stands for an attribute of NumPy's arrays that tensors lack: the error says what to use instead.
+
+    A method ``__getattr__`` would do so, too, but `numpy.asarray` would call it for each protocol that it tries before
+    ``__array__``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}: {REFUSED[self._name]}")
 
 
 class Methods(Operators):
@@ -58,15 +68,8 @@ class Methods(Operators):
     def __contains__(self, value: Any) -> bool:
         return bool(call("any", call("equal", self, value)))
 
-    if not TYPE_CHECKING:  # Type checkers would take it for a definition of every name.
-
-        def __getattr__(self, name: str) -> Any:
-            if name in _PROTOCOLS:
-                raise AttributeError(name)
-            if hasattr(type(self), name):  # A property has raised an AttributeError: this raises it again.
-                return object.__getattribute__(self, name)
-            reason = f": {REFUSED[name]}" if name in REFUSED else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{reason}")
+    def __dir__(self) -> list[str]:
+        return [name for name in object.__dir__(self) if name not in REFUSED]
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -326,3 +329,8 @@ class Methods(Operators):
     def conjugate(self, out: Any = None) -> ShardedTensor:
         """``st.conj`` of this tensor."""
         return self.conj(out)
+
+
+for _name in REFUSED:
+    if hasattr(np.ndarray, _name):
+        setattr(Methods, _name, _Lacking(_name))
