@@ -167,7 +167,11 @@ def copy_into(out: HostArray, array: Any, *, breaks: bool = False) -> None:
         array: an array that broadcasts to the shape of ``out`` and shares no memory with it, or a scalar.
         breaks: whether an exception of a signal handler, such as KeyboardInterrupt, may leave ``out`` half written.
     """
-    into(out, cast, (array,), breaks=breaks)
+    straight = out.flags.c_contiguous and (not isinstance(array, np.ndarray) or array.flags.c_contiguous)
+    if straight and 2 * out.nbytes * BYTE < LONG:  # A copy of 1 MiB evicts code from the caches: little is executed.
+        cast(array, out=out)
+    else:
+        into(out, cast, (array,), breaks=breaks)
 
 
 def copied(array: HostArray) -> HostArray:
