@@ -371,8 +371,9 @@ def _to_host(x: Any, index: Any) -> HostArray:
         return np.asarray(x)
     value = x._aval
     at = canonical(index, x.shape) if index is not None and type(index) is not Index else index
-    if hasattr(x._storage, "to_host"):
-        return x._storage.to_host(at)  # type: ignore[no-any-return]
+    storage = x._storage
+    if type(storage) is not Storage and hasattr(storage, "to_host"):
+        return storage.to_host(at)  # type: ignore[no-any-return]
     if value.spans:
         return lent(x, transfer.read_here(x, "to_host", at))
     shared = value.backend.on_host
@@ -381,8 +382,10 @@ def _to_host(x: Any, index: Any) -> HostArray:
         record_transfer("to_host", 0, True, lambda: movement.records(n, not shared, "to_host", True))
         if not shared:
             return lent(x, transfer.read(x, at))
-    storage = current_storage(x)
-    if type(storage) is Exported:
-        return lent(x, storage.read(lambda array: array if at is None else array[to_numpy(at)]))
-    whole = transfer.whole_array(x, "to_host")
+    if type(storage) is not Storage:
+        storage = current_storage(x)
+        if type(storage) is Exported:
+            return lent(x, storage.read(lambda array: array if at is None else array[to_numpy(at)]))
+    is_whole = type(storage) is Storage and len(storage.buffers) == 1
+    whole = storage.buffers[0] if is_whole else transfer.whole_array(x, "to_host")
     return lent(x, whole if at is None else np.asarray(whole[to_numpy(at)]))

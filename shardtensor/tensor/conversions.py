@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HostArray
-from shardtensor.core import call
+from shardtensor.core import OPS, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
 from shardtensor.tensor.display import described, few_values, printed
 from shardtensor.tensor.handle import Handle
@@ -25,10 +25,10 @@ class Conversions(Handle):
     # -- host arrays and DLPack --------------------------------------------------------------------
 
     def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> HostArray:
-        array: HostArray = call("to_host", self)
+        array: HostArray = OPS["to_host"].dispatch(self)
         if dtype is None or array.dtype == np.dtype(dtype):
             # NumPy makes a new array of a scalar, which programs such as metrics of scikit-learn write to.
-            return array.copy() if copy or (copy is None and self._is_scalar) else array
+            return array.copy() if copy or (not array.ndim and copy is None and self._is_scalar) else array
         if copy is False:
             raise ShapeError(
                 f"np.asarray: copy=False and dtype={np.dtype(dtype)} of a {self.dtype} tensor needs a copy"
