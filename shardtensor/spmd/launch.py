@@ -452,19 +452,22 @@ def _call_on(
 def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> ShardedTensor:
     """Returns an array that a call returned, the only item of a list, as a tensor."""
     backend = here.backend
-    for one in lent:
-        # The function may have changed the shape of the view that it received.
-        if one.exported is held[0] and backend.is_whole(held[0], one.array):
-            return tensor(here.aval_of(one.array), one.storage_of(one.array))
-    result = received(backend, held[0])
-    if result is not None:
-        # The result of a collective is never written in place, since all programs may hold it.
-        return tensor(here.aval_of(result), Storage((result,), (None,)))
-    array, copied = backend.adopt(held, [one.array for one in lent])
+    # What was lent, and what a collective returned, are views on the host.
+    own = backend.on_host and held[0].base is None
+    if not own:
+        for one in lent:
+            # The function may have changed the shape of the view that it received.
+            if one.exported is held[0] and backend.is_whole(held[0], one.array):
+                return tensor(here.aval_of(one.array), one.storage_of(one.array))
+        result = received(backend, held[0])
+        if result is not None:
+            # The result of a collective is never written in place, since all programs may hold it.
+            return tensor(here.aval_of(result), Storage((result,), (None,)))
+    array, copied = backend.adopt(held, () if own else [one.array for one in lent])
     held.clear()
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
-    if copied or (backend.on_host and array.base is None):  # What was lent is a view.
+    if copied or own:
         return tensor(here.aval_of(array), Storage((array,), ([],)))
     memory = backend.memory_of(array)
     holder = next((one for one in lent if memory is not None and backend.memory_of(one.array) == memory), None)
