@@ -204,6 +204,27 @@ def test_a_rendezvous_across_threads(helped: None) -> None:
     total_works()
 
 
+@pytest.mark.skipif(getattr(sys, "_is_gil_enabled", lambda: True)(), reason="this Python has a GIL")
+def test_programs_run_at_the_same_time_without_a_gil(helped: None) -> None:
+    """Each waits for the other in bytecode. With a GIL, the first would wait to the end, since no thread is switched."""
+    begun = [False, False]
+
+    def task(program: programs.Program) -> bool:
+        begun[program.number] = True
+        end = time.perf_counter() + 5
+        while not all(begun) and time.perf_counter() < end:
+            pass
+        return all(begun)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(100.0)
+    try:
+        assert outcome_of([task] * 2, helper_delay=0.0) == [True, True]
+    finally:
+        sys.setswitchinterval(before)
+    assert not sys._is_gil_enabled()  # type: ignore[attr-defined]
+
+
 @pytest.fixture
 def unpolled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting threads continue only when they are woken: a missing wake-up takes longer than the test may."""
