@@ -12,7 +12,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -157,9 +157,20 @@ def _is_subset(theirs: _Parameters, ours: Any) -> bool:
 
 
 def _call_translated(function: Any, ours: Function, op: Op | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    direct, variadic, by_position, operands, arguments = _call_form(function, ours, op, len(args), tuple(kwargs))
-    if direct and list not in (kinds := [*map(type, args)]) and tuple not in kinds:
-        return ours(*args)
+    form = _call_form(function, ours, op, len(args), tuple(kwargs))
+    if form.named is not None:
+        for (parameter, default), value in zip(form.named, (*args, *kwargs.values()), strict=True):
+            kind = type(value)
+            if value is default or (kind is type(default) and value == default):
+                break
+            if (kind is list or kind is tuple) and parameter in form.operands:
+                break
+        else:
+            count = len(form.by_position)
+            for (parameter, _), value in zip(form.named[count:], args[count:], strict=False):
+                kwargs[parameter] = value
+            return ours(*args[:count], **kwargs)
+    variadic, by_position, operands, arguments = form.variadic, form.by_position, form.operands, form.arguments
     name = f"{function.__module__}.{function.__name__}"
     known: dict[str, Any] = {}
     values = kwargs.values() if variadic else (*args, *kwargs.values())
@@ -214,7 +225,7 @@ def _cast(name: str, arrays: Any, dtype: Any = None, casting: Any = "same_kind")
     Raises:
         ArgumentTypeError: ``casting`` does not allow that.
     """
-    items = [x if isinstance(x, Handle) else np.asarray(x) for x in arrays]
+    items: list[Any] = [x if isinstance(x, Handle) else np.asarray(x) for x in arrays]
     wanted = np.result_type(*[x.dtype for x in items]) if dtype is None else np.dtype(dtype)
     for x in items:
         if not np.can_cast(x.dtype, wanted, casting):
@@ -222,19 +233,28 @@ def _cast(name: str, arrays: Any, dtype: Any = None, casting: Any = "same_kind")
     return items if dtype is None else [x.astype(wanted) for x in items]
 
 
-_Argument = tuple[str, str | None, Any]
+class _Form(NamedTuple):
+    """How calls of a function of NumPy, with some numbers of positional arguments and some keywords, are translated.
+
+    Attributes:
+        variadic: whether positional arguments are passed as they are, because there may be any number of them.
+        by_position: the names of our positional-only parameters.
+        operands: the names of the operands.
+        arguments: for each argument NumPy's name, our name (None if the parameter is missing) and NumPy's default.
+        named: our name and NumPy's default of each argument, if our function takes them all, as they are, unless they
+            are lists or defaults; otherwise None.
+    """
+
+    variadic: bool
+    by_position: list[str]
+    operands: frozenset[str]
+    arguments: list[tuple[str, str | None, Any]]
+    named: list[tuple[str, Any]] | None
 
 
 @functools.cache
-def _call_form(
-    function: Any, ours: Function, op: Op | None, count: int, keywords: tuple[str, ...]
-) -> tuple[bool, bool, list[str], frozenset[str], list[_Argument]]:
+def _call_form(function: Any, ours: Function, op: Op | None, count: int, keywords: tuple[str, ...]) -> _Form:
     """Returns how calls of NumPy's function, with that many positional arguments and these keywords, are translated.
-
-    The result says whether our function takes the same arguments, unless they are lists; and whether positional
-    arguments are passed as they are, because there may be any number of them. It has the names of our positional-only
-    parameters and of the operands, and for each other argument of the call NumPy's name, our name (None if the
-    parameter is missing) and NumPy's default.
 
     Raises:
         ArgumentTypeError: there are more positional arguments than NumPy's function takes, or one is given twice.
@@ -263,8 +283,11 @@ def _call_form(
     arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*given, *keywords)]
     arrays = [p.name for p in own.values() if p.annotation == "ArrayLike"]
     operands = frozenset([n for n in op.operands if n not in op.trees] if op else arrays)
-    direct = not variadic and [(mine, default) for _, mine, default in arguments] == [
-        (n, inspect.Parameter.empty) for n in by_position
-    ]
-    direct = direct and not keywords and f"{function.__module__}.{function.__name__}" not in DEFAULTS
-    return direct, variadic, [] if variadic else by_position, operands, arguments
+    chosen = [mine for _, mine, _ in arguments]
+    is_special = variadic or f"{function.__module__}.{function.__name__}" in DEFAULTS
+    is_special = is_special or function.__name__ in CAST_OPERANDS or not {"out", None}.isdisjoint(chosen)
+    is_special = is_special or len({*chosen}) < len(chosen) or len(given) < len(by_position)
+    named = None
+    if not is_special and chosen[: len(by_position)] == by_position and tuple(chosen[len(given) :]) == keywords:
+        named = [(mine, default) for _, mine, default in arguments]
+    return _Form(variadic, [] if variadic else by_position, operands, arguments, named)  # type: ignore[arg-type]

@@ -91,7 +91,9 @@ def _where(condition: Any, *choices: Any) -> Any:
         return call("nonzero", condition)
     if len(choices) != 2:
         raise ArgumentError("where: either both or neither of x and y should be given")
-    return call("where", *[from_lists(x, "where") if isinstance(x, (list, tuple)) else x for x in (condition, *choices)])
+    return call(
+        "where", *[from_lists(x, "where") if isinstance(x, (list, tuple)) else x for x in (condition, *choices)]
+    )
 
 
 def _created_like(name: str) -> Function:

@@ -70,6 +70,9 @@ RESULTS: dict[str, Call] = {
     "array_equiv of dates and numbers": lambda p: np.array_equiv(p(DATES), 3),
     "min_scalar_type": lambda p: np.min_scalar_type(p(np.array(300.0))),
     "subtract.at of dates": lambda p: written(p, DATES, lambda x: np.subtract.at(x, [0, 0], 1)),
+    "argmax of dates, the last of them NaT": lambda p: np.argmax(p(np.array([3, 9, 1, "NaT"], "M8[s]"))),
+    "argmin of dates in rows": lambda p: np.argmin(p(np.array([[3, 9], [1, 2], ["NaT", 0]], "M8[s]")), axis=0),
+    "count_nonzero of durations": lambda p: np.count_nonzero(p(SPANS)),
     # Elements that are missing.
     "partition of nothing": lambda p: np.partition(p(np.zeros(0)), 5),
     "take of nothing": lambda p: np.take(p(F4), []),

@@ -811,7 +811,10 @@ def test_every_position_of_numpys_functions_is_known(name: str) -> None:
 
 
 WRONG_AS_NUMPY = [
-    (lambda x: np.pad(x, 1, "reflect", reflect_type="odd"), "numpy.pad: has no sharded form here with reflect_type='odd'"),
+    (
+        lambda x: np.pad(x, 1, "reflect", reflect_type="odd"),
+        "numpy.pad: has no sharded form here with reflect_type='odd'",
+    ),
     (lambda x: np.copy(x, "Z"), "numpy.copy: order is 'Z'"),
     (lambda x: np.clip(x, 1, 2, min=3), "min is given twice"),
     (lambda x: x.sum(0, axis=1), "axis is given by position and by name"),
