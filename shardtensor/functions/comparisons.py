@@ -33,7 +33,7 @@ from shardtensor.functions.elementwise import (
     signbit,
     subtract,
 )
-from shardtensor.functions.repetition import broadcast_shapes
+from shardtensor.functions.repetition import broadcast_shapes, on_host
 from shardtensor.functions.statistical import all as _all
 from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.operands import shape_of
@@ -87,7 +87,7 @@ def isneginf(x: ArrayLike, /) -> ShardedTensor:
     """Tests for each real element whether it is negative infinity.
 
     Raises:
-        ArgumentTypeError: x is complex.
+        ArgumentTypeError: x is complex or of times.
 
     >>> st.isneginf(st.asarray([-np.inf, np.inf, 0.0])).tolist()
     [True, False, False]
@@ -101,7 +101,7 @@ def isposinf(x: ArrayLike, /) -> ShardedTensor:
     """Tests for each real element whether it is positive infinity.
 
     Raises:
-        ArgumentTypeError: x is complex.
+        ArgumentTypeError: x is complex or of times.
 
     >>> st.isposinf(st.asarray([-np.inf, np.inf, 0.0])).tolist()
     [False, True, False]
@@ -112,8 +112,8 @@ def isposinf(x: ArrayLike, /) -> ShardedTensor:
 
 def _real(caller: str, x: Any) -> Any:
     given = array_like(x, caller)
-    if iscomplexobj(given):
-        raise ArgumentTypeError(f"{caller}: x is complex; wanted real numbers, since complex ones have no sign")
+    if result_type(given).kind not in "biuf":
+        raise ArgumentTypeError(f"{caller}: x is of {result_type(given)}; wanted real numbers, which have a sign")
     return given if result_type(given).kind == "f" else astype(given, np.float64)
 
 
@@ -185,7 +185,7 @@ def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> bool:
     (True, False)
     """
     x, y = [array_like(value, "array_equal") for value in (a1, a2)]
-    if shape_of(x) != shape_of(y):
+    if shape_of(x) != shape_of(y) or not _are_comparable(x, y):
         return False
     same = equal(x, y)
     return bool(_all(logical_or(same, logical_and(isnan(x), isnan(y))) if equal_nan else same))
@@ -199,10 +199,16 @@ def array_equiv(a1: ArrayLike, a2: ArrayLike) -> bool:
     """
     x, y = [array_like(value, "array_equiv") for value in (a1, a2)]
     try:
-        broadcast_shapes(shape_of(x), shape_of(y))
+        shape = broadcast_shapes(shape_of(x), shape_of(y))
     except ValueError:
         return False
-    return bool(_all(equal(x, y)))
+    return bool(_all(equal(x, y))) if _are_comparable(x, y) else 0 in shape
+
+
+def _are_comparable(x: Any, y: Any) -> bool:
+    """Whether NumPy compares the elements of two arrays: numbers with numbers, and times with times of their kind."""
+    kinds = {result_type(a).kind for a in (x, y)}
+    return len(kinds) == 1 or kinds.isdisjoint("mM")
 
 
 # -- tests of dtypes -------------------------------------------------------------------------------
@@ -250,7 +256,7 @@ def min_scalar_type(a: ArrayLike, /) -> np.dtype[Any]:
     (dtype('uint8'), dtype('float64'))
     """
     given = array_like(a, "min_scalar_type")
-    return np.min_scalar_type(given if type(given) in SCALARS or not shape_of(given) else np.empty(1, given.dtype))
+    return np.min_scalar_type(np.empty(1, given.dtype) if shape_of(given) else on_host(given)[()])
 
 
 def promote_types(type1: npt.DTypeLike, type2: npt.DTypeLike) -> np.dtype[Any]:

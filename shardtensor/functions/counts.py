@@ -97,6 +97,8 @@ def _counts_on_host(x: Any, weights: Any, minlength: int) -> Any:
 def _bincount(x: Any, weights: Any, minlength: int) -> Any:
     if len(shape_of(x)) != 1:
         raise ShapeError(f"x has {len(shape_of(x))} dimensions; wanted one")
+    if weights is not None and dtype_of(weights).kind not in "biuf":
+        raise ArgumentTypeError(f"weights are of {dtype_of(weights)}; wanted real numbers")
     if weights is not None and shape_of(weights) != shape_of(x):
         raise ShapeError(f"weights has shape {shape_of(weights)}; wanted x's shape, {shape_of(x)}")
     minlength = integer_from(0, minlength, "minlength")

@@ -92,6 +92,7 @@ def gradient(
 
     Raises:
         ArgumentError: the number of spacings is not the number of axes, or ``edge_order`` is neither 1 nor 2.
+        ArgumentTypeError: f has bools.
         AxisError: f has no such axis, or an axis occurs twice.
         ShapeError: an axis has at most ``edge_order`` elements, or its coordinates another number than it has.
 
@@ -102,7 +103,9 @@ def gradient(
     axes = tuple(range(x.ndim)) if axis is None else normalize_axes(tuple(np.atleast_1d(axis).tolist()), x.ndim)
     if edge_order not in (1, 2):
         raise ArgumentError(f"gradient: edge_order is {edge_order!r}; wanted 1 or 2")
-    if x.dtype.kind in "biu":
+    if x.dtype.kind == "b":
+        raise ArgumentTypeError("gradient: f has bools; wanted numbers, such as f.astype(int)")
+    if x.dtype.kind in "iu":
         x = astype(x, np.float64) if isinstance(x, ShardedTensor) else x.astype(np.float64)
     results = [_derivative(x, a, h, edge_order) for a, h in zip(axes, _spacings(varargs, x.shape, axes), strict=True)]
     return results[0] if len(results) == 1 else tuple(results)
@@ -158,7 +161,8 @@ def _derivative(x: Any, axis: int, h: Any, edge_order: int) -> ShardedTensor:
             _weighted(_at_the_end(*last), at(-3), at(-2), at(-1)),
         ]
     made = concat([edges[0], inner, edges[1]], axis=axis)
-    return made if made.dtype == x.dtype else astype(made, x.dtype)
+    dtype = x.dtype if x.dtype.kind != "M" else np.dtype(x.dtype.str.replace("M", "m"))  # differences of dates
+    return made if made.dtype == dtype else astype(made, dtype)
 
 
 def _weighted(weights: Sequence[Any], x0: Any, x1: Any, x2: Any) -> Any:

@@ -286,7 +286,7 @@ def histogram2d(
     columns = [array_like(a, "histogram2d") for a in (x, y)]
     if shape_of(columns[0]) != shape_of(columns[1]):
         raise ShapeError(f"histogram2d: x has shape {shape_of(columns[0])} and y {shape_of(columns[1])}")
-    if np.ndim(bins) == 1 and len(bins) not in (1, 2) and not isinstance(bins[0], (list, tuple)):
+    if hasattr(bins, "__len__") and len(bins) not in (1, 2):  # NumPy, too, takes two numbers for those along the axes.
         bins = [bins, bins]
     counts, edges = histogramdd(columns, bins, range, density, weights)
     return counts, edges[0], edges[1]
@@ -320,7 +320,7 @@ def histogramdd(
     ([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.5, 1.0])
     """
     columns = _columns(sample)
-    each = list(bins) if np.ndim(bins) or isinstance(bins, (list, tuple)) else [bins] * len(columns)
+    each = list(bins) if hasattr(bins, "__len__") else [bins] * len(columns)
     ranges = [None] * len(columns) if range is None else list(range)
     if len(each) != len(columns) or len(ranges) != len(columns):
         raise ArgumentError(
@@ -348,7 +348,9 @@ def histogramdd(
 def _columns(sample: Any) -> list[Any]:
     """Returns the coordinates of points along each axis."""
     if isinstance(sample, (list, tuple)):
-        return [call("asarray", array_like(column, "histogramdd")) for column in sample]
+        columns = [call("asarray", array_like(column, "histogramdd")) for column in sample]
+        dtype = np.result_type(*map(dtype_of, columns))  # They are the columns of one array.
+        return [call("astype", column, dtype, copy=False) for column in columns]
     given = call("asarray", sample)
     if given.ndim != 2:
         given = call("matrix_transpose", call("atleast_2d", given))

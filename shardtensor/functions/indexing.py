@@ -19,7 +19,7 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec
-from shardtensor.tensor.operands import HostAval, converted, shape_of
+from shardtensor.tensor.operands import HostAval, converted, dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
 
@@ -203,7 +203,8 @@ def take(x: ArrayLike, indices: Any, /, *, axis: int | None = None, mode: str = 
 
     Args:
         x: a tensor or a host array.
-        indices: integers: a tensor, an array, nested lists or a number; negative ones count from the end.
+        indices: integers: a tensor, an array, nested lists or a number; negative ones count from the end. Bools are 0
+            and 1, as in NumPy.
         axis: the dimension; None takes elements of the flattened array, as in NumPy.
         mode: for indices out of bounds: "raise" raises an error, "wrap" takes them modulo the size, and "clip" replaces
             them by the first or last index, negative ones by 0.
@@ -229,6 +230,8 @@ def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
     along = normalize_axis(axis, len(shape_of(x)))
     if not hasattr(indices, "dtype"):
         indices = np.asarray(indices)  # Also of a number, because an integer as an index would give a view.
+    if dtype_of(indices).kind == "b" or 0 in shape_of(indices):  # An empty list has no dtype of its own.
+        indices = call("astype", indices, np.int64)
     check_integers(indices)
     if mode == "wrap":
         indices = call("remainder", indices, shape_of(x)[along])

@@ -427,13 +427,14 @@ def roll(x: ArrayLike, /, shift: int | tuple[int, ...], axis: int | tuple[int, .
 
     Args:
         x: a tensor or a host array.
-        shift: the number of positions; a tuple has one for each axis. Negative ones shift towards the first position.
+        shift: the number of positions; a tuple has one for each axis, or several for one axis, which are added.
+            Negative ones shift towards the first position.
         axis: the dimension or dimensions to roll; shifts of an axis that occurs twice are added. None rolls the
             flattened array and restores its shape.
 
     Raises:
         AxisError: x has no such axis.
-        ArgumentError: ``shift`` is a tuple whose length is not the number of axes.
+        ArgumentError: ``shift`` is a tuple that has neither one number nor one for each axis.
 
     >>> st.roll(st.arange(5), 2).tolist()
     [3, 4, 0, 1, 2]
@@ -451,13 +452,13 @@ def _roll_flat(x: Any, shift: Any, axis: Any) -> Any:
 @implements(roll, "movement")
 def _roll(operands: Sequence[Operand], mesh: Mesh, *, shift: Any, axis: Any) -> DataMovement:
     (x,) = operands
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    shifts = shift if isinstance(shift, tuple) else (shift,) * len(axes)
-    if len(shifts) != len(axes):
-        raise ArgumentError(f"{len(shifts)} shifts for {len(axes)} axes; give one for all, or one for each")
+    try:
+        pairs = np.broadcast(shift, axis)
+    except ValueError:
+        raise ArgumentError(f"{len(shift)} shifts for {len(axis)} axes; give one for all, or one for each") from None
     total = [0] * x.ndim
-    for a, s in zip(axes, shifts, strict=True):
-        total[normalize_axis(a, x.ndim)] += int(s)
+    for s, a in pairs:
+        total[normalize_axis(a.item(), x.ndim)] += int(s)
     runs = [_turned(d, n, total[d]) for d, n in enumerate(x.shape)]
     regions = tuple(Region(0, lines) for lines in itertools.product(*runs))
     return DataMovement(

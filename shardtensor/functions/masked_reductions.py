@@ -15,7 +15,7 @@ import numpy as np
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.sharding.rules import reduced_axes
-from shardtensor.tensor.operands import converted, dtype_of, shape_of
+from shardtensor.tensor.operands import converted, dtype_of, shape_of, sharded_dtype
 
 
 def mask_of(where: Any, shape: tuple[int, ...]) -> Any:
@@ -145,6 +145,34 @@ def masked_var(x: Any, axis: Any, correction: float, keepdims: bool, *, where: A
         return call("astype", call("divide", spread, freedom), made, copy=False)
 
 
+def computed_in(x: Any, dtype: Any) -> Any:
+    """Returns x in the dtype that a call asks for.
+
+    Raises:
+        ArgumentTypeError: the dtype is neither real nor complex floating-point, or real for complex x.
+    """
+    if dtype is None:
+        return x
+    wanted = sharded_dtype(dtype)
+    if wanted.kind not in "fc" or (wanted.kind == "f" and dtype_of(x).kind == "c"):
+        raise ArgumentTypeError(f"dtype is {wanted} for elements of {dtype_of(x)}; wanted a floating-point dtype")
+    return call("astype", x, wanted, copy=False)
+
+
 def masked_std(x: Any, axis: Any, correction: float, keepdims: bool, *, where: Any, few: float = 0.0) -> Any:
     """Returns the standard deviation of the selected elements: the root of `masked_var`."""
     return call("sqrt", masked_var(x, axis, correction, keepdims, where=where, few=few))
+
+
+def spread_of(name: str, masked: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the options of a variance or standard deviation."""
+
+    def extended(x: Any, axis: Any, correction: float, keepdims: bool, *, where: Any, dtype: Any) -> Any:
+        x = computed_in(x, dtype)
+        if where is True:
+            found = call(name, x, axis=axis, correction=correction, keepdims=keepdims)
+        else:
+            found = masked(x, axis, correction, keepdims, where=where)
+        return found
+
+    return extended

@@ -33,6 +33,7 @@ from shardtensor.functions.elementwise import (
     add,
     conj,
     divide,
+    equal,
     exp,
     greater,
     isnan,
@@ -186,7 +187,10 @@ def _cond(x: Any, p: Any) -> Any:
         factor = small_factor(x)
         return gathered(x) if factor is None else cond(factor, p)
     check_square("x", shape_of(x))
-    size = multiply(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
+    singular = equal(slogdet(x).sign, 0)
+    regular = where(expand_dims(singular, axis=(-2, -1)), np.eye(shape_of(x)[-1], dtype=dtype_of(x)), x)
+    size = multiply(matrix_norm(x, ord=p), matrix_norm(inv(regular), ord=p))
+    size = where(singular, np.inf, size)
     undefined = logical_and(isnan(size), logical_not(any_of(isnan(x), axis=(-2, -1))))
     return where(undefined, np.inf, size)
 

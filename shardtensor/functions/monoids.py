@@ -237,12 +237,17 @@ def _arg_partial(best: str) -> Partial:
     return partial
 
 
+def _may_be_nan(xp: Any, x: Any) -> bool:
+    """Whether elements of an array can be NaN, or NaT."""
+    return getattr(x.dtype, "kind", None) in ("m", "M") or xp.isdtype(x.dtype, ("real floating", "complex floating"))
+
+
 def _arg_merge(better: str) -> Merge:
     def merge(xp: Any, a: Any, b: Any) -> Any:
         (value, index), (other, other_index) = a, b
         tie = xp.equal(other, value)
         wins = getattr(xp, better)(other, value)
-        if xp.isdtype(value.dtype, ("real floating", "complex floating")):
+        if _may_be_nan(xp, value):
             nan, other_nan = xp.isnan(value), xp.isnan(other)
             wins = xp.logical_and(wins | other_nan, xp.logical_not(nan))
             tie = tie | xp.logical_and(nan, other_nan)
@@ -256,7 +261,7 @@ def _arg_together(best: str) -> Callable[..., Any]:
     def together(xp: Any, values: Any, indices: Any, dtype: Any) -> Any:
         value = getattr(xp, best)(values, axis=0)
         found = xp.equal(values, value)
-        if xp.isdtype(values.dtype, ("real floating", "complex floating")):
+        if _may_be_nan(xp, values):
             found = xp.logical_or(found, xp.isnan(values))  # A NaN is the best of all, if there is one.
         return value, xp.min(xp.where(found, indices, np.iinfo(np.int64).max), axis=0)
 

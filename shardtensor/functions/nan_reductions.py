@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.core import call, implements, operator, recorded
-from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.errors import ArgumentError
 from shardtensor.functions import masked_reductions as _options
 from shardtensor.sharding.rules import extremum
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import dtype_of, shape_of, sharded_dtype
+from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
 _Axis = int | tuple[int, ...] | None
@@ -270,23 +270,9 @@ def _chosen(x: Any, where: Any) -> Any:
     return numbers if where is True else call("logical_and", numbers, _options.mask_of(where, shape_of(x)))
 
 
-def _computed_in(x: Any, dtype: Any) -> Any:
-    """Returns x in the dtype that a call asks for.
-
-    Raises:
-        ArgumentTypeError: the dtype is neither real nor complex floating-point, or real for complex x.
-    """
-    if dtype is None:
-        return x
-    wanted = sharded_dtype(dtype)
-    if wanted.kind not in "fc" or (wanted.kind == "f" and dtype_of(x).kind == "c"):
-        raise ArgumentTypeError(f"dtype is {wanted} for elements of {dtype_of(x)}; wanted a floating-point dtype")
-    return call("astype", x, wanted, copy=False)
-
-
 @implements(nanmean, "composite", "extended")
 def _nanmean(x: Any, axis: Any, dtype: Any, keepdims: bool, *, where: Any = True) -> Any:
-    x = _computed_in(x, dtype)
+    x = _options.computed_in(x, dtype)
     if where is True and dtype_of(x).kind not in "fc":
         return call("mean", x, axis=axis, keepdims=keepdims)
     return _options.masked_mean(x, axis, None, keepdims, where=_chosen(x, where))
@@ -300,7 +286,7 @@ def _declare_spread(function: Callable[..., Any], name: str, masked: Callable[..
         if correction is not None and ddof:
             raise ArgumentError(f"ddof={ddof} and correction={correction} are the same argument; give one of them")
         has_nan = dtype_of(x).kind in "fc"  # In NumPy, too, the dtype of x determines what too few elements give.
-        x, fewer = _computed_in(x, dtype), ddof if correction is None else correction
+        x, fewer = _options.computed_in(x, dtype), ddof if correction is None else correction
         if where is True and not has_nan:
             return call(name, x, axis=axis, correction=fewer, keepdims=keepdims)
         made = masked(x, axis, fewer, keepdims, where=_chosen(x, where), few=_math.nan)  # Too few have no variance.

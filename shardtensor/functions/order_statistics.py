@@ -163,6 +163,8 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
         if xp is np:
             if np.ndim(q) > 1:  # NumPy's `nanquantile` permutes the dimensions of such quantiles.
                 q = q.reshape(-1)
+            if not x.size and name == "nanquantile":  # NumPy's results lack the dimensions of the quantiles.
+                return np.full(context.local_shape, np.nan, context.dtype)
             found = getattr(np, name)(x, q, axis=axis, method=method, keepdims=keepdims)
             return np.reshape(found, context.local_shape)
         return quantiles_of_lines(xp, context, x, q, axis, keepdims, method, name == "nanquantile")

@@ -95,10 +95,17 @@ def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
 
     Leading zeros are removed first, so that `eval_shape` cannot infer the result.
 
+    Raises:
+        ShapeError: one of them has more dimensions than one.
+
     >>> st.polymul(st.asarray([1, 2, 3]), [9, 5, 1]).tolist()
     [9, 23, 38, 17, 3]
     """
-    factors: list[Any] = [trim_zeros(_coefficients(a, "polymul"), "f") for a in (a1, a2)]
+    given = [_coefficients(a, "polymul") for a in (a1, a2)]
+    for name, a in zip(("a1", "a2"), given, strict=True):
+        if len(shape_of(a)) > 1:
+            raise ShapeError(f"polymul: {name} has {len(shape_of(a))} dimensions; wanted one")
+    factors: list[Any] = [trim_zeros(a, "f") for a in given]
     factors = [a if shape_of(a)[0] else np.zeros(1, result_type(a)) for a in factors]
     dtype = result_type(*factors)
     short, long = sorted([astype(a, dtype, copy=False) for a in factors], key=lambda a: shape_of(a)[0])
@@ -241,7 +248,7 @@ def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Shar
         increasing: whether the powers increase from left to right.
 
     Raises:
-        ShapeError: x does not have one dimension.
+        ShapeError: x does not have one dimension, or ``N`` is negative.
 
     >>> st.vander(st.asarray([1, 2, 3]), 3).tolist()
     [[1, 1, 1], [4, 2, 1], [9, 3, 1]]
@@ -249,6 +256,8 @@ def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Shar
     given: Any = array_like(x, "vander")
     if len(shape_of(given)) != 1:
         raise ShapeError(f"vander: x has {len(shape_of(given))} dimensions; wanted one")
+    if N is not None and N < 0:
+        raise ShapeError(f"vander: N is {N}; wanted a number from 0 on")
     count = shape_of(given)[0]
     dtype = np.promote_types(result_type(given), int)
     columns = expand_dims(astype(given, dtype), axis=1)
@@ -277,7 +286,7 @@ def polyfit(
 
     Raises:
         ArgumentError: ``deg`` is negative.
-        ShapeError: there are no points, or the shapes do not agree.
+        ArgumentTypeError: there are no points, or the shapes do not agree, as in NumPy.
 
     >>> st.polyfit(st.asarray([0.0, 1.0, 2.0]), [1.0, 3.0, 5.0], 1).round(6).tolist()
     [2.0, 1.0]
@@ -287,13 +296,13 @@ def polyfit(
         raise ArgumentError(f"polyfit: deg is {deg}; wanted a number from 0 on")
     count, dims = shape_of(points), len(shape_of(values))
     if len(count) != 1 or not count[0]:
-        raise ShapeError(f"polyfit: x has shape {count}; wanted one dimension, and at least one element")
+        raise ArgumentTypeError(f"polyfit: x has shape {count}; wanted one dimension, and at least one element")
     if dims not in (1, 2) or shape_of(values)[0] != count[0]:
-        raise ShapeError(f"polyfit: y has shape {shape_of(values)}; wanted {count}, or columns of that size")
+        raise ArgumentTypeError(f"polyfit: y has shape {shape_of(values)}; wanted {count}, or columns of that size")
     rtol = count[0] * float(np.finfo(result_type(points)).eps) if rcond is None else rcond
     weights = None if w is None else _float(array_like(w, "polyfit"))
     if weights is not None and shape_of(weights) != count:
-        raise ShapeError(f"polyfit: w has shape {shape_of(weights)}; wanted {count}")
+        raise ArgumentTypeError(f"polyfit: w has shape {shape_of(weights)}; wanted {count}")
     powers, scale = _scaled_powers(points, deg, weights)
     if weights is not None:
         values = multiply(values, weights if dims == 1 else expand_dims(weights, axis=1))

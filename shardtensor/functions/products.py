@@ -24,8 +24,9 @@ from shardtensor.functions.statistical import sum as sum_over
 from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import normalize_axis, tensordot_rule
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.operands import shape_of
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 SMALL = 1 << 15
 """The number of elements up to which products without a contraction are one operator; larger ones use `multiply`, which
@@ -37,6 +38,13 @@ def _rank(x: Any) -> int:
     return len(shape_of(x))
 
 
+def _array(x: Any) -> Any:
+    """Returns an operand with a host array in place of nested lists, and of a scalar, which promotes as an array does
+    in NumPy's products.
+    """
+    return np.asarray(x) if type(x) in SCALARS else from_lists(x, "asarray") if isinstance(x, (list, tuple)) else x
+
+
 # -- the contraction of two operands ---------------------------------------------------------------
 
 
@@ -45,7 +53,8 @@ def _contraction_rule(shapes: Sequence[Shape], *, rule: str) -> str:
 
 
 def _product_dtype(x1: Any, x2: Any, **params: Any) -> Any:
-    return np.matmul(np.ravel(x1), np.ravel(x2))  # NumPy raises TypeError for times.
+    product = np.matmul if _groups(params["rule"])[0][2] else np.multiply
+    return product(np.ravel(x1), np.ravel(x2))  # NumPy raises TypeError for sums of products of times.
 
 
 @operator(
@@ -153,6 +162,7 @@ def dot(a: ArrayLike, b: ArrayLike, /, *, out_sharding: Where | None = None) -> 
     >>> st.dot(st.asarray([[1.0, 2.0], [3.0, 4.0]]), st.asarray([1.0, 10.0])).tolist()
     [21.0, 43.0]
     """
+    a, b = _array(a), _array(b)
     n, m = _rank(a), _rank(b)
     if not n or not m:
         product = multiply(a, b)
@@ -173,6 +183,7 @@ def inner(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     >>> st.inner(st.asarray([1.0, 2.0]), st.asarray([[3.0, 4.0], [5.0, 6.0]])).tolist()
     [11.0, 17.0]
     """
+    a, b = _array(a), _array(b)
     left, right = shape_of(a), shape_of(b)
     if not left or not right:
         return multiply(a, b)
@@ -196,7 +207,7 @@ def outer(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     >>> st.outer(st.asarray([1, 2]), st.asarray([10, 20, 30])).tolist()
     [[10, 20, 30], [20, 40, 60]]
     """
-    x, y = [x if _rank(x) == 1 else reshape(x, (-1,)) for x in (a, b)]
+    x, y = [x if _rank(x) == 1 else reshape(_array(x), (-1,)) for x in (a, b)]
     if shape_of(x)[0] * shape_of(y)[0] <= SMALL:
         return contract(x, y, rule="a, b -> a b")
     return multiply(expand_dims(x, axis=1), expand_dims(y, axis=0))
@@ -212,7 +223,7 @@ def kron(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     >>> st.kron(st.asarray([1, 10]), st.asarray([1, 2, 3])).tolist()
     [1, 2, 3, 10, 20, 30]
     """
-    n = max(_rank(a), _rank(b))
+    a, b, n = _array(a), _array(b), max(_rank(a), _rank(b))
     left, right = [expand_dims(x, axis=tuple(range(n - _rank(x)))) if _rank(x) < n else x for x in (a, b)]
     shape = tuple([p * q for p, q in zip(shape_of(left), shape_of(right), strict=True)])
     if math.prod(shape) <= SMALL:

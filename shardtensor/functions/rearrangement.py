@@ -500,7 +500,10 @@ def _edited(function: Callable[..., Any], positions: Any, obj: Any, *values: Any
         IndexingError, ArgumentError: NumPy raises an IndexError or a ValueError.
     """
     try:
-        return function(positions, obj if isinstance(obj, slice) else on_host(obj), *values)
+        at = obj if isinstance(obj, slice) else on_host(obj)
+        if not isinstance(at, slice) and not at.size:
+            at = at.astype(np.int64)  # An empty list has no dtype of its own.
+        return function(positions, at, *values)
     except IndexError as error:
         raise IndexingError(str(error)) from None
     except ValueError as error:

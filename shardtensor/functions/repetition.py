@@ -292,7 +292,9 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: An
         return _pad_constant(x, widths, values)
     made, ramps = reshape(x, shape, copy=True), _pairs(end_values, len(shape), "end_values")
     for d, (n, (before, after)) in enumerate(zip(shape, widths, strict=True)):
-        if not n and before + after:
+        if not before + after:
+            continue
+        if not n:
             raise ShapeError(f"dimension {d} of x has size 0 and no elements to pad with in mode {mode!r}")
         if mode in _INDEXED:
             index = np.pad(np.arange(n), (before, after), mode)  # type: ignore[call-overload]

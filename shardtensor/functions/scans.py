@@ -31,7 +31,7 @@ from shardtensor.functions.manipulation import broadcast_to as _broadcast_to
 from shardtensor.functions.manipulation import reshape as _reshape
 from shardtensor.sharding.equal_parts import Runs, equal_runs
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.tensor.operands import shape_of, sharded_dtype
+from shardtensor.tensor.operands import dtype_of, shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
@@ -87,6 +87,11 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
 
     @implements(function, "composite")
     def with_initial(x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Any:
+        if axis is None and not shape_of(x):  # NumPy takes a scalar for one element.
+            return function(_reshape(x, (1,)), axis=0, dtype=dtype, include_initial=include_initial)
+        if dtype is not None and np.dtype(dtype) == np.bool and dtype_of(x) != np.bool:
+            x = _call("astype", x, np.bool)  # NumPy's loops of bools take no other numbers.
+            return function(x, axis=axis, dtype=dtype, include_initial=include_initial)
         if not include_initial:
             return NotImplemented
         sums = function(x, axis=axis, dtype=dtype)
@@ -105,12 +110,12 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
         d = _axis(axis, value.ndim)
         made = aval(value.shape, _dtype(name, value.dtype, dtype), value.sharding, value.committed)
         if value.grid.counts[d] == 1 or made.dtype.kind in "iu":
-            return made, functools.partial(ufunc.accumulate, axis=d, dtype=made.dtype)
+            return made, functools.partial(ufunc.accumulate, axis=d, dtype=_loop(made.dtype))
         runs = equal_runs(value.grid, d)
         parts = value.grid.counts[d] if value.size else 0
         if not runs or sum(n for *_, n in runs) != min(parts, value.shape[d]):
             return None
-        return made, functools.partial(_accumulate_parts, ufunc, runs, d, made.dtype)
+        return made, functools.partial(_accumulate_parts, ufunc, runs, d, _loop(made.dtype))
 
     @implements(function, "kernel")
     def on_device(xp: Any, context: None, x: Any, *, axis: int | None, dtype: Any, include_initial: bool) -> Any:
@@ -122,19 +127,20 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
     ) -> _Shards:
         d = _axis(axis, x.value.ndim)
         result = _dtype(name, x.value.dtype, dtype)
+        loop = _loop(result)
 
         def total(xp: Any, array: Any) -> Any:
-            return getattr(xp, name)(array, axis=d, dtype=result, keepdims=True)
+            return getattr(xp, name)(array, axis=d, dtype=loop, keepdims=True)
 
         def accumulate(xp: Any, out: Any, array: Any, before: Any, index: int) -> None:
             offset = None
             if index:
                 earlier = before[(slice(None),) * d + (slice(index),)]
-                offset = getattr(xp, local)(earlier, axis=d, dtype=result)[(slice(None),) * d + (slice(-1, None),)]
+                offset = getattr(xp, local)(earlier, axis=d, dtype=loop)[(slice(None),) * d + (slice(-1, None),)]
             if xp is np:
                 _accumulate(ufunc, array, d, out, offset)
                 return
-            out[...] = getattr(xp, local)(array, axis=d, dtype=result)
+            out[...] = getattr(xp, local)(array, axis=d, dtype=loop)
             if offset is not None:
                 getattr(xp, ufunc.__name__)(out, offset, out=out)
 
@@ -153,6 +159,11 @@ def _axis(axis: int | None, ndim: int) -> int:
 
 def _dtype(name: str, given: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
     return getattr(np, name)(np.ones(1, given)).dtype if wanted is None else sharded_dtype(wanted)
+
+
+def _loop(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Returns the dtype that selects NumPy's loop; None for durations, whose unit a loop does not have."""
+    return None if dtype.kind == "m" else dtype
 
 
 def _accumulate(ufunc: np.ufunc, array: Any, axis: int, out: Any, offset: Any) -> None:
@@ -180,7 +191,7 @@ def _accumulate(ufunc: np.ufunc, array: Any, axis: int, out: Any, offset: Any) -
         parts = [(slice(i, i + step),) for i in range(0, len(array), step)]
     for part in parts:
         along = 0 if len(part) == array.ndim else axis  # A part is one line, or has all dimensions.
-        ufunc.accumulate(array[part], axis=along, dtype=out.dtype, out=out[part])
+        ufunc.accumulate(array[part], axis=along, dtype=_loop(out.dtype), out=out[part])
         if offset is not None:
             ufunc(out[part], offset[part], out=out[part])
 
@@ -203,7 +214,7 @@ def cumprod(a: ArrayLike, axis: int | None = None, dtype: npt.DTypeLike | None =
     return cumulative_prod(a if axis is not None else _reshape(a, (-1,)), axis=axis or 0, dtype=dtype)
 
 
-def _accumulate_parts(ufunc: np.ufunc, runs: Runs, axis: int, dtype: np.dtype[Any], whole: Any) -> Any:
+def _accumulate_parts(ufunc: np.ufunc, runs: Runs, axis: int, dtype: np.dtype[Any] | None, whole: Any) -> Any:
     """Computes what the algorithm does, for all shards at once: the dimension is divided into parts and their elements.
 
     Args:

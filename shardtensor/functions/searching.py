@@ -127,7 +127,7 @@ def count_nonzero(
 def _count_nonzero(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
     if xp is np:
         return np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims))
-    return xp.sum(xp.not_equal(x, 0), axis=axis, dtype=np.dtype("int64"), keepdims=keepdims)
+    return xp.sum(xp.astype(x, np.dtype("bool")), axis=axis, dtype=np.dtype("int64"), keepdims=keepdims)
 
 
 def _search_rule(shapes: Sequence[Shape], **params: Any) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.core import call, implements, operator
-from shardtensor.errors import ArgumentError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.algorithms.sample_sort import GATHERED, Order, sample_sort
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
 from shardtensor.functions.algorithms.top_k import greatest, top_k
@@ -145,7 +145,7 @@ def _declare_partition(function: Callable[..., Any], ordered: Callable[..., Any]
             return function(reshape(x, (-1,)), kth, axis=0)
         if not isinstance(x, ShardedTensor) or x._aval.grid.counts[normalize_axis(axis, x.ndim)] == 1:
             return NotImplemented
-        _check_kth(tuple(kth) if isinstance(kth, list) else kth, x.shape[axis])
+        _check_kth(kth, x.shape, axis)
         return ordered(x, axis=axis, stable=False)
 
 
@@ -158,21 +158,30 @@ _declare_partition(argpartition, argsort)
 
 @implements(partition, "kernel")
 def _partition(xp: Any, context: ShardContext, x: Any, *, kth: Any, axis: int) -> Any:
-    _check_kth(kth, x.shape[axis])
+    kth = _check_kth(kth, x.shape, axis)
     return np.partition(x, kth, axis=axis) if xp is np else xp.sort(x, axis=axis, stable=False)
 
 
 @implements(argpartition, "kernel")
 def _argpartition(xp: Any, context: ShardContext, x: Any, *, kth: Any, axis: int) -> Any:
-    _check_kth(kth, x.shape[axis])
+    kth = _check_kth(kth, x.shape, axis)
     return np.argpartition(x, kth, axis=axis) if xp is np else xp.argsort(x, axis=axis, stable=False)
 
 
-def _check_kth(kth: Any, size: int) -> None:
-    """Raises ArgumentError if an index is out of bounds, as NumPy's ValueError."""
-    for k in kth if isinstance(kth, tuple) else (kth,):
-        if not -size <= k < size:
+def _check_kth(kth: Any, shape: Shape, axis: int) -> Any:
+    """Returns the indices of a partition as a host array.
+
+    Raises:
+        ArgumentTypeError: they are no integers.
+        ArgumentError: an index is out of bounds, and there are elements.
+    """
+    found, size = np.asarray(kth), shape[axis]
+    if found.dtype.kind not in "iu" and found.size:
+        raise ArgumentTypeError(f"kth is {kth!r:.60}; wanted integers")
+    for k in found.ravel().tolist():
+        if not -size <= k < size and 0 not in shape:
             raise ArgumentError(f"kth {k} is out of bounds for {size} elements")
+    return found
 
 
 # -- compositions ----------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ _Axis = int | tuple[int, ...] | None
 _Where = Where | None
 
 _WHERE = ("where",)
+_SPREAD = ("where", "dtype")
 _BOTH = ("initial", "where")
 
 
@@ -148,7 +149,7 @@ def prod(
     """
 
 
-@operator(reduction, combine="std", options=_WHERE)
+@operator(reduction, combine="std", options=_SPREAD)
 def std(
     x: ArrayLike,
     /,
@@ -157,6 +158,7 @@ def std(
     correction: float = 0.0,
     keepdims: bool = False,
     where: ArrayLike = True,
+    dtype: npt.DTypeLike | None = None,
     out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the standard deviation along ``axis``: the square root of `var`.
@@ -191,7 +193,7 @@ def sum(
     """
 
 
-@operator(reduction, combine="var", options=_WHERE)
+@operator(reduction, combine="var", options=_SPREAD)
 def var(
     x: ArrayLike,
     /,
@@ -200,12 +202,14 @@ def var(
     correction: float = 0.0,
     keepdims: bool = False,
     where: ArrayLike = True,
+    dtype: npt.DTypeLike | None = None,
     out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the variance along ``axis``: Σ|x - x̄|² / (n - correction), with n elements and their mean x̄.
 
     The result is real, also for complex x, and has dtype float64 for integers and bools, otherwise the precision of x
-    (float16 is accumulated in float32). The partial results of shards are merged by the algorithm of Chan, Golub and
+    (float16 is accumulated in float32). ``dtype`` is another floating-point dtype for the computation and the result,
+    complex for complex x. The partial results of shards are merged by the algorithm of Chan, Golub and
     LeVeque (1979), which avoids cancellation.
 
     >>> st.var(st.asarray([1.0, 3.0, 5.0, 7.0])).item(), st.var(st.asarray([1.0, 3.0]), correction=1).item()
@@ -219,6 +223,6 @@ implements(max, "extended")(_options.extremum_of("max", "maximum"))
 implements(min, "extended")(_options.extremum_of("min", "minimum"))
 implements(mean, "extended")(_options.masked_mean)
 implements(prod, "extended")(_options.sum_of("prod", "multiply", 1))
-implements(std, "extended")(_options.masked_std)
+implements(std, "extended")(_options.spread_of("std", _options.masked_std))
 implements(sum, "extended")(_options.sum_of("sum", "add", 0))
-implements(var, "extended")(_options.masked_var)
+implements(var, "extended")(_options.spread_of("var", _options.masked_var))

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS, Op, bind_into, call
-from shardtensor.errors import ArgumentTypeError, AxisError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.functions import ufunc_methods as methods
 from shardtensor.functions.masked_reductions import is_empty, logical, mask_of, of_nothing, selected, with_initial
 from shardtensor.functions.monoids import FOLDS
@@ -201,6 +201,7 @@ def _reduce(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     _check_rest(what, options)
     if not shape_of(x) and axis in (0, -1):  # NumPy takes a scalar for one row.
         axis = None
+    dtype = _computed_in(ufunc, what, dtype, out)
     if name in ("add", "multiply"):
         found = call(_REDUCTIONS[name], x, axis=axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where)
     elif name in ("logical_and", "logical_or"):
@@ -213,7 +214,36 @@ def _reduce(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
             found = call(_REDUCTIONS[name], x, axis=axis, keepdims=keepdims, initial=initial, where=where)
         else:
             found = _folded(ufunc, x, axis, keepdims, initial, where)
-    return into(what, found, out)
+    return _reduced_into(what, found, out)
+
+
+def _computed_in(ufunc: np.ufunc, what: str, dtype: Any, out: Any) -> Any:
+    """Returns the dtype in which a method of a ufunc computes: by default that of ``out``, as in NumPy, or None.
+
+    Raises:
+        ArgumentTypeError: NumPy has no loop of that dtype.
+    """
+    if dtype is None and (out is None or out.dtype.kind in "mM" or ufunc.__name__ in ("logical_and", "logical_or")):
+        return None
+    dtype = np.dtype(out.dtype if dtype is None else dtype)
+    try:
+        ufunc.resolve_dtypes((dtype, dtype, None), signature=(dtype, dtype, None), casting="unsafe")
+    except TypeError as error:
+        raise ArgumentTypeError(f"numpy.{what}: {error}") from None
+    return dtype
+
+
+def _reduced_into(what: str, found: Any, out: Any) -> Any:
+    """Returns a result, written into ``out`` if that is not None, which may have any dtype, as in NumPy.
+
+    Raises:
+        ShapeError: ``out`` has another shape.
+    """
+    if out is None:
+        return found
+    if shape_of(found) != out.shape:
+        raise ShapeError(f"{what}: out has shape {out.shape}, and the result {shape_of(found)}; wanted equal shapes")
+    return into(what, call("astype", found, out.dtype, copy=False), out)
 
 
 def _folded(ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool, initial: Any, where: Any) -> Any:
@@ -239,8 +269,11 @@ def _folded(ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool, initial: Any, wh
 def _axis_of(what: str, x: Any, axis: Any) -> int:
     if not shape_of(x):
         raise ArgumentTypeError(f"numpy.{what}: x has no dimensions; wanted at least one")
+    axes = axis if isinstance(axis, tuple) else tuple(range(len(shape_of(x)))) if axis is None else (axis,)
+    if len(axes) != 1:
+        raise ArgumentError(f"numpy.{what}: axis is {axis} for {len(shape_of(x))} dimensions; wanted one axis")
     try:
-        return normalize_axis(axis, len(shape_of(x)))
+        return normalize_axis(axes[0], len(shape_of(x)))
     except AxisError as error:
         raise AxisError(f"numpy.{what}: {error}") from None
 
@@ -251,13 +284,14 @@ def _accumulate(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     (out,) = options.pop("out", None) or (None,)
     axis, dtype = _axis_of(what, x, options.pop("axis", 0)), options.pop("dtype", None)
     _check_rest(what, options)
+    dtype = _computed_in(ufunc, what, dtype, out)
     if name in ("add", "multiply"):
         found = call("cumulative_sum" if name == "add" else "cumulative_prod", x, axis=axis, dtype=dtype)
     else:
         _check_binary(ufunc, what)
         x = x if dtype is None else call("astype", x, dtype, copy=False)
         found = methods.accumulated(x, ufunc=_operator_of(ufunc, what, 2).name, axis=axis)
-    return into(what, found, out)
+    return _reduced_into(what, found, out)
 
 
 def _check_binary(ufunc: np.ufunc, what: str) -> None:
@@ -268,7 +302,8 @@ def _check_binary(ufunc: np.ufunc, what: str) -> None:
 
 def _outer(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     _check_binary(ufunc, f"{ufunc.__name__}.outer")
-    a, b = operands
+    # NumPy makes arrays of Python scalars here, which promote as arrays do.
+    a, b = [np.asarray(x) if type(x) in (bool, int, float, complex) else x for x in operands]
     if shape_of(b):
         shape = (*shape_of(a), *(1,) * len(shape_of(b)))
         a = call("reshape", a, shape) if shape_of(a) else a
@@ -283,10 +318,11 @@ def _reduceat(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     axis, dtype = _axis_of(what, x, options.pop("axis", 0)), options.pop("dtype", None)
     _check_rest(what, options)
     starts = methods.positions_of(indices, what, shape_of(x)[axis])
+    dtype = _computed_in(ufunc, what, dtype, out)
     if dtype is not None:
         x = call("astype", x, dtype, copy=False)
     name = _operator_of(ufunc, what, 2).name
-    return into(what, methods.segments(x, ufunc=name, starts=starts, axis=axis), out)
+    return _reduced_into(what, methods.segments(x, ufunc=name, starts=starts, axis=axis), out)
 
 
 def _at(ufunc: np.ufunc, operands: list[Any], options: Options) -> None:

@@ -209,7 +209,7 @@ def _coordinates(shape: Shape, index: Any, what: str) -> np.ndarray[Any, Any]:
 def _spread(value: Any, shape: Shape, dtype: np.dtype[Any]) -> Any:
     """Returns the values of `update` in one dimension; a Python scalar takes the dtype of the elements if it can."""
     if type(value) in (bool, int, float, complex):
-        value = np.asarray(value, np.result_type(dtype, value))
+        value = np.asarray(value) if dtype.kind in "mM" else np.asarray(value, np.result_type(dtype, value))
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(np.broadcast_to(value, shape)).reshape(-1)
     return call("reshape", call("broadcast_to", value, shape), (-1,))

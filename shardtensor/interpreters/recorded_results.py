@@ -40,6 +40,7 @@ class Step:
             that ``run`` is called. None if there is no such function.
         value: the aval of the tensor, if ``of_buffers`` is given.
         is_array: whether the tensor is a 0-d array, and no scalar.
+        is_new: whether ``of_buffers`` returns memory that nothing else holds.
         ignored: the floating-point errors that the composition ignores.
     """
 
@@ -48,6 +49,7 @@ class Step:
     of_buffers: Function | None
     value: Aval | None
     is_array: bool
+    is_new: bool
     ignored: dict[str, Any]
 
 
@@ -121,7 +123,7 @@ class _Values:
         """Returns a value as a tensor, or a constant."""
         x = self._tensors[i]
         if x is None and (step := self._steps[i]) is not None and step.value is not None:
-            x = tensor(step.value, Storage((self._buffers[i],)))
+            x = tensor(step.value, Storage((self._buffers[i],), ([],) if step.is_new else ()))
             x = self._tensors[i] = mark_array(x) if step.is_array else x
         return x
 
@@ -189,7 +191,7 @@ class _Recorder(Interpreter):
             if result is not NotImplemented:
                 return result
         made = INFER.apply(op, operands, params)
-        of_buffers = None
+        of_buffers, is_new = None, False
         if op.view_spec and type(operands[0]) is ShardedTensor and hasattr(made._storage, "base"):
             operands = operands[:1]
             of_buffers = _view_of(op, operands[0], params, made._aval)
@@ -201,19 +203,22 @@ class _Recorder(Interpreter):
         else:
             plan, operands = planned(op, operands, params)
             run, of_buffers = plan.run, plan.of_buffers()
+            is_new = op.is_ufunc or bool(plan.partial_axes)  # See `shardtensor.interpreters.execution.one_pass`.
         if not all(_is_one_buffer(x._aval) for x in (*operands, made) if type(x) is ShardedTensor):
             of_buffers = None
-        self._add(run, [self._slot(x) for x in operands], made, of_buffers)
+        self._add(run, [self._slot(x) for x in operands], made, of_buffers, is_new)
         if isinstance(made, tuple):
             for k, item in enumerate(made):
                 self._add(functools.partial(_item, k), [self.position(made)], item)
         return made
 
-    def _add(self, run: Function, slots: list[int], made: Any, of_buffers: Function | None = None) -> None:
+    def _add(
+        self, run: Function, slots: list[int], made: Any, of_buffers: Function | None = None, is_new: bool = False
+    ) -> None:
         ignored = {kind: mode for kind, mode in np.geterr().items() if mode == "ignore"}
         value = made._aval if of_buffers else None
         is_array = value is not None and not value.ndim and not made._is_scalar
-        self._steps.append(Step(run, tuple(slots), of_buffers, value, is_array, ignored))
+        self._steps.append(Step(run, tuple(slots), of_buffers, value, is_array, is_new, ignored))
         self._positions[id(made)] = -len(self._steps)
         self._made.append(made)
 

@@ -153,7 +153,8 @@ def _run_again(recording: Any, tensors: list[ShardedTensor]) -> Any:
     READS[id(entry)] = entry
     try:
         result = recording.run(tensors)
-        track(entry, result)
+        if type(result) is not ShardedTensor or not result._storage.leases:
+            track(entry, result)
         return result
     finally:
         READS.pop(id(entry), None)

@@ -70,7 +70,8 @@ class Conversions(Handle):
 
         Raises:
             ShapeError: no index is given, and the tensor does not have exactly one element.
-            IndexingError: the index is out of bounds, or not of all dimensions.
+            IndexingError: the index is out of bounds.
+            ArgumentError: it is not of all dimensions.
         """
         if not index:
             return self._only_element("item").item()
@@ -81,7 +82,7 @@ class Conversions(Handle):
                 raise IndexingError(f"item: position {position} is out of bounds for {size} elements")
             at = np.unravel_index(position % size, self.shape)
         if len(at) != self.ndim:
-            raise IndexingError(f"item: {len(at)} indices for {self.ndim} dimensions")
+            raise ArgumentError(f"item: {len(at)} indices for {self.ndim} dimensions; wanted one for each")
         return call("getitem", self, tuple(at)).item()
 
     def tofile(self, fid: Any, sep: str = "", format: str = "%s") -> None:
@@ -109,10 +110,15 @@ class Conversions(Handle):
         return np.asarray(self)
 
     def __int__(self) -> int:
-        return int(self._scalar("int"))
+        return int(self._real_scalar("int"))
 
     def __float__(self) -> float:
-        return float(self._scalar("float"))
+        return float(self._real_scalar("float"))
+
+    def _real_scalar(self, caller: str) -> Any:
+        if self.dtype.kind == "c":
+            raise ArgumentTypeError(f"{caller}: the tensor is of {self.dtype}; wanted real numbers, such as x.real")
+        return self._scalar(caller)
 
     def __complex__(self) -> complex:
         return complex(self._scalar("complex"))

@@ -294,11 +294,14 @@ class Methods(Operators):
         linear = linear.astype(np.intp, copy=False)  # NumPy truncates floats here, and only here.
         if mode not in ("raise", "wrap", "clip"):
             raise ArgumentError(f"put: mode is {mode!r}; wanted 'raise', 'wrap' or 'clip'")
+        if not linear.size or not np.size(values):
+            return
+        if not self.ndim:
+            self.reshape(1).put(linear, values, mode)
+            return
         if (linear.size and not size) or (mode == "raise" and ((linear < -size) | (linear >= size)).any()):
             wrong = linear[(linear < -size) | (linear >= size)]
             raise IndexingError(f"put: index {wrong[0]} is out of bounds for {size} elements")
-        if not linear.size:
-            return
         linear = np.clip(linear, 0, size - 1) if mode == "clip" else linear % size
         places = np.unravel_index(linear, self.shape)
         if isinstance(values, (bool, int, float, complex)):
@@ -323,11 +326,13 @@ class Methods(Operators):
         return _cumulative("cumulative_prod", self, axis, dtype, out)
 
     def conj(self, out: Any = None) -> ShardedTensor:
-        """``st.conj`` of this tensor."""
+        """``st.conj`` of this tensor; the tensor itself if it is not complex, as in NumPy."""
+        if out is None and self.dtype.kind in "biuf":
+            return self  # type: ignore[return-value]
         return with_out(OPS["conj"], (self,), {"out": out})  # type: ignore[no-any-return]
 
     def conjugate(self, out: Any = None) -> ShardedTensor:
-        """``st.conj`` of this tensor."""
+        """``x.conj`` by NumPy's other name."""
         return self.conj(out)
 
 

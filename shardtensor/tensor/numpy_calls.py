@@ -12,16 +12,16 @@ import functools
 import importlib
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.core import OPS, Function, Op, bind_into
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.core import OPS, Function, Op, bind_into, call
+from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.numpy_functions import (
-    CAST_RESULTS,
+    CAST_OPERANDS,
     DEFAULTS,
     FUNCTIONS,
     NUMPY_NAMES,
@@ -42,8 +42,6 @@ UFUNC_CALLS = "shardtensor.functions.ufunc_calls"
 _UNREADABLE = {
     "concatenate": lambda arrays, /, axis=0, out=None, *, dtype=None, casting="same_kind": None,
     "einsum": lambda *operands, out=None, optimize=False, dtype=None, order="K", casting="safe": None,
-    "empty_like": lambda prototype, /, dtype=None, order="K", subok=True, shape=None, *, device=None: None,
-    "where": lambda condition, x=None, y=None, /: None,
 }
 """The signatures of functions that `inspect.signature` cannot read in every version of NumPy, or that have keyword
 arguments without names.
@@ -60,11 +58,30 @@ def with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Calls an operator with an optional ``out=``, which is a tensor or a host array."""
     out = kwargs.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
+    if op.name in _REDUCTIONS and hasattr(out, "dtype"):
+        x = args[0]
+        if not isinstance(x, Handle) or (x.shape, x.dtype) != (out.shape, out.dtype):  # of a scan, written in place
+            return _reduced_into(op, args, kwargs, out)
     if not isinstance(out, Handle) or any(name in kwargs for name in op.options):
         return _written(op.name, op.dispatch(*args, **kwargs), out)
     operands, params = op.split(*args, **kwargs)
     bind_into(out, op, operands, params)
     return out
+
+
+def _reduced_into(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
+    """Calls a reduction as NumPy does with ``out=``, which may have any dtype."""
+    dtype = args[0].dtype if isinstance(args[0], (Handle, np.ndarray, np.generic)) else out.dtype
+    if op.name in ("mean", "nanmean"):  # Those of integers are always computed in float64.
+        chooses = dtype.kind in "fc" and np.can_cast(dtype, out.dtype)
+    else:
+        chooses = op.name.endswith(("sum", "prod")) and out.dtype.kind not in "mM"
+    if chooses and kwargs.get("dtype") is None:
+        kwargs["dtype"] = out.dtype
+    made = op.dispatch(*args, **kwargs)
+    if made.shape != out.shape:
+        raise ShapeError(f"{op.name}: out has shape {out.shape}, and the result {made.shape}; wanted equal shapes")
+    return _written(op.name, call("astype", made, out.dtype, copy=False), out)
 
 
 def _written(name: str, result: Any, out: Any) -> Any:
@@ -77,6 +94,13 @@ def _written(name: str, result: Any, out: Any) -> Any:
         raise ArgumentTypeError(f"{name}: out is a {type(out).__name__}; wanted a tensor or a host array")
     np.copyto(out, np.asarray(result), casting="same_kind")
     return out
+
+
+_REDUCTIONS = frozenset([
+    "all", "any", "cumulative_prod", "cumulative_sum", "max", "mean", "min", "nancumprod", "nancumsum", "nanmax",
+    "nanmean", "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "prod", "std", "sum", "var",
+])  # fmt: skip
+"""Functions that NumPy computes in the dtype of ``out`` where it chooses one, and that write results of any dtype."""
 
 
 # -- calls -----------------------------------------------------------------------------------------
@@ -133,9 +157,20 @@ def _is_subset(theirs: _Parameters, ours: Any) -> bool:
 
 
 def _call_translated(function: Any, ours: Function, op: Op | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    direct, variadic, by_position, operands, arguments = _call_form(function, ours, op, len(args), tuple(kwargs))
-    if direct and list not in (kinds := [*map(type, args)]) and tuple not in kinds:
-        return ours(*args)
+    form = _call_form(function, ours, op, len(args), tuple(kwargs))
+    if form.named is not None:
+        for (parameter, default), value in zip(form.named, (*args, *kwargs.values()), strict=True):
+            kind = type(value)
+            if value is default or (kind is type(default) and value == default):
+                break
+            if (kind is list or kind is tuple) and parameter in form.operands:
+                break
+        else:
+            count = len(form.by_position)
+            for (parameter, _), value in zip(form.named[count:], args[count:], strict=False):
+                kwargs[parameter] = value
+            return ours(*args[:count], **kwargs)
+    variadic, by_position, operands, arguments = form.variadic, form.by_position, form.operands, form.arguments
     name = f"{function.__module__}.{function.__name__}"
     known: dict[str, Any] = {}
     values = kwargs.values() if variadic else (*args, *kwargs.values())
@@ -143,7 +178,7 @@ def _call_translated(function: Any, ours: Function, op: Op | None, args: Sequenc
         if value is default or (type(value) is type(default) in (bool, int, float, str) and value == default):
             continue
         if mine is None:
-            if not _is_ignored(theirs, value, op):
+            if value is not None and not _is_ignored(theirs, value, op):
                 raise ArgumentTypeError(
                     f"{name}: has no sharded form here with {theirs}={value!r:.60}; leave {theirs} out, or take the "
                     "whole array on the host with np.asarray(x)"
@@ -154,12 +189,14 @@ def _call_translated(function: Any, ours: Function, op: Op | None, args: Sequenc
         known[mine] = _from_lists_in(value, function.__name__, op) if mine in operands else value
     if missing := [n for n in by_position if n not in known]:
         raise ArgumentTypeError(f"{name}: has no sharded form here without {' and '.join(missing)}")
-    cast = {n: known.pop(n) for n in ("dtype", "casting") if n in known} if function.__name__ in CAST_RESULTS else {}
+    cast = {n: known.pop(n) for n in ("dtype", "casting") if n in known} if function.__name__ in CAST_OPERANDS else {}
+    if cast:
+        joined = next(mine for _, mine, _ in arguments if mine in known)
+        known[joined] = _cast(name, known[joined], **cast)
     positional = args if variadic else [known.pop(n) for n in by_position]
     known = DEFAULTS.get(name, {}) | known
     out = known.pop("out", None) if op is None else None
-    made = with_out(op, positional, known) if op else _written(function.__name__, ours(*positional, **known), out)
-    return _cast(name, made, **cast) if cast else made
+    return with_out(op, positional, known) if op else _written(function.__name__, ours(*positional, **known), out)
 
 
 def _from_lists_in(value: Any, caller: str, op: Op | None) -> Any:
@@ -175,30 +212,49 @@ def _is_ignored(name: str, value: Any, op: Op | None) -> bool:
     """Whether an argument that the function for tensors lacks has no effect."""
     if name == "order":  # The layout in memory is not visible.
         return value in ("C", "A", "K", "F" if op and op.creates else "K")
+    if op and op.name == "isin":  # The algorithm follows from the operands.
+        return name == "assume_unique" or (name == "kind" and value in ("sort", "table"))
     if name == "kind" and op and "stable" in op.params:  # Sorting is stable by default.
         return value in ("quicksort", "heapsort", "mergesort", "stable")
     return name in WITHOUT_EFFECT
 
 
-def _cast(name: str, made: Any, dtype: Any = None, casting: str = "same_kind") -> Any:
-    if dtype is not None and not np.can_cast(made.dtype, dtype, casting):  # type: ignore[arg-type]
-        raise ArgumentTypeError(f"{name}: {made.dtype} to {np.dtype(dtype)} is not allowed by casting={casting!r}")
-    return made if dtype is None else made.astype(dtype)
+def _cast(name: str, arrays: Any, dtype: Any = None, casting: Any = "same_kind") -> list[Any]:
+    """Returns arrays that are joined, in the dtype of the result.
+
+    Raises:
+        ArgumentTypeError: ``casting`` does not allow that.
+    """
+    items: list[Any] = [x if isinstance(x, Handle) else np.asarray(x) for x in arrays]
+    wanted = np.result_type(*[x.dtype for x in items]) if dtype is None else np.dtype(dtype)
+    for x in items:
+        if not np.can_cast(x.dtype, wanted, casting):
+            raise ArgumentTypeError(f"{name}: {x.dtype} to {wanted} is not allowed by casting={casting!r}")
+    return items if dtype is None else [x.astype(wanted) for x in items]
 
 
-_Argument = tuple[str, str | None, Any]
+class _Form(NamedTuple):
+    """How calls of a function of NumPy, with some numbers of positional arguments and some keywords, are translated.
+
+    Attributes:
+        variadic: whether positional arguments are passed as they are, because there may be any number of them.
+        by_position: the names of our positional-only parameters.
+        operands: the names of the operands.
+        arguments: for each argument NumPy's name, our name (None if the parameter is missing) and NumPy's default.
+        named: our name and NumPy's default of each argument, if our function takes them all, as they are, unless they
+            are lists or defaults; otherwise None.
+    """
+
+    variadic: bool
+    by_position: list[str]
+    operands: frozenset[str]
+    arguments: list[tuple[str, str | None, Any]]
+    named: list[tuple[str, Any]] | None
 
 
 @functools.cache
-def _call_form(
-    function: Any, ours: Function, op: Op | None, count: int, keywords: tuple[str, ...]
-) -> tuple[bool, bool, list[str], frozenset[str], list[_Argument]]:
+def _call_form(function: Any, ours: Function, op: Op | None, count: int, keywords: tuple[str, ...]) -> _Form:
     """Returns how calls of NumPy's function, with that many positional arguments and these keywords, are translated.
-
-    The result says whether our function takes the same arguments, unless they are lists; and whether positional
-    arguments are passed as they are, because there may be any number of them. It has the names of our positional-only
-    parameters and of the operands, and for each other argument of the call NumPy's name, our name (None if the
-    parameter is missing) and NumPy's default.
 
     Raises:
         ArgumentTypeError: there are more positional arguments than NumPy's function takes, or one is given twice.
@@ -215,7 +271,7 @@ def _call_form(
     if twice := sorted({*given} & {*keywords}):
         raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")
     by_position = [p.name for p in own.values() if p.kind is p.POSITIONAL_ONLY]
-    known = {*own, "out"} - {"out_sharding"} | ({"dtype", "casting"} if function.__name__ in CAST_RESULTS else set())
+    known = {*own, "out"} - {"out_sharding"} | ({"dtype", "casting"} if function.__name__ in CAST_OPERANDS else set())
     # The operands are in the same order, but some have other names, and NumPy has parameters between them.
     mine = [n for n in op.operands if own[n].kind is not inspect.Parameter.KEYWORD_ONLY] if op else by_position
     others = [n for n in theirs if n not in known], [n for n in mine if n not in theirs]
@@ -227,8 +283,11 @@ def _call_form(
     arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*given, *keywords)]
     arrays = [p.name for p in own.values() if p.annotation == "ArrayLike"]
     operands = frozenset([n for n in op.operands if n not in op.trees] if op else arrays)
-    direct = not variadic and [(mine, default) for _, mine, default in arguments] == [
-        (n, inspect.Parameter.empty) for n in by_position
-    ]
-    direct = direct and not keywords and f"{function.__module__}.{function.__name__}" not in DEFAULTS
-    return direct, variadic, [] if variadic else by_position, operands, arguments
+    chosen = [mine for _, mine, _ in arguments]
+    is_special = variadic or f"{function.__module__}.{function.__name__}" in DEFAULTS
+    is_special = is_special or function.__name__ in CAST_OPERANDS or not {"out", None}.isdisjoint(chosen)
+    is_special = is_special or len({*chosen}) < len(chosen) or len(given) < len(by_position)
+    named = None
+    if not is_special and chosen[: len(by_position)] == by_position and tuple(chosen[len(given) :]) == keywords:
+        named = [(mine, default) for _, mine, default in arguments]
+    return _Form(variadic, [] if variadic else by_position, operands, arguments, named)  # type: ignore[arg-type]

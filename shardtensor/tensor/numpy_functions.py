@@ -15,8 +15,10 @@ import numpy as np
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import call
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.handle import Handle
+from shardtensor.tensor.nested_lists import from_lists
 
 Function = Callable[..., Any]
 
@@ -39,8 +41,8 @@ WITHOUT_EFFECT = frozenset(["allow_pickle", "hermitian", "subok"])
 any matrix, and tensors have no subclasses.
 """
 
-CAST_RESULTS = frozenset(["concatenate", "hstack", "stack", "vstack"])
-"""Functions of which the result is cast to NumPy's argument ``dtype``, which they lack here."""
+CAST_OPERANDS = frozenset(["concatenate", "hstack", "stack", "vstack"])
+"""Functions of which the operands are cast to NumPy's argument ``dtype``, which they lack here."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {"numpy.linalg.pinv": {"rtol": 1e-15}}
 """NumPy's defaults where they are not the standard's."""
@@ -81,6 +83,55 @@ def _between(name: str) -> Function:
     return lambda *args, **kwargs: getattr(importlib.import_module("shardtensor.functions.grids"), f"{name}_between")(
         *args, **kwargs
     )
+
+
+def _where(condition: Any, *choices: Any) -> Any:
+    """`numpy.where`, which is `nonzero` of a condition without choices."""
+    if not choices:
+        return call("nonzero", condition)
+    if len(choices) != 2:
+        raise ArgumentError("where: either both or neither of x and y should be given")
+    return call(
+        "where", *[from_lists(x, "where") if isinstance(x, (list, tuple)) else x for x in (condition, *choices)]
+    )
+
+
+def _created_like(name: str) -> Function:
+    """Returns NumPy's function that creates an array like another one, or of another shape on its devices."""
+
+    def function(
+        a: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+    ) -> Any:
+        return _created(name, a, (), dtype, order, shape, device)
+
+    return function
+
+
+def _full_like(
+    a: Any,
+    fill_value: Any,
+    dtype: Any = None,
+    order: str = "K",
+    subok: bool = True,
+    shape: Any = None,
+    *,
+    device: Any = None,
+) -> Any:
+    """`numpy.full_like`, which also takes an array that broadcasts to the result."""
+    fill = from_lists(fill_value, "full_like") if isinstance(fill_value, (list, tuple)) else fill_value
+    if not np.ndim(fill):
+        return _created("full", a, (fill,), dtype, order, shape, device)
+    made = _created("empty", a, (), dtype, order, shape, device)
+    made[...] = fill
+    return made
+
+
+def _created(name: str, a: Any, fill: tuple[Any, ...], dtype: Any, order: str, shape: Any, device: Any) -> Any:
+    is_column_major(order, f"{name}_like")  # The layout in memory is not visible.
+    if shape is None:
+        return call(f"{name}_like", a, *fill, dtype=dtype, device=device)
+    where = a.device if device is None and isinstance(a, Handle) else device
+    return call(name, shape, *fill, dtype=a.dtype if dtype is None else dtype, device=where)
 
 
 def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
@@ -140,17 +191,27 @@ def _svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian:
     return linalg.svd(a, full_matrices=full_matrices) if compute_uv else linalg.svdvals(a)
 
 
+def _qr(a: Any, mode: str = "reduced") -> Any:
+    """`numpy.linalg.qr`, which returns R only for ``mode="r"``."""
+    linalg = importlib.import_module("shardtensor.linalg")
+    return linalg.qr(a, mode="reduced").R if mode == "r" else linalg.qr(a, mode=mode)
+
+
 FUNCTIONS: dict[str, Function] = {
     **{f"numpy.{name}": _computed_on_host(name) for name in ("array2string", "array_repr", "array_str", "savetxt")},
     **{f"numpy.{name}": _without_elements(name) for name in ("einsum_path", "ndim", "shape", "size")},
     **{f"numpy.{name}": _between(name) for name in ("geomspace", "linspace", "logspace")},
+    **{f"numpy.{name}_like": _created_like(name) for name in ("empty", "ones", "zeros")},
     "numpy.copy": _copy,
     "numpy.copyto": _copyto,
+    "numpy.full_like": _full_like,
+    "numpy.linalg.qr": _qr,
     "numpy.linalg.svd": _svd,
     "numpy.may_share_memory": _may_share_memory,
     "numpy.put": lambda a, ind, v, mode="raise": a.put(ind, v, mode),
     "numpy.reshape": lambda a, /, shape, order="C", *, copy=None: a.reshape(shape, order=order, copy=copy),
     "numpy.shares_memory": _shares_memory,
+    "numpy.where": _where,
 }
 """Functions that the package lacks, or has with fewer arguments: text, files and plans, which NumPy makes of the
 elements on the host or without them; metadata, copies and writes.

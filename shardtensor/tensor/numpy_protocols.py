@@ -14,6 +14,7 @@ import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS, bind_into, call
+from shardtensor.errors import ArgumentTypeError
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.numpy_calls import UFUNC_CALLS, call_numpy
@@ -53,6 +54,28 @@ def _binary(name: str) -> tuple[Callable[[Any, Any], ShardedTensor], Callable[[A
         return x if x is NotImplemented else call(name, x, self)
 
     return method, reflected
+
+
+def _comparison(name: str) -> Callable[[Any, Any], ShardedTensor]:
+    """Returns the method for ``==`` or ``!=``: elements of which NumPy compares no dtypes, such as numbers and times,
+    are unequal.
+    """
+
+    def method(self: Any, other: Any) -> ShardedTensor:
+        x = _operand(other, name)
+        if x is NotImplemented:
+            return x  # type: ignore[no-any-return]
+        try:
+            return call(name, self, x)  # type: ignore[no-any-return]
+        except ArgumentTypeError:
+            kinds = [self.dtype.kind, getattr(x, "dtype", np.dtype(type(x))).kind]
+            if len({*kinds} & {"m", "M"}) == 0 or kinds[0] == kinds[1]:
+                raise
+        same, function = ("zeros_like", "logical_or") if name == "equal" else ("ones_like", "logical_and")
+        either = [call(same, a, dtype=bool) if hasattr(a, "shape") else name != "equal" for a in (self, x)]
+        return call(function, *either)  # type: ignore[no-any-return]
+
+    return method
 
 
 def _in_place(name: str) -> Callable[[Any, Any], ShardedTensor]:
@@ -108,7 +131,7 @@ class Operators(Handle):
     __xor__, __rxor__ = _binary("bitwise_xor")
     __lshift__, __rlshift__ = _binary("bitwise_left_shift")
     __rshift__, __rrshift__ = _binary("bitwise_right_shift")
-    __eq__, __ne__ = _binary("equal")[0], _binary("not_equal")[0]  # type: ignore[assignment]
+    __eq__, __ne__ = _comparison("equal"), _comparison("not_equal")  # type: ignore[assignment]
     __lt__, __le__ = _binary("less")[0], _binary("less_equal")[0]
     __gt__, __ge__ = _binary("greater")[0], _binary("greater_equal")[0]
 

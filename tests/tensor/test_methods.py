@@ -141,7 +141,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "put": (lambda x: x.put([0, 99], 1), IndexError, "out of bounds for 20 elements"),
     "put by a mode": (lambda x: x.put([0], 1, "up"), ValueError, "wanted 'raise', 'wrap' or 'clip'"),
     "item": (lambda x: x.item(99), IndexError, "position 99 is out of bounds"),
-    "item of too few": (lambda x: x[None].item(0, 1), IndexError, "2 indices for 3 dimensions"),
+    "item of too few": (lambda x: x[None].item(0, 1), ValueError, "2 indices for 3 dimensions"),
     "setflags": (lambda x: x.setflags(write=False), ValueError, "the flags of a tensor cannot change"),
     "astype": (lambda x: x.astype(int, casting="safe"), TypeError, "not allowed by casting='safe'"),
     "sort": (lambda x: x.sort(kind="bogo"), ValueError, "NumPy's kinds"),

@@ -1,0 +1,172 @@
+"""Odd arguments of NumPy's functions: scalars, lists, arrays without elements or dimensions, `out=` of other dtypes,
+times and bools. Results, arguments that are written, and classes of errors are NumPy's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from tests.layouts import mesh_of
+
+F4 = np.array([1.5, -2.25, 3.0, 0.5, -1.0], np.float32)
+I1 = np.array([[3, -1, 2], [0, 5, -4]], np.int8)
+DATES = np.array([3, 1, 7, 2], "M8[s]")
+SPANS = np.array([3, -1, 7, 2], "m8[s]")
+BOOLS = np.array([True, False, True])
+
+Call = Callable[[Callable[[Any], Any]], Any]
+"""A call with NumPy's arrays, which its argument places on devices. It returns what is compared."""
+
+
+def written(place: Callable[[Any], Any], x: np.ndarray, call: Callable[[Any], Any]) -> Any:
+    """What a call leaves in an array."""
+    made = place(x.copy())
+    call(made)
+    return made
+
+
+def into(place: Callable[[Any], Any], shape: Any, dtype: Any, call: Callable[[Any], Any]) -> Any:
+    """What a call writes into ``out``."""
+    return written(place, np.zeros(shape, dtype), call)
+
+
+RESULTS: dict[str, Call] = {
+    # Python's scalars are arrays to NumPy's products, and to the outer form of ufuncs.
+    "dot of a scalar": lambda p: np.dot(p(F4), 2),
+    "x.dot(scalar)": lambda p: p(F4).dot(1.5),
+    "inner of a scalar": lambda p: np.inner(2, p(F4)),
+    "inner of a list": lambda p: np.inner([[1.0] * 5], p(F4)),
+    "outer of a scalar": lambda p: np.outer(p(F4), 2),
+    "kron of a scalar": lambda p: np.kron(2, p(F4)),
+    "add.outer of a scalar": lambda p: np.add.outer(p(F4), 2),
+    "outer of durations": lambda p: np.outer(p(SPANS), p(F4)),
+    # Axes.
+    "roll by one shift along two axes": lambda p: np.roll(p(I1), (1,), axis=(0, 1)),
+    "roll by two shifts along one axis": lambda p: np.roll(p(I1), (1, 2), axis=1),
+    "roll by two shifts of the flattened array": lambda p: np.roll(p(I1), (1, 3)),
+    "accumulate along all axes of a vector": lambda p: np.maximum.accumulate(p(F4), axis=None),
+    "reduceat along a tuple of one axis": lambda p: np.add.reduceat(p(F4), [0, 2], axis=(0,)),
+    "cumulative_sum of a 0-d array": lambda p: np.cumulative_sum(p(np.array(3)), include_initial=True),
+    # Dtypes.
+    "cumsum of durations": lambda p: np.cumsum(p(SPANS)),
+    "cumsum of durations in rows": lambda p: p(SPANS.reshape(2, 2)).cumsum(axis=0),
+    "cumsum as bools": lambda p: np.cumsum(p(I1), axis=1, dtype=bool),
+    "var of a dtype": lambda p: np.var(p(F4), dtype=np.float64, ddof=1),
+    "x.std of a dtype, where": lambda p: p(F4).std(dtype=np.float64, where=p(F4 > 0)),
+    "gradient of dates": lambda p: np.gradient(p(DATES)),
+    "histogram2d of two dtypes": lambda p: np.histogram2d(p(F4.astype("f2")), p(np.arange(5)), 2),
+    "histogram2d of edges of two lengths": lambda p: np.histogram2d(p(F4), p(F4), [[-3, 0, 3], [0, 2]]),
+    "hstack of a dtype": lambda p: np.hstack([p(I1[0]), p(np.arange(3, dtype="u8"))], dtype=int),
+    "conjugate of bools": lambda p: p(BOOLS).conjugate(),
+    "dates are no numbers": lambda p: p(DATES) == p(np.arange(4)),
+    "dates differ from a number": lambda p: p(DATES) != 1,
+    "array_equal of dates and numbers": lambda p: np.array_equal(p(DATES), p(np.arange(4))),
+    "array_equiv of dates and numbers": lambda p: np.array_equiv(p(DATES), 3),
+    "min_scalar_type": lambda p: np.min_scalar_type(p(np.array(300.0))),
+    "subtract.at of dates": lambda p: written(p, DATES, lambda x: np.subtract.at(x, [0, 0], 1)),
+    "argmax of dates, the last of them NaT": lambda p: np.argmax(p(np.array([3, 9, 1, "NaT"], "M8[s]"))),
+    "argmin of dates in rows": lambda p: np.argmin(p(np.array([[3, 9], [1, 2], ["NaT", 0]], "M8[s]")), axis=0),
+    "count_nonzero of durations": lambda p: np.count_nonzero(p(SPANS)),
+    # Elements that are missing.
+    "partition of nothing": lambda p: np.partition(p(np.zeros(0)), 5),
+    "take of nothing": lambda p: np.take(p(F4), []),
+    "take by bools": lambda p: np.take(p(F4), [True, False]),
+    "delete nothing": lambda p: np.delete(p(F4), []),
+    "insert nothing": lambda p: np.insert(p(F4), [], 7),
+    "put nothing": lambda p: written(p, F4, lambda x: np.put(x, [0, 1], [])),
+    "put into a 0-d array": lambda p: written(p, np.array(1.5), lambda x: np.put(x, [0, 0], [2, 3])),
+    "pad no dimension": lambda p: np.pad(p(np.zeros((0, 3))), ((0, 0), (1, 1)), "minimum"),
+    "unique columns of no rows": lambda p: np.unique(p(np.zeros((0, 3))), axis=1),
+    "where with one argument": lambda p: np.where(p(BOOLS)),
+    # Arguments of NumPy only.
+    "zeros_like of a shape": lambda p: np.zeros_like(p(F4), shape=(2, 2)),
+    "ones_like of a shape and a dtype": lambda p: np.ones_like(p(F4), int, shape=3),
+    "full_like of an array": lambda p: np.full_like(p(I1), p(np.array([1, 2, 3]))),
+    "full_like of a shape": lambda p: np.full_like(p(F4), 7, shape=()),
+    "isin, unique and sorted": lambda p: np.isin(p(F4), p(F4[:2]), assume_unique=True, kind="sort"),
+    "clip with dtype=None": lambda p: np.clip(p(F4), 0, 1, dtype=None),
+    "qr without Q": lambda p: np.abs(np.linalg.qr(p(np.eye(3) + 1), mode="r")),
+    "cond of a singular matrix": lambda p: np.linalg.cond(p(np.ones((2, 2))), 1),
+    "cond of one singular matrix of two": lambda p: np.linalg.cond(p(np.array([[[1.0, 1], [1, 1]], [[2, 0], [0, 1]]])), 1),
+    # What reductions write.
+    "sum into integers": lambda p: into(p, (), int, lambda out: np.sum(p(F4), out=out)),
+    "sum of float32 into float64": lambda p: into(p, (), float, lambda out: np.sum(p(F4 + 1e-8), out=out)),
+    "max into float32": lambda p: into(p, (3,), "f4", lambda out: np.max(p(I1), axis=0, out=out)),
+    "any into numbers": lambda p: into(p, (2,), float, lambda out: np.any(p(I1), axis=1, out=out)),
+    "mean of integers into integers": lambda p: into(p, (), int, lambda out: np.mean(p(I1), out=out)),
+    "cumulative_sum of float16 into float64": lambda p: into(
+        p, 3, float, lambda out: np.cumulative_sum(p(np.full(3, 0.1, "f2")), out=out)
+    ),
+    "multiply.accumulate into float64": lambda p: into(
+        p, 3, float, lambda out: np.multiply.accumulate(p(np.full(3, 0.1, "f2")), out=out)
+    ),
+}  # fmt: skip
+
+ERRORS: dict[str, tuple[type[Exception], Call]] = {
+    "accumulate along all axes": (ValueError, lambda p: np.add.accumulate(p(I1), axis=None)),
+    "accumulate in a dtype without a loop": (TypeError, lambda p: np.hypot.accumulate(p(F4), dtype=bool)),
+    "reduce into another shape": (ValueError, lambda p: np.add.reduce(p(I1[0]), out=p(np.zeros(2, "i1")))),
+    "max into another shape": (ValueError, lambda p: np.max(p(I1[0]), out=p(np.zeros(2, "i1")))),
+    "item with too few indices": (ValueError, lambda p: p(np.zeros((2, 2, 2))).item(0, 1)),
+    "int of a complex number": (TypeError, lambda p: int(p(np.array(1j)))),
+    "conjugate of dates": (TypeError, lambda p: p(DATES).conj()),
+    "argpartition by a float": (TypeError, lambda p: np.argpartition(p(F4), 1.0)),
+    "isposinf of dates": (TypeError, lambda p: np.isposinf(p(DATES))),
+    "gradient of bools": (TypeError, lambda p: np.gradient(p(BOOLS))),
+    "where with two arguments": (ValueError, lambda p: np.where(p(BOOLS), 1)),
+    "bincount with complex weights": (TypeError, lambda p: np.bincount(p(np.arange(3)), p(np.ones(3, complex)))),
+    "polymul of matrices": (ValueError, lambda p: np.polymul(p(I1), [1, 2])),
+    "polyfit of two lengths": (TypeError, lambda p: np.polyfit(p(F4), p(F4[:3]), 1)),
+    "vander of a negative number": (ValueError, lambda p: np.vander(p(F4), -1)),
+    "concatenate without casts": (TypeError, lambda p: np.concatenate([p(F4), p(I1[0])], casting="no")),
+    "zeros_like of an unknown order": (ValueError, lambda p: np.zeros_like(p(F4), order="X")),
+}
+
+
+def leaves(x: Any) -> list[Any]:
+    return [y for item in x for y in leaves(item)] if isinstance(x, (tuple, list)) else [x]
+
+
+def on(backend: str, x: np.ndarray) -> st.ShardedTensor:
+    return st.device_put(x, mesh_of((3,), backend))
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_are_those_of_numpy(name: str, backend: str) -> None:
+    call = RESULTS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # A singular matrix has none, and casts lose parts.
+        wanted, found = [leaves(call(place)) for place in (np.asarray, lambda x: on(backend, np.asarray(x)))]
+    assert len(found) == len(wanted)
+    for x, y in zip(found, wanted, strict=True):
+        if isinstance(y, (bool, np.dtype)):
+            assert x == y
+            continue
+        assert isinstance(x, st.ShardedTensor)
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        np.testing.assert_allclose(np.asarray(x).astype(float), y.astype(float), rtol=1e-12)
+
+
+def test_nanquantiles_of_nothing_have_the_shape_of_the_quantiles(backend: str) -> None:
+    """NumPy's have that of one quantile."""
+    for x in (np.zeros((0, 3)), np.zeros((0, 3), int)):
+        found = np.nanquantile(on(backend, x), np.full((2, 2), 0.5))
+        assert found.shape == (2, 2)
+        assert np.isnan(np.asarray(found)).all()
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_are_those_of_numpy(name: str, backend: str) -> None:
+    error, call = ERRORS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(error):
+            call(np.asarray)
+        with pytest.raises(error):
+            call(lambda x: on(backend, np.asarray(x)))
