@@ -116,6 +116,17 @@ def half_spectrum(n: int) -> list[Any]:
     return [numbers(n + 1) + 0j]
 
 
+ODD = {1 << 15: 181 * 179, 1 << 17: 361 * 363}
+
+
+def odd_line(n: int) -> list[Any]:
+    return [numbers(ODD[n])]
+
+
+def odd_half(n: int) -> list[Any]:
+    return [numbers(ODD[n] // 2 + 1) + 0j]
+
+
 def tall(n: int) -> list[Any]:
     return [numbers(n // 4, 4)]
 
@@ -127,6 +138,10 @@ LONG: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
     "ihfft": (st.fft.ihfft, line),
     "irfft": (st.fft.irfft, half_spectrum),
     "hfft": (st.fft.hfft, half_spectrum),
+    "odd rfft": (st.fft.rfft, odd_line),
+    "odd ihfft": (st.fft.ihfft, odd_line),
+    "odd irfft": (lambda x: st.fft.irfft(x, 2 * x.size - 1), odd_half),
+    "odd hfft": (lambda x: st.fft.hfft(x, 2 * x.size - 1), odd_half),
     "fft2": (st.fft.fft2, lambda n: [numbers(64, n // 64)]),
     "qr": (st.linalg.qr, tall),
     "svd": (lambda x: st.linalg.svd(x, full_matrices=False), tall),
