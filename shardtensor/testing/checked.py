@@ -69,7 +69,7 @@ class CheckedArray(np.ndarray):
     _memory: _Memory | None
 
     def __array_finalize__(self, parent: Any) -> None:
-        self._memory = getattr(parent, "_memory", None)
+        self._memory = parent._memory if type(parent) is CheckedArray else None
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **kwargs: Any) -> Any:
         caller = ufunc.__name__
@@ -151,12 +151,18 @@ def _bare(x: Any, caller: str) -> Any:
 
 def _tagged(result: Any, parents: Sequence[Any] = ()) -> Any:
     """Converts results of NumPy to checked arrays: in a parent's memory if they are views of it, else in new memory."""
+    if type(result) is np.ndarray:
+        return _tagged_array(result, parents)
     if isinstance(result, (list, tuple)):
         items = [_tagged(r, parents) for r in result]
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     if not isinstance(result, (np.ndarray, np.generic)):
         return result
-    array = np.asarray(result).view(CheckedArray)
+    return _tagged_array(np.asarray(result), parents)
+
+
+def _tagged_array(result: HostArray, parents: Sequence[Any]) -> CheckedArray:
+    array = result.view(CheckedArray)
     array._memory = _memory_of_views(array, parents) or _Memory(_device("result"))
     return array
 

@@ -21,6 +21,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS, Op
+from shardtensor.functions import histograms
 from shardtensor.functions.algorithms import chirp_fft, distinct, panels, requests
 from shardtensor.testing import checked
 from tests.cases import CASES
@@ -276,6 +277,12 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
     ),
     "quantile": (lambda x: st.quantile(x, [0.25, 0.5]), line),
     "percentile": (lambda x: st.percentile(x, 30), line),
+    "histogram": (lambda x: st.histogram(x, 10), line),
+    "histogram with weights": (lambda x, w: st.histogram(x, 10, weights=w), lambda n: [numbers(n), numbers(n)]),
+    "histogram of many bins": (st.histogram, lambda n: [numbers(n), np.sort(numbers(n))]),
+    "histogram2d": (lambda x, y: st.histogram2d(x, y, 5), lambda n: [numbers(n), numbers(n)]),
+    "histogramdd": (lambda x: st.histogramdd(x, 3), table),
+    "digitize": (st.digitize, lambda n: [numbers(n), np.sort(numbers(n))]),
     "topk": (lambda x: st.topk(x, 5), line),
     "vecmat": (lambda v, x: st.vecmat(v, x), lambda n: [numbers(n // 4), numbers(n // 4, 4)]),
     "bincount": (st.bincount, integers),
@@ -311,6 +318,7 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds are short, as they are compared with large arrays."""
     monkeypatch.setattr(requests, "ROUND", 1 << 10)
     monkeypatch.setattr(distinct, "PIECE", 1 << 8)
+    monkeypatch.setattr(histograms, "PIECE", 1 << 8)
 
 
 @pytest.mark.full
