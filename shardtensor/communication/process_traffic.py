@@ -92,8 +92,7 @@ def _(schedule: InTurn, processes_of: ProcessesOf) -> Sent:
 
 @_sent.register
 def _(schedule: Move, processes_of: ProcessesOf) -> Sent:
-    itemsizes = schedule.itemsizes or [schedule.itemsize] * len(schedule.sources)
-    return _between_cells(schedule.regions, schedule.sources, schedule.result, itemsizes)
+    return _between_cells(schedule.regions, schedule.sources, schedule.result, schedule.itemsizes)
 
 
 def _between_cells(regions: Sequence[Region], sources: Sequence[Grid], result: Grid, itemsizes: Sequence[int]) -> Sent:

@@ -213,18 +213,16 @@ class Move(Schedule):
 
     Attributes:
         regions, sources, result: see `TransferPlan`.
-        itemsize: the bytes of one element.
+        itemsizes: the bytes of one element of each operand. Elements are converted where they arrive.
         operator, explicit: see `Schedule`.
-        itemsizes: the bytes of one element of each operand, which processes send each other; by default ``itemsize``.
     """
 
     regions: Sequence[Region]
     sources: Sequence[Grid]
     result: Grid
-    itemsize: int
+    itemsizes: Sequence[int]
     operator: str
     explicit: bool
-    itemsizes: Sequence[int] = ()
 
     def phases(self) -> Iterator[Phase]:
         """See `Schedule`."""
@@ -240,7 +238,8 @@ class Move(Schedule):
         step = max(_AT_A_TIME // max(receivers, 1), 1)
         for begin in range(0, pieces, step):
             copies = RegionCopies(region, 0, source, result, (begin, min(begin + step, pieces)))
-            yield Block(here[copies.source], there[copies.destination], copies.sizes * self.itemsize)
+            sizes = copies.sizes * self.itemsizes[region.operand]
+            yield Block(here[copies.source], there[copies.destination], sizes)
 
     def _joined(self) -> Phase:
         """Yields one block in which the pieces that several regions send from one device to another are one message."""

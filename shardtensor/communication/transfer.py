@@ -134,7 +134,7 @@ operand_transfer = functools.lru_cache(1024)(OperandTransfer)
 @functools.lru_cache(1024)
 def _schedule(transfer: OperandTransfer, operator: str, explicit: bool) -> Move:
     source, result = transfer.source, transfer.target.grid(transfer.source.shape)
-    return Move((identity(source.shape),), (source.grid,), result, source.dtype.itemsize, operator, explicit)
+    return Move((identity(source.shape),), (source.grid,), result, (source.dtype.itemsize,), operator, explicit)
 
 
 def array_on(x: Any, device: Device, caller: str = "") -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,22 @@ class RecordedPlan(abc.ABC):
         """Checks the transfers against the guard and records them; see `record_transfer`."""
         made = TransferRecords(self, itemsize, copied, operator, explicit)
         record_transfer(operator, self.size * itemsize, explicit, made)
+
+
+class _Parts(NamedTuple):
+    """The parts of the operands that are copied, each once.
+
+    Attributes:
+        firsts: a piece of each part; first those of parts that are sent to another memory, then the others.
+        sent: the number of parts that are sent.
+        here, away: for each device of the result the pieces that it copies from its memory, and those that it receives,
+            each with the number of the part.
+    """
+
+    firsts: list[Piece]
+    sent: int
+    here: list[list[tuple[Piece, int]]]
+    away: list[list[tuple[Piece, int]]]
 
 
 class TransferPlan(RecordedPlan):
@@ -99,7 +115,7 @@ class TransferPlan(RecordedPlan):
             return self.receive(k, self.incoming[k], messages_to(k), dtype, as_they_lie, fill)
 
         if self._backend:
-            return self._run_between(self._backend, list(map(messages_to, positions)), dtype, as_they_lie, fill)
+            return self._run_between(self._backend, operands, dtype, as_they_lie, fill)
         if BYTE * self._elements_on_host * np.dtype(dtype).itemsize <= LONG:
             return tuple([receive(k) for k in positions])
         results: dict[int, Any] = {}
@@ -107,42 +123,49 @@ class TransferPlan(RecordedPlan):
         return tuple([results[k] for k in positions])
 
     def _run_between(
-        self, backend: Backend, messages: Sequence[Sequence[Message]], dtype: Any, as_they_lie: bool, fill: Any
+        self, backend: Backend, operands: Sequence[Sequence[Any]], dtype: Any, as_they_lie: bool, fill: Any
     ) -> tuple[Any, ...]:
         """Executes the plan between the memories of a backend; see `run`.
 
         See `Outgoing` for the order of the copies.
         """
-        away, devices = self._away, self.result.devices
-        sent = [messages[k][n] for k, n in away]
-        outgoing = Outgoing(backend, [m.array for m in sent], [m.source for m in sent])
-        numbers = {pair: number for number, pair in enumerate(away)}
+        firsts, count, here, away = self._parts
+        sources = list(map(self._source, firsts))
+        arrays = [self._view(piece, operands) for piece in firsts]
+        outgoing = Outgoing(backend, arrays[:count], sources[:count])
         results = []
-        for k, (pieces, row) in enumerate(zip(self.incoming, messages, strict=True)):
-            arriving = [n for n in range(len(row)) if (k, n) in numbers]
-            if not arriving:
-                results.append(self.receive(k, pieces, row, dtype, as_they_lie, fill))
+        for k, device in enumerate(self.result.devices):
+            pieces = [piece for piece, _ in here[k]]
+            messages = [Message(arrays[number], sources[number], device) for _, number in here[k]]
+            if not away[k]:
+                results.append(self.receive(k, pieces, messages, dtype, as_they_lie, fill))
                 continue
-            out, here = self.new(k, dtype, fill), [n for n in range(len(row)) if (k, n) not in numbers]
-            self.receive(k, [pieces[n] for n in here], [row[n] for n in here], dtype, as_they_lie, fill, out)
-            with backend.on(devices[k]):
-                places = [backend.view(out, pieces[n].to) if out.ndim else out for n in arriving]
-                outgoing.place([numbers[k, n] for n in arriving], places, devices[k])
+            out = self.new(k, dtype, fill)
+            self.receive(k, pieces, messages, dtype, as_they_lie, fill, out)
+            with backend.on(device):
+                places = [backend.view(out, piece.to) if out.ndim else out for piece, _ in away[k]]
+                outgoing.place([number for _, number in away[k]], places, device)
             results.append(out)
         return tuple(results)
 
     @functools.cached_property
-    def _away(self) -> list[tuple[int, int]]:
-        """The pieces that are sent to another memory: the positions of their destinations, and their numbers there. The
-        pieces of one source are neighbours.
-        """
-        found = [
-            (self._source(piece), k, n)
-            for k, pieces in enumerate(self.incoming)
-            for n, piece in enumerate(pieces)
-            if shared_memory((self._source(piece), self.result.devices[k])) is None
-        ]
-        return [(k, n) for _, k, n in sorted(found)]
+    def _parts(self) -> _Parts:
+        """The distinct parts of the operands; those that several devices receive are packed once."""
+        known, sent = dict[Any, Piece](), set[Any]()
+        here, away = [[list[tuple[Piece, Any]]() for _ in self.incoming] for _ in range(2)]
+        for k, pieces in enumerate(self.incoming):
+            for piece in pieces:
+                key = self.regions[piece.region].operand, piece.j, _hashable(piece.index)
+                known.setdefault(key, piece)
+                stays = shared_memory((self._source(piece), self.result.devices[k])) is not None
+                (here if stays else away)[k].append((piece, key))
+                if not stays:
+                    sent.add(key)
+        # The parts of one source are neighbours.
+        order = sorted(known, key=lambda key: (key not in sent, self._source(known[key])))
+        numbers = {key: number for number, key in enumerate(order)}
+        rows = [[[(piece, numbers[key]) for piece, key in row] for row in rows] for rows in (here, away)]
+        return _Parts([known[key] for key in order], len(sent), *rows)
 
     def _source(self, piece: Piece) -> Device:
         return self.sources[self.regions[piece.region].operand].devices[piece.j]
@@ -248,14 +271,18 @@ class TransferPlan(RecordedPlan):
 
     def message(self, piece: Piece, operands: Sequence[Sequence[Any]], destination: Device) -> Message:
         """Returns the message with the elements of one piece, a view of the operand's array."""
-        region = self.regions[piece.region]
-        source = self._source(piece)
-        array = operands[region.operand][piece.j]
-        with backend_of(source).on(source):
-            part = backend_of(source).view(array, piece.index) if piece.index else array
+        source, part = self._source(piece), self._view(piece, operands)
         if source == HOST and is_remote(destination):
             part = RemoteArray(part.shape, part.dtype)
         return Message(part, source, destination)
+
+    def _view(self, piece: Piece, operands: Sequence[Sequence[Any]]) -> Any:
+        """Returns the elements of one piece, a view of the operand's array."""
+        source, array = self._source(piece), operands[self.regions[piece.region].operand][piece.j]
+        if piece.index == tuple([slice(0, n, 1) for n in array.shape]):
+            return array
+        with backend_of(source).on(source):
+            return backend_of(source).view(array, piece.index)
 
 
 def _run_across(
@@ -307,5 +334,8 @@ def _place(plan: TransferPlan, piece: Piece, out: Any) -> Any:
 
 def _key(plan: TransferPlan, piece: Piece) -> Any:
     """Identifies the elements of a piece, and the process that receives them."""
-    index = tuple([(i.start, i.stop, i.step) if isinstance(i, slice) else i for i in piece.index])
-    return piece.region, piece.j, index, process_of(plan.result.devices[piece.k])
+    return piece.region, piece.j, _hashable(piece.index), process_of(plan.result.devices[piece.k])
+
+
+def _hashable(index: Sequence[Any]) -> Any:
+    return tuple([(i.start, i.stop, i.step) if isinstance(i, slice) else i for i in index])

@@ -74,7 +74,7 @@ def _plan(x: Aval, depth: tuple[int, ...], boundary: str | None) -> TransferPlan
 @functools.lru_cache(256)
 def _schedule(x: Aval, depth: tuple[int, ...], boundary: str | None) -> Move:
     regions = list(_regions(x, depth, boundary))
-    return Move(regions, (x.grid,), _grid(x, depth), x.dtype.itemsize, "map_overlap", False)
+    return Move(regions, (x.grid,), _grid(x, depth), (x.dtype.itemsize,), "map_overlap", False)
 
 
 def _grid(x: Aval, depth: tuple[int, ...]) -> Grid:

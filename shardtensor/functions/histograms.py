@@ -60,7 +60,6 @@ def _histogram_dtype(x: Any, edges: Any, weights: Any, **params: Any) -> Any:
     dtype=_histogram_dtype,
     blocks=False,
     error_name="histogram",
-    gathers="the bounds of all bins are compared with each element",
 )
 def counts_between(
     x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, uniform: bool = False
@@ -81,6 +80,9 @@ def counts_between(
 
 _PART = 1 << 18
 """Elements of a part of a host array that one thread counts."""
+
+PIECE = 1 << 22
+"""Elements of a device other than the host that are counted at a time."""
 
 _SORTED = 1 << 16
 """Elements that are sorted to be counted, which stay in a core's cache."""
@@ -122,6 +124,17 @@ def _counts_between(xp: Any, context: ShardContext, x: Any, edges: Any, weights:
     count = edges.shape[0] - 1
     if not count:
         return xp.zeros((0,), dtype=context.dtype)
+    total, step = None, max(PIECE, count)
+    for begin in range(0, max(x.shape[0], 1), step):
+        some = slice(begin, begin + step)
+        made = _counts_of_piece(xp, context, x[some], edges, None if weights is None else weights[some])
+        total = made if total is None else xp.add(total, made)
+    return total
+
+
+def _counts_of_piece(xp: Any, context: ShardContext, x: Any, edges: Any, weights: Any) -> Any:
+    """Returns the histogram of a few elements, for which the numbers of their bins are in memory."""
+    count = edges.shape[0] - 1
     at = xp.subtract(xp.searchsorted(edges, x, side="right"), 1)
     at = xp.where(xp.equal(x, edges[-1]), count - 1, at)
     inside = xp.logical_and(xp.greater_equal(at, 0), xp.less(at, count))
@@ -320,6 +333,8 @@ def histogramdd(
     ([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.5, 1.0])
     """
     columns = _columns(sample)
+    if not columns:
+        raise ShapeError("histogramdd: the sample has no columns; wanted one for each axis")
     each = list(bins) if hasattr(bins, "__len__") else [bins] * len(columns)
     ranges = [None] * len(columns) if range is None else list(range)
     if len(each) != len(columns) or len(ranges) != len(columns):
@@ -329,9 +344,10 @@ def histogramdd(
     if weights is not None and shape_of(weights) != shape_of(columns[0]):
         raise ShapeError(f"weights has shape {shape_of(weights)}; wanted {shape_of(columns[0])}, one for each point")
     edges = [_edges_along(*given) for given in zip(columns, each, ranges, strict=True)]
-    total: Any = 0
-    for column, line in zip(columns, edges, strict=True):
-        total = add(multiply(total, len(line) + 1), _bin_of(column, line))
+    total = _bin_of(columns[0], edges[0])
+    for column, line in zip(columns[1:], edges[1:], strict=True):
+        total = multiply(total, len(line) + 1)
+        total = add(total, _bin_of(column, line))
     sizes = [len(line) + 1 for line in edges]
     sums = counts_of_integers(total, weights, length=math.prod(sizes))
     inner = call("getitem", reshape(sums, tuple(sizes)), (slice(1, -1),) * len(sizes))

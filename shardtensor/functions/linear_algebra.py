@@ -38,7 +38,7 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
     operands=("x1", "x2"),
     combine="sum",
     product=True,
-    gathers="the smaller operand is gathered where both are split along the same dimension",
+    gathers="on meshes of several axes, an operand is gathered along one if partial sums are added along another",
 )
 def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the matrix product of x1, of shape (..., n, k), and x2, of shape (..., k, m): shape (..., n, m).
@@ -48,7 +48,9 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> S
     contracted dimension is sharded, each device multiplies its parts, and partial sums are added along a fixed tree.
     Where several mesh axes split both operands, and an axis splits the rows or columns of one of them and the
     contracted dimension of the other, the layout is taken that transfers the fewest bytes: either operand moves, or
-    both do, panel by panel (SUMMA), and the result is split as the rows of x1 and the columns of x2.
+    both do, panel by panel (SUMMA), and the result is split as the rows of x1 and the columns of x2. An operand that
+    every device has to read whole moves part by part around a ring (see
+    `shardtensor.functions.algorithms.ring_product`), unless it is small.
 
     Raises:
         ShapeError: the contracted sizes differ, the leading dimensions do not broadcast, or an operand is 0-d.

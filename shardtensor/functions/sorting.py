@@ -121,7 +121,10 @@ def _declare(function: Callable[..., Any], indices: bool) -> None:
         normalize_axis(axis, value.ndim)
         return aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
 
-    @distributed(function, moves=True, whole=whole, result=result)
+    def few(value: Aval, *, axis: int, descending: bool, stable: bool) -> bool:
+        return value.nbytes <= GATHERED and value.grid.counts[normalize_axis(axis, value.ndim)] > 1
+
+    @distributed(function, moves=True, whole=whole, result=result, few=few)
     def ordered(
         x: Shards, along: Callable[[int], MeshCommunicator], *, axis: int, descending: bool, stable: bool
     ) -> Shards:

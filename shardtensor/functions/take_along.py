@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import IndexingError, ShapeError
-from shardtensor.functions.algorithms.requests import take_along
+from shardtensor.functions.algorithms.requests import check_bounds, take_along
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
 from shardtensor.functions.indexing import check_integers
 from shardtensor.functions.manipulation import reshape
@@ -118,6 +118,5 @@ def _take_along(xp: Any, context: ShardContext, x: Any, indices: Any, *, axis: i
             return np.take_along_axis(x, indices, axis=axis)
         except IndexError as error:
             raise IndexingError(str(error)) from None
-    if bool(xp.any(xp.logical_or(xp.less(indices, -size), xp.greater_equal(indices, size)))):
-        raise IndexingError(f"an index is out of bounds for axis {axis} with size {size}")
+    check_bounds(xp, indices, axis, size)
     return xp.take_along_axis(x, indices, axis=axis)

@@ -115,20 +115,35 @@ def _is_long_line(x: Any, axis: int) -> bool:
 
 
 def _sorted_line(x: Any) -> Any:
-    """Returns an array of one dimension in order: quicksort, whose parts are partitioned, then sorted, in threads."""
-    size, parts = x.size, 1 << (num_threads() - 1).bit_length()
-    line, bounds = memory_pool.empty(x.shape, x.dtype), [0, size]
-    np.copyto(line, x)
-    while len(bounds) - 1 < parts:
-        middles = [(a + b) // 2 for a, b in itertools.pairwise(bounds)]
+    """Returns an array of one dimension in order, by a sample sort whose samples are as large as x.
 
-        def divide(k: int, bounds: Any = bounds, middles: Any = middles) -> None:
-            line[bounds[k] : bounds[k + 1]].partition(middles[k] - bounds[k])
+    Each thread partitions every T-th element into T parts of equal sizes, and then sorts what all threads have of one
+    part. Of elements in any order, the parts of all threads have about the same bounds, so that few elements are in
+    two neighbouring parts, which are sorted again.
+    """
+    count, line, out = num_threads(), memory_pool.empty(x.shape, x.dtype), memory_pool.empty(x.shape, x.dtype)
+    given = [x[k::count] for k in range(count)]
+    pieces = np.split(line, np.cumsum([part.size for part in given[:-1]]))
+    cuts = [[piece.size * j // count for j in range(count + 1)] for piece in pieces]
+    bounds = np.sum(cuts, axis=0).tolist()
 
-        each(divide, len(middles))
-        bounds = sorted([*bounds, *middles])
-    each(lambda k: line[bounds[k] : bounds[k + 1]].sort(), len(bounds) - 1)
-    return line
+    def divide(k: int) -> None:
+        np.copyto(pieces[k], given[k])
+        _select(pieces[k][None], cuts[k][1:-1])
+
+    def order(k: int) -> None:
+        parts = [piece[cut[k] : cut[k + 1]] for piece, cut in zip(pieces, cuts, strict=True)]
+        np.concatenate(parts, out=out[bounds[k] : bounds[k + 1]]).sort()
+
+    each(divide, count)
+    each(order, count)
+    for begin, end in itertools.pairwise(bounds[1:]):
+        first, last = out[begin], out[begin - 1]
+        if last > first or (last != last and first == first):  # NaN is greater than all numbers.
+            low = np.searchsorted(out[:begin], first, side="right")
+            high = begin + np.searchsorted(out[begin:end], last)
+            out[low:high].sort()
+    return out
 
 
 # -- indices ---------------------------------------------------------------------------------------

@@ -223,8 +223,8 @@ ELSEWHERE = {
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",
     # The steps of distributed algorithms.
     "blocked_cholesky", "blocked_inv", "blocked_qr", "blocked_slogdet", "blocked_solve", "chirp_filter", "fft_added",
-    "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_rotated", "fft_to_real", "fft_transposed",
-    "fft_unpacked", "tall_qr", "tall_r",
+    "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_real_columns", "fft_rotated", "fft_to_real",
+    "fft_transposed", "fft_unpacked", "tall_qr", "tall_r",
     # Partial sums, and the layout of a result.
     "add_partials", "partial_sums", "place_result",
     # Random numbers.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -69,7 +69,7 @@ class CheckedArray(np.ndarray):
     _memory: _Memory | None
 
     def __array_finalize__(self, parent: Any) -> None:
-        self._memory = getattr(parent, "_memory", None)
+        self._memory = parent._memory if type(parent) is CheckedArray else None
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **kwargs: Any) -> Any:
         caller = ufunc.__name__
@@ -91,8 +91,11 @@ class CheckedArray(np.ndarray):
         return _tagged(_bare(self, "getitem")[_bare(index, "getitem")], (self,))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        _not_read(self, (index if isinstance(index, tuple) else (index,)), "setitem")
-        _not_read(self[index] if _is_basic(index) else self, (value,), "setitem")
+        if not _is_basic(index):
+            _not_read(self, (index if isinstance(index, tuple) else (index,)), "setitem")
+            _not_read(self, (value,), "setitem")
+        elif type(value) is CheckedArray and value._memory is self._memory:
+            _not_read(self[index], (value,), "setitem")
         _bare(self, "setitem")[_bare(index, "setitem")] = _bare(value, "setitem")
         _wrote(self)
 
@@ -132,7 +135,7 @@ def _bare(x: Any, caller: str) -> Any:
     kind = type(x)
     if kind is CheckedArray:
         device = _memory_of(x, caller).device
-        if device != _device(caller):
+        if device is not _current.get() and device != _device(caller):
             raise BackendError(
                 f"{caller}: an array in the memory of {device} is accessed while {_device(caller)} is current"
             )
@@ -148,15 +151,29 @@ def _bare(x: Any, caller: str) -> Any:
 
 def _tagged(result: Any, parents: Sequence[Any] = ()) -> Any:
     """Converts results of NumPy to checked arrays: in a parent's memory if they are views of it, else in new memory."""
+    if type(result) is np.ndarray:
+        return _tagged_array(result, parents)
     if isinstance(result, (list, tuple)):
         items = [_tagged(r, parents) for r in result]
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     if not isinstance(result, (np.ndarray, np.generic)):
         return result
-    array = np.asarray(result).view(CheckedArray)
-    memory = next((p._memory for p in parents if type(p) is CheckedArray and _owner(p) is _owner(array)), None)
-    array._memory = memory or _Memory(_device("result"))
+    return _tagged_array(np.asarray(result), parents)
+
+
+def _tagged_array(result: HostArray, parents: Sequence[Any]) -> CheckedArray:
+    array = result.view(CheckedArray)
+    array._memory = _memory_of_views(array, parents) or _Memory(_device("result"))
     return array
+
+
+def _memory_of_views(array: CheckedArray, parents: Sequence[Any]) -> _Memory | None:
+    """Returns the memory of the first of the parents of which an array is a view; None if there is none."""
+    owner = _owner(array) if parents else None
+    for parent in parents:
+        if type(parent) is CheckedArray and _owner(parent) is owner:
+            return parent._memory
+    return None
 
 
 def _owner(array: HostArray) -> HostArray:
@@ -303,6 +320,22 @@ def _unlock() -> None:
     _clocks.unlock()
 
 
+class _On:
+    """A context manager in which a device is current."""
+
+    __slots__ = ("_before", "_device")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._before = _current.get()
+        _current.set(self._device)
+
+    def __exit__(self, *error: object) -> None:
+        _current.set(self._before)  # reset(token) fails in another context, in which coroutines may leave the block.
+
+
 class CheckedBackend(Backend):
     """Simulated devices (see `st.set_num_devices`) with separate memories, which detect invalid accesses.
 
@@ -341,15 +374,9 @@ class CheckedBackend(Backend):
         ahead = device.id % self._sharing
         return self._devices[device.id - ahead] if ahead else device
 
-    @contextlib.contextmanager
-    def on(self, device: Device) -> Iterator[None]:
+    def on(self, device: Device) -> contextlib.AbstractContextManager[None]:
         """Returns a context manager in which only the memory of ``device`` can be accessed."""
-        before = _current.get()
-        _current.set(self.memory_space(device))
-        try:
-            yield
-        finally:
-            _current.set(before)  # reset(token) fails in another context, in which coroutines may leave the block.
+        return _On(self.memory_space(device))
 
     def is_array(self, x: object) -> bool:
         """Whether ``x`` is a `CheckedArray` of one of these devices."""
@@ -371,8 +398,20 @@ class CheckedBackend(Backend):
             BackendError: the array is not on ``source``, ``destination`` is not current, or no event orders it after
                 the last write to the array.
         """
+        self._check_copy(array, source, destination)
+        return _tagged(np.array(array.view(np.ndarray), order="C"))
+
+    def place(self, arrays: Sequence[Any], sources: Sequence[Device], outs: Sequence[Any], destination: Device) -> None:
+        """Copies arrays into views of arrays on another device; see `to_device`."""
+        for array, source, out in zip(arrays, sources, outs, strict=True):
+            self._check_copy(array, source, destination)
+            np.copyto(_bare(out, "place"), array.view(np.ndarray), casting="unsafe")
+            _wrote(out)
+
+    def _check_copy(self, array: Any, source: Device, destination: Device) -> None:
+        """Raises the errors of `to_device`."""
         self._owned(array, source, "to_device")
-        source, destination = map(self.memory_space, (source, destination))
+        source, destination = self.memory_space(source), self.memory_space(destination)
         if _device("to_device") != destination:
             raise BackendError(f"to_device: {_device('to_device')} is current and the copy goes to {destination}")
         if source != destination and _clocks.known(destination, source) < _memory_of(array, "to_device").written:
@@ -380,7 +419,6 @@ class CheckedBackend(Backend):
                 f"to_device: no event orders {destination} after the last write of {source} to the array; call "
                 "`record` and `wait`"
             )
-        return _tagged(np.array(array.view(np.ndarray), order="C"))
 
     def from_host(self, array: HostArray, device: Device) -> Any:
         """Copies a host array to ``device``, which must be current."""

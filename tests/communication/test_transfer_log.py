@@ -282,6 +282,18 @@ def test_what_is_sent_is_received(body: Any, backend: str) -> None:
     assert sum(sent for sent, _ in sums) == sum(received for _, received in sums) == log.bytes > 0
 
 
+@everywhere
+def test_elements_are_converted_where_they_arrive(backend: str) -> None:
+    """Each of two devices sends half of one operand, in the operand's dtype."""
+    mesh = mesh_of((2,), backend)
+    x, y = (st.device_put(np.ones(8, dtype), mesh) for dtype in ("int16", "float64"))
+    with st.transfers() as log:
+        joined = st.concat([x, y])
+    assert joined.dtype == "float64"
+    assert sorted(t.bytes for t in log) == [4 * 2, 4 * 8]
+    assert st.explain(lambda x, y: st.concat([x, y]), x, y).bytes == log.bytes
+
+
 def test_copies_within_a_device_are_no_traffic() -> None:
     shards = st.shard(np.ones(8), devices=st.devices("checked")[:4])
     kept: list[Any] = []

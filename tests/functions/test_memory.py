@@ -21,6 +21,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS, Op
+from shardtensor.functions import histograms
 from shardtensor.functions.algorithms import chirp_fft, distinct, panels, requests
 from shardtensor.testing import checked
 from tests.cases import CASES
@@ -116,6 +117,17 @@ def half_spectrum(n: int) -> list[Any]:
     return [numbers(n + 1) + 0j]
 
 
+ODD = {1 << 15: 181 * 179, 1 << 17: 361 * 363}
+
+
+def odd_line(n: int) -> list[Any]:
+    return [numbers(ODD[n])]
+
+
+def odd_half(n: int) -> list[Any]:
+    return [numbers(ODD[n] // 2 + 1) + 0j]
+
+
 def tall(n: int) -> list[Any]:
     return [numbers(n // 4, 4)]
 
@@ -127,6 +139,10 @@ LONG: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
     "ihfft": (st.fft.ihfft, line),
     "irfft": (st.fft.irfft, half_spectrum),
     "hfft": (st.fft.hfft, half_spectrum),
+    "odd rfft": (st.fft.rfft, odd_line),
+    "odd ihfft": (st.fft.ihfft, odd_line),
+    "odd irfft": (lambda x: st.fft.irfft(x, 2 * x.size - 1), odd_half),
+    "odd hfft": (lambda x: st.fft.hfft(x, 2 * x.size - 1), odd_half),
     "fft2": (st.fft.fft2, lambda n: [numbers(64, n // 64)]),
     "qr": (st.linalg.qr, tall),
     "svd": (lambda x: st.linalg.svd(x, full_matrices=False), tall),
@@ -261,6 +277,12 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
     ),
     "quantile": (lambda x: st.quantile(x, [0.25, 0.5]), line),
     "percentile": (lambda x: st.percentile(x, 30), line),
+    "histogram": (lambda x: st.histogram(x, 10), line),
+    "histogram with weights": (lambda x, w: st.histogram(x, 10, weights=w), lambda n: [numbers(n), numbers(n)]),
+    "histogram of many bins": (st.histogram, lambda n: [numbers(n), np.sort(numbers(n))]),
+    "histogram2d": (lambda x, y: st.histogram2d(x, y, 5), lambda n: [numbers(n), numbers(n)]),
+    "histogramdd": (lambda x: st.histogramdd(x, 3), table),
+    "digitize": (st.digitize, lambda n: [numbers(n), np.sort(numbers(n))]),
     "topk": (lambda x: st.topk(x, 5), line),
     "vecmat": (lambda v, x: st.vecmat(v, x), lambda n: [numbers(n // 4), numbers(n // 4, 4)]),
     "bincount": (st.bincount, integers),
@@ -296,6 +318,7 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds are short, as they are compared with large arrays."""
     monkeypatch.setattr(requests, "ROUND", 1 << 10)
     monkeypatch.setattr(distinct, "PIECE", 1 << 8)
+    monkeypatch.setattr(histograms, "PIECE", 1 << 8)
 
 
 @pytest.mark.full

@@ -92,7 +92,9 @@ def test_bytes_are_those_of_the_formulas(devices: int) -> None:
     put = st.NamedSharding(mesh, P("x"))
     small = st.device_put(elements("float32", (n // 10,)), put)
     assert small.nbytes <= GATHERED
-    assert sent_by(st.sort, small) == (count - 1) * small.nbytes
+    assert sent_by(st.sort, small) == 2 * small.nbytes * (count - 1) // count
+    assert sent_by(st.argsort, small) == (4 + 8) * small.size * (count - 1) // count
+    assert st.explain(st.argsort, small).bytes == sent_by(st.argsort, small)
     lines = st.device_put(elements("float32", (rest, rest)), put)
     moved = lines.size - lines.size // count
     assert sent_by(lambda x: st.sort(x, axis=0), lines) == 2 * moved * 4
@@ -105,6 +107,19 @@ def test_bytes_are_those_of_the_formulas(devices: int) -> None:
     assert sent_by(st.argsort, -line) == selected + 3 * moved_in_reverse(n, count)
     shared = st.device_put(np.asarray(-line), st.NamedSharding(mesh_of((devices,), "numpy"), P("x")))
     assert sent_by(st.argsort, shared) == sent_by(st.argsort, -line)
+
+
+@everywhere
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_index_out_of_bounds_is_named_as_by_numpy(axis: int, backend: str) -> None:
+    host, indices = np.zeros((8, 6)), np.zeros((8, 6), int)
+    indices[5, 4] = 8
+    spec = P("x") if axis == 0 else P(None, "x")
+    x = st.device_put(host, st.NamedSharding(mesh_of((4,), backend), spec))
+    with pytest.raises(IndexError) as wanted:
+        np.take_along_axis(host, indices, axis)
+    with pytest.raises(IndexError, match=f"take_along_axis: {wanted.value}"):
+        st.take_along_axis(x, indices, axis=axis)
 
 
 def moved_in_reverse(n: int, count: int) -> int:

@@ -187,7 +187,8 @@ def steps(x: Any) -> Any:
     """Calls the steps of distributed algorithms."""
     z = st.astype(x, "complex128")
     return [
-        transpose_fft.fft_columns(z, scale=1.0, inverse=False), transpose_fft.fft_transposed(z), transpose_fft.fft_packed(x),
+        transpose_fft.fft_columns(z, n=4, scale=1.0, inverse=False), transpose_fft.fft_transposed(z), transpose_fft.fft_packed(x),
+        transpose_fft.fft_real_columns(x, n=4, scale=1.0, inverse=False),
         transpose_fft.fft_unpacked(z), transpose_fft.fft_of_real(z, z), transpose_fft.fft_to_real(z, z, inverse=True),
         *chirps(z), tsqr.tall_qr(x), tsqr.tall_r(x),
         blocked.blocked_cholesky(st.eye(2)), blocked.blocked_inv(st.eye(2)), blocked.blocked_slogdet(x[:2]),

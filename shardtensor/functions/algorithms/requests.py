@@ -41,14 +41,14 @@ def take_along(x: Shards, indices: Shards, along: Callable[[int], MeshCommunicat
     bounds = x.value.grid.offsets[axis].tolist()
     result = aval(value.shape, x.value.dtype, value.sharding, x.value.committed)
     lines, wanted = lines_of(x, axis), lines_of(indices, axis)
-    everywhere = [bounds] * len(comm.index)
+    everywhere, axes = [bounds] * len(comm.index), [axis] * len(comm.index)
 
     def found_of(some: slice) -> Shards:
         def of_piece(shape: Shape) -> Shape:
             return piece_of(shape, some)
 
         given = [some] * len(everywhere)
-        checked = wanted.map(_checked, given, everywhere, shape=of_piece, dtype=_INT)
+        checked = wanted.map(_checked, given, everywhere, axes, shape=of_piece, dtype=_INT)
         owned = checked.map(_owners, everywhere, shape=_same, dtype=_INT)
         lengths = [a.shape[1] for a in wanted.arrays]
         sent = checked.map(_positions, owned.arrays, given, lengths, everywhere, shape=_same, dtype=_INT)
@@ -56,7 +56,7 @@ def take_along(x: Shards, indices: Shards, along: Callable[[int], MeshCommunicat
 
     made = in_rounds(wanted, comm.size, found_of, result.dtype)
     shapes = [value.grid.shape(k) for k in range(len(comm.index))]
-    return made.map(_in_shape, shapes, [axis] * len(shapes), shape=_same, dtype=result.dtype).assembled(result)
+    return made.map(_in_shape, shapes, axes, shape=_same, dtype=result.dtype).assembled(result)
 
 
 def in_rounds(x: Shards, size: int, found_of: Callable[[slice], Shards], dtype: Any) -> Shards:
@@ -128,11 +128,17 @@ def _replies(xp: Any, positions: Any, lines: Any) -> Any:
     return xp.reshape(lines, (-1,))[positions] if positions.shape[0] else xp.zeros((0,), dtype=lines.dtype)
 
 
-def _checked(xp: Any, indices: Any, some: slice, bounds: Sequence[int]) -> Any:
+def check_bounds(xp: Any, indices: Any, axis: int, size: int) -> None:
+    """Raises IndexingError, with NumPy's message, if an index is out of bounds."""
+    outside = xp.logical_or(xp.less(indices, -size), xp.greater_equal(indices, size))
+    if bool(xp.any(outside)):
+        raise IndexingError(f"index {int(indices[outside][0])} is out of bounds for axis {axis} with size {size}")
+
+
+def _checked(xp: Any, indices: Any, some: slice, bounds: Sequence[int], axis: int) -> Any:
     """Returns a slice of flattened indices, counted from 0 on."""
     indices, size = xp.reshape(indices, (-1,))[some], bounds[-1]
-    if bool(xp.any(xp.logical_or(xp.less(indices, -size), xp.greater_equal(indices, size)))):
-        raise IndexingError(f"an index is out of bounds for a dimension of size {size}")
+    check_bounds(xp, indices, axis, size)
     indices = xp.asarray(indices, dtype=_INT)
     return xp.where(xp.less(indices, 0), xp.add(indices, size), indices)
 

@@ -7,8 +7,9 @@ are. Equal elements keep their order: pieces are merged in the order of the devi
 
 The bytes that the P devices along the dimension send, for n elements of ``itemsize`` bytes in each of L lines:
 
-- up to `GATHERED` bytes in all lines: every device gathers the lines and keeps its part, ``(P - 1) * L * n *
-  itemsize``;
+- up to `GATHERED` bytes: the first device sorts them all, for which it receives what the others have, and sends them
+  their parts, ``(L * n - its elements) * (itemsize + item of the result)``; among devices of several processes, where
+  one exchange is less than two, every device gathers the lines and keeps its part, ``(P - 1) * L * n * itemsize``;
 - from P lines on: each device receives its share of the whole lines, sorts them, and returns the parts (two
   all-to-alls): ``(n - n / P) * L * itemsize`` and then as many items of the result, if P divides n and L;
 - otherwise, for each line: P ranks are selected (see `selection.cuts`), and each element is sent at most once, with its

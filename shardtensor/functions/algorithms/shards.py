@@ -121,6 +121,11 @@ class Shards:
         self.arrays = ()
         return made
 
+    def divided(self, value: Aval, caller: str) -> Shards:
+        """Returns the shards of a tensor on one device, sent to the devices of the given aval."""
+        move = operand_transfer(self.value, value.sharding)
+        return Shards(value, (), move.buffers(self.tensor(), caller))
+
     def tensor(self) -> ShardedTensor:
         """Returns the tensor that the arrays make up."""
         return tensor(self.value, offloaded(self.value, self.buffers or self.arrays))
@@ -228,6 +233,11 @@ class AbstractShards(Shards):
     def empty(cls, value: Aval) -> Shards:
         """See `Shards`."""
         return cls(value, ())
+
+    def divided(self, value: Aval, caller: str) -> Shards:
+        """See `Shards`."""
+        operand_transfer(self.value, value.sharding).schedule(caller).announce()
+        return AbstractShards(value, ())
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`."""
@@ -342,6 +352,7 @@ def distributed(
     layout: Callable[..., Sequence[NamedSharding]] | None = None,
     known_messages: bool = False,
     small: Callable[..., tuple[Aval, Callable[[Any], Any]] | None] | None = None,
+    few: Callable[..., bool] = lambda *avals, **params: False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Attaches the decorated function to a declared operator as its algorithm and its inference; see the package.
 
@@ -361,6 +372,9 @@ def distributed(
         small: ``small(aval, **params)`` returns the aval of the result and the function that computes it, with the
             algorithm's bits, from the whole buffer of a small operand in the host's memory, as a new array; or None.
             The function is used unless transfers are recorded.
+        few: ``few(*avals, **params)`` returns whether the operands are so few bytes that the messages of the algorithm
+            take longer than the elements: then they are sent to the first device, which runs the algorithm and sends
+            the parts of the result to the others, if all are in one process. ``result`` is given.
         known_messages: whether the messages follow from the shapes. Then ``whole`` runs where transfers are recorded,
             too, so that a log does not change the result.
     """
@@ -379,6 +393,14 @@ def distributed(
         assert result is not None
         params = zip(op.params, avals_and_params[1 + further :], strict=True)
         return result(*avals_and_params[: 1 + further], **dict(params))
+
+    @functools.lru_cache(1024, typed=True)
+    def runs_on_one(*avals_and_params: Any) -> bool:
+        value, *_ = avals = avals_and_params[: 1 + further]
+        devices = value.sharding.mesh.flat
+        if len(devices) == 1 or value.offloaded or len({device.process_index for device in devices}) > 1:
+            return False
+        return few(*avals, **dict(zip(op.params, avals_and_params[1 + further :], strict=True)))
 
     @functools.lru_cache(1024, typed=True)
     def prepared(value: Aval, *params: Any) -> tuple[Aval, Callable[[Any], Any]] | None:
@@ -412,17 +434,25 @@ def distributed(
         def run(x: ShardedTensor, others: Sequence[Any], params: tuple[Any, ...]) -> Any:
             operands = (x, *others)
             shardings = targets(*map(_kind_of, operands), *params)
+            value = _laid_out(x, shardings[0])
+            on_one = runs_on_one(*map(_kind_of, operands), *params)
+            if on_one:
+                needed, device = shardings, value.sharding.mesh.flat[0]
+                shardings = [as_sharding(device, y.ndim, op.name) for y in operands]
             if any(map(lacks_elements, operands)):
                 kind: Callable[..., Any] = AbstractCommunicator
                 shards = [_abstract_operand(y, target, op.name) for y, target in zip(operands, shardings, strict=True)]
             else:
                 kind = communicator
-                value = _laid_out(x, shardings[0])
                 if len(processes_of(value.sharding.mesh.flat)) > 1:
                     note(f"{op.name}({', '.join(map(described, (*operands, *params)))})")
                 shards = [_operand(y, target, op.name) for y, target in zip(operands, shardings, strict=True)]
             along = functools.partial(MeshCommunicator, op.name, shards[0].value, kind=kind, explicit=not moves)
-            return body(*shards, along, **dict(zip(op.params, params, strict=True)))
+            made = body(*shards, along, **dict(zip(op.params, params, strict=True)))
+            if not on_one:
+                return made
+            avals = known(*map(_laid_out, operands, needed), *params)
+            return _each_of(lambda value, part: part.divided(value, op.name), avals, made)
 
         def algorithm(x: Any, *others_and_params: Any) -> Any:
             others, params = others_and_params[:further], others_and_params[further:]

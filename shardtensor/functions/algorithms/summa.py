@@ -123,8 +123,8 @@ def summa(
             communicator.broadcast(_cut(x, d, owner, panel), owner)
             for x, communicator, d, owner in zip(operands, along, dimensions.inner, panel.owners, strict=True)
         ]
-        add = functools.partial(_add, multiply, dimensions.rows, panel is parts[0])
-        _on_each(made, add, left, right)
+        add = functools.partial(add_product, multiply, dimensions.rows, panel is parts[0])
+        on_each(made, add, made.arrays, left, right)
     return made
 
 
@@ -140,7 +140,8 @@ def _cut(x: Shards, d: int, owner: int, panel: Panel) -> list[Any]:
     return found
 
 
-def _on_each(made: Shards, add: Callable[..., None], left: Sequence[Any], right: Sequence[Any]) -> None:
+def on_each(made: Shards, add: Callable[..., None], *columns: Sequence[Any]) -> None:
+    """Calls ``add(xp, k, *items)`` on each device k that holds a part of a result, with an item of each column."""
     parts, shards = made.value.grid.parts.tolist(), made.value.cells.shards
     # Replicas in one memory are one array, to which a product is added once.
     first = {(shards[k][0], *parts[k]): k for k in reversed(range(len(parts)))}
@@ -150,10 +151,10 @@ def _on_each(made: Shards, add: Callable[..., None], left: Sequence[Any], right:
             continue
         backend = backend_of(device)
         with backend.on(device):
-            add(backend.xp, k, made.arrays[k], left[k], right[k])
+            add(backend.xp, k, *[column[k] for column in columns])
 
 
-def _add(
+def add_product(
     multiply: Multiply, rows: tuple[int, int] | None, first: bool, xp: Any, k: int, out: Any, left: Any, right: Any
 ) -> None:
     """Adds the product of two panels to a part of the result, or sets it, some rows at a time: no more than that their

@@ -16,6 +16,9 @@ of complex numbers, plus the boundaries of parts where n1 or n2 is not a multipl
 3 n itemsize (1 - 1/P) if both are.
 
 * Real numbers of an even count are transformed as half as many complex ones, whose spectrum determines theirs.
+* Of real numbers of an odd count n1 n2, only the rows k1 up to (n1 - 1) / 2 of Y are computed, since the columns of A
+  are real. The elements k1 + n1 k2 of the first half of X with other k1 are the conjugates of those at n1 - k1 and
+  n2 - 1 - k2. The inverse transform takes the same steps in reverse order.
 * A size n without two factors that are at least P is transformed by a convolution with a chirp; see
   `shardtensor.functions.algorithms.chirp_fft`.
 
@@ -105,7 +108,7 @@ def _complex(x: ShardedTensor, scale: float, inverse: bool) -> ShardedTensor:
     rows = _factor(n)
     if rows < _parts(x):
         return by_convolution(_complex, x, n, n, scale, inverse)
-    y = fft_columns(reshape(x, (*x.shape[:-1], rows, n // rows)), scale=scale, inverse=inverse)
+    y = fft_columns(reshape(x, (*x.shape[:-1], rows, n // rows)), n=n, scale=scale, inverse=inverse)
     y = call("ifft" if inverse else "fft", y, axis=-1, norm="forward" if inverse else "backward")
     return reshape(fft_transposed(y), x.shape)
 
@@ -118,22 +121,47 @@ def _factor(n: int) -> int:
 
 
 @operator("... a! b -> ... a b", error_name="fft")
-def fft_columns(x: ArrayLike, /, *, scale: float, inverse: bool) -> ShardedTensor:
-    """Transforms the columns of complex matrices of n elements, and multiplies element (k, j) by ``scale`` w^(k j),
-    where w is the n-th root of one.
+def fft_columns(x: ArrayLike, /, *, n: int, scale: float, inverse: bool) -> ShardedTensor:
+    """Transforms the columns of complex matrices, and multiplies element (k, j) by ``scale`` w^(k j), where w is the
+    n-th root of one.
 
     >>> from shardtensor.functions.algorithms.transpose_fft import fft_columns
-    >>> fft_columns(st.asarray([[1.0 + 0j], [1.0 + 0j]]), scale=0.5, inverse=False).tolist()
+    >>> fft_columns(st.asarray([[1.0 + 0j], [1.0 + 0j]]), n=2, scale=0.5, inverse=False).tolist()
     [[(1+0j)], [0j]]
     """
 
 
+def _half_rule(shapes: Sequence[Shape], **params: Any) -> tuple[str, Shape]:
+    *stack, rows, columns = shapes[0]
+    return "... a! b -> ... h b", (*stack, rows // 2 + 1, columns)
+
+
+@operator(_half_rule, operands=("x",), error_name="rfft", dtype=complex_like)
+def fft_real_columns(x: ArrayLike, /, *, n: int, scale: float, inverse: bool) -> ShardedTensor:
+    """Returns the first half of the rows of `fft_columns` of real matrices.
+
+    >>> from shardtensor.functions.algorithms.transpose_fft import fft_real_columns
+    >>> fft_real_columns(st.asarray([[1.0], [1.0], [1.0]]), n=3, scale=1.0, inverse=False).tolist()
+    [[(3+0j)], [0j]]
+    """
+
+
 @implements(fft_columns, "kernel")
-def _fft_columns(xp: Any, context: ShardContext, x: Any, *, scale: float, inverse: bool) -> Any:
+def _fft_columns(xp: Any, context: ShardContext, x: Any, **params: Any) -> Any:
+    return _columns(xp, context, x, "ifft" if params["inverse"] else "fft", **params)
+
+
+@implements(fft_real_columns, "kernel")
+def _fft_real_columns(xp: Any, context: ShardContext, x: Any, **params: Any) -> Any:
+    return _columns(xp, context, x, "ihfft" if params["inverse"] else "rfft", **params)
+
+
+def _columns(xp: Any, context: ShardContext, x: Any, name: str, *, n: int, scale: float, inverse: bool) -> Any:
+    """Returns the transforms of columns of the given name, times powers of a root of one."""
     if 0 in x.shape:
         return xp.zeros(context.local_shape, dtype=context.dtype)
-    name, norm = ("ifft", "forward") if inverse else ("fft", "backward")
-    high, low = _twiddle_factors(x.shape[-2], context, scale, inverse)
+    norm = "forward" if inverse else "backward"
+    high, low = _twiddle_factors(n, context, scale, inverse)
     if xp is np:
         y = fourier.transform(name, x, context.local_shape, context.dtype, axis=-2, norm=norm)
     else:
@@ -148,11 +176,12 @@ def _fft_columns(xp: Any, context: ShardContext, x: Any, *, scale: float, invers
     return y
 
 
-def _twiddle_factors(rows: int, context: ShardContext, scale: float, inverse: bool) -> tuple[Any, Any]:
+def _twiddle_factors(n: int, context: ShardContext, scale: float, inverse: bool) -> tuple[Any, Any]:
     """Returns two tables with the columns of the device, from which the factors of row k are computed: the first one at
     ``k // len(second)`` times the second one at ``k % len(second)``.
     """
-    n, step = rows * context.shape[-1], math.isqrt(rows - 1) + 1
+    rows = context.shape[-2]
+    step = math.isqrt(rows - 1) + 1
     columns = np.arange(*context.box[-1], dtype=np.int64)
     high, low = [np.arange(*part, dtype=np.int64)[:, None] * columns for part in ((0, rows, step), (step,))]
     return roots(high, n, inverse, context.dtype, scale), roots(low, n, inverse, context.dtype)
@@ -179,10 +208,9 @@ def _fft_transposed(xp: Any, context: ShardContext, x: Any) -> Any:
 def _real(x: ShardedTensor, n: int, scale: float, inverse: bool) -> ShardedTensor:
     """Returns the first half of the spectrum of real lines; its conjugate if ``inverse``."""
     if n % 2:
-        if _factor(n) < _parts(x):
+        if not _has_odd_factors(n, _parts(x)):
             return by_convolution(_complex, x, n, n // 2 + 1, scale, inverse)
-        x = astype(x, np.result_type(x.dtype, np.complex64))
-        return _complex(x, scale, inverse)[..., : n // 2 + 1]
+        return _odd_real(x, n, scale, inverse)
     spectrum = _complex(fft_packed(reshape(x, (*x.shape[:-1], n // 2, 2))), scale, False)
     spectrum = concat([spectrum, spectrum[..., :1]], axis=-1)
     half = fft_of_real(spectrum, flip(spectrum, axis=-1))
@@ -194,14 +222,43 @@ def _hermitian(x: ShardedTensor, n: int, scale: float, inverse: bool) -> Sharded
     with Hermitian symmetry, of which the first half is given.
     """
     if n % 2:
-        if _factor(n) < _parts(x):
+        if not _has_odd_factors(n, _parts(x)):
             # The elements that are not given are the conjugates of those that are, except for the first one.
             half = by_convolution(_complex, x, n, n, 2 * scale, inverse, only_real=True)
             return subtract(half, multiply(real(x[..., :1]), scale))
-        x = concat([x, conj(flip(x[..., 1:], axis=-1))], axis=-1)
-        return real(_complex(_as(x, np.result_type(x.dtype, np.complex64)), scale, inverse))
+        return _odd_hermitian(_as(x, np.result_type(x.dtype, np.complex64)), n, scale, inverse)
     x = fft_to_real(x[..., :-1], flip(x[..., 1:], axis=-1), inverse=inverse)
     return reshape(fft_unpacked(_complex(x, scale, inverse)), (*x.shape[:-1], n))
+
+
+def _has_odd_factors(n: int, parts: int) -> bool:
+    """Whether an odd number has a factor for the columns of a real matrix, and one for half of its rows."""
+    return _factor(n) >= parts and n // _factor(n) // 2 + 1 >= parts
+
+
+def _odd_real(x: ShardedTensor, n: int, scale: float, inverse: bool) -> ShardedTensor:
+    """Returns the first half of the spectrum of an odd number of real elements; its conjugate if ``inverse``."""
+    columns = _factor(n)
+    rows, half = n // columns, (columns + 1) // 2
+    z = fft_real_columns(reshape(x, (*x.shape[:-1], rows, columns)), n=n, scale=scale, inverse=inverse)
+    z = call("ifft" if inverse else "fft", z, axis=-1, norm="forward" if inverse else "backward")
+    z = fft_transposed(z)
+    others = conj(flip(z[..., half - 1 :, 1:], axis=(-2, -1)))
+    z = concat([z[..., :half, :], others], axis=-1)
+    return reshape(z, (*x.shape[:-1], half * rows))[..., : n // 2 + 1]
+
+
+def _odd_hermitian(x: ShardedTensor, n: int, scale: float, inverse: bool) -> ShardedTensor:
+    """Returns `_hermitian` of an odd number of elements, of which the first half is given."""
+    columns = _factor(n)
+    rows, half, stack = n // columns, (columns + 1) // 2, x.shape[:-1]
+    z = reshape(resized(x, half * rows), (*stack, half, rows))
+    first, others = z[..., 1:, :1], z[..., :-1, rows // 2 + 1 :]
+    others = concat([flip(first, axis=-2), flip(others, axis=(-2, -1))], axis=-1)
+    z = concat([z[..., : rows // 2 + 1], conj(others)], axis=-2)
+    z = fft_columns(z, n=n, scale=scale, inverse=inverse)
+    z = call("irfft" if inverse else "hfft", z, n=rows, axis=-1, norm="forward" if inverse else "backward")
+    return reshape(fft_transposed(z), (*stack, n))
 
 
 @operator("... k p! -> ... k", error_name="rfft", dtype=complex_like)

@@ -9,14 +9,15 @@ from typing import Any
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import backend_of, memory_space
 from shardtensor.communication.offload import offloaded
+from shardtensor.communication.schedules import Move
 from shardtensor.communication.transfer import OperandTransfer, buffers_of, gather, pieces_of
-from shardtensor.communication.transfer_log import is_recording, logger
+from shardtensor.communication.transfer_log import logger
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import Op, Operands
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.interpreters.execution.strategies import Run
 from shardtensor.sharding.cells import Cells, cells
-from shardtensor.sharding.layout import Grid, Shape
+from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, whole_of
@@ -27,8 +28,7 @@ def execute_movement(
     moved: DataMovement,
     value: Aval,
     first: OperandTransfer | None,
-    sources: Sequence[Grid],
-    result: Grid,
+    schedule: Move,
     held: Sequence[Cells],
 ) -> Run:
     """Returns the function of the plan of a `DataMovement`.
@@ -38,17 +38,16 @@ def execute_movement(
         moved: the movement.
         value: the aval of the result.
         first: the transfer of the operand that precedes the movement.
-        sources, result: the grids to which the regions of the movement refer.
+        schedule: the messages, and the grids to which the regions of the movement refer.
         held: the cells of the operands.
     """
-    movement = functools.cache(lambda: TransferPlan(moved.regions, sources, result))
+    movement = functools.cache(lambda: TransferPlan(moved.regions, schedule.sources, schedule.result))
     between_cells = functools.cache(lambda: _between_cells(moved, held, value.cells) or movement())
 
     def announce(copied: bool) -> None:
         if moved.note and movement().size:
             logger().info(moved.note)
-        if is_recording():
-            movement().announce(value.dtype.itemsize, copied, op.name, moved.explicit)
+        schedule.announce(copied)
 
     def on_host(operands: Operands) -> ShardedTensor:
         wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]

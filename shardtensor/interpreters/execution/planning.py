@@ -70,7 +70,7 @@ class Plan:
             results, or the movement of the elements.
         strategy: ``"whole"`` (once on the whole buffer), ``"blocks"`` (block by block), ``"per shard"`` (once on each
             shard, or on each buffer that several devices share), ``"reduce"`` (per shard, then combined), ``"panels"``
-            (see `shardtensor.functions.algorithms.summa`), ``"move"`` (a `DataMovement`), ``"create"`` or
+            (see `shardtensor.interpreters.execution.products`), ``"move"`` (a `DataMovement`), ``"create"`` or
             ``"abstract"`` (without elements).
         run: executes the plan: takes the operands and returns the result.
         of_buffers: returns the function that computes the buffer of the result from those of the operands, where they
@@ -432,11 +432,11 @@ def _movement_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> 
     sources, result = ([a.grid for a in arrays], value.grid) if moved.flat is None else ([moved.flat[0]], moved.flat[1])
     stays = moved.as_pieces or {d for grid in (*sources, result) for d in grid.devices[:2]} == {result.devices[0]}
     itemsizes = [k.dtype.itemsize for k in arrays]
-    schedule = Move(moved.regions, sources, result, dtype.itemsize, op.name, moved.explicit, itemsizes)
+    schedule = Move(moved.regions, sources, result, itemsizes, op.name, moved.explicit)
 
     def execution() -> tuple[str, Run]:
         held = [first.cells] if first else [a.cells for a in arrays]
-        return "move", execute_movement(op, moved, value, first, sources, result, held)
+        return "move", execute_movement(op, moved, value, first, schedule, held)
 
     return Plan(op, value, (), (first,) if first else (), lambda: () if stays else (schedule,), execution)
 

@@ -1,13 +1,14 @@
-"""The layouts of products on meshes of several axes: the planner takes the one that transfers the fewest bytes.
+"""The layouts of products: the planner takes the one that transfers the fewest bytes.
 
 Where both operands of a product need the same mesh axis for different dimensions, one of them moves and partial results
-are added (either operand can be the one that stays), or both move and the result stays (`summa`).
+are added (either operand can be the one that stays), or both move and the result stays (`summa`). An operand that is
+read whole along a dimension moves part by part (`ring_product`), unless it is small.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +16,14 @@ import numpy as np
 from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Op, Operands
+from shardtensor.functions.algorithms.ring_product import Ring, ring_product, ring_schedule
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, shards_of
-from shardtensor.functions.algorithms.summa import Contraction, schedule, summa
+from shardtensor.functions.algorithms.summa import Contraction, Multiply, schedule, summa
 from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.layout import Grid, NamedSharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import Chains, Propagated, Rule, propagate
-from shardtensor.sharding.spec import P
+from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.tensor import ShardedTensor, shard_arrays
 from shardtensor.tensor.value import Aval, whole_of
 
@@ -43,43 +45,90 @@ class Panelled(NamedTuple):
 
     def run(self, strategies: Strategies) -> Run:
         """Returns the plan on separate memories."""
-        return _run(self, strategies)
+        first, second = [
+            MeshCommunicator.of_arrays(strategies.name, x, d)
+            for x, d in zip(self.operands, self.dimensions.inner, strict=True)
+        ]
+
+        def product(shards: tuple[Shards, Shards], multiply: Multiply, made: Shards) -> Shards:
+            return summa(shards, (first, second), self.dimensions, multiply, made)
+
+        return _run(strategies, self.operands, product)
+
+
+class Rotated(NamedTuple):
+    """A product of which the parts of one operand go around rings of devices.
+
+    Attributes:
+        operands: the avals of the operands, which stay in their layouts.
+        dimensions: the operand that moves, and the dimensions of the operands and of the result.
+    """
+
+    operands: tuple[Aval, Aval]
+    dimensions: Ring
+
+    def schedule(self, operator: str) -> Schedule:
+        """Returns the messages."""
+        return ring_schedule(self.operands[self.dimensions.moving], self.dimensions.split, operator)
+
+    def run(self, strategies: Strategies) -> Run:
+        """Returns the plan on separate memories."""
+        moving = self.operands[self.dimensions.moving]
+        along = MeshCommunicator.of_arrays(strategies.name, moving, self.dimensions.split)
+
+        def product(shards: tuple[Shards, Shards], multiply: Multiply, made: Shards) -> Shards:
+            return ring_product(shards, along, self.dimensions, multiply, made)
+
+        return _run(strategies, self.operands, product)
+
+
+InParts = Panelled | Rotated
+"""How the operands of a product move part by part."""
+
+GATHERED = 1 << 20
+"""Bytes of an operand up to which it moves at once: the messages of a ring take longer."""
 
 
 def cheapest(
     op: Op, kinds: Sequence[Any], rule: Rule, mesh: Mesh, given: Propagated
-) -> tuple[Propagated, Panelled | None]:
-    """Returns the layout of a product that transfers the fewest bytes, and how its operands move panel by panel, if
-    they do. ``given`` is the layout in which the larger operand stays; it is returned for everything but products of
-    two tensors that several mesh axes split, of which one has to move.
+) -> tuple[Propagated, InParts | None]:
+    """Returns the layout of a product that transfers the fewest bytes, and how its operands move part by part, if they
+    do. ``given`` is the layout in which the larger operand stays; it is returned for everything but products of two
+    tensors of which one has to move, and that several mesh axes split.
     """
     if not op.product or not all(isinstance(k, Aval) and k.size for k in kinds):
         return given, None
     a, b = kinds
     if not a.sharding.mesh == b.sharding.mesh == mesh or a.committed != b.committed or a.offloaded or b.offloaded:
         return given, None
-    used = {axis for k in kinds for chain in k.sharding.spec.chains for axis in chain if mesh.shape[axis] > 1}
-    if len(used) < 2:
-        return given, None
     layouts = [k.sharding.spec.chains_of(k.ndim) for k in kinds]
-    if _stays(given, layouts, mesh):
+    if not _changed(given, layouts, mesh):
         return given, None
-    shapes = [k.shape for k in kinds]
-    weights = (0, 1) if a.nbytes >= b.nbytes else (1, 0)
-    other = propagate(rule, shapes, layouts, weights, mesh.shape, combines=True)
-    choices: list[tuple[Propagated, Panelled | None]] = [(given, None), (other, None)]
-    if panelled := _panelled(rule, (a, b), layouts, given):
-        choices.append(panelled)
-    return min(choices, key=lambda choice: _bytes(choice[0], kinds, mesh))
+    used = {axis for chains in layouts for chain in chains for axis in _splitting(chain, mesh)}
+    choices: list[tuple[Propagated, InParts | None]] = [(given, None)]
+    if len(used) > 1:
+        weights = (0, 1) if a.nbytes >= b.nbytes else (1, 0)
+        other = propagate(rule, [k.shape for k in kinds], layouts, weights, mesh.shape, combines=True)
+        choices.append((other, None))
+        if panelled := _panelled(rule, (a, b), layouts, given):
+            choices.append(panelled)
+    laid, how = min(choices, key=lambda choice: _bytes(choice[0], kinds, mesh))
+    return laid, how or _rotated(rule, (a, b), layouts, laid, mesh)
 
 
-def _stays(laid: Propagated, layouts: Sequence[Chains], mesh: Mesh) -> bool:
-    """Whether no operand moves."""
-    return all(
-        [axis for axis in chain if mesh.shape[axis] > 1] == [axis for axis in wanted if mesh.shape[axis] > 1]
-        for now, then in zip(layouts, laid.operands, strict=True)
-        for chain, wanted in zip(now, then, strict=True)
-    )
+def _splitting(chain: Chain, mesh: Mesh) -> list[str]:
+    """Returns the axes of several devices."""
+    return [axis for axis in chain if mesh.shape[axis] > 1]
+
+
+def _changed(laid: Propagated, layouts: Sequence[Chains], mesh: Mesh) -> list[tuple[int, int]]:
+    """Returns the numbers of the operands and the dimensions that other axes split in a layout than now."""
+    return [
+        (i, d)
+        for i, (now, then) in enumerate(zip(layouts, laid.operands, strict=True))
+        for d, (chain, wanted) in enumerate(zip(now, then, strict=True))
+        if _splitting(chain, mesh) != _splitting(wanted, mesh)
+    ]
 
 
 def _panelled(
@@ -102,13 +151,49 @@ def _panelled(
     if len(split) != 1 or len(axes) != len(set(axes)):
         return None
     (inner,) = split
-    own = [name for name in rule.operands[0] if name in rule.result and name not in rule.operands[1]]
-    rows = (rule.operands[0].index(own[0]), rule.result.index(own[0])) if own else None
     wanted = [tuple([chains[n][1] if n in chains else () for n in names]) for names in rule.operands]
     result = tuple([chains[n][1] for n in rule.result])
     laid = Propagated(tuple(wanted), result, given.shape, (), result)
     numbers = [names.index(inner) for names in rule.operands]
-    return laid, Panelled(kinds, Contraction((numbers[0], numbers[1]), rows))
+    return laid, Panelled(kinds, Contraction((numbers[0], numbers[1]), _rows(rule)))
+
+
+def _rows(rule: Rule) -> tuple[int, int] | None:
+    """Returns a dimension of the first operand that the result has and the second one lacks, and its number in the
+    result; None if there is none.
+    """
+    own = [name for name in rule.operands[0] if name in rule.result and name not in rule.operands[1]]
+    return (rule.operands[0].index(own[0]), rule.result.index(own[0])) if own else None
+
+
+def _rotated(
+    rule: Rule, kinds: tuple[Aval, Aval], layouts: Sequence[Chains], laid: Propagated, mesh: Mesh
+) -> Rotated | None:
+    """Returns how one operand moves part by part to a layout in which nothing splits one of its dimensions.
+
+    None if anything else changes, if partial results are added, or if the operand is small: `GATHERED`, or no more than
+    twice what a device has of operands and result, so that it holds three times its share at most.
+    """
+    changed = _changed(laid, layouts, mesh)
+    if len(changed) != 1 or laid.partial_axes or laid.kept != laid.result:
+        return None
+    ((moving, d),) = changed
+    value, wanted, name = kinds[moving], laid.operands[moving], rule.operands[moving][d]
+    size = value.shape[d]
+    if _splitting(wanted[d], mesh) or size == 1 or any(names.count(name) > 1 for names in rule.operands):
+        return None
+    along = [
+        names.index(name) if name in names and kind.shape[names.index(name)] == size else None
+        for names, kind in zip(rule.operands, kinds, strict=True)
+    ]
+    itemsize = np.result_type(*[k.dtype for k in kinds]).itemsize
+    shares = _share(NamedSharding(mesh, P(*laid.result)).grid(laid.shape)) * itemsize
+    shares += sum([_share(k.grid) * k.dtype.itemsize for k in kinds])
+    whole = _share(NamedSharding(mesh, P(*wanted)).grid(value.shape)) * value.dtype.itemsize
+    if whole <= max(GATHERED, 2 * shares):
+        return None
+    result = rule.result.index(name) if name in rule.result else None
+    return Rotated(kinds, Ring(moving, (along[0], along[1]), result, _rows(rule)))
 
 
 def _bytes(laid: Propagated, kinds: Sequence[Aval], mesh: Mesh) -> int:
@@ -139,33 +224,33 @@ def _ends(grid: Grid) -> tuple[Any, Any]:
     return np.array([o[p] for o, p in pairs]).T, np.array([o[p + 1] for o, p in pairs]).T
 
 
+def _share(grid: Grid) -> int:
+    """Returns the most elements that a device of a grid has."""
+    return int(_volumes(_ends(grid)).max())
+
+
 def _volumes(ends: tuple[Any, Any]) -> Any:
     begin, end = ends
     return np.maximum(end - begin, 0).prod(axis=-1)
 
 
-def _run(plan: Panelled, strategies: Strategies) -> Run:
+def _run(
+    strategies: Strategies,
+    operands: tuple[Aval, Aval],
+    product: Callable[[tuple[Shards, Shards], Multiply, Shards], Shards],
+) -> Run:
+    """Returns the plan of a product: ``product(operands, multiply, made)`` computes it into ``made``."""
     value, contexts, params = strategies.value, strategies.contexts, strategies.params
-    communicators = [
-        MeshCommunicator.of_arrays(strategies.name, x, d)
-        for x, d in zip(plan.operands, plan.dimensions.inner, strict=True)
-    ]
 
     def multiply(xp: Any, k: int, left: Any, right: Any) -> Any:
         return whole_of(strategies.kernel(xp, contexts[k], left, right, **params), value)
 
-    def run_plan(operands: Operands) -> ShardedTensor:
+    def run_plan(given: Operands) -> ShardedTensor:
         made = Shards.empty(value)
         strategies.announce()
-        shards = [shards_of(v, shard_arrays(x)) for v, x in zip(plan.operands, operands, strict=True)]
+        first, second = [shards_of(v, shard_arrays(x)) for v, x in zip(operands, given, strict=True)]
         with recorded_by():  # The whole schedule is recorded already.
-            summa(
-                (shards[0], shards[1]),
-                (communicators[0], communicators[1]),
-                plan.dimensions,
-                multiply,
-                made,
-            )
+            product((first, second), multiply, made)
         return made.tensor()
 
     return run_plan

@@ -1,0 +1,37 @@
+"""Sorting of one long line in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardtensor.host import sorting
+
+RANDOM = np.random.default_rng(0)
+
+LINES: dict[str, Callable[[int, int], Any]] = {
+    "random": lambda n, threads: RANDOM.random(n, dtype=np.float32),
+    "words": lambda n, threads: RANDOM.integers(0, 1 << 60, n).astype(np.uint64),
+    "reverse": lambda n, threads: np.arange(n)[::-1],
+    "two values": lambda n, threads: np.arange(n) % 2,
+    "runs": lambda n, threads: np.repeat(np.arange(n // 1000 + 1), 1000)[:n],
+    "nan": lambda n, threads: np.where(RANDOM.random(n) < 0.4, np.nan, RANDOM.random(n)),
+    "only nan": lambda n, threads: np.full(n, np.nan),
+    # The elements of each thread are in another range, so that all parts overlap.
+    "ranges": lambda n, threads: np.arange(n) % threads * 1000 + RANDOM.integers(0, 900, n),
+    "nan in one thread": lambda n, threads: np.where(np.arange(n) % threads == 0, np.nan, 1.0),
+}
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+@pytest.mark.parametrize("name", LINES)
+def test_any_number_of_threads_sorts(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sorting, "num_threads", lambda: threads)
+    for n in (1 << 16, 65_537, 100_003):
+        line = LINES[name](n, threads)
+        np.testing.assert_array_equal(sorting.sort(line, 0), np.sort(line))
+        keys = line.astype("float32")
+        np.testing.assert_array_equal(sorting.argsort(keys, 0), np.argsort(keys, stable=True))
