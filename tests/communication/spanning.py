@@ -206,6 +206,31 @@ def reductions_and_products() -> None:
     np.testing.assert_allclose(distributed.process_allgather(y @ x), ROWS.T @ ROWS)
 
 
+def placed_reductions_take_one_exchange() -> None:
+    rng, n = np.random.default_rng(0), st.device_count()
+    host, job = rng.normal(size=(4 * n + 1, 6 * n)), JOB.agreement
+    x, rows = tensor(host), st.NamedSharding(everything(), st.P("x"))
+    summed = st.sum(x, axis=0)
+    sums = {
+        "sum": lambda a, to: st.sum(a, axis=0, out_sharding=to),
+        "std": lambda a, to: st.std(a, axis=0, out_sharding=to),
+        "argmax": lambda a, to: st.argmax(a, axis=0, out_sharding=to),
+        "matmul": lambda a, to: st.matmul(a.T, a, out_sharding=to),
+    }
+    abstract = st.AbstractMesh((n,), ("x",), processes=distributed.process_count())
+    a, to = (st.empty_like(x, device=st.NamedSharding(abstract, st.P("x"))), st.NamedSharding(abstract, st.P("x")))
+    for name, call in sums.items():
+        exchanges, before = job._sequence, job.sent.copy()
+        found = call(x, rows)
+        assert job._sequence == exchanges + 1, name
+        assert found.sharding == rows, name
+        simulated = st.simulate(call, a, to, mesh=abstract).process_bytes()[distributed.process_index()]
+        assert [job.sent[k] - before[k] for k in range(distributed.process_count())] == simulated.tolist(), name
+        same(found, np.asarray(call(x, None)))
+    pending = st.sum(x, axis=0, out_sharding=st.NamedSharding(everything(), st.P(unreduced={"x"})))
+    same(pending + 0, np.asarray(summed))
+
+
 def algorithms_whose_parts_differ() -> None:
     """Distinct elements, requests in rounds, panels, and convolutions: each process knows the shapes of all parts."""
     values = np.random.default_rng(0).integers(0, 40, 301).astype("float64")
@@ -413,7 +438,7 @@ CHECKS = [
     devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
     memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, replicas_are_sent_once,
     device_arrays_are_sent_from_pinned_memory, memory_of_transfers_is_limited, reductions_and_products,
-    algorithms_whose_parts_differ, views_and_writes, random_numbers_do_not_depend_on_the_processes,
+    placed_reductions_take_one_exchange, algorithms_whose_parts_differ, views_and_writes, random_numbers_do_not_depend_on_the_processes,
     maps_and_their_collectives, lists_are_of_this_process, jit_has_the_bits_of_eager_mode,
     gradients_are_added_in_one_message, what_needs_one_array_is_an_error, values_that_differ_are_errors,
     calls_that_differ_are_errors, local_tensors_concern_nobody_else,
