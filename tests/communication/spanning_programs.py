@@ -23,6 +23,8 @@ import numpy as np
 
 import shardtensor as st
 from shardtensor import distributed
+from shardtensor.backend import registry
+from shardtensor.testing.checked import CheckedBackend
 
 ERRORS = (IndexError, ValueError, TypeError, OverflowError, NameError)
 AXES = ("x", "y", "z")
@@ -135,7 +137,10 @@ def outcome(lines: list[str]) -> str:
 
 
 def main(path: str, programs: str) -> None:
-    distributed.initialize(engine=None if "SHARDTENSOR_ALONE" not in os.environ else "local", timeout=20)
+    alone = os.environ.get("SHARDTENSOR_ALONE")
+    if alone:
+        registry.install(CheckedBackend(sharing=int(alone)))
+    distributed.initialize(engine="local" if alone else None, timeout=20)
     with Path(path if distributed.process_index() == 0 else os.devnull).open("a") as file:
         for number, lines in enumerate(json.loads(Path(programs).read_text())):
             with warnings.catch_warnings(), np.errstate(all="ignore"):

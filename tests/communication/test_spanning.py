@@ -277,7 +277,7 @@ def test_random_programs_have_the_bits_of_one_process(
     assert status == 0, text
     found = lines_of(spanning)
     assert len(found) == len(seeds)
-    assert found == alone(PROGRAMS, tmp_path / "alone.txt", str(lines), devices=processes * devices)
+    assert found == alone(PROGRAMS, tmp_path / "alone.txt", str(lines), devices=processes * devices, sharing=devices)
 
 
 @pytest.mark.parametrize(
