@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import importlib.util
 import sys
@@ -27,6 +29,9 @@ def usable_cupy() -> tuple[Any, int]:
     """
     if "cupy" not in sys.modules and importlib.util.find_spec("cupy") is None:
         raise BackendError(f"CuPy is not installed; {_WHEELS}")
+    # Importing CuPy takes longer than the rest of a program's start.
+    if "cupy" not in sys.modules and not _has_driver():
+        raise BackendError(f"CuPy is installed, but {_REASONS[35]}")
     try:
         cupy: Any = importlib.import_module("cupy")
         importlib.import_module("array_api_compat")
@@ -45,3 +50,16 @@ def usable_cupy() -> tuple[Any, int]:
             f"CuPy {cupy.__version__} is installed, but there is no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
         )
     return cupy, count
+
+
+_DRIVERS = ("libcuda.so.1", "nvcuda.dll", "libamdhip64.so")
+"""The libraries of which CuPy needs one: those of NVIDIA's driver on Linux and Windows, and that of ROCm."""
+
+
+def _has_driver() -> bool:
+    """Whether the library of a driver can be loaded."""
+    for name in _DRIVERS:
+        with contextlib.suppress(OSError):  # It is missing, or belongs to another platform.
+            ctypes.CDLL(name)
+            return True
+    return False

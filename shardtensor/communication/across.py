@@ -1,4 +1,4 @@
-"""All-reduce over devices of several processes, with the bits of one process.
+"""All-reduce and reduce-scatter over devices of several processes, with the bits of one process.
 
 States are combined along the same tree as in one process (see `shardtensor.communication.all_reduce`). A process
 combines the subtrees whose leaves are all its own, and sends only their states: at most 2 log2(n) of them.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -194,6 +194,48 @@ def all_reduce_across(
     for job in jobs:
         results |= job.results()
     return results
+
+
+def reduce_scatter_across(
+    groups: Sequence[Group],
+    states: Mapping[int, Any],
+    part: Callable[[Any, int, int], Any],
+    ops: ReduceOps,
+    devices: Sequence[Device],
+    caller: str,
+) -> dict[int, Any]:
+    """Combines for each device of this process its part of the states of its group, in one exchange; returns the states
+    of these parts by position.
+
+    Args:
+        groups, states, ops, devices, caller: see `all_reduce_across`.
+        part: ``part(state, j, k)`` returns the part of a state on device j that device k combines.
+    """
+    here, messages, places = process_index(), list[tuple[Any, int, int]](), list[tuple[int, Subtrees, Subtree]]()
+    for group in groups:
+        contributors = group.contributors
+        trees = subtrees(group.tree, tuple([devices[j].process_index for j in contributors]))
+        for k, (tree, owner) in itertools.product(group.members, trees.owners.items()):
+            first = contributors[tree.rank]
+
+            def piece(rank: int, k: int = k, first: int = first, of: Sequence[int] = contributors) -> Any:
+                own = part(states[of[rank]], of[rank], k)
+                return own if of[rank] == first else ops.send(own, of[rank], first)
+
+            merge = functools.partial(ops.merge, first)
+            made = trees.combined(tree, piece, merge, {}) if owner == here else piece(tree.rank)
+            messages.append((made, first, k))
+            places.append((k, trees, tree))
+    known: dict[int, tuple[Subtrees, dict[Subtree, Any]]] = {}
+    arrived = States(devices, caller).cross(messages)
+    for (k, trees, tree), (_, first, _), state in zip(places, messages, arrived, strict=True):
+        if devices[k].process_index == here:
+            is_own = devices[first].process_index == here
+            held = ops.send(state, first, k) if is_own and first != k else state
+            known.setdefault(k, (trees, {}))[1][tree] = held
+    return {
+        k: trees.combined(trees.root, None, functools.partial(ops.merge, k), held) for k, (trees, held) in known.items()
+    }
 
 
 class _GroupAcross:

@@ -40,6 +40,11 @@ _REPORT = 8192
 _LINE = 100
 """Characters of a call in a report."""
 
+_MESSAGE = 400
+"""Characters of the message of an error."""
+
+_DETAIL = "\x01"
+"""What follows it in a call need not be the same in all processes: the message of an error."""
 
 _MORE, _NO_MORE = b"1", b"0"
 """Whether another exchange of an accompanied call follows."""
@@ -122,6 +127,16 @@ class Agreement:
             self._hash_noted()
         self._lock.release()
 
+    def note_error(self, call: str, error: BaseException) -> None:
+        """Adds an error that a call has raised in this process. If it is raised in all processes, they go on; otherwise
+        the next exchange raises an error in all of them. After an error of the job, this does nothing.
+        """
+        if self.broken or not self._lock.acquire(blocking=False):
+            return
+        kind, _, message = " ".join(message_of(error).split())[:_MESSAGE].partition(": ")
+        self._noted.append(f"{kind} in {call}{_DETAIL}{message}")
+        self._lock.release()
+
     def _hash_noted(self) -> None:
         noted, self._noted = self._noted, []
         while noted:
@@ -129,7 +144,7 @@ class Agreement:
             some, noted = noted[: _KEPT - len(window)], noted[_KEPT - len(window) :]
             window += some
             self._calls += len(some)
-            self._hash.update("\n".join([*some, ""]).encode())
+            self._hash.update("\n".join([*map(_compared, some), ""]).encode())
             if len(window) == _KEPT:
                 self._windows.append(_Window(self._calls, self._hash.digest(), []))
 
@@ -139,7 +154,7 @@ class Agreement:
         found = []
         for begin, before, calls in self._windows:
             for number, call in enumerate(calls, begin + 1):
-                before = hashlib.blake2b(before + call.encode(), digest_size=4).digest()
+                before = hashlib.blake2b(before + _compared(call).encode(), digest_size=4).digest()
                 found.append((number, before, call))
         return found[-_KEPT:]
 
@@ -335,7 +350,7 @@ class Agreement:
             return [row[len(packed) :] for row in rows]
         # The message in one line; then the calls, of which the oldest, which come last, may be cut off.
         lines = [" ".join(failure.split())[: _REPORT // 4]]
-        lines += [f"{n} {d.hex()} {text[:_LINE]}" for n, d, text in reversed(self._last_calls())]
+        lines += [f"{n} {d.hex()} {_shown(text)}" for n, d, text in reversed(self._last_calls())]
         report = "\n".join(lines).encode()[:_REPORT].ljust(_REPORT, b"\0")
         reports = self._engine_call(lambda deadline: self.engine.agree(report, deadline))
         texts = [r.rstrip(b"\0").decode(errors="replace") for r in reports]
@@ -375,7 +390,18 @@ class Agreement:
 
     def _named(self, reason: str) -> str:
         last = (self._last_calls() or [(0, b"", "the start")])[-1]
-        return f"process {self.engine.process_index}, call {last[0]}, {last[2]}: {reason}"
+        return f"process {self.engine.process_index}, call {last[0]}, {last[2].replace(_DETAIL, ': ')}: {reason}"
+
+
+def _compared(call: str) -> str:
+    """Returns what has to be the same of a call in all processes."""
+    return call.partition(_DETAIL)[0]
+
+
+def _shown(call: str) -> str:
+    """Returns a call as it is sent in reports."""
+    head, mark, message = call.partition(_DETAIL)
+    return head[:_LINE] + mark + message
 
 
 def _difference(headers: Sequence[Header], reports: Sequence[str]) -> str:
@@ -388,15 +414,18 @@ def _difference(headers: Sequence[Header], reports: Sequence[str]) -> str:
     for n in range(begin, max(h.calls for h in headers) + 1):
         ended = [k for k, header in enumerate(headers) if header.calls < n]
         others = [k for k, header in enumerate(headers) if header.calls >= n]
+        if not ended and len({c[n][0] for c in calls}) == 1:
+            continue
+        if not ended and begin == n > 1:
+            break  # The hashes include all calls before, so that they differ from the first difference on.
+        errors = [k for k in others if _DETAIL in calls[k][n][1]]
+        if 0 < len(errors) < len(headers):
+            call, _, message = calls[errors[0]][n][1].partition(_DETAIL)
+            return f"{_processes(errors)} raised {call} after call {n - 1}, and the others did not: {message}"
         if ended:
             them, verb = _processes(ended), "has" if len(ended) == 1 else "have"
-            return (
-                f"{them} {verb} ended after call {n - 1}; call {n} is {calls[others[0]][n][1]} in {_processes(others)}"
-            )
-        if len({c[n][0] for c in calls}) > 1:
-            if begin == n > 1:
-                break  # The hashes include all calls before, so that they differ from the first difference on.
-            return f"the processes call different functions, or in another order: call {n} is {_who(n, calls)}"
+            return f"{them} {verb} ended after call {n - 1}; call {n} is {_who(n, calls)}"
+        return f"the processes call different functions, or in another order: call {n} is {_who(n, calls)}"
     return f"the processes call different functions in call {begin}, or before it"
 
 
@@ -410,7 +439,8 @@ def _who(n: int, calls: Sequence[dict[int, tuple[str, str]]]) -> str:
     """Returns which processes make which call."""
     groups: dict[str, list[int]] = {}
     for k, c in enumerate(calls):
-        groups.setdefault(c[n][1], []).append(k)
+        if n in c:
+            groups.setdefault(c[n][1].replace(_DETAIL, ": "), []).append(k)
     return ", and ".join(f"{text} in {_processes(ks)}" for text, ks in groups.items())
 
 

@@ -24,6 +24,7 @@ from shardtensor.communication.schedules import (
     Broadcast,
     Collective,
     Permute,
+    ReduceScatter,
     ids_of,
 )
 from shardtensor.communication.transfer_log import is_recording
@@ -110,7 +111,9 @@ class Communicator(abc.ABC):
         """
         n, first = len(arrays), arrays[0]
         if is_recording():
-            self._exchange([self._row(first, dimension)] * n, [_shares(first.shape[dimension], n, tiled)], [0] * n)
+            rows, shares = [self._row(first, dimension)] * n, _shares(first.shape[dimension], n, tiled)
+            kind = functools.partial(ReduceScatter, contributes=(True,) * n, axes=self.sizes)
+            self._exchange(rows, [shares], [0] * n, kind)
         return self._reduce_scatter(arrays, ufunc, dimension, tiled)
 
     def all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
@@ -184,7 +187,9 @@ class Communicator(abc.ABC):
             schedule.explicit = self.explicit
             schedule.announce(self.copies)
 
-    def _exchange(self, rows: list[int], shares: list[Ints], which: list[int], kind: type[AllToAll] = AllToAll) -> None:
+    def _exchange(
+        self, rows: list[int], shares: list[Ints], which: list[int], kind: Callable[..., AllToAll] = AllToAll
+    ) -> None:
         """Records messages from each device to each other device; see `AllToAll`."""
         self._announce(kind, np.array(rows, np.int64), np.array(shares), np.array(which))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from shardtensor.backend.device import HOST, Device
+from shardtensor.backend.device import HOST
 from shardtensor.communication.across import divided, subtrees
 from shardtensor.communication.all_reduce import tree_of
 from shardtensor.communication.gather_scatter import GatherPlan
@@ -27,6 +27,7 @@ from shardtensor.communication.schedules import (
     InTurn,
     Listed,
     Move,
+    ReduceScatter,
     Schedule,
 )
 from shardtensor.communication.transfer_plan import TransferPlan
@@ -35,7 +36,7 @@ from shardtensor.sharding.copy_plan import Region
 from shardtensor.sharding.layout import Grid, Ints
 
 ProcessesOf = Callable[[Ints], Ints]
-"""Returns the process of each device, given by its id; a negative number for the host and devices that exist."""
+"""Returns the process of each device, given by its number (see `ids_of`); -1 for the host and devices that exist."""
 
 Sent = Iterator[tuple[int, int, int]]
 """Messages: the process that sends, the one that receives, and the bytes."""
@@ -158,13 +159,16 @@ def _(schedule: AllReduce, processes_of: ProcessesOf) -> Sent:
                 yield process, other, share * (schedule.result // schedule.elements)
 
 
+@_sent.register
+def _(schedule: ReduceScatter, processes_of: ProcessesOf) -> Sent:
+    processes = processes_of(schedule.members).tolist()
+    contributors = tuple(itertools.compress(processes, schedule.contributes))
+    owners = subtrees(tree_of(schedule.contributes, schedule.axes), contributors).owners.values()
+    states = (int(schedule.rows.max()) * schedule.shares[0]).tolist()
+    for (process, state), owner in itertools.product(zip(processes, states, strict=True), owners):
+        yield owner, process, state + schedule.numbers * _NUMBER
+
+
 def _in_processes(grid: Grid) -> Grid:
     """Returns the grid of the buffers that processes have of an array."""
     return cells(grid, tuple(map(process_of, grid.devices))).grid
-
-
-def processes_by_id(devices: Sequence[Device]) -> ProcessesOf:
-    """Returns the function that returns the processes of simulated devices by their ids."""
-    table = np.full(max([device.id for device in devices]) + 2, -1)  # The last one is for negative ids.
-    table[[device.id for device in devices]] = [device.process_index for device in devices]
-    return lambda ids: table[np.maximum(ids, -1)]

@@ -6,22 +6,27 @@ know the shapes and dtypes of all arrays, so that they know which messages there
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from shardtensor.backend.device import HOST, Device, HostArray
-from shardtensor.backend.registry import array_backend, backend_of, is_remote, process_index
+from shardtensor.backend.registry import array_backend, backend_of, is_remote, process_index, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
 from shardtensor.communication.rounds import MOST, Packet, Parcel, as_bytes, boxes, rounds
-from shardtensor.errors import DistributedError
+from shardtensor.errors import DistributedError, NotAddressableError
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import NamedSharding
+from shardtensor.sharding.mesh import Mesh, default_mesh
 
 if TYPE_CHECKING:  # Programs of one process need none of it.
     from shardtensor.communication.agreement import Agreement
+
+Params = ParamSpec("Params")
+T = TypeVar("T")
 
 
 class _Job:
@@ -48,6 +53,46 @@ def note(call: str) -> None:
     """Adds a call, which all processes have to make in the same order, to what the next exchange compares."""
     job = JOB.agreement
     (job or connected(call)).note(call)
+
+
+def note_error(call: str, values: Any, error: BaseException) -> None:
+    """Adds an error of a call on values, some of which concern several processes, to what the next exchange compares.
+
+    An error that depends on elements, on memory or on a signal is raised in one process only. The next exchange then
+    raises an error in all of them. Errors that all processes raise leave them in step.
+    """
+    job = JOB.agreement
+    if job is None or isinstance(error, (DistributedError, NotAddressableError)):
+        return  # All processes know of the former; the latter depends on the process by definition.
+    if len(processes_of(tuple(_devices_of(values)) or default_mesh().flat)) > 1:
+        job.note_error(call, error)
+
+
+def notes_errors(function: Callable[Params, T]) -> Callable[Params, T]:
+    """Returns a function that adds its errors to what the next exchange compares; see `note_error`."""
+
+    @functools.wraps(function)
+    def noted(*args: Params.args, **kwargs: Params.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:  # Raised again: other processes may not have raised it.
+            note_error(function.__name__, (*args, *kwargs.values()), error)
+            raise
+
+    return noted
+
+
+def _devices_of(x: Any) -> Iterator[Device]:
+    """Yields the devices of the tensors, layouts and meshes among values."""
+    if isinstance(x, (tuple, list)):
+        for part in x:
+            yield from _devices_of(part)
+    elif isinstance(x, Device):
+        yield x
+    elif isinstance(x, Mesh):
+        yield from x.flat
+    elif isinstance(sharding := getattr(x, "sharding", x), NamedSharding):
+        yield from sharding.mesh.flat
 
 
 def described(x: Any) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardtensor.backend.abstract import NAME, abstract_device
 from shardtensor.backend.device import HOST, Device
@@ -63,22 +64,44 @@ def flat(blocks: Iterable[Block]) -> Block:
 
 
 def ids_of(devices: Sequence[Device]) -> Ints:
-    """Returns numbers that identify devices: the ids of simulated devices, `HOST_ID`, and less for existing ones."""
-    return np.array([d.id if d.backend == NAME else _number_of(d) for d in devices], np.int64)
+    """Returns numbers that identify devices: the ids of simulated devices of process 0, `HOST_ID`, and less for others.
+
+    Those of other processes have the same ids in meshes with other numbers of processes.
+    """
+    return np.array([d.id if d.backend == NAME and not d.process_index else _number_of(d) for d in devices], np.int64)
+
+
+def device_of(number: int) -> Device:
+    """Returns the device that a number identifies; see `ids_of`."""
+    return _known[number] if number < 0 else abstract_device(number)
+
+
+def by_id(devices: Sequence[Device], values: npt.ArrayLike) -> Callable[[Ints], Ints]:
+    """Returns the function that returns the values of devices, each given by its number (see `ids_of`); -1 for others.
+
+    Args:
+        devices: the devices.
+        values: the value of each.
+    """
+    numbers = ids_of(devices)
+    least, count = int(numbers.min()), int(np.ptp(numbers)) + 1
+    table = np.full(count + 1, -1)  # The last one is for other devices.
+    table[numbers - least] = values
+    return lambda ids: table[np.where((ids >= least) & (ids < least + count), ids - least, count)]
 
 
 def _number_of(device: Device) -> int:
     if device not in _numbers:
         with _numbering:  # Without a GIL, two threads may get the same number from a counter.
             if device not in _numbers:
-                number = HOST_ID - len(_existing)
-                _existing[number] = device
+                number = HOST_ID - len(_known)
+                _known[number] = device
                 _numbers[device] = number
     return _numbers[device]
 
 
 _numbers = {HOST: HOST_ID}
-_existing = {HOST_ID: HOST}
+_known = {HOST_ID: HOST}
 _numbering = threading.Lock()
 
 
@@ -125,7 +148,7 @@ class Schedule(abc.ABC):
         sources, destinations, sizes = flat(sent(block) for phase in self.phases() for block in phase)
         least = min(int(sources.min(initial=0)), int(destinations.min(initial=0)))
         return TransferBatch(
-            sources - least, destinations - least, sizes, lambda number: _device(number + least),
+            sources - least, destinations - least, sizes, lambda number: device_of(number + least),
             operator=self.operator, explicit=self.explicit, axis=self.axis, copied=copied,
         )  # fmt: skip
 
@@ -141,10 +164,6 @@ class Schedule(abc.ABC):
             nbytes = self.bytes if guarded() and not self.explicit else 0
             records = self if copied is None else functools.partial(self, copied)
             record_transfer(self.operator, nbytes, self.explicit, records)
-
-
-def _device(number: int) -> Device:
-    return _existing[number] if number < 0 else abstract_device(number)
 
 
 def sent(block: Block) -> Block:
@@ -386,6 +405,20 @@ class AllToAll(Collective):
         yield _all_to_all(self.members, self.members, sizes)
 
 
+@dataclass(eq=False)
+class ReduceScatter(AllToAll):
+    """The messages of a reduce-scatter: each member that contributes sends every other one its part of a state.
+
+    Attributes:
+        contributes, axes: see `shardtensor.communication.all_reduce.Group`.
+        numbers: see `AllReduce`.
+    """
+
+    contributes: tuple[bool, ...] = ()
+    axes: tuple[int, ...] = ()
+    numbers: int = 0
+
+
 class AllGather(AllToAll):
     """The messages of a collective in which each member sends every other member the same row."""
 
@@ -458,18 +491,19 @@ def combination(
 
 
 def scattered_combination(
-    operator: str, devices: tuple[Device, ...], groups: Sequence[Group], state: int, sizes: Sequence[int]
+    operator: str, devices: tuple[Device, ...], groups: Sequence[Group], state: int, sizes: Sequence[int], numbers: int
 ) -> Schedule:
-    """Returns the schedule of a reduce-scatter in each group of devices: every device that contributes sends every
-    other one of the group the part of its partial result that the other one combines.
+    """Returns the schedule of a reduce-scatter in each group of devices; see `ReduceScatter`.
 
     Args:
-        operator, devices, groups, state: see `combination`.
+        operator, devices, groups, state, numbers: see `combination`.
         sizes: the number of elements of each device's part of the result.
     """
     ids, parts = _ids_of_mesh(devices), []
     for group in groups:
         members = np.asarray(group.members)
         rows, shares = np.array(group.contributes, np.int64) * state, np.array(sizes, np.int64)[members]
-        parts.append(AllToAll(ids[members], rows, shares[None, :], np.zeros(len(members), np.int64), operator, ""))
+        which = np.zeros(len(members), np.int64)
+        kind = functools.partial(ReduceScatter, contributes=group.contributes, axes=group.axes, numbers=numbers)
+        parts.append(kind(ids[members], rows, shares[None, :], which, operator, ""))
     return parts[0] if len(parts) == 1 else Beside(parts)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.abstract import NAME
-from shardtensor.communication.schedules import Block, Collective, Listed, Schedule, ids_of
+from shardtensor.communication.schedules import Block, Collective, Listed, Schedule, by_id, device_of
 from shardtensor.communication.transfer_log import Recorded, Transfer, TransferRecords, html_table, opened, table
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
 from shardtensor.sharding.layout import Ints
@@ -112,9 +112,7 @@ class _Network:
             if len({link[1:] for link in self.links}) == 1:  # equal links need no coordinates
                 self.links = [(-1, *self.links[0][1:])]
         self._coordinates = mesh.coordinates
-        ids = ids_of(mesh.flat)
-        self._position = np.full(int(ids.max()) + 1, -1, np.int64)
-        self._position[ids] = np.arange(self.size)
+        self._position = by_id(mesh.flat, np.arange(self.size))
 
     def _by_axis(self, given: Any, what: str) -> dict[str, float]:
         shape = self.mesh.shape
@@ -146,16 +144,13 @@ class _Network:
         Raises:
             ShardingError: a device is not in the mesh.
         """
-        found = np.full(ids.shape, self.size)
-        devices = ids >= 0
-        known = ids < len(self._position)
-        found[devices] = np.where(known, self._position[np.where(known, ids, 0)], -1)[devices]
-        if (found < 0).any():
-            raise ShardingError(
-                f"simulate: device {NAME}:{ids[found < 0].flat[0]} is not in {self.mesh!r}; give mesh=, one with all "
-                "devices"
-            )
-        return found
+        found = self._position(ids)
+        for device in map(device_of, np.unique(ids[found < 0]).tolist()):
+            if device.backend == NAME:
+                raise ShardingError(
+                    f"simulate: device {device} is not in {self.mesh!r}; give mesh=, one with all devices"
+                )
+        return np.where(found < 0, self.size, found)
 
     def times(self, sources: Ints, destinations: Ints, sizes: Ints) -> Any:
         """Returns the seconds that each message takes."""
@@ -407,10 +402,10 @@ class SimulationReport:
         array([[   0, 3200],
                [3200,    0]])
         """
-        from shardtensor.communication.process_traffic import between_processes, processes_by_id
+        from shardtensor.communication.process_traffic import between_processes
 
-        devices = self.mesh.flat
-        count, processes_of = max([d.process_index for d in devices]) + 1, processes_by_id(devices)
+        processes = [d.process_index for d in self.mesh.flat]
+        count, processes_of = max(processes) + 1, by_id(self.mesh.flat, processes)
         table = np.zeros((count, count), np.int64)
         for schedule, calls in self._schedules.values():
             table += between_processes(schedule, processes_of, count) * calls

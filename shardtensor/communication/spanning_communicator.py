@@ -6,18 +6,18 @@ The arrays for other processes are sent in one exchange per collective; all-redu
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.functions import function_of
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import is_remote
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.across import all_reduce_across
-from shardtensor.communication.all_reduce import Group, combine, tree_of
+from shardtensor.communication.across import all_reduce_across, reduce_scatter_across
+from shardtensor.communication.all_reduce import Group
 from shardtensor.communication.array_communicator import ArrayCommunicator, parts_along
 from shardtensor.communication.processes import cross, process_of
 
@@ -64,21 +64,17 @@ class SpanningCommunicator(ArrayCommunicator):
         ]
 
     def _reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
-        cut = parts_along(arrays[0].ndim, dimension, arrays[0].shape[dimension], len(arrays), tiled)
-        tree = tree_of((True,) * len(arrays), self.sizes)
-        results = []
-        for k, column in enumerate(self._columns(arrays, [cut] * len(arrays))):
-            if k not in self._here:
-                results.append(column[0])
-                continue
-            backend, device = self.backends[k], self.devices[k]
-            with backend.on(device):
-                if len(column) == 1:
-                    results.append(self._deliver(k, backend.xp.asarray(column[0], copy=True)))
-                else:
-                    total = combine(tree, column.__getitem__, function_of(backend, ufunc))
-                    results.append(self._deliver(k, total))
-        return results
+        cuts = parts_along(arrays[0].ndim, dimension, arrays[0].shape[dimension], len(arrays), tiled)
+        n = len(arrays)
+        group = Group(range(n), (True,) * n, self.sizes, math.prod(arrays[0].shape), False)
+
+        def part(array: Any, j: int, k: int) -> Any:
+            with self.backends[j].on(self.devices[j]):
+                return self.backends[j].view(array, cuts[k])
+
+        ops = self._reduce_ops(arrays, ufunc, False)
+        made = reduce_scatter_across([group], dict(enumerate(arrays)), part, ops, self.devices, self.caller)
+        return [self._deliver(k, made[k]) if k in made else part(arrays[k], k, k) for k in range(n)]
 
     def _all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
         cuts = [parts_along(a.ndim, split_axis, a.shape[split_axis], len(arrays), tiled) for a in arrays]

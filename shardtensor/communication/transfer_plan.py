@@ -302,7 +302,13 @@ def _run_across(
     made = [None if is_remote(d) or plan.is_one_piece(k) else plan.new(k, dtype, fill) for k, d in enumerate(devices)]
     away = plan.crossing
     sent = [plan.message(piece, operands, devices[piece.k]) for piece in away.values()]
-    into = [_place(plan, piece, made[piece.k]) for piece in away.values()]
+    # Elements that repeat along a new dimension are sent once, and copied to their places afterwards.
+    places = [_place(plan, piece, made[piece.k]) for piece in away.values()]
+    into = [
+        place if place is not None and tuple(place.shape) == tuple(array.shape) else None
+        for place, (array, _, _) in zip(places, sent, strict=True)
+    ]
+    placed = {key for key, place in zip(away, into, strict=True) if place is not None}
     arrived = dict(zip(away, cross(sent, "transfer", into), strict=True))
     results = []
     for k, device in enumerate(devices):
@@ -311,14 +317,15 @@ def _run_across(
             continue
         pieces, messages = list[Piece](), list[Message]()
         for piece in plan.incoming[k]:
-            first = away.get(_key(plan, piece))
-            if first is not None and first.k == k and made[k] is not None:
-                continue  # It is in its place already.
+            key = _key(plan, piece)
+            first = away.get(key)
+            if first is not None and first.k == k and key in placed:
+                continue
             pieces.append(piece)
             if first is None:
                 messages.append(plan.message(piece, operands, device))
             else:
-                messages.append(Message(arrived[_key(plan, piece)], devices[first.k], device))
+                messages.append(Message(arrived[key], devices[first.k], device))
         results.append(plan.receive(k, pieces, messages, dtype, as_they_lie, fill, made[k]))
     return tuple(results)
 

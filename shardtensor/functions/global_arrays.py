@@ -13,7 +13,7 @@ from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.registry import is_remote, process_index, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.messages import send
-from shardtensor.communication.processes import connected, note
+from shardtensor.communication.processes import connected, note, notes_errors
 from shardtensor.communication.transfer import gather_across
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -29,6 +29,7 @@ from shardtensor.tensor.value import aval
 DataCallback = Callable[[tuple[slice, ...]], npt.ArrayLike]
 
 
+@notes_errors
 def make_array_from_callback(
     shape: Sequence[int], sharding: NamedSharding, data_callback: DataCallback, *, dtype: npt.DTypeLike | None = None
 ) -> ShardedTensor:
@@ -60,6 +61,7 @@ def make_array_from_callback(
     return _assembled(name, sizes, sharding, found, None if dtype is None else np.dtype(dtype))
 
 
+@notes_errors
 def make_array_from_process_local_data(
     sharding: NamedSharding, local_data: npt.ArrayLike, global_shape: Sequence[int] | None = None
 ) -> ShardedTensor:
@@ -101,6 +103,7 @@ def make_array_from_process_local_data(
     return _assembled(name, sizes, sharding, found, data.dtype)
 
 
+@notes_errors
 def make_array_from_single_device_arrays(
     shape: Sequence[int], sharding: NamedSharding, arrays: Sequence[ShardedTensor]
 ) -> ShardedTensor:

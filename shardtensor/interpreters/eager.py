@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.linalg import LinAlgError
 
+from shardtensor.communication.processes import JOB, note_error
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, set_default_interpreter
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.execution.plan_cache import planned
@@ -20,6 +21,9 @@ from shardtensor.interpreters.small_results import small_call, small_result
 from shardtensor.tensor.ownership import READS, is_new, reading, track
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
+
+_NAMED = (ShardTensorError, OverflowError, MemoryError, LinAlgError)
+"""The errors that get the name of the operator."""
 
 
 class EagerInterpreter(Interpreter):
@@ -79,8 +83,13 @@ class EagerInterpreter(Interpreter):
                 else:
                     track(entry, result)
             return result
-        except (ShardTensorError, OverflowError, MemoryError, LinAlgError) as error:
-            raise_named(op, error)
+        except BaseException as error:  # Raised again: other processes may not have raised it.
+            if JOB.agreement is not None:
+                caller = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
+                note_error(caller, (operands, params), error)
+            if isinstance(error, _NAMED):
+                raise_named(op, error)
+            raise
         finally:
             READS.pop(key, None)
 
@@ -103,8 +112,12 @@ class EagerInterpreter(Interpreter):
                 others = [x for x in others if getattr(x._storage, "base", x) is not base]
             with reading(others) if others else contextlib.nullcontext():
                 write(out, op, operands, params, self.apply)
-        except (ShardTensorError, OverflowError, MemoryError, LinAlgError) as error:
-            raise_named(op, error)
+        except BaseException as error:  # See `apply`.
+            if JOB.agreement is not None:
+                note_error(op.error_name, (out, operands, params), error)
+            if isinstance(error, _NAMED):
+                raise_named(op, error)
+            raise
 
 
 EAGER = EagerInterpreter()

@@ -1509,12 +1509,36 @@ def test_the_reason_why_it_cannot_be_used(why: str, tmp_path: Path) -> None:
     (tmp_path / "cupy").mkdir()
     (tmp_path / "cupy" / "__init__.py").write_text(code)
     program = f"""
-        import re, shardtensor as st
+        import ctypes, re, shardtensor as st
+        load = ctypes.CDLL
+        ctypes.CDLL = lambda name, *args, **kwargs: None if name == "libcuda.so.1" else load(name, *args, **kwargs)
         assert st.devices()[0].backend == "numpy"
         try:
             st.devices("cupy")
         except st.BackendError as error:
             assert re.search({pattern!r}, str(error), re.S), error
+        else:
+            raise SystemExit("usable")
+    """
+    python(program, tmp_path)
+
+
+def test_without_a_driver_it_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy" / "__init__.py").write_text("raise SystemExit('cupy was imported')")
+    program = """
+        import ctypes, shardtensor as st
+        load = ctypes.CDLL
+        def without(name, *args, **kwargs):
+            if "cuda" in str(name) or "hip" in str(name):
+                raise OSError(f"{name}: cannot open shared object file")
+            return load(name, *args, **kwargs)
+        ctypes.CDLL = without
+        assert st.devices()[0].backend == "numpy"
+        try:
+            st.devices("cupy")
+        except st.BackendError as error:
+            assert "CuPy is installed, but there is no NVIDIA driver" in str(error), error
         else:
             raise SystemExit("usable")
     """

@@ -206,6 +206,31 @@ def reductions_and_products() -> None:
     np.testing.assert_allclose(distributed.process_allgather(y @ x), ROWS.T @ ROWS)
 
 
+def placed_reductions_take_one_exchange() -> None:
+    rng, n = np.random.default_rng(0), st.device_count()
+    host, job = rng.normal(size=(4 * n + 1, 6 * n)), JOB.agreement
+    x, rows = tensor(host), st.NamedSharding(everything(), st.P("x"))
+    summed = st.sum(x, axis=0)
+    sums = {
+        "sum": lambda a, to: st.sum(a, axis=0, out_sharding=to),
+        "std": lambda a, to: st.std(a, axis=0, out_sharding=to),
+        "argmax": lambda a, to: st.argmax(a, axis=0, out_sharding=to),
+        "matmul": lambda a, to: st.matmul(a.T, a, out_sharding=to),
+    }
+    abstract = st.AbstractMesh((n,), ("x",), processes=distributed.process_count())
+    a, to = (st.empty_like(x, device=st.NamedSharding(abstract, st.P("x"))), st.NamedSharding(abstract, st.P("x")))
+    for name, call in sums.items():
+        exchanges, before = job._sequence, job.sent.copy()
+        found = call(x, rows)
+        assert job._sequence == exchanges + 1, name
+        assert found.sharding == rows, name
+        simulated = st.simulate(call, a, to, mesh=abstract).process_bytes()[distributed.process_index()]
+        assert [job.sent[k] - before[k] for k in range(distributed.process_count())] == simulated.tolist(), name
+        same(found, np.asarray(call(x, None)))
+    pending = st.sum(x, axis=0, out_sharding=st.NamedSharding(everything(), st.P(unreduced={"x"})))
+    same(pending + 0, np.asarray(summed))
+
+
 def algorithms_whose_parts_differ() -> None:
     """Distinct elements, requests in rounds, panels, and convolutions: each process knows the shapes of all parts."""
     values = np.random.default_rng(0).integers(0, 40, 301).astype("float64")
@@ -226,6 +251,24 @@ def algorithms_whose_parts_differ() -> None:
         np.testing.assert_allclose(left.T @ left, np.eye(7), atol=1e-12)
         spectrum = distributed.process_allgather(st.fft.rfft(tensor(values[:293])))
         np.testing.assert_allclose(spectrum, np.fft.rfft(values[:293]), atol=1e-9)
+
+
+def meshes_may_leave_out_processes() -> None:
+    """Processes without a device of the mesh know the shapes of what the others compute."""
+    ends = st.make_mesh((2,), ("x",), devices=[st.devices()[0], st.devices()[-1]])
+    x = st.device_put(ROWS[:, :2], st.NamedSharding(ends, st.P("x")))
+    calls: dict[str, Callable[[Any, Any], Any]] = {
+        "svdvals": lambda xp, a: xp.linalg.svdvals(a) if xp is st else np.linalg.svd(a, compute_uv=False),
+        "qr": lambda xp, a: abs(xp.linalg.qr(a)[1]),
+        "unique": lambda xp, a: xp.unique(a),
+        "sort": lambda xp, a: xp.sort(a, axis=0),
+        "nonzero": lambda xp, a: xp.nonzero(a)[0],
+        "placed": lambda xp, a: st.sum(a, axis=0, out_sharding=st.P("x")) if xp is st else a.sum(axis=0),
+    }
+    for name, call in calls.items():
+        with st.use_mesh(ends):
+            found = distributed.process_allgather(call(st, x))
+        np.testing.assert_allclose(found, call(np, ROWS[:, :2]), rtol=1e-12, err_msg=name)
 
 
 def views_and_writes() -> None:
@@ -250,6 +293,20 @@ def views_and_writes() -> None:
     base, held = x, x.copy()
     base[0] = 0
     same(held, wanted)
+
+
+def values_that_repeat_are_sent_once() -> None:
+    """Along a new dimension, and in messages that are longer than one exchange, too."""
+    for rows, columns, most in ((3, 8, 1 << 20), (700, 50, 1 << 12)):
+        value = np.arange(float(rows)).reshape(1, rows, 1, 1)
+        split = tensor(value, None, "x")
+        for spec in ((None,), ("x",), (None, "x")):
+            x, wanted = tensor(np.zeros((rows, 3, columns)), *spec), np.zeros((rows, 3, columns))
+            with limited_messages(most):
+                x[None] = split
+            wanted[None] = value
+            same(x, wanted)
+            same(st.broadcast_to(split, (2, rows, 3, columns)) + x * 0, np.broadcast_to(value, (2, rows, 3, columns)))
 
 
 def random_numbers_do_not_depend_on_the_processes() -> None:
@@ -413,7 +470,8 @@ CHECKS = [
     devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
     memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, replicas_are_sent_once,
     device_arrays_are_sent_from_pinned_memory, memory_of_transfers_is_limited, reductions_and_products,
-    algorithms_whose_parts_differ, views_and_writes, random_numbers_do_not_depend_on_the_processes,
+    placed_reductions_take_one_exchange, algorithms_whose_parts_differ, meshes_may_leave_out_processes,
+    views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
     maps_and_their_collectives, lists_are_of_this_process, jit_has_the_bits_of_eager_mode,
     gradients_are_added_in_one_message, what_needs_one_array_is_an_error, values_that_differ_are_errors,
     calls_that_differ_are_errors, local_tensors_concern_nobody_else,

@@ -15,6 +15,7 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ import numpy as np
 
 import shardtensor as st
 from shardtensor import distributed
+from shardtensor.backend import registry
+from shardtensor.testing.checked import CheckedBackend
 
 ERRORS = (IndexError, ValueError, TypeError, OverflowError, NameError)
 AXES = ("x", "y", "z")
@@ -47,6 +50,57 @@ def whole(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
+JITTED: dict[str, Callable[..., Any]] = {
+    "affine": lambda xp, x: 2 * x + 1,
+    "centered": lambda xp, x: x - xp.max(x, axis=0, keepdims=True),
+    "gram": lambda xp, x: xp.sum(x * x, axis=-1) - 1,
+    "turned": lambda xp, x: xp.where(x[::-1] > 0, x, -x) + xp.roll(x, 1, axis=0),
+}
+"""Functions that are compiled."""
+
+
+def over_all(function: Callable[..., Any], x: Any, out: st.P) -> Any:
+    """Maps a function over the blocks of rows on all devices."""
+    mesh = st.make_mesh((len(st.devices()),), ("x",))
+    return st.shard_map(function, mesh=mesh, in_specs=st.P("x"), out_specs=out, check_vma=False)(x)
+
+
+MAPPED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "psum": (lambda a: a.sum(axis=0), lambda x: over_all(lambda b: st.psum(b.sum(axis=0), "x"), x, st.P())),
+    "pmax": (lambda a: a.max(), lambda x: over_all(lambda b: st.pmax(b.max(initial=-100), "x"), x, st.P())),
+    "all_gather": (lambda a: a * 2, lambda x: over_all(lambda b: st.all_gather(b * 2, "x", tiled=True), x, st.P())),
+    "psum_scatter": (
+        lambda a: np.sum(a, axis=0),
+        lambda x: over_all(
+            lambda b: st.psum_scatter(b.sum(axis=0), "x", scatter_dimension=0, tiled=True), x, st.P("x")
+        ),
+    ),
+}
+"""Maps with collectives: what NumPy computes, and the map."""
+
+
+def wide_names(is_plain: bool) -> dict[str, Any]:
+    """Returns the names of compiled functions, maps, random numbers and placed reductions."""
+
+    def drawn(kind: str, seed: int, shape: tuple[int, ...], where: Any) -> Any:
+        made = getattr(st.random, kind)(st.random.key(seed), shape, device=st.local_devices()[0] if is_plain else where)
+        return np.asarray(made) if is_plain else made
+
+    def placed(name: str, x: Any, axis: int, where: Any) -> Any:
+        if is_plain:
+            return getattr(np, name)(x, axis=axis)
+        spec = st.P(*where.spec.chains_of(len(where.spec))[: x.ndim - 1])
+        return getattr(st, name)(x, axis=axis, out_sharding=st.NamedSharding(where.mesh, spec))
+
+    jitted = {name: st.jit(functools.partial(f, st)) for name, f in JITTED.items()}
+    return {
+        "drawn": drawn,
+        "placed": placed,
+        "jitted": lambda name, x: JITTED[name](np, x) if is_plain else jitted[name](x),
+        "over": lambda name, x: MAPPED[name][0 if is_plain else 1](x),
+    }
+
+
 def array(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     from tests.layouts import array  # Imported late: the module uses devices, which exist once processes are connected.
 
@@ -60,7 +114,7 @@ def names() -> dict[str, Any]:
         "spread": st.broadcast_to, "zeros": lambda shape, dtype, where: st.zeros(shape, dtype=dtype, device=where),
         "apart": lambda x: x, "share": lambda x: st.device_put(x, x.sharding, may_alias=True), "host": whole,
         "copied": lambda x: x.copy(), "shallow": copy.copy, "pickled": lambda x: x.copy(), "shards": lambda x: 0,
-        "donated": functools.partial(st.reshard, donate=True),
+        "donated": functools.partial(st.reshard, donate=True), **wide_names(False),
     }  # fmt: skip
 
 
@@ -83,7 +137,10 @@ def outcome(lines: list[str]) -> str:
 
 
 def main(path: str, programs: str) -> None:
-    distributed.initialize(engine=None if "SHARDTENSOR_ALONE" not in os.environ else "local", timeout=20)
+    alone = os.environ.get("SHARDTENSOR_ALONE")
+    if alone:
+        registry.install(CheckedBackend(sharing=int(alone)))
+    distributed.initialize(engine="local" if alone else None, timeout=20)
     with Path(path if distributed.process_index() == 0 else os.devnull).open("a") as file:
         for number, lines in enumerate(json.loads(Path(programs).read_text())):
             with warnings.catch_warnings(), np.errstate(all="ignore"):

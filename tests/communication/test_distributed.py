@@ -26,6 +26,7 @@ from tests.communication.test_engines import NO_GLOO, NO_MPI
 from tests.conftest import NO_GPU
 
 FAULTS = Path(__file__).with_name("faults.py")
+LONE_ERRORS = Path(__file__).with_name("lone_errors.py")
 ENGINES = {"mpi": NO_MPI, "gloo": NO_GLOO}
 FULL = pytest.mark.full
 GATHER = re.escape("process_allgather(float64[3])")
@@ -167,6 +168,47 @@ def test_a_fault_of_one_process_ends_all_within_the_time_limit(event: str, engin
         assert re.search(rf"\[{k}\].*({message})", text), f"process {k} does not say {message!r}:\n{text}"
     if event == "raises":
         assert re.search(rf"\[{last}\].*ValueError: no such file", text)
+
+
+LONE = {
+    "index_along_an_axis": "IndexingError in take_along_axis .*: an index is out of bounds",
+    "power_of_integers": "ValueError in pow .*: Integers to negative integer powers are not allowed",
+    "in_place": "ValueError in pow .*: Integers to negative integer powers are not allowed",
+    "compiled": "ValueError in pow .*: Integers to negative integer powers are not allowed",
+    "floating_point": "FloatingPointError in log .*: divide by zero",
+    "in_a_map": "ValueError in shard_map .*: negative rows",
+    "callback": "FileNotFoundError in make_array_from_callback .*: part 3",
+    "index_along_an_axis-end": "IndexingError in take_along_axis .*: an index is out of bounds",
+}
+
+
+@pytest.mark.parametrize(
+    ("event", "engine", "processes"),
+    [
+        pytest.param(event, engine, n, id=f"{event}-{engine}-{n}", marks=() if (engine, n) == ("mpi", 2) else FULL)
+        for event in LONE
+        for engine in ENGINES
+        for n in (2, 3)
+    ],
+)
+def test_an_error_that_one_process_handles_is_an_error_of_all(event: str, engine: str, processes: int) -> None:
+    status, text = launch(engine, processes, str(LONE_ERRORS), event)
+    assert status not in (0, 124), text
+    assert "done" not in text
+    assert not re.search(r"the sum is \d", text)
+    last = processes - 1
+    assert [line[:3] for line in text.splitlines() if "handles" in line] == [f"[{last}]"]
+    kind, _, rest = LONE[event].partition(" .*")
+    for k in range(processes):
+        message = rf"\[{k}\].*process {last} raised {kind} after call \d+, and the others did not{rest}"
+        assert re.search(message, text), f"process {k} does not say {message!r}:\n{text}"
+
+
+@pytest.mark.parametrize("engine", [pytest.param(e, marks=() if e == "mpi" else FULL) for e in ENGINES])
+def test_an_error_that_all_processes_handle_leaves_them_in_step(engine: str) -> None:
+    status, text = launch(engine, 2, str(LONE_ERRORS), "in_all")
+    assert status == 0, text
+    assert all(text.count(part) == 2 for part in ("handles ShapeError", "the sum is 12", "done"))
 
 
 def test_messages_that_mpiexec_reads_late_are_not_lost() -> None:

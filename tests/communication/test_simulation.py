@@ -971,6 +971,34 @@ def test_what_does_not_fit_is_said(what: str) -> None:
     assert len(log) == 14
 
 
+# -- processes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [2, 4, 8])
+def test_logs_and_reports_name_the_devices_of_all_processes(processes: int) -> None:
+    """Devices of several meshes have the same ids, and belong to other processes."""
+    sizes, names = (4, 2), ("host", "gpu")
+    alone, mesh = st.AbstractMesh(sizes, names), st.AbstractMesh(sizes, names, processes=processes)
+
+    def call(on: st.Mesh) -> st.ShardedTensor:
+        x = st.zeros((16, 8), device=st.NamedSharding(on, st.P(names)))
+        y = st.shard_map(lambda b: st.psum(b, "gpu"), mesh=on, in_specs=st.P(names), out_specs=st.P("host"))(x)
+        return st.sum(st.reshard(x[1:], st.NamedSharding(on, st.P())), axis=0) + y[[3]]
+
+    for on in (alone, mesh, alone):
+        with st.transfers() as log:
+            call(on)
+        assert list(log.by_device()) == list(on.flat)
+        ends = {device.id: device.process_index for r in log for device in (r.source, r.destination)}
+        assert ends == {device.id: device.process_index for device in on.flat}
+    reports = [st.simulate(lambda on=on: call(on), mesh=on) for on in (alone, mesh)]
+    assert reports[0].link_bytes().sum() == reports[1].link_bytes().sum() == reports[0].bytes
+    assert reports[0].process_bytes().shape == (1, 1)
+    assert reports[1].process_bytes().sum() > 0
+    with pytest.raises(st.ShardingError, match=r"simulated:\d+ is not in AbstractMesh"):
+        st.simulate(lambda: call(mesh), mesh=alone)
+
+
 # -- the page --------------------------------------------------------------------------------------
 
 

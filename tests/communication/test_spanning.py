@@ -8,10 +8,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.cases import CASES
+from tests.communication.spanning_programs import JITTED, MAPPED, wide_names
 from tests.communication.test_distributed import FULL, launch
 from tests.conftest import NO_GPU, NO_TORCH
 from tests.interpreters.test_state import Author, Dice, Program, quietly
@@ -191,12 +194,62 @@ class SpanningAuthor(Author):
         return line
 
 
-def programs(seeds: range, length: int) -> list[list[str]]:
+class WideAuthor(SpanningAuthor):
+    """Writes programs with algorithms, compiled functions, maps, random numbers and placed reductions, too."""
+
+    def line(self) -> str:
+        self.all = self.program.handles
+        suited = [name for name in self.all if self.suits(self.plain[name])]
+        if self.once_in(12) or not suited or self.once_in(2):
+            return super().line()
+        name = self.pick(suited)
+        return f"c{next(self.numbers)} = {self.pick(self.wide(name, self.plain[name]))}"
+
+    @staticmethod
+    def suits(x: Any) -> bool:
+        """Whether the algorithms take an array, and no digits of it cancel."""
+        return bool(x.ndim and x.size and x.dtype.kind in "if" and np.all(np.abs(x) < 30))
+
+    def wide(self, name: str, x: Any) -> list[str]:
+        shape = tuple(self.whole(0, 7) for _ in range(self.whole(1, 3)))
+        kind = self.pick(["uniform", "normal"])
+        ways = [f"drawn('{kind}', {self.whole(0, 99)}, {shape}, {self.layout(len(shape))})"]
+        axis = self.whole(-x.ndim, x.ndim - 1)
+        n, how = x.shape[axis], f"axis={axis}"
+        picked = [self.whole(-n, n - 1) for _ in range(self.whole(1, 5))]
+        value = f"{name}.astype('float64')"
+        ways += [
+            f"xp.sort({name}, {how})", f"xp.argsort({name}, {how}, stable=True)", f"xp.cumulative_sum({name}, {how})",
+            f"xp.unique({name})", f"xp.unique({name}, return_counts=True)[1]", f"xp.nonzero({name})[0]",
+            f"xp.take({name}, np.array({picked}), {how})", f"xp.diff({name}, {how})",
+            f"xp.take_along_axis({name}, xp.argsort({name}, {how}), {how})", f"xp.median({name}, {how})",
+            f"xp.quantile({value}, 0.3, {how})", f"xp.repeat({name}, 3, {how})", f"xp.tile({name}, 2)",
+            f"xp.count_nonzero({name}, {how})", f"xp.outer({name}.ravel()[:5], {name}.ravel()[-4:])",
+            f"xp.searchsorted(xp.sort({name}.ravel()), {name}.ravel()[:7])", f"xp.fft.fft({value}, {how})",
+            f"xp.fft.rfft({value}, {how})", f"xp.linalg.vector_norm({value}, {how})", f"xp.einsum('...i,...i', {value}, {value})",
+        ]  # fmt: skip
+        if x.ndim > 1:
+            m = x.shape[-1]
+            gram = f"({value}.mT @ {value} + 30 * np.eye({m}))"
+            ways += [
+                f"xp.triu({name})", f"xp.linalg.cholesky({gram})",
+                f"xp.linalg.inv({gram})", f"xp.linalg.det({gram})", f"xp.linalg.svdvals({value})",
+            ]  # fmt: skip
+        rows = value if x.ndim > 1 else f"xp.reshape({value}, (-1, 1))"
+        ways += [f"jitted('{self.pick(list(JITTED))}', {rows})", f"over('{self.pick(list(MAPPED))}', {rows})"] * 4
+        name = self.pick(["sum", "mean", "std", "argmax", "max"])
+        ways += [f"placed('{name}', {rows}, {self.pick([0, -1])}, {self.layout(max(x.ndim - 1, 1))})"] * 4
+        return ways
+
+
+def programs(seeds: range, length: int, kind: type[Author] = SpanningAuthor) -> list[list[str]]:
     """The lines of random programs: views, writes, reshards, reductions."""
     found = []
     for seed in seeds:
         program = Program(watched=False, gap=4, backends=("checked",))
-        author = SpanningAuthor(Dice(seed), program)
+        program.plain |= wide_names(True)
+        program.tensors["checked"] |= wide_names(False)
+        author = kind(Dice(seed), program)
         with quietly():
             for _ in range(length):
                 program.run(author.line())
@@ -205,23 +258,26 @@ def programs(seeds: range, length: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("processes", "count", "seeds"),
+    ("processes", "count", "seeds", "author"),
     [
-        pytest.param(2, 4, range(2), id="few-2x4"),
-        pytest.param(2, 4, range(100, 200), id="many-2x4", marks=FULL),
-        pytest.param(3, 1, range(100, 200), id="many-3x1", marks=FULL),
+        pytest.param(2, 4, range(2), SpanningAuthor, id="few-2x4"),
+        pytest.param(2, 4, range(2), WideAuthor, id="wide-2x4"),
+        pytest.param(2, 4, range(100, 200), SpanningAuthor, id="many-2x4", marks=FULL),
+        pytest.param(3, 1, range(100, 200), SpanningAuthor, id="many-3x1", marks=FULL),
+        pytest.param(2, 4, range(100, 200), WideAuthor, id="many-wide-2x4", marks=FULL),
+        pytest.param(4, 2, range(200, 250), WideAuthor, id="many-wide-4x2", marks=FULL),
     ],
 )
 def test_random_programs_have_the_bits_of_one_process(
-    processes: int, devices: int, seeds: range, tmp_path: Path
+    processes: int, devices: int, seeds: range, author: type[Author], tmp_path: Path
 ) -> None:
     lines, spanning = tmp_path / "programs.json", tmp_path / "spanning.txt"
-    lines.write_text(json.dumps(programs(seeds, 40)))
+    lines.write_text(json.dumps(programs(seeds, 40, author)))
     status, text = launch("mpi", processes, PROGRAMS, str(spanning), str(lines), limit=900)
     assert status == 0, text
     found = lines_of(spanning)
     assert len(found) == len(seeds)
-    assert found == alone(PROGRAMS, tmp_path / "alone.txt", str(lines), devices=processes * devices)
+    assert found == alone(PROGRAMS, tmp_path / "alone.txt", str(lines), devices=processes * devices, sharing=devices)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,14 @@ class Shards:
         """The device of each array."""
         return self.value.sharding.mesh.flat
 
-    def map(self, kernel: Kernel, *columns: Sequence[Any], shape: Callable[[Shape], Shape], dtype: Any) -> Shards:
+    def map(
+        self,
+        kernel: Kernel,
+        *columns: Sequence[Any],
+        shape: Callable[[Shape], Shape],
+        dtype: Any,
+        tuples: bool = False,
+    ) -> Shards:
         """Returns the arrays that ``kernel(xp, array, *items)`` computes on each device.
 
         Args:
@@ -74,6 +81,8 @@ class Shards:
             *columns: further arguments, with an item for each device.
             shape: returns the shape of the result, given that of the local array.
             dtype: the dtype of the result.
+            tuples: whether it computes a tuple of arrays, of which shape and dtype are those of one. They can be given
+                to other kernels only.
         """
         return self.of(self._each(kernel, (self.arrays, *columns)))
 
@@ -168,10 +177,17 @@ class SpanningShards(Shards):
     devices are known by their shapes and dtypes.
     """
 
-    def map(self, kernel: Kernel, *columns: Sequence[Any], shape: Callable[[Shape], Shape], dtype: Any) -> Shards:
+    def map(
+        self,
+        kernel: Kernel,
+        *columns: Sequence[Any],
+        shape: Callable[[Shape], Shape],
+        dtype: Any,
+        tuples: bool = False,
+    ) -> Shards:
         """See `Shards`."""
         made = self._each(kernel, (self.arrays, *columns))
-        if any(isinstance(one, tuple) for one in (*made, *self.arrays)):  # The shapes of arrays in it are not declared.
+        if tuples or any(isinstance(one, tuple) for one in self.arrays):  # The shapes of their arrays are not declared.
             return self.of(completed(made, self.devices, "map"))
         for k, device in enumerate(self.devices):
             if is_remote(device):
@@ -220,7 +236,14 @@ def shards_of(value: Aval, arrays: Sequence[Any]) -> Shards:
 class AbstractShards(Shards):
     """The shards of a tensor without elements: the shapes and dtypes of the arrays."""
 
-    def map(self, kernel: Kernel, *columns: Sequence[Any], shape: Callable[[Shape], Shape], dtype: Any) -> Shards:
+    def map(
+        self,
+        kernel: Kernel,
+        *columns: Sequence[Any],
+        shape: Callable[[Shape], Shape],
+        dtype: Any,
+        tuples: bool = False,
+    ) -> Shards:
         """See `Shards`."""
         made = {one: host_aval(shape(one), np.dtype(dtype)) for one in {a.shape for a in self.arrays}}
         return AbstractShards(self.value, [made[a.shape] for a in self.arrays])

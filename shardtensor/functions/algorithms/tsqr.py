@@ -112,7 +112,7 @@ def _tall_qr(x: Shards, along: Callable[[int], MeshCommunicator]) -> tuple[Shard
     local, rounds, r = _up(x, comm, dtype)
     factor = r.map(lambda xp, r: xp.eye(r.shape[-1], dtype=r.dtype), shape=_square, dtype=dtype)
     for step, merged in reversed(rounds):
-        product = merged.map(_multiplied, factor.arrays, shape=_square, dtype=dtype)
+        product = merged.map(_multiplied, factor.arrays, shape=_square, dtype=dtype, tuples=True)
         lower = product.map(_lower, shape=_square, dtype=dtype)
         sent = comm.permute(lower, [k - step if k % (2 * step) == step else None for k in range(comm.size)])
         sends = [k % (2 * step) == step for k in comm.index]
@@ -131,13 +131,13 @@ def _up(x: Shards, comm: MeshCommunicator, dtype: np.dtype[Any]) -> tuple[Shards
     """Returns the factors of each device's rows; for each round of the tree, the distance of the devices and their
     factors Q and R; and R of each device, which is that of the whole matrix on the first one.
     """
-    local = x.map(_factorized, shape=_square, dtype=dtype)
+    local = x.map(_factorized, shape=_square, dtype=dtype, tuples=True)
     r = local.map(_last, shape=_square, dtype=dtype)
     rounds, step = [], 1
     while step < comm.size:
         sources = [k + step if k % (2 * step) == 0 and k + step < comm.size else None for k in range(comm.size)]
         merges = [sources[k] is not None for k in comm.index]
-        merged = r.map(_merged, comm.permute(r, sources), merges, shape=_square, dtype=dtype)
+        merged = r.map(_merged, comm.permute(r, sources), merges, shape=_square, dtype=dtype, tuples=True)
         rounds.append((step, merged))
         r = merged.map(_last, shape=_square, dtype=dtype)
         step *= 2

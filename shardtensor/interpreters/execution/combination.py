@@ -67,13 +67,13 @@ def combination_of(
     source = next(move.source for move in moves if move is not None)
     state = element_bytes(op.combine, value, source, params)
     devices = value.sharding.mesh.flat
+    numbers = numbers_in_state(op.combine, value, source, params)
     if target.unreduced or target.grid.same(value.grid):
-        numbers = numbers_in_state(op.combine, value, source, params)
         parts = [move.target.grid(move.source.shape).linear_parts() for move in moves if move is not None]
         contents = [np.stack(parts)[:, group.members].tobytes() for group in groups]
         schedule = combination(op.name, devices, groups, contents, state, value.dtype.itemsize, numbers)
     else:
         sizes = [math.prod(target.grid.shape(k)) for k in range(len(devices))]
-        schedule = scattered_combination(op.name, devices, groups, state, sizes)
+        schedule = scattered_combination(op.name, devices, groups, state, sizes, numbers)
     schedule.explicit = params.get("explicit", True)
     return schedule

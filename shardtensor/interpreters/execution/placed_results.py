@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication import across
 from shardtensor.communication.all_reduce import all_reduce, combine
 from shardtensor.communication.array_communicator import each_array
 from shardtensor.core import Op, Operands
@@ -76,31 +78,42 @@ def reduce_scatter(strategies: Strategies, monoid: Monoid, partial_axes: Chain, 
     groups = reduction_groups(value, strategies.moves, partial_axes)
     partial = monoid.partial or strategies.kernel
     computing = sorted(k for group in groups for k in group.contributors)
+    remote: list[Any] = [RemoteArray(target.grid.shape(k), target.dtype) for k in range(len(devices))]
+    alone = {k for group in groups if len(group.contributors) == 1 for k in group.members}
     parts = [
         tuple([slice(begin - at, end - at) for (begin, end), (at, _) in zip(inner, outer, strict=True)])
         for inner, outer in ((target.grid.box(k), value.grid.box(k)) for k in range(len(devices)))
     ]
     ops = strategies.reduce_ops(monoid)
 
-    def part(state: Any, source: int, k: int) -> Any:
-        with backend.on(devices[source]):
-            mine = each_array(lambda array: backend.view(array, parts[k]), state)
-        return mine if source == k else ops.send(mine, source, k)
+    def part(state: Any, j: int, k: int) -> Any:
+        with backend.on(devices[j]):
+            return each_array(lambda array: backend.view(array, parts[k]), state)
+
+    def received(state: Any, j: int, k: int) -> Any:
+        mine = part(state, j, k)
+        return mine if j == k else ops.send(mine, j, k)
+
+    def combined(states: dict[int, Any]) -> Iterator[tuple[int, Any]]:
+        """Yields the position of each device of this process, and the combined state of its part."""
+        if value.spans:
+            yield from across.reduce_scatter_across(groups, states, part, ops, devices, strategies.name).items()
+            return
+        for group in groups:
+            for k in group.members:
+                arrived = [received(states[j], j, k) for j in group.contributors]
+                yield k, combine(group.tree, arrived.__getitem__, functools.partial(ops.merge, k))
 
     def run_plan(operands: Operands) -> ShardedTensor:
         rows = strategies.rows(operands)
         states = {k: strategies.run(partial, k, rows[k]) for k in computing}
         strategies.announce()
-        results: list[Any] = [None] * len(devices)
-        for group in groups:
-            for k in group.members:
-                received = [part(states[j], j, k) for j in group.contributors]
-                total = combine(group.tree, received.__getitem__, functools.partial(ops.merge, k))
-                with backend.on(devices[k]):
-                    result = whole_of(monoid.finish(backend.xp, contexts[k], total, **strategies.params), target)
-                    # A part of a device's own state would keep the whole state alive.
-                    alone = len(received) == 1
-                    results[k] = backend.contiguous(backend.xp.asarray(result, copy=True) if alone else result)
+        results = remote.copy()
+        for k, total in combined(states):
+            with backend.on(devices[k]):
+                result = whole_of(monoid.finish(backend.xp, contexts[k], total, **strategies.params), target)
+                # A part of a device's own state would keep the whole state alive.
+                results[k] = backend.contiguous(backend.xp.asarray(result, copy=True) if k in alone else result)
         return tensor(target, Storage(tuple(results)))
 
     return run_plan
@@ -126,12 +139,16 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
         states = {k: strategies.run(partial, k, rows[k]) for k in computing}
         strategies.announce()
         arrays: dict[int, Any] = {}
-        for group in groups:
-            arrays |= all_reduce(group, states, ops)
+        if value.spans:
+            arrays = across.all_reduce_across(groups, states, ops, devices, value.dtype, strategies.name)
+        else:
+            for group in groups:
+                arrays |= all_reduce(group, states, ops)
         for k, array in arrays.items():
             with backend.on(devices[k]):
                 arrays[k] = backend.xp.reshape(whole_of(array, value), made.grid.shape(k))
-        return tensor(made, Storage(tuple([arrays[k] for k in range(len(devices))])))
+        remote = {k: RemoteArray(made.grid.shape(k), value.dtype) for k in range(len(devices)) if k not in arrays}
+        return tensor(made, Storage(tuple([(arrays | remote)[k] for k in range(len(devices))])))
 
     def shared(operands: Operands) -> ShardedTensor:
         rows = strategies.rows(operands)

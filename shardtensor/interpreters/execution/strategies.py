@@ -323,12 +323,10 @@ class Strategies:
 
         def across(operands: Operands) -> ShardedTensor:
             rows = self.rows(operands)
-            computed = {k: self.run(partial, k, rows[k]) for k in computing}
+            computed = elsewhere | {k: self.run(partial, k, rows[k]) for k in here}
             self.announce()
-            states = {k: computed[owner[k]] for group in distinct for k in group.contributors}
-            made = reduced(states)
-            results = [made[same[k]] if same[k] in made else self.state_of(self.kernel, k) for k in kept]
-            return tensor(value, Storage(tuple(results)))
+            made = reduced({k: computed[source] for k, source in sources})
+            return tensor(value, Storage(tuple([made[first] if first in made else other for first, other in places])))
 
         if value.spans:
             from shardtensor.communication.short_all_reduce import AllReduceAcross  # Few programs need it.
@@ -342,6 +340,10 @@ class Strategies:
                 same |= zip(group.members, known.setdefault(key, group).members, strict=True)
             distinct = list(known.values())
             reduced = AllReduceAcross(distinct, ops, self.devices, value.dtype, self.name)
+            here = [k for k in computing if not is_remote(self.devices[k])]
+            elsewhere = {k: self.state_of(partial, k) for k in computing if is_remote(self.devices[k])}
+            sources = [(k, owner[k]) for group in distinct for k in group.contributors]
+            places = [(same[k], self.state_of(self.kernel, k)) for k in kept]
             return across
 
         def rows_of(operands: Operands) -> Mapping[int, Sequence[Any]]:
@@ -442,17 +444,18 @@ class Strategies:
     def reduce_ops(self, monoid: Monoid) -> ReduceOps:
         """Returns the operations of an all-reduce on the states of a monoid."""
         value, backend, contexts, devices, params = self.value, self.backend, self.contexts, self.devices, self.params
-        xp = backend.xp
+        # Only the process of a device merges on it.
+        spaces = [(backend_of(d) if value.spans and not is_remote(d) else backend).xp for d in devices]
 
         def carry(array: Any, source: int, destination: int) -> Any:
             return bring(array, devices[source], devices[destination])
 
         def merge(k: int, earlier: Any, later: Any) -> Any:
-            return monoid.merge(xp, earlier, later)
+            return monoid.merge(spaces[k], earlier, later)
 
         def finish(k: int, state: Any) -> Any:
             # The other devices receive a contiguous copy, and all of them must have the same memory layout.
-            return backend.contiguous(whole_of(monoid.finish(xp, contexts[k], state, **params), value))
+            return backend.contiguous(whole_of(monoid.finish(spaces[k], contexts[k], state, **params), value))
 
         return reduce_ops(devices, carry, merge, finish, lambda k: contexts[k].local_shape)
 

@@ -59,7 +59,7 @@ def partial_axes(equation: Equation) -> Sequence[str]:
         return ()
     plan = plan_of(equation)
     mesh = equation.results.kind.sharding.mesh
-    if plan is None or not op.placed:
+    if plan is None or not op.placed or plan.result.sharding.memory_kind != "device":  # Partial sums stay on devices.
         return ()
     return [axis for axis in plan.partial_axes if mesh.shape[axis] > 1]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from numpy.linalg import LinAlgError
 
+from shardtensor.communication.processes import JOB, note_error
 from shardtensor.communication.transfer_log import copies_recorded, is_recording, logger
 from shardtensor.core import OPS, interpreting
 from shardtensor.errors import BackendError, ShardTensorError
@@ -212,10 +213,12 @@ class Executable:
             for step in steps:
                 step(values)
                 done += 1
-        except (ShardTensorError, OverflowError, MemoryError, LinAlgError, FloatingPointError) as error:
+        except BaseException as error:  # Raised again: other processes may not have raised it.
             equation = nodes[done][-1]
+            if JOB.agreement is not None:
+                note_error(equation.op.error_name, given, error)
             try:
-                if isinstance(error, FloatingPointError):
+                if not isinstance(error, (ShardTensorError, OverflowError, MemoryError, LinAlgError)):
                     raise
                 raise_named(equation.op, error)
             except Exception as named:

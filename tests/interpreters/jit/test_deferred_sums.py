@@ -117,3 +117,12 @@ def test_programs_with_sums(name: str, executor: str | None, backend: str) -> No
         if executor == "numpy":
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     assert traced.lower(x, y, w).cost().bytes == sent.bytes <= eager.bytes
+
+
+@everywhere
+def test_sums_of_tensors_in_pinned_memory_are_not_deferred(backend: str) -> None:
+    sharding = st.NamedSharding(mesh_of((4,), backend), P(None, "x"), memory_kind="pinned_host")
+    x = st.device_put(X, sharding)
+    found = st.jit(lambda x: st.sum(x * x, axis=-1) - 1)(x)
+    assert found.sharding.memory_kind == "pinned_host"
+    np.testing.assert_allclose(np.asarray(found), (X * X).sum(axis=-1) - 1, rtol=1e-6)

@@ -1,0 +1,89 @@
+"""A program in which the last process only raises an error that depends on elements, and handles it: ``lone_errors.py
+EVENT``. The elements of the other processes are valid.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+import shardtensor as st
+from shardtensor import distributed
+
+N = 12
+
+
+def rows(valid: float, invalid: float, dtype: str = "int64") -> st.ShardedTensor:
+    """A tensor whose last element is another one than the others."""
+    host = np.full(N, valid, dtype)
+    host[-1] = invalid
+    return st.device_put(host, st.NamedSharding(st.make_mesh((st.device_count(),), ("x",)), st.P("x")))
+
+
+def index_along_an_axis() -> None:
+    st.take_along_axis(rows(0, 0), rows(3, N), axis=0)
+
+
+def power_of_integers() -> None:
+    rows(2, 2) ** rows(3, -1)
+
+
+def in_place() -> None:
+    x = rows(2, 2)
+    x **= rows(3, -1)
+
+
+def compiled() -> None:
+    st.jit(lambda x, y: x**y + 1)(rows(2, 2), rows(3, -1))
+
+
+def floating_point() -> None:
+    with np.errstate(all="raise"):
+        st.log(rows(1, 0, "float64"))
+
+
+def in_a_map() -> None:
+    def checked(block: np.ndarray) -> np.ndarray:
+        if block.min() < 0:
+            raise ValueError("negative rows")
+        return st.psum(block.sum(), "x")
+
+    x = rows(1, -1)
+    st.shard_map(checked, mesh=x.sharding.mesh, in_specs=st.P("x"), out_specs=st.P())(x)
+
+
+def callback() -> None:
+    def read(index: tuple[slice, ...]) -> np.ndarray:
+        if index[0].stop == N:
+            raise FileNotFoundError("part 3")
+        return np.zeros(N)[index]
+
+    distributed.make_array_from_callback((N,), rows(1, 1).sharding, read)
+
+
+def in_all() -> None:
+    """All processes raise the same error, and go on."""
+    rows(2, 2).reshape(5, 5)
+
+
+EVENTS: dict[str, Callable[[], None]] = {
+    f.__name__: f
+    for f in (
+        index_along_an_axis, power_of_integers, in_place, compiled, floating_point, in_a_map, callback, in_all,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    event, _, ending = sys.argv[1].partition("-")
+    distributed.initialize(timeout=10)
+    total = rows(1, 1)
+    try:
+        EVENTS[event]()
+    except (IndexError, ValueError, ArithmeticError, OSError) as error:
+        print("handles", type(error).__name__)
+    if not ending:
+        print("the sum is", int(total.sum()))
+    distributed.shutdown()
+    print("done")
