@@ -164,6 +164,7 @@ class SpanningBackend(ProcessBackend):
     def __init__(self, plugin: Backend, devices: Sequence[Device], process: int) -> None:
         super().__init__(plugin, devices, process)
         self.xp = RemoteNamespace(plugin.xp)
+        self.kernel_language = "c" if plugin.on_host else plugin.kernel_language
 
     def on(self, device: Device) -> Any:
         """See `Backend`."""

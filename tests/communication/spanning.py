@@ -23,6 +23,9 @@ from shardtensor.communication import processes
 from shardtensor.communication.agreement import Agreement
 from shardtensor.communication.processes import JOB
 from shardtensor.functions.algorithms import chirp_fft, panels, requests, transpose_fft
+from shardtensor.interpreters.jit import groups
+from shardtensor.interpreters.jit.compiler import find_compiler
+from shardtensor.interpreters.jit.fused_devices import FusedInProcesses
 from shardtensor.testing.layouts import on_host
 from tests import fakecupy
 
@@ -378,6 +381,10 @@ def calls_that_differ_are_errors() -> None:
         over(np.arange(st.device_count()))
 
 
+def shifted(u: Any, a: Any) -> None:
+    u[1:-1] = a * (u[:-2] + u[2:])
+
+
 def what_differs(k: int) -> dict[str, Callable[[st.ShardedTensor], object]]:
     """Returns calls with values that differ in each process ``k``, by the text of their errors."""
     sharding, long = st.NamedSharding(everything(), st.P("x")), np.full((300, 100), float(k))
@@ -395,6 +402,8 @@ def what_differs(k: int) -> dict[str, Callable[[st.ShardedTensor], object]]:
         r"normal\(1, \(8\)": lambda x: st.random.normal(st.random.key(k), (8,), device=sharding),
         r"quantile\(.*, 0.25": lambda x: st.quantile(x, k / 4),
         r"multiply\(.*, 1\.0": lambda x: st.jit(lambda a: a * float(k))(x),
+        r"multiply\(.*, 2\.0": lambda x: st.jit(lambda a, s: a * s + 1, executor="numpy")(x, float(2 * k)),
+        r"stencil\(.*, 1\.0": lambda x: st.jit(shifted)(tensor(np.ones((21, 3))), float(k)),
     }
 
 
@@ -407,7 +416,7 @@ def values_that_differ_are_errors() -> None:
         x.sum()
 
     for text, call in what_differs(distributed.process_index()).items():
-        with pytest.raises(st.DistributedError, match=text):
+        with mock.patch.object(groups, "LEAST", 0), pytest.raises(st.DistributedError, match=text):
             until_next_exchange(call)
         JOB.agreement = Agreement(engine, 20)
 
@@ -444,6 +453,53 @@ def gradients_are_added_in_one_message() -> None:
         same(one, distributed.process_allgather(other))
 
 
+def kernels_run_in_each_process() -> None:
+    def f(x: Any, b: Any, w: Any, a: Any) -> Any:
+        y = st.where(x > 3, st.tanh(x * a) + b, x)
+        rows = y - y.max(axis=1, keepdims=True)
+        return rows, (rows * rows).sum(axis=1), y.sum(axis=0) * 2 + 1, (w * a + 1) / 2, y * y.var(axis=1, keepdims=True)
+
+    given = tensor(), tensor(np.linspace(0, 1, 3), None), tensor(ROWS + 1, None), 0.5
+    own = backend_of(st.local_devices()[0])
+    with mock.patch.object(groups, "LEAST", 0):
+        for executor in ["numpy", *["c"] * bool(find_compiler())]:
+            compiled = st.jit(f, executor=executor)
+            kernels = compiled.lower(*given)._executable.kernels
+            assert (len(kernels) > 1) == (own.on_host or (executor == "c" and own.kernel_language is not None))
+            for _ in range(2):
+                for found, wanted in zip(compiled(*given), f(*given), strict=True):
+                    assert found.sharding == wanted.sharding
+                    mine, its = distributed.process_allgather(found), distributed.process_allgather(wanted)
+                    np.testing.assert_allclose(mine, its, rtol=1e-13 * (executor == "c"))
+            with np.errstate(divide="raise"):
+                same(compiled(*given)[3], distributed.process_allgather(f(*given)[3]))
+
+
+def a_kernel_that_one_process_does_not_run_makes_the_same_calls() -> None:
+    refuses = mock.patch.object(FusedInProcesses, "__call__", return_value=False)
+    first = distributed.process_index() == 0
+    with mock.patch.object(groups, "LEAST", 0), refuses if first else contextlib.nullcontext():
+        step = st.jit(lambda x, a: (x * a + 1) / 2, executor="numpy")
+        for k in range(3):
+            same(step(tensor(), float(k)), (ROWS * k + 1) / 2)
+            tensor().sum()
+
+
+def stencils_exchange_halos() -> None:
+    def steps(u: Any, a: Any) -> None:
+        for _ in range(4):
+            shifted(u, a)
+
+    compiled, mine, its = st.jit(steps), tensor(ROWS.repeat(3, axis=0)), tensor(ROWS.repeat(3, axis=0))
+    for _ in range(2):
+        with st.transfers() as halos:
+            compiled(mine, 0.5)
+        with st.transfers() as slices:
+            steps(its, 0.5)
+        same(mine, distributed.process_allgather(its))
+        assert halos.bytes == 4 * 2 * (st.device_count() - 1) * 24 < slices.bytes  # A row from each neighbour.
+
+
 def what_needs_one_array_is_an_error() -> None:
     x = tensor()
     with pytest.raises(st.NotAddressableError, match="process_allgather"):
@@ -473,7 +529,8 @@ CHECKS = [
     placed_reductions_take_one_exchange, algorithms_whose_parts_differ, meshes_may_leave_out_processes,
     views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
     maps_and_their_collectives, lists_are_of_this_process, jit_has_the_bits_of_eager_mode,
-    gradients_are_added_in_one_message, what_needs_one_array_is_an_error, values_that_differ_are_errors,
+    gradients_are_added_in_one_message, kernels_run_in_each_process,
+    a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos, what_needs_one_array_is_an_error, values_that_differ_are_errors,
     calls_that_differ_are_errors, local_tensors_concern_nobody_else,
 ]  # fmt: skip
 

@@ -76,6 +76,7 @@ class Plan:
         of_buffers: returns the function that computes the buffer of the result from those of the operands, where they
             are whole in the memory of the host (see `shardtensor.interpreters.execution.strategies.Strategies`), or
             None.
+        text: returns the text of a call, from the operands, by which processes compare it; None if it concerns one.
     """
 
     op: Op
@@ -87,6 +88,7 @@ class Plan:
     of_buffers: Callable[[], Callable[..., Any] | None] = dataclasses.field(
         default=lambda: None, compare=False, repr=False
     )
+    text: Callable[[Operands], str] | None = dataclasses.field(default=None, init=False, compare=False, repr=False)
     strategy: str = dataclasses.field(init=False)
     run: Run = dataclasses.field(init=False, compare=False, repr=False)
 
@@ -160,23 +162,29 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     known = [k.sharding.mesh.flat for k in (plan.result, *kinds) if isinstance(k, Aval)]
     if len(processes_of(tuple(itertools.chain.from_iterable(known)))) > 1:
         run = plan.run
-        texts = [described(x) for x in (*kinds, *params)]
-        scalars = [n for n, kind in enumerate(kinds) if isinstance(kind, type)]
-        always = f"{op.name}({', '.join(texts)})"
-
-        def noted_alike(operands: Operands) -> Any:
-            note(always)
-            return run(operands)
+        text = plan.text = _text_of_calls(op, kinds, params)
 
         def noted(operands: Operands) -> Any:
-            given = texts.copy()
-            for n in scalars:
-                given[n] = repr(operands[n])
-            note(f"{op.name}({', '.join(given)})")
+            note(text(operands))
             return run(operands)
 
-        plan.run = noted if scalars else noted_alike
+        plan.run = noted
     return plan
+
+
+def _text_of_calls(op: Op, kinds: Sequence[Kind], params: Params) -> Callable[[Operands], str]:
+    """Returns the function that gives the text of a call from its operands, of which it reads the Python scalars."""
+    texts = [described(x) for x in (*kinds, *params)]
+    scalars = [n for n, kind in enumerate(kinds) if isinstance(kind, type)]
+    always = f"{op.name}({', '.join(texts)})"
+
+    def text(operands: Operands) -> str:
+        given = texts.copy()
+        for n in scalars:
+            given[n] = repr(operands[n])
+        return f"{op.name}({', '.join(given)})"
+
+    return text if scalars else lambda _: always
 
 
 def _plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:

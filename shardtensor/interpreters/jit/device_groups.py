@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.registry import load
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.jit.cuda_source import has_cuda
 from shardtensor.interpreters.jit.expressions import C_TYPES, has_c
@@ -24,9 +25,16 @@ from shardtensor.tensor.value import Aval
 
 
 def language_of(value: Aval) -> str | None:
-    """Returns the language of the kernels on the memory of a value; None for NumPy's arrays, or if there are none."""
+    """Returns the language of the kernels on the memories of a value; None for NumPy's arrays of this process, or if
+    there are none.
+    """
     backend = value.backend
-    return None if value.spans or value.offloaded or backend.simulated else backend.kernel_language
+    return None if value.offloaded or backend.simulated else backend.kernel_language
+
+
+def spans_hosts(value: Aval) -> bool:
+    """Whether a value consists of NumPy's arrays of several processes: kernels on them run on NumPy, too."""
+    return value.spans and load(value.backend.name).on_host
 
 
 def has_operands(equation: Equation, value: Aval) -> bool:

@@ -172,7 +172,10 @@ class Executable:
         return min(languages, default="numpy")
 
     def _in_c(self) -> list[Fused]:
-        return [fused for fused in self.kernels if fused.language == "c"]
+        """Returns the kernels that are compiled as C. By default, those of several processes are not: each process
+        would have other bits from another call on.
+        """
+        return [f for f in self.kernels if f.language == "c" and (self.executor == "c" or not f.spans)]
 
     def _compile(self) -> None:
         self._use(compile_kernels([fused.kernel for fused in self._in_c()]))

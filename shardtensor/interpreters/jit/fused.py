@@ -14,7 +14,8 @@ from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit import blocked
 from shardtensor.interpreters.jit.c_executor import CompiledKernel
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel
-from shardtensor.interpreters.jit.groups import Group, function_of
+from shardtensor.interpreters.jit.device_groups import spans_hosts
+from shardtensor.interpreters.jit.groups import Group, function_of, plan_of
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
 from shardtensor.interpreters.jit.program import Equation, Var, exact_key, shape_of, vars_of
 from shardtensor.interpreters.jit.reductions import add_reduction, divisor, is_reduction, is_wide, outer_shape
@@ -40,9 +41,11 @@ class Fused:
         shape: the shape of its loop.
         language: the language of compiled kernels of its memory: ``"c"`` or ``"cuda"``.
         compiled: the kernel as compiled code, once there is one.
+        spans: whether the tensors are those of several processes.
     """
 
     language = "c"
+    spans = False
 
     def __init__(
         self, equations: Sequence[Equation], kept: Sequence[Var], writes: Mapping[Var, WindowWrite] = _EMPTY
@@ -114,7 +117,10 @@ class Fused:
             taken.append(found if found is not None else self._values[(x, flat) if type(x) is Var else exact_key(x)])
         if is_reduction(equation):
             constants = [self._values[exact_key(number)] for number in self._constants(equation)]
-            made = add_reduction(self._builder, equation, taken[0], *constants)
+            plan, value = plan_of(equation), equation.results.kind
+            on_numpy = value.backend.on_host or spans_hosts(value)
+            in_blocks = not on_numpy or plan is None or plan.strategy == "blocks"
+            made = add_reduction(self._builder, equation, taken[0], *constants, in_blocks=in_blocks)
         elif equation.writes and equation.op.assigns:
             made = taken[0]
         else:
@@ -164,7 +170,7 @@ class Fused:
         inputs = self.arrays(values)
         if self._ordered and self.compiled is None and not blocked.is_exact(self.kernel, self.shape, inputs):
             return False
-        if self.compiled is None and not all(map(_is_row_major, inputs)):
+        if self.compiled is None and not all(map(is_row_major, inputs)):
             return False  # NumPy's results have the order of their operands, on which the bits of later sums depend.
         made, targets = [], []
         for v, kind, index in self._kept:
@@ -191,7 +197,7 @@ def _expanding(shape: Shape, fused: Fused, flat: bool) -> Any:
     return ((None,) * (len(fused.shape) - len(shape) - len(after)) + (...,) + after) if shape else None
 
 
-def _is_row_major(x: Any) -> bool:
+def is_row_major(x: Any) -> bool:
     """Whether NumPy gives results of an operand row-major order: its strides decrease."""
     if not isinstance(x, np.ndarray) or x.ndim < 2 or x.flags.c_contiguous:
         return True

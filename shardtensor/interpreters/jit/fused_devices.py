@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from shardtensor.backend.registry import is_remote
+from shardtensor.backend.remote import RemoteArray
+from shardtensor.communication.processes import note
 from shardtensor.communication.transfer import buffers_of
+from shardtensor.host import memory_pool
+from shardtensor.interpreters.jit import blocked
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel, fits
-from shardtensor.interpreters.jit.device_groups import language_of
-from shardtensor.interpreters.jit.fused import Fused
+from shardtensor.interpreters.jit.device_groups import language_of, spans_hosts
+from shardtensor.interpreters.jit.fused import Fused, is_row_major, reports_errors
+from shardtensor.interpreters.jit.groups import plan_of
 from shardtensor.interpreters.jit.program import Equation, Var
 from shardtensor.interpreters.jit.reductions import is_reduction
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_writable
+from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval
@@ -21,9 +27,12 @@ from shardtensor.tensor.value import Aval
 _EMPTY: Mapping[Var, WindowWrite] = MappingProxyType({})
 
 
-def is_for_host(equations: Sequence[Equation]) -> bool:
-    """Returns whether a group has NumPy's arrays."""
-    return bool(equations[0].results.kind.backend.on_host)
+def fused_of(equations: Sequence[Equation], kept: Sequence[Var], writes: Mapping[Var, WindowWrite]) -> Fused:
+    """Returns a group with its kernel; see `Fused` for the arguments."""
+    value: Aval = equations[0].results.kind
+    if value.backend.on_host:
+        return Fused(equations, kept, writes)
+    return (FusedInProcesses if value.spans else FusedOnDevices)(equations, kept, writes)
 
 
 class FusedOnDevices(Fused):
@@ -41,12 +50,12 @@ class FusedOnDevices(Fused):
         self.language = language_of(like) or ""
         self._backend = like.backend
         grid = like.cells.grid
-        self._devices = grid.devices
         numbers = range(len(grid.devices))
         # The one buffer of a memory is whole. A window that is written has another shape than what has it.
         self._shapes = [self.shape] if len(numbers) == 1 else [grid.shape(k) for k in numbers]
         self._made_shapes = [[kind.cells.grid.shape(k) for _, kind, _ in self._kept] for k in numbers]
-        self._launch = self._backend.launcher(self._devices)
+        self._here = [k for k in numbers if not is_remote(grid.devices[k])]
+        self._launch = self._backend.launcher([grid.devices[k] for k in self._here])
         if self.language == "cuda" and fits(self.kernel):
             self.compiled = CudaKernel(self.kernel, self._backend)
 
@@ -54,40 +63,60 @@ class FusedOnDevices(Fused):
         """Computes the group; returns whether it did."""
         if self.compiled is None:
             return False
-        count = len(self._devices)
+        self._launch_all(self._operands(values), values)
+        return True
+
+    def _operands(self, values: Any) -> list[tuple[Any, ...]]:
+        """Returns what the kernel reads for each buffer of this process."""
         columns = []
         for number, constant, _ in self._inputs:
             x = constant if number < 0 else values[number]
-            columns.append(buffers_of(x, "jit") if type(x) is ShardedTensor else (x,) * count)
-        inputs = zip(*columns, strict=True) if columns else itertools.repeat((), count)
-        rows = [(k, operands, values) for k, operands in zip(range(count), inputs, strict=True)]
-        made = self._launch([self._run] * count, rows)
-        for (v, kind, _), arrays in zip(self._kept, zip(*made, strict=True), strict=True):
+            columns.append(buffers_of(x, "jit") if type(x) is ShardedTensor else (x,) * len(self._shapes))
+        return [tuple([column[k] for column in columns]) for k in self._here]
+
+    def _launch_all(self, operands: Sequence[tuple[Any, ...]], values: Any) -> None:
+        """Computes the results from what the kernel reads for each buffer of this process."""
+        rows = [(k, given, values) for k, given in zip(self._here, operands, strict=True)]
+        made = dict(zip(self._here, self._launch([self._run] * len(rows), rows), strict=True))
+        for n, (v, kind, _) in enumerate(self._kept):
+            shapes = enumerate([shapes[n] for shapes in self._made_shapes])
+            arrays = tuple([made[k][n] if k in made else RemoteArray(shape, kind.dtype) for k, shape in shapes])
             storage = arrays[0] if v in self._writes else Storage(arrays, tuple([[] for _ in arrays]))
             values[v.number] = tensor(kind, storage)
-        return True
 
     def _run(self, k: int, operands: Sequence[Any], values: Any) -> list[Any]:
         """Computes the k-th buffer of each result on its device, which is current. Returns the buffers, and in place of
         that of a tensor which is written into, the storage.
         """
-        backend, made, targets = self._backend, [], []
+        made, targets = [], []
         for (v, kind, index), shape in zip(self._kept, self._made_shapes[k], strict=True):
             write = self._writes.get(v)
             if write is not None:
                 storage, out = self._window(write, operands, values)
                 made.append(storage)
             else:
-                out = backend.xp.empty(shape, dtype=kind.dtype)
+                out = self._new(shape, kind.dtype)
                 made.append(out)
                 out = out if index is None else out[index]
             targets.append(out)
-        inputs = [x if i is None else x[i] for x, (_, _, i) in zip(operands, self._inputs, strict=True)]
+        self._compute(self._shapes[k], self._in_loop(operands), targets)
+        return made
+
+    def _in_loop(self, operands: Sequence[Any]) -> list[Any]:
+        """Returns operands with the dimensions of the loop."""
+        return [x if i is None else x[i] for x, (_, _, i) in zip(operands, self._inputs, strict=True)]
+
+    def _new(self, shape: Shape, dtype: Any) -> Any:
+        """Returns new memory on the current device."""
+        return self._backend.xp.empty(shape, dtype=dtype)
+
+    def _compute(self, shape: Shape, inputs: Sequence[Any], targets: Sequence[Any]) -> None:
+        """Computes the results on the current device."""
+        backend = self._backend
         if self.language == "c":
             inputs = [backend.host_view(x) if backend.is_array(x) else x for x in inputs]
             targets = [backend.host_view(out) for out in targets]
-        self.compiled.run(self._shapes[k], inputs, targets)  # type: ignore[union-attr]
-        return made
+        self.compiled.run(shape, inputs, targets)  # type: ignore[union-attr]
 
     def _window(self, write: WindowWrite, operands: Sequence[Any], values: Any) -> tuple[Storage, Any]:
         """Returns the storage of a tensor that is written into, and the array of the elements that are written."""
@@ -101,3 +130,55 @@ class FusedOnDevices(Fused):
                 return base._storage, view_spec.of(backend, array)
         made = backend.contiguous(backend.xp.asarray(array, copy=True))
         return Storage((made,), ([],)), view_spec.of(backend, made)
+
+
+class FusedInProcesses(FusedOnDevices):
+    """A group of operators on tensors that span processes, which exchange nothing: each process runs the kernel on its
+    own buffers. NumPy's arrays need no compiled code; without it, the bits are those of eager mode.
+
+    The processes compare the calls of the operators as in eager mode.
+    """
+
+    spans = True
+
+    def __init__(
+        self, equations: Sequence[Equation], kept: Sequence[Var], writes: Mapping[Var, WindowWrite] = _EMPTY
+    ) -> None:
+        super().__init__(equations, kept, writes)
+        self._on_numpy = spans_hosts(equations[0].results.kind)
+        self._calls = [(plan_of(e), e.operands) for e in equations]
+
+    def __call__(self, values: Any) -> bool:
+        """Computes the group; returns whether it did: not where the bits would not be those of eager mode."""
+        operands = self._operands(values)
+        if self.compiled is None and not (self._on_numpy and self._is_exact(operands)):
+            return False
+        for plan, given in self._calls:
+            assert plan is not None
+            assert plan.text is not None
+            note(plan.text(tuple([values[x.number] if _is_scalar(x) else x for x in given])))
+        self._launch_all(operands, values)
+        return True
+
+    def _is_exact(self, operands: Sequence[Sequence[Any]]) -> bool:
+        """Whether NumPy's functions on blocks of the buffers have the bits, and the memory order, of eager mode."""
+        shapes = [self._shapes[k] for k in self._here]
+        arrays = list(map(self._in_loop, operands))
+        ordered = all(blocked.is_exact(self.kernel, shape, given) for shape, given in zip(shapes, arrays, strict=True))
+        return ordered and all(is_row_major(x) for given in arrays for x in given)
+
+    def _new(self, shape: Shape, dtype: Any) -> Any:
+        return memory_pool.empty(shape, dtype) if self._on_numpy else super()._new(shape, dtype)
+
+    def _compute(self, shape: Shape, inputs: Sequence[Any], targets: Sequence[Any]) -> None:
+        if not self._on_numpy:
+            super()._compute(shape, inputs, targets)
+        elif self.compiled is not None and not reports_errors():
+            self.compiled.run(shape, inputs, targets)
+        else:
+            blocked.run(self.kernel, shape, inputs, targets)
+
+
+def _is_scalar(x: Any) -> bool:
+    """Whether an operand is a Python scalar that is a value of the program."""
+    return type(x) is Var and isinstance(x.kind, type)

@@ -240,7 +240,7 @@ def _is_local(equation: Equation, wide: bool) -> bool:
     if not avals:
         return False
     if not all(_is_on_host(k) for k in (*avals, value)):
-        return wide and _is_local_on_devices(equation, avals[0], value)
+        return (wide or device_groups.spans_hosts(value)) and _is_local_on_devices(equation, avals[0], value)
     if is_reduction(equation):
         return avals[0].size >= max(LEAST, 1) and reduces_rows(equation, avals[0]) and (wide or not is_wide(equation))
     made = computed_aval(equation)
@@ -257,11 +257,21 @@ def _is_local_on_devices(equation: Equation, x: Aval, value: Aval) -> bool:
     shape = x.shape if is_reduction(equation) else computed_aval(equation).shape
     if not shape or not _has_parts(None, equation, shape, 0):
         return False
+    if value.spans and not _is_local_in_processes(equation, shape):
+        return False
     if is_reduction(equation):
         in_one = value.memory is not None and device_groups.language_of(value) == "cuda"
         return reduces_rows(equation, x) and (in_one or not is_wide(equation))
     name = function_of(equation)
     return name is not None and device_groups.has_expression(name, equation)
+
+
+def _is_local_in_processes(equation: Equation, shape: Shape) -> bool:
+    """Whether an operator on tensors that span processes exchanges nothing, and loops are not short."""
+    plan, value = plan_of(equation), equation.results.kind
+    if plan is None or equation.writes or any(t is not None and not t.stays for t in plan.transfers):
+        return False
+    return not device_groups.spans_hosts(value) or math.prod(shape) >= LEAST * len(value.cells.positions)
 
 
 def _split_as(equation: Equation) -> Aval | None:

@@ -62,7 +62,9 @@ def is_wide(equation: Equation) -> bool:
     return len(axes) == x.ndim or any(x.sharding.spec.chains_of(x.ndim)[d] for d in axes)
 
 
-def add_reduction(builder: KernelBuilder, equation: Equation, x: Value, one: Value | None = None) -> Value:
+def add_reduction(
+    builder: KernelBuilder, equation: Equation, x: Value, one: Value | None = None, *, in_blocks: bool = True
+) -> Value:
     """Adds the steps of a reduction, which are those of eager mode, and returns the number of the result.
 
     Args:
@@ -70,6 +72,8 @@ def add_reduction(builder: KernelBuilder, equation: Equation, x: Value, one: Val
         equation: the reduction.
         x: the value that it reduces.
         one: the input with `divisor`, where there is one.
+        in_blocks: whether eager mode computes it in blocks. Otherwise it calls NumPy's variance, which adds the squares
+            in another order.
     """
     name, dtype = equation.op.name, equation.results.kind.dtype
     if name in ("max", "min", "any", "all"):
@@ -81,7 +85,11 @@ def add_reduction(builder: KernelBuilder, equation: Equation, x: Value, one: Val
     if name == "mean":
         return builder.astype(mean, dtype)
     assert one is not None
-    spread = builder.reduce("sum_of_squares", builder.call("subtract", x, mean))
+    deviation = builder.call("subtract", x, mean)
+    if in_blocks:
+        spread = builder.reduce("sum_of_squares", deviation)
+    else:
+        spread = builder.reduce("sum", builder.call("multiply", deviation, deviation))
     made = builder.astype(builder.call("divide", spread, one), dtype)
     return builder.call("sqrt", made) if name == "std" else made
 

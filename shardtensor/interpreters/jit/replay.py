@@ -23,7 +23,7 @@ from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.planning import Plan
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.fused import Fused
-from shardtensor.interpreters.jit.fused_devices import FusedOnDevices, is_for_host
+from shardtensor.interpreters.jit.fused_devices import fused_of
 from shardtensor.interpreters.jit.groups import grouped, is_kernel, plan_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars, vars_of
 from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
@@ -74,10 +74,9 @@ def steps_of(
         if fused is not None and is_kernel(node, wide):
             kept = [v for e in node for v in e.makes() if last[v] > k]
             writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
-            if is_for_host(node):
-                kernel = kernels[k] = Fused(node, kept, writes)
-            else:
-                kernel = FusedOnDevices(node, kept, writes)
+            kernel = fused_of(node, kept, writes)
+            if type(kernel) is Fused:
+                kernels[k] = kernel
             fused(kernel)
             made.append(_fused(kernel, in_place, dead))
             continue

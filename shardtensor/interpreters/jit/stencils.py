@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardtensor.backend.registry import is_remote
 from shardtensor.communication.messages import as_dtype
+from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.communication.transfer_plan import TransferPlan
@@ -93,7 +95,7 @@ def _written_corner(write: Equation) -> Corner | None:
     if not write.writes or write.programs or not has_function(write) or not isinstance(write.results.kind, Aval):
         return None
     value = write.results.kind
-    if value.sharding.mesh.size == 1 or value.spans or value.unreduced or value.offloaded or not value.ndim:
+    if value.sharding.mesh.size == 1 or value.unreduced or value.offloaded or not value.ndim:
         return None
     return corner_of(write.into)
 
@@ -191,6 +193,8 @@ class StencilPlan:
         self._corner = corner_of(equation.into) or ()
         self._base = equation.operands[0].number
         self._slices = slices
+        read = [x for e in (*self._body, self._write) for x in function_operands(e)]
+        self._numbers = [x for x in read if type(x) is not Var or isinstance(x.kind, type)]
         self._blocks: dict[Var, tuple[Corner, Corner]] = {}
         for s in slices.values():
             low, high = self._blocks.get(s.source, (s.corner, s.corner))
@@ -216,15 +220,20 @@ class StencilPlan:
 
     def run(self, values: Any) -> ShardedTensor:
         """Returns the new value of the base, on devices with separate memories."""
+        value, backend = self._value, self._value.backend
+        if value.spans:
+            numbers = [values[x.number] if type(x) is Var else x for x in self._numbers]
+            note(f"stencil({', '.join(map(described, (value, *numbers)))})")
         if is_recording():
             self.announce(copied=True)
-        value, backend = self._value, self._value.backend
         blocks = {
             source: plan.run((shard_arrays(values[source.number]),), source.kind.dtype)  # type: ignore[union-attr]
             for source, plan in self._plans.items()
         }
         arrays = list(shard_arrays(values[self._base]))
         for k, device in enumerate(value.grid.devices):
+            if is_remote(device):
+                continue
             parts = value.grid.parts[k].tolist()
             part = [_written(value, self._corner, self._window, d, p) for d, p in enumerate(parts)]
             with backend.on(device):

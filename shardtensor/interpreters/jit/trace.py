@@ -37,7 +37,8 @@ from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval
 
-_PACKAGE = str(Path(__file__).parents[2])
+_LIBRARIES = str(Path(__file__).parents[2]), str(Path(np.__file__).parent)
+"""The folders of this package and of NumPy, which calls functions of it."""
 
 PYTHON: dict[str, Callable[..., Any]] = {
     "add": python.add, "subtract": python.sub, "multiply": python.mul, "divide": python.truediv,
@@ -468,11 +469,11 @@ def _trace_program(programs: dict[int, Program], fn: Callable[..., Any], *args: 
 
 
 def user_line() -> str:
-    """Returns file and line of the innermost call outside of this package."""
+    """Returns file and line of the innermost call outside of this package and NumPy."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, "<operator", "<string>", "<frozen")) and "contextlib" not in name:
+        if not name.startswith((*_LIBRARIES, "<operator", "<string>", "<frozen")) and "contextlib" not in name:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return "no line of Python"

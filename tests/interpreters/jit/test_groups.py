@@ -138,6 +138,17 @@ def test_reductions_have_the_bits_of_eager_mode_with_numpy(name: str, dtype: str
             same(st.jit(reductions(name, dtype))(x), wanted)  # Its kernels are not compiled yet.
 
 
+@pytest.mark.parametrize("shape", [(40, 700), (4000, 5), (2000, 33), (20000, 33)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_variances_of_short_and_long_arrays_have_the_bits_of_eager_mode(dtype: str, shape: tuple[int, int]) -> None:
+    def f(x: Any) -> Any:
+        return x * x.var(axis=1, keepdims=True), x.std(axis=1) + 1
+
+    x = st.asarray((np.random.default_rng(0).random(shape) * 50).astype(dtype))
+    assert st.jit(f, executor="numpy").lower(x)._executable.kernels
+    same(st.jit(f, executor="numpy")(x), f(x))
+
+
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
 def test_reductions_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

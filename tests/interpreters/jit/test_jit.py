@@ -410,6 +410,7 @@ ESCAPES = {
     "if": lambda x, n: 1 if x.sum() > 0 else 2,
     "float": lambda x, n: float(x[0, 0]),
     "asarray": lambda x, n: np.asarray(x),
+    "a function of NumPy": lambda x, n: np.asarray_chkfinite(x),
     "mask": lambda x, n: x[x > 0],
     "nonzero": lambda x, n: st.nonzero(x),
     "iteration": lambda x, n: list(range(n)) or x,
