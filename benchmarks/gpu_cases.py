@@ -292,9 +292,13 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
 
         return timed(loop if n > 1 else lambda: x + y, sizes.queued, wait)
 
-    def kernel() -> float:
+    def kernels(n: int) -> float:
+        def loop() -> None:
+            for _ in range(n):  # The logical devices of a GPU share a stream.
+                spin((1,), (1,), (np.uint64(sizes.spin),))
+
         with streams[0]:
-            return time_large(lambda: spin((1,), (1,), (np.uint64(sizes.spin),)))
+            return time_large(loop)
 
     def add(nbytes: int) -> float:
         x, y = pair(nbytes)
@@ -343,7 +347,7 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
 
     cases: dict[str, Case] = {}
     for n in logical_counts():
-        cases |= {f"dispatch@{n}": functools.partial(dispatch, n), f"spin@{n}": kernel}
+        cases |= {f"dispatch@{n}": functools.partial(dispatch, n), f"spin@{n}": functools.partial(kernels, n)}
         cases |= {f"add{b}@{n}": functools.partial(add, b) for b in fitting(cupy, sizes)}
         cases |= {f"sum{b}@{n}": functools.partial(total, b) for b in fitting(cupy, sizes)}
         cases |= {f"matmul{d}@{n}": functools.partial(matmul, d) for d in ("float32", "float16")}

@@ -160,3 +160,54 @@ def test_a_tensor_is_read_by_one_copy_for_each_gpu(gpus: int, waits: int) -> Non
             assert fakecupy.waits == before + waits
         parts = st.pmap(lambda a: a + 1, st.shard(x))
         same(st.unshard(parts), host * 2 + 1)
+
+
+@pytest.mark.parametrize("spec", [(), ("d",), (None, "d")], ids=str)
+def test_random_words_are_one_kernel_for_each_gpu(spec: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    key, shape = st.random.key(2026), (37, 50)
+    draws = [
+        st.random.uniform, st.random.normal, lambda key, shape, **where: st.random.integers(key, 3, 77, shape, **where),
+        lambda key, shape, **where: st.random.gamma(key, 0.5, shape, **where),
+    ]  # fmt: skip
+    wanted = [np.asarray(draw(key, shape, device=st.devices("numpy")[0])) for draw in draws]
+    with machine(8, devices=2) as m:
+        names = launched(monkeypatch)
+        where = st.NamedSharding(m.mesh(), st.P(*spec))
+        for draw, value in zip(draws, wanted, strict=True):
+            names.clear()
+            x = draw(key, shape, device=where)
+            assert names.count("shardtensor_philox") == 2 or draw is draws[-1], "only that rejects elements"
+            np.testing.assert_allclose(np.asarray(x), value, rtol=1e-14)
+        names.clear()
+        st.random.uniform(key, shape, device=where)
+        assert len(names) <= (38 if None in spec else 12), "of 550"
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_elementwise_compositions_are_one_kernel_for_each_gpu(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = np.array([[0.0, -0.0, 1.0, np.inf], [-np.inf, np.nan, 1e300, -3.5]] * 3)
+    other = np.where(np.arange(24).reshape(6, 4) % 5 == 0, host, host * (1 + 1e-6))
+    with machine(4, devices=gpus) as m:
+        x, y = [st.device_put(a, st.NamedSharding(m.mesh(), st.P("d"))) for a in (host, other)]
+        calls: list[Any] = [
+            lambda np, x, y: np.isclose(x, y),
+            lambda np, x, y: np.isclose(x, y, 1e-7, atol=0.0, equal_nan=True),
+            lambda np, x, y: np.isneginf(x),
+            lambda np, x, y: np.isposinf(x),
+            lambda np, x, y: np.nan_to_num(x, nan=3.0),
+            lambda np, x, y: np.nan_to_num(y, neginf=-7.0),
+        ]
+        for call in calls:
+            for _ in range(3):
+                names = launched(monkeypatch)
+                found = call(st, x, y)
+                assert names == ["shardtensor_kernel"] * gpus
+                np.testing.assert_array_equal(np.asarray(found), call(np, host, other), strict=True)
+        assert st.allclose(x, x, equal_nan=True)
+        assert not st.allclose(x, y, 1e-7, equal_nan=True)
+        assert st.nan_to_num(y, copy=False) is y
+        same(y, np.nan_to_num(other))
+        with st.transfers():  # By its operators, whose transfers are recorded.
+            same(st.isclose(x, x), np.isclose(host, host))
+        with pytest.raises(st.ShapeError, match="isclose"):
+            st.isclose(x, y[:, :3])
