@@ -375,9 +375,7 @@ def recorded(*args: Any, **kwargs: Any) -> Any:
     return NotImplemented
 
 
-def composition(
-    host: Function | None = None, error_name: str = "", *, fused: bool = False
-) -> Callable[[Body], Body]:
+def composition(host: Function | None = None, error_name: str = "", *, fused: bool = False) -> Callable[[Body], Body]:
     """Declares that the decorated function is composed of operators, and what computes it on whole host arrays.
 
     Eager mode may compute small results by one call of ``host``, since the calls of all operators would take much

@@ -23,7 +23,9 @@ def fill_blocks(backend: Backend, key: int, index: Any, step: int, draw: int, wo
         words: four arrays of int64, with an element for each counter.
     """
     keys = [np.uint64(key >> 64 * k & philox.WORD) for k in range(2)]
-    _kernel(backend)(np.int64(index) if isinstance(index, int) else index, np.int64(step), np.int64(draw), *keys, *words)
+    _kernel(backend)(
+        np.int64(index) if isinstance(index, int) else index, np.int64(step), np.int64(draw), *keys, *words
+    )
 
 
 @functools.lru_cache(16)

@@ -1,4 +1,4 @@
-"""Elementwise compositions on GPUs: the operators of a call are one program of `jit`, and so one kernel for each GPU."""
+"""Elementwise compositions on GPUs: the operators of a call are one program of `jit`: one kernel for each GPU."""
 
 from __future__ import annotations
 
