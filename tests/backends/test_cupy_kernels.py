@@ -211,3 +211,23 @@ def test_elementwise_compositions_are_one_kernel_for_each_gpu(gpus: int, monkeyp
             same(st.isclose(x, x), np.isclose(host, host))
         with pytest.raises(st.ShapeError, match="isclose"):
             st.isclose(x, y[:, :3])
+
+
+@pytest.mark.parametrize(("shape", "launches"), [((24, 5), 5), ((21, 5), 9), ((24,), 5)], ids=str)
+@pytest.mark.parametrize("function", ["cumulative_sum", "cumulative_prod"])
+def test_cumulative_functions_are_few_kernels(
+    function: str, shape: tuple[int, ...], launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = np.random.default_rng(3).random(shape).astype(np.float32) + 0.5
+    call, wanted = getattr(st, function), getattr(np, function)
+    with machine(8, devices=1) as m:
+        x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d")))
+        names = launched(monkeypatch)
+        found = call(x, axis=0)
+        assert len(names) <= launches, "of 8 shards"
+        np.testing.assert_allclose(np.asarray(found), wanted(host, axis=0), rtol=1e-5)
+        with st.transfers() as log:
+            again = call(x, axis=0)
+        assert (log.bytes > 0, log.copied) == (True, 0)
+        np.testing.assert_array_equal(np.asarray(again), np.asarray(found))
+        same(call(x.astype(np.int64), axis=0), wanted(host.astype(np.int64), axis=0))
