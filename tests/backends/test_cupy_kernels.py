@@ -231,3 +231,69 @@ def test_cumulative_functions_are_few_kernels(
         assert (log.bytes > 0, log.copied) == (True, 0)
         np.testing.assert_array_equal(np.asarray(again), np.asarray(found))
         same(call(x.astype(np.int64), axis=0), wanted(host.astype(np.int64), axis=0))
+
+
+@pytest.mark.parametrize(("gpus", "sums"), [(1, 3), (2, 7)])
+def test_views_of_columns_are_read_where_they_are(gpus: int, sums: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators read them as they lie; reductions copy each buffer at most once, in place of a kernel for each shard."""
+    host = np.random.default_rng(5).random((40, 6))
+    with machine(8, devices=gpus) as m:
+        x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d")))
+        float(x.sum())  # The first copy between GPUs is tested.
+        views: list[Any] = [lambda x: x.T, lambda x: x[:, 1:], lambda x: x.T[::2], lambda x: x[:, ::-1].T[:, :, None]]
+        for view in views:
+            part, wanted = view(x), view(host)
+            names = launched(monkeypatch)
+            found = part * 2
+            assert names == ["multiply"] * gpus
+            same(found, wanted * 2)
+            names = launched(monkeypatch)
+            total = part.sum()
+            assert len([name for name in names if "copy" not in name]) <= sums, names
+            np.testing.assert_allclose(float(total), wanted.sum(), rtol=1e-14)
+            names = launched(monkeypatch)
+            np.testing.assert_allclose(float(part.var()), wanted.var(), rtol=1e-14)
+            assert len(names) <= 14 or gpus > 1
+        turned = x.T + 0
+        kept = x.T.copy()
+        x[3:] = 7
+        same(turned, host.T)
+        same(kept, host.T)
+        host[3:] = 7
+        same(x.T, host.T)
+        same(x[:, 2:], host[:, 2:])
+
+
+PRODUCTS: dict[str, Any] = {
+    "rows": lambda np, x, y, v: x.T @ y,
+    "vectors": lambda np, x, y, v: v @ v,
+    "a vector and rows": lambda np, x, y, v: v @ x,
+    "all elements": lambda np, x, y, v: np.tensordot(x, y),
+    "einsum": lambda np, x, y, v: np.einsum("ki,kj->ji", x, y),
+    "a batch": lambda np, x, y, v: np.einsum("kib,kb->bi", x[:, :, None] * y[:, None, :], y),
+    "a batch of one operand": lambda np, x, y, v: v[None, None] @ (x[None] * y[None]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "i8"])
+def test_products_of_short_shards_are_few_kernels(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(8)
+    host = [(rng.random(shape) * 9).astype(dtype) for shape in ((40, 6), (40, 6), (40,))]
+    if dtype == "c8":
+        host[0] = host[0] * (1 + 2j)
+    with machine(8, devices=1) as m:
+        x, y, v = [st.device_put(a, st.NamedSharding(m.mesh(), st.P("d"))) for a in host]
+        call = PRODUCTS[name]
+        names = launched(monkeypatch)
+        found = call(st, x, y, v)
+        assert len(names) <= (6 if "batch" in name else 3) or dtype == "i8", names
+        wanted = call(np, *host)
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-5)
+        with st.transfers() as log:
+            again = call(st, x, y, v)
+        assert log.copied == 0
+        np.testing.assert_array_equal(np.asarray(again), np.asarray(found))
+        uneven = [st.device_put(a[:37], st.NamedSharding(m.mesh(), st.P("d"))) for a in host]
+        np.testing.assert_allclose(np.asarray(call(st, *uneven)), call(np, *[a[:37] for a in host]), rtol=1e-5)
