@@ -39,7 +39,23 @@ def make_rows(logical: Sequence[int], sizes: Sizes = FULL) -> tuple[Row, ...]:
         rows += [Row(f"sum{b}@{n}", f"x.sum(), {_size(b)}, on {n}", (_near(1.11),)) for n in ends]
     for dtype in ("float32", "float16"):
         rows += [Row(f"matmul{dtype}@{n}", f"a @ b, {dtype}, on {n}", (_near(1.05),)) for n in ends]
+    rows += [Row("matmultf32@1", "a @ b, TF32"), Row("matmulbfloat16@1", "a @ b, bfloat16")]
+    for n in ends:
+        for b in sizes.arrays[:1]:
+            rows += [
+                Row(f"sort{b}@{n}", f"sort, {_size(b)}, on {n}", (_near(1.05),) if n == 1 else ()),
+                Row(f"random{b}@{n}", f"uniform numbers, {_size(b)}, on {n}"),
+                Row(f"fft{b}@{n}", f"FFT of rows, {_size(b)}, on {n}", (_near(1.05),)),
+                Row(f"fused{b}@{n}", f"ten functions, compiled, {_size(b)}, on {n}", (Target(1.05, JAX),)),
+            ]
+        rows += [
+            Row(f"chain@{n}", f"three pmaps of a + 1, tiny, on {n}"),
+            Row(f"psum@{n}", f"psum in pmap, tiny, on {n}"),
+            Row(f"train@{n}", f"a training step, compiled, on {n}", (Target(1.05, JAX),) if n == 1 else ()),
+        ]
     rows += [
+        Row("upload", "from pageable host memory", (_near(1.11),)),
+        Row("download", "x + 0 to pageable host memory", (_near(1.11),)),
         Row("copy", "to another device", (_near(1.11),)),
         Row("peer", "to another GPU", (_near(1.11),)),
         Row("offload", "to pinned_host", (_near(1.11),)),

@@ -86,6 +86,33 @@ def guarded(cases: Mapping[str, Case]) -> dict[str, Case]:
     return {name: guard(case) for name, case in cases.items()}
 
 
+# -- what every library computes -------------------------------------------------------------------
+
+
+def ten_functions(xp: Any, x: Any, y: Any) -> Any:
+    """Returns a chain of ten elementwise functions of arrays."""
+    z = xp.sin(x) * y + xp.exp(x - y)
+    return xp.sqrt(z * z + x * x) - y * xp.tanh(x)
+
+
+def training_data(side: int) -> tuple[Any, Any, list[Any]]:
+    """Returns the inputs, the targets and the two weights of `training_step`, as host arrays."""
+    import numpy as np
+
+    rng, hidden = np.random.default_rng(0), max(side // 8, 1)
+    shapes = ((side, hidden), (side, 1), (hidden, hidden), (hidden, 1))
+    x, target, *weights = [rng.normal(size=shape).astype("float32") / hidden**0.5 for shape in shapes]
+    return x, target, weights
+
+
+def training_step(xp: Any, x: Any, target: Any, first: Any, second: Any) -> tuple[Any, Any]:
+    """Returns the weights of a network of two layers after a step of gradient descent on the squared error."""
+    hidden = xp.tanh(x @ first)
+    error = (hidden @ second - target) * (2 / target.shape[0])
+    back = (error @ second.T) * (1 - hidden * hidden)
+    return first - 0.1 * (x.T @ back), second - 0.1 * (hidden.T @ error)
+
+
 # -- the cases, each function in a process of its own ----------------------------------------------
 
 
@@ -128,7 +155,7 @@ def shardtensor_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         )
 
     @functools.lru_cache(1)
-    def matrices(dtype: str, n: int) -> tuple[Any, Any]:
+    def matrices(dtype: Any, n: int) -> tuple[Any, Any]:
         shape = (sizes.side, sizes.side)
         return st.ones(shape, dtype=dtype, device=split(n, "d")), st.ones(shape, dtype=dtype, device=split(n))
 
@@ -155,7 +182,7 @@ def shardtensor_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         x, _ = pair(nbytes, n)
         return time_large(x.sum)
 
-    def matmul(dtype: str, n: int) -> float:
+    def matmul(dtype: Any, n: int) -> float:
         a, b = matrices(dtype, n)
         return time_large(lambda: a @ b)
 
@@ -184,12 +211,64 @@ def shardtensor_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         x, columns = moved(split(n, "d")), split(n, None, "d")
         return time_large(lambda: st.reshard(x, columns))
 
+    def chain(n: int) -> float:
+        parts = st.shard(np.zeros(32 * n, "float32"), devices=devices[:n])
+
+        def three() -> Any:
+            made = parts
+            for _ in range(3):
+                made = st.pmap(lambda a: a + 1, made)
+            return made
+
+        return timed(three, sizes.queued, wait)
+
+    def psum(n: int) -> float:
+        parts = st.shard(np.zeros(32 * n, "float32"), devices=devices[:n])
+        return timed(lambda: st.pmap(lambda a: st.psum(a, "i"), parts, axis_name="i"), max(sizes.queued // 10, 1), wait)
+
+    def sort(nbytes: int, n: int) -> float:
+        x = st.random.uniform(st.random.key(0), (nbytes // 4,), dtype="float32", device=split(n, "d"))
+        return time_large(lambda: st.sort(x))
+
+    def random(nbytes: int, n: int) -> float:
+        key, where = st.random.key(0), split(n, "d")
+        return time_large(lambda: st.random.uniform(key, (nbytes // 4,), dtype="float32", device=where))
+
+    def fft(nbytes: int, n: int) -> float:
+        x = st.ones((max(nbytes // 8 // 1024, 1), 1024), dtype="complex64", device=split(n, "d"))
+        return time_large(lambda: st.fft.fft(x))
+
+    def fused(nbytes: int, n: int) -> float:
+        x, y = pair(nbytes, n)
+        function = st.jit(functools.partial(ten_functions, st))
+        return time_large(lambda: function(x, y))
+
+    def train(n: int) -> float:
+        x, target, weights = training_data(sizes.side)
+        x, target = [st.device_put(a, split(n, "d")) for a in (x, target)]
+        weights = [st.device_put(w, split(n)) for w in weights]
+        step = st.jit(functools.partial(training_step, st))
+        return time_large(lambda: step(x, target, *weights))
+
+    def upload() -> float:
+        host, where = np.ones((sizes.moved // 4 // 1024, 1024), "float32"), split(1)
+        return time_large(lambda: st.device_put(host, where))
+
+    def download() -> float:
+        x = moved(split(1))
+        return time_large(lambda: np.asarray(x + 0))
+
     cases: dict[str, Case] = {"machine": lambda: describe_gpus(cupy)}
     for n in logical_counts():
         cases |= {f"dispatch@{n}": functools.partial(dispatch, n), f"spin@{n}": functools.partial(kernels, n)}
         cases |= {f"add{b}@{n}": functools.partial(add, b, n) for b in fitting(cupy, sizes)}
         cases |= {f"sum{b}@{n}": functools.partial(total, b, n) for b in fitting(cupy, sizes)}
         cases |= {f"matmul{d}@{n}": functools.partial(matmul, d, n) for d in ("float32", "float16")}
+        for name, case in (("sort", sort), ("random", random), ("fft", fft), ("fused", fused)):
+            cases |= {f"{name}{b}@{n}": functools.partial(case, b, n) for b in fitting(cupy, sizes)[:1]}
+        for name, short in (("chain", chain), ("psum", psum), ("train", train)):
+            cases[f"{name}@{n}"] = functools.partial(short, n)
+    cases["matmulbfloat16@1"] = functools.partial(matmul, st.bfloat16, 1)
     gpu = functools.partial(_gpu_of, st)
     if most > 1 and gpu(devices[0]) == gpu(devices[1]):
         cases["copy"] = functools.partial(move, devices[0], devices[1])
@@ -197,7 +276,7 @@ def shardtensor_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         cases["peer"] = functools.partial(move, devices[0], devices[-1])
     if most > 1:
         cases[f"reshard@{most}"] = functools.partial(reshard, most)
-    cases |= {"offload": offload, "onload": onload, "beside": beside}
+    cases |= {"offload": offload, "onload": onload, "beside": beside, "upload": upload, "download": download}
     cases["growth"] = lambda: growth(cupy, st, split(most, "d"), sizes.steps)
     return guarded(cases)
 
@@ -292,9 +371,13 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
 
         return timed(loop if n > 1 else lambda: x + y, sizes.queued, wait)
 
-    def kernel() -> float:
+    def kernels(n: int) -> float:
+        def loop() -> None:
+            for _ in range(n):  # The logical devices of a GPU share a stream.
+                spin((1,), (1,), (np.uint64(sizes.spin),))
+
         with streams[0]:
-            return time_large(lambda: spin((1,), (1,), (np.uint64(sizes.spin),)))
+            return time_large(loop)
 
     def add(nbytes: int) -> float:
         x, y = pair(nbytes)
@@ -307,6 +390,54 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
     def matmul(dtype: str) -> float:
         a, b = matrices(dtype)
         return time_large(lambda: a @ b)
+
+    def chain(n: int) -> float:
+        parts = [cupy.zeros(32, "float32") for _ in range(n)]
+
+        def three() -> Any:
+            made = parts
+            for _ in range(3):
+                made = [a + 1 for a in made]
+            return made
+
+        return timed(three, sizes.queued, wait)
+
+    def psum(n: int) -> float:
+        parts = cupy.zeros((n, 32), "float32")
+        return timed(lambda: parts.sum(axis=0), max(sizes.queued // 10, 1), wait)
+
+    def sort(nbytes: int) -> float:
+        x = cupy.random.random(nbytes // 4, dtype="float32")
+        return time_large(lambda: cupy.sort(x))
+
+    def random(nbytes: int) -> float:
+        return time_large(lambda: cupy.random.random(nbytes // 4, dtype="float32"))
+
+    def fft(nbytes: int) -> float:
+        x = cupy.ones((max(nbytes // 8 // 1024, 1), 1024), "complex64")
+        return time_large(lambda: cupy.fft.fft(x))
+
+    def fused(nbytes: int) -> float:
+        x, y = pair(nbytes)
+
+        @cupy.fuse
+        def function(x: Any, y: Any) -> Any:
+            return ten_functions(cupy, x, y)
+
+        return time_large(lambda: function(x, y))
+
+    def train() -> float:
+        x, target, weights = training_data(sizes.side)
+        arrays = list(map(cupy.asarray, (x, target, *weights)))
+        return time_large(lambda: training_step(cupy, *arrays))
+
+    def upload() -> float:
+        host = np.ones((sizes.moved // 4 // 1024, 1024), "float32")
+        return time_large(lambda: cupy.asarray(host))
+
+    def download() -> float:
+        x = moved()
+        return time_large(lambda: (x + 0).get())
 
     def copy(gpu: int) -> float:
         x = moved()
@@ -343,12 +474,15 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
 
     cases: dict[str, Case] = {}
     for n in logical_counts():
-        cases |= {f"dispatch@{n}": functools.partial(dispatch, n), f"spin@{n}": kernel}
+        cases |= {f"dispatch@{n}": functools.partial(dispatch, n), f"spin@{n}": functools.partial(kernels, n)}
         cases |= {f"add{b}@{n}": functools.partial(add, b) for b in fitting(cupy, sizes)}
         cases |= {f"sum{b}@{n}": functools.partial(total, b) for b in fitting(cupy, sizes)}
         cases |= {f"matmul{d}@{n}": functools.partial(matmul, d) for d in ("float32", "float16")}
-        cases[f"reshard@{n}"] = functools.partial(copy, 0)
-    cases |= {"copy": functools.partial(copy, 0), "beside": beside}
+        cases |= {f"reshard@{n}": functools.partial(copy, 0), f"train@{n}": train}
+        cases |= {f"chain@{n}": functools.partial(chain, n), f"psum@{n}": functools.partial(psum, n)}
+        for name, case in (("sort", sort), ("random", random), ("fft", fft), ("fused", fused)):
+            cases |= {f"{name}{b}@{n}": functools.partial(case, b) for b in fitting(cupy, sizes)[:1]}
+    cases |= {"copy": functools.partial(copy, 0), "beside": beside, "upload": upload, "download": download}
     if (last := cupy.cuda.runtime.getDeviceCount() - 1) > 0:
         cases["peer"] = functools.partial(copy, last)
     cases |= {
@@ -395,7 +529,39 @@ def torch_cases(sizes: Sizes = FULL, device: str = "cuda") -> dict[str, Case]:
         a = ones((sizes.side, sizes.side), dtype=getattr(torch, dtype))
         return time_large(lambda: a @ a)
 
-    return guarded(_common_cases(sizes, dispatch, add, total, matmul))
+    def tf32() -> float:
+        a, before = ones((sizes.side, sizes.side)), torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            return time_large(lambda: a @ a)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def sort(nbytes: int) -> float:
+        x = torch.rand(nbytes // 4, device=device)
+        return time_large(lambda: torch.sort(x).values)
+
+    def random(nbytes: int) -> float:
+        return time_large(lambda: torch.rand(nbytes // 4, device=device))
+
+    def fft(nbytes: int) -> float:
+        x = torch.ones((max(nbytes // 8 // 1024, 1), 1024), dtype=torch.complex64, device=device)
+        return time_large(lambda: torch.fft.fft(x))
+
+    def fused(nbytes: int) -> float:
+        x, y = ones(nbytes // 4), ones(nbytes // 4)
+        return time_large(lambda: ten_functions(torch, x, y))
+
+    def train() -> float:
+        x, target, weights = training_data(sizes.side)
+        arrays = [torch.from_numpy(a).to(device) for a in (x, target, *weights)]
+        return time_large(lambda: training_step(torch, *arrays))
+
+    cases = _common_cases(sizes, dispatch, add, total, matmul) | {"matmultf32@1": tf32, "train@1": train}
+    cases["matmulbfloat16@1"] = functools.partial(matmul, "bfloat16")
+    for name, case in (("sort", sort), ("random", random), ("fft", fft), ("fused", fused)):
+        cases |= {f"{name}{b}@1": functools.partial(case, b) for b in sizes.arrays[:1]}
+    return guarded(cases)
 
 
 def jax_cases(sizes: Sizes = FULL, platform: str = "gpu") -> dict[str, Case]:
@@ -433,8 +599,35 @@ def jax_cases(sizes: Sizes = FULL, platform: str = "gpu") -> dict[str, Case]:
         a = ones((sizes.side, sizes.side), dtype)
         return time_calls(jax.jit(lambda a, b: a @ b), (a, a))
 
+    def tf32() -> float:
+        a = ones((sizes.side, sizes.side))
+        return time_calls(jax.jit(lambda a, b: jax.numpy.matmul(a, b, precision="tensorfloat32")), (a, a))
+
+    def sort(nbytes: int) -> float:
+        return time_calls(jax.jit(jax.numpy.sort), (jax.random.uniform(jax.random.key(0), (nbytes // 4,)),))
+
+    def random(nbytes: int) -> float:
+        return time_calls(jax.jit(lambda key: jax.random.uniform(key, (nbytes // 4,))), (jax.random.key(0),))
+
+    def fft(nbytes: int) -> float:
+        return time_calls(jax.jit(jax.numpy.fft.fft), (ones((max(nbytes // 8 // 1024, 1), 1024), "complex64"),))
+
+    def fused(nbytes: int) -> float:
+        operands = (ones(nbytes // 4), ones(nbytes // 4))
+        return time_calls(jax.jit(functools.partial(ten_functions, jax.numpy)), operands)
+
+    def train() -> float:
+        x, target, weights = training_data(sizes.side)
+        operands = list(map(jax.numpy.asarray, (x, target, *weights)))
+        return time_calls(jax.jit(functools.partial(training_step, jax.numpy)), operands)
+
     common = _common_cases(sizes, dispatch, add, total, matmul)
-    return guarded({name: case for name, case in common.items() if name.endswith("@1")} | {"jitted@1": jitted})
+    cases = {name: case for name, case in common.items() if name.endswith("@1")}
+    cases |= {"jitted@1": jitted, "matmultf32@1": tf32, "train@1": train}
+    cases["matmulbfloat16@1"] = functools.partial(matmul, "bfloat16")
+    for name, case in (("sort", sort), ("random", random), ("fft", fft), ("fused", fused)):
+        cases |= {f"{name}{b}@1": functools.partial(case, b) for b in sizes.arrays[:1]}
+    return guarded(cases)
 
 
 def _common_cases(sizes: Sizes, dispatch: Any, add: Any, total: Any, matmul: Any) -> dict[str, Case]:

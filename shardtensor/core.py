@@ -261,7 +261,7 @@ class Interpreter(abc.ABC):
         """
         out._bind(lambda: self.apply(op, operands, params), lambda *call: self.apply(OPS["put"], *call))
 
-    def compose(self, function: Function, host: Function, args: Any, kwargs: Any, /) -> Any:
+    def compose(self, function: Function, host: Function, fused: bool, args: Any, kwargs: Any, /) -> Any:
         """Calls a function that is composed of operators (see `composition`). By default it calls each of them."""
         return function(*args, **kwargs)
 
@@ -375,7 +375,7 @@ def recorded(*args: Any, **kwargs: Any) -> Any:
     return NotImplemented
 
 
-def composition(host: Function | None = None, error_name: str = "") -> Callable[[Body], Body]:
+def composition(host: Function | None = None, error_name: str = "", *, fused: bool = False) -> Callable[[Body], Body]:
     """Declares that the decorated function is composed of operators, and what computes it on whole host arrays.
 
     Eager mode may compute small results by one call of ``host``, since the calls of all operators would take much
@@ -385,6 +385,8 @@ def composition(host: Function | None = None, error_name: str = "") -> Callable[
         host: takes the arguments of the function, with NumPy arrays in place of tensors, and returns arrays of the same
             bits as the composition, or NotImplemented; by default NumPy's function of the same name; or `recorded`.
         error_name: the name that errors begin with; by default that of the function.
+        fused: whether it is one kernel on GPUs: it is elementwise, and its operators are arithmetic and comparisons, so
+            that a kernel has their bits; it reads no elements.
     """
 
     def declare(function: Body) -> Body:
@@ -396,7 +398,9 @@ def composition(host: Function | None = None, error_name: str = "") -> Callable[
             try:
                 if _innermost.get() is not None:
                     return function(*args, **kwargs)
-                return _outermost.__self__.compose(function, whole, args, kwargs)  # type: ignore[attr-defined]
+                return _outermost.__self__.compose(  # type: ignore[attr-defined]
+                    function, whole, fused, args, kwargs
+                )
             except ShardTensorError as error:
                 _raise_named(name, error)
 

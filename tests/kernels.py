@@ -1,7 +1,7 @@
-"""Users' kernels and memory hooks for the simulated CuPy, which has none of its own; tests for GPUs use them.
+"""Users' raw kernels and memory hooks for the simulated CuPy; tests for GPUs use them.
 
-A raw kernel is simulated by a Python function with its name, whose operations are queued like a kernel of CuPy; the
-operation of an elementwise kernel must be valid both in C and in Python.
+A raw kernel that C compilers do not take is simulated by a Python function with its name, whose operations are queued
+like a kernel of CuPy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BODIES = {"twice": _twice, "spin": lambda nanoseconds: None}
 
 
 class RawKernel:
-    """Simulates ``cupy.RawKernel``."""
+    """Simulates ``cupy.RawKernel`` of one of these functions."""
 
     def __init__(self, code: str, name: str, options: tuple[str, ...] = ()) -> None:
         assert f"void {name}(" in code
@@ -35,19 +35,6 @@ class RawKernel:
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
         assert all(isinstance(n, int) for n in (*grid, *block))
         self._body(*args)
-
-
-class ElementwiseKernel:
-    """Simulates ``cupy.ElementwiseKernel``."""
-
-    def __init__(self, in_params: str, out_params: str, operation: str, name: str = "kernel") -> None:
-        self._names = [p.split()[1] for p in in_params.split(",")]
-        self._out, self._operation = out_params.split()[1], operation
-
-    def __call__(self, *args: Any) -> Any:
-        values = dict(zip(self._names, args, strict=True))
-        exec(self._operation, {}, values)
-        return values[self._out]
 
 
 class MemoryHook:
@@ -64,6 +51,10 @@ class MemoryHook:
 
 def install(patch: pytest.MonkeyPatch, cupy: Any) -> None:
     """Adds the kernels and hooks to the simulated CuPy."""
-    patch.setattr(cupy, "RawKernel", RawKernel, raising=False)
-    patch.setattr(cupy, "ElementwiseKernel", ElementwiseKernel, raising=False)
+    compiled = cupy.RawKernel
+
+    def raw_kernel(code: str, name: str, options: tuple[str, ...] = ()) -> Any:
+        return RawKernel(code, name, options) if name in _BODIES else compiled(code, name, options)
+
+    patch.setattr(cupy, "RawKernel", raw_kernel)
     patch.setattr(cupy.cuda, "MemoryHook", MemoryHook, raising=False)

@@ -222,7 +222,9 @@ class CuPyBackend(Backend):
 
     def to_host(self, array: Any, device: Device) -> HostArray:
         """Copies an array to the host in row-major order, after the work queued on the device's stream."""
-        host: HostArray = array.get(stream=self._logical_devices[device].stream, order="C")
+        # Without `out`, CuPy may return the GPU's own memory (CUPY_ENABLE_UMP=1).
+        host: HostArray = np.empty(array.shape, array.dtype)
+        array.get(stream=self._logical_devices[device].stream, out=host)
         return host
 
     def has_dtype(self, dtype: np.dtype[Any]) -> bool:

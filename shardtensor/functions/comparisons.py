@@ -48,7 +48,7 @@ def array_like(x: Any, caller: str) -> Any:
 # -- tests of elements -----------------------------------------------------------------------------
 
 
-@composition()
+@composition(fused=True)
 def isclose(
     a: ArrayLike, b: ArrayLike, rtol: ArrayLike = 1e-05, atol: ArrayLike = 1e-08, equal_nan: bool = False
 ) -> ShardedTensor:
@@ -82,7 +82,7 @@ def _sum_of_numbers(absolute: Any, relative: Any, size: Any) -> Any:
     return add(multiply(size, relative), absolute)
 
 
-@composition()
+@composition(fused=True)
 def isneginf(x: ArrayLike, /) -> ShardedTensor:
     """Tests for each real element whether it is negative infinity.
 
@@ -96,7 +96,7 @@ def isneginf(x: ArrayLike, /) -> ShardedTensor:
     return logical_and(isinf(given), signbit(given))
 
 
-@composition()
+@composition(fused=True)
 def isposinf(x: ArrayLike, /) -> ShardedTensor:
     """Tests for each real element whether it is positive infinity.
 

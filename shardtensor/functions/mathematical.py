@@ -97,7 +97,7 @@ def _i0(xp: Any, context: ShardContext | None, x: Any) -> Any:
     return xp.i0(x if dtype.kind == "f" else xp.asarray(x, dtype=np.dtype("float64")))
 
 
-@composition()
+@composition(fused=True)
 def nan_to_num(
     x: ArrayLike,
     copy: bool = True,

@@ -93,7 +93,7 @@ def _groups(rule: str) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:
 
 
 @implements(contract, "kernel")
-def _contract(xp: Any, context: ShardContext, x1: Any, x2: Any, *, rule: str) -> Any:
+def contracted(xp: Any, context: ShardContext | None, x1: Any, x2: Any, *, rule: str) -> Any:
     """Computes the product by ``matmul`` of arrays with one dimension for each group."""
     (batch, rows, inner), (batch2, columns, inner2) = _groups(rule)
     if not inner:
@@ -109,7 +109,7 @@ def _tensordot(xp: Any, context: ShardContext, x1: Any, x2: Any, *, axes: Any) -
     """Computes the product as `contract`. BLAS's axpy, which `numpy.tensordot` calls for some shapes, skips factors of
     zero: zero times NaN or infinity would be zero on some shards and NaN on others. `numpy.matmul` skips nothing.
     """
-    return _contract(xp, context, x1, x2, rule=tensordot_rule((x1.shape, x2.shape), axes=axes))
+    return contracted(xp, context, x1, x2, rule=tensordot_rule((x1.shape, x2.shape), axes=axes))
 
 
 def matrices(rule: str, x1: Any, x2: Any) -> tuple[Any, Any] | None:

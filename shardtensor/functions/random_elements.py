@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.registry import array_backend
 from shardtensor.errors import BackendError
+from shardtensor.functions.random_kernel import fill_blocks
 from shardtensor.host import memory_pool, philox
 from shardtensor.host.threads import each
 from shardtensor.sharding.shard_context import ShardContext
@@ -75,8 +77,7 @@ class Elements:
             return transform(self.xp, self._words(first, blocks))[skip : skip + self.length]
         blocks = (self.length + count - 2) // count + 1  # as many as the most that a run touches
         firsts = self.starts >> (count.bit_length() - 1)
-        words = philox.block(self.xp, self.key, self._grid(firsts, blocks), 0)
-        numbers = transform(self.xp, self.xp.reshape(self.xp.stack(words, axis=-1), (-1,)))
+        numbers = transform(self.xp, self._words(self._grid(firsts, blocks), self.starts.shape[0] * blocks))
         rows = self.xp.arange(self.starts.shape[0], dtype=np.int64) * (blocks * count)
         return numbers[self._grid(rows + (self.starts & (count - 1)), self.length)]
 
@@ -108,12 +109,16 @@ class Elements:
         """Returns ``starts[i] + j`` for every i and every j below ``length``, as a flat array."""
         return self.xp.reshape(starts[:, None] + self.xp.arange(length, dtype=np.int64), (-1,))
 
-    def _words(self, first: int, blocks: int) -> Any:
-        """Returns the words of successive blocks, as a flat array of int64."""
-        if self.xp is np:  # Its generator is faster by far, see `_RATIO`.
-            return philox.words(self.key, first, blocks).view(np.int64)
-        words = philox.block(self.xp, self.key, self.xp.arange(first, first + blocks, dtype=np.int64), 0)
-        return self.xp.reshape(self.xp.stack(words, axis=-1), (-1,))
+    def _words(self, index: Any, count: int) -> Any:
+        """Returns the words of blocks, as a flat array of int64; see `_rows`."""
+        if self.xp is np and isinstance(index, int):  # Its generator is faster by far, see `_RATIO`.
+            return philox.words(self.key, index, count).view(np.int64)
+        rows = self._rows(index, count, 0)
+        if rows is None:
+            if isinstance(index, int):
+                index = self.xp.arange(index, index + count, dtype=np.int64)
+            rows = self.xp.stack(philox.block(self.xp, self.key, index, 0), axis=-1)
+        return self.xp.reshape(rows, (-1,))
 
     def _blocks(self, attempt: int, places: Any = None) -> Any:
         """Returns the four words of the own block of each element, or of the elements at some places."""
@@ -122,7 +127,28 @@ class Elements:
             words = philox.words(self.key, self.starts + (attempt << 64), self.length).view(np.int64)
             words = words.reshape(self.length, philox.WORDS)
             return (words if places is None else words[places]).T
-        return philox.block(self.xp, self.key, self.indices if places is None else self.indices[places], attempt)
+        index = self.indices if places is None else self.indices[places]
+        rows = self._rows(index, index.shape[0], attempt)
+        return philox.block(self.xp, self.key, index, attempt) if rows is None else rows.T
+
+    def _rows(self, index: Any, count: int, attempt: int) -> Any:
+        """Returns the words of blocks, in one row for each, by a kernel of CUDA; None on backends without.
+
+        Args:
+            index: the first words of the counters, as a flat array of int64; or that of the first one, as an integer,
+                where they are successive.
+            count: the number of blocks.
+            attempt: the second word of the counters.
+        """
+        if self.xp is np:
+            return None
+        rows = self.xp.empty((count, philox.WORDS), dtype=np.int64)
+        backend = array_backend(rows)
+        if backend is None or backend.kernel_language != "cuda":
+            return None
+        words = tuple([rows[:, k] for k in range(philox.WORDS)])
+        fill_blocks(backend, self.key, index, int(isinstance(index, int)), attempt, words)
+        return rows
 
 
 _ATTEMPTS = 200

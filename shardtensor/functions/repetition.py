@@ -191,6 +191,7 @@ def on_host(x: Any) -> np.ndarray[Any, Any]:
     if backend is None or isinstance(x, (np.ndarray, np.generic)):
         return np.asarray(x)
     device = current_device() or backend.device_of(x)
+    backend.wait_for_caller(device)
     with backend.on(device):
         return np.asarray(backend.to_host(x, device))
 

@@ -85,6 +85,12 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
     """Implements a cumulative function, given the name of its reduction and the ufunc that it applies."""
     local = "cumsum" if name == "sum" else "cumprod"
 
+    def functions(xp: Any) -> tuple[Callable[..., Any], ...]:
+        """The reduction, the cumulative function and the ufunc of a namespace; NumPy's are methods of the ufunc."""
+        if xp is np:
+            return ufunc.reduce, ufunc.accumulate, ufunc
+        return getattr(xp, name), getattr(xp, local), getattr(xp, ufunc.__name__)
+
     @implements(function, "composite")
     def with_initial(x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Any:
         if axis is None and not shape_of(x):  # NumPy takes a scalar for one element.
@@ -106,16 +112,16 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
 
     def small(
         value: Aval, *, axis: int | None, dtype: Any, include_initial: bool
-    ) -> tuple[Aval, Callable[[Any], Any]] | None:
+    ) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
         d = _axis(axis, value.ndim)
         made = aval(value.shape, _dtype(name, value.dtype, dtype), value.sharding, value.committed)
         if value.grid.counts[d] == 1 or made.dtype.kind in "iu":
-            return made, functools.partial(ufunc.accumulate, axis=d, dtype=_loop(made.dtype))
+            return made, lambda xp, whole: functions(xp)[1](whole, axis=d, dtype=_loop(made.dtype))
         runs = equal_runs(value.grid, d)
         parts = value.grid.counts[d] if value.size else 0
         if not runs or sum(n for *_, n in runs) != min(parts, value.shape[d]):
             return None
-        return made, functools.partial(_accumulate_parts, ufunc, runs, d, _loop(made.dtype))
+        return made, functools.partial(_accumulate_parts, functions, runs, d, _loop(made.dtype))
 
     @implements(function, "kernel")
     def on_device(xp: Any, context: None, x: Any, *, axis: int | None, dtype: Any, include_initial: bool) -> Any:
@@ -214,32 +220,41 @@ def cumprod(a: ArrayLike, axis: int | None = None, dtype: npt.DTypeLike | None =
     return cumulative_prod(a if axis is not None else _reshape(a, (-1,)), axis=axis or 0, dtype=dtype)
 
 
-def _accumulate_parts(ufunc: np.ufunc, runs: Runs, axis: int, dtype: np.dtype[Any] | None, whole: Any) -> Any:
+def _accumulate_parts(
+    functions: Callable[[Any], tuple[Callable[..., Any], ...]],
+    runs: Runs,
+    axis: int,
+    dtype: np.dtype[Any] | None,
+    xp: Any,
+    whole: Any,
+) -> Any:
     """Computes what the algorithm does, for all shards at once: the dimension is divided into parts and their elements.
 
     Args:
-        ufunc: the ufunc that accumulates.
+        functions: returns the reduction, the cumulative function and the ufunc of a namespace.
         runs: the parts of the axis.
         axis, dtype: see `cumulative_sum`.
+        xp: the namespace of the array.
         whole: all elements.
     """
+    reduce, accumulate, combine = functions(xp)
     before = (slice(None),) * axis
     parts = []
     for begin, end, count in runs:
         x = whole[(*before, slice(begin, end))]
-        parts.append(x.reshape(*x.shape[:axis], count, -1, *x.shape[axis + 1 :]))
-    totals = np.concatenate([ufunc.reduce(x, axis=axis + 1, dtype=dtype) for x in parts], axis=axis)
-    offsets = ufunc.accumulate(totals, axis=axis)
+        parts.append(xp.reshape(x, (*x.shape[:axis], count, -1, *x.shape[axis + 1 :])))
+    totals = [reduce(x, axis=axis + 1, dtype=dtype) for x in parts]
+    offsets = accumulate(totals[0] if len(totals) == 1 else xp.concat(totals, axis=axis), axis=axis, dtype=dtype)
     out = []
     first = 0
     for x in parts:
-        sums = ufunc.accumulate(x, axis=axis + 1, dtype=dtype)
+        sums = accumulate(x, axis=axis + 1, dtype=dtype)
         skipped, end = int(first == 0), first + x.shape[axis]  # Nothing precedes the first part.
         later = sums[(*before, slice(skipped, None))]
-        ufunc(later, offsets[(*before, slice(first + skipped - 1, end - 1), np.newaxis)], out=later)
-        out.append(sums.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]))
+        combine(later, offsets[(*before, slice(first + skipped - 1, end - 1), None)], out=later)
+        out.append(xp.reshape(sums, (*x.shape[:axis], -1, *x.shape[axis + 2 :])))
         first = end
-    return np.concatenate(out, axis=axis)
+    return out[0] if len(out) == 1 else xp.concat(out, axis=axis)
 
 
 _ROW = 1 << 9

@@ -16,11 +16,11 @@ WORDS = 4
 """The number of words of a block."""
 
 _COUNTERS = 1 << 256
-_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_ROUNDS = 10
+MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+ROUNDS = 10
 _LOW = 0xFFFFFFFF
-_WORD = 0xFFFFFFFFFFFFFFFF
+WORD = 0xFFFFFFFFFFFFFFFF
 
 
 def words(key: int, counter: int, blocks: int) -> npt.NDArray[np.uint64]:
@@ -77,11 +77,11 @@ def block(xp: Any, key: int, index: Any, draw: int) -> tuple[Any, Any, Any, Any]
     Returns:
         Four arrays of int64, whose elements have the bits of the words.
     """
-    keys = [[signed((key >> 64 * k) + n * _WEYL[k] & _WORD) for k in (1, 0)] for n in range(_ROUNDS)]
-    table = xp.asarray([*zip(*map(_parts, _MULTIPLIERS), strict=True), *keys], dtype=np.int64)[:, :, None]
+    keys = [[signed((key >> 64 * k) + n * WEYL[k] & WORD) for k in (1, 0)] for n in range(ROUNDS)]
+    table = xp.asarray([*zip(*map(_parts, MULTIPLIERS), strict=True), *keys], dtype=np.int64)[:, :, None]
     zero = index ^ index
     even, odd = xp.stack([index, zero]), xp.stack([zero, zero + signed(draw)])  # words 0 and 2, words 3 and 1
-    for n in range(_ROUNDS):
+    for n in range(ROUNDS):
         high, low = _product(even, table[0], table[1], table[2])
         even, odd = xp.flip(high ^ odd ^ table[n + 3], axis=0), low
     return even[0], odd[1], even[1], odd[0]

@@ -9,6 +9,7 @@ from typing import Any
 from numpy.linalg import LinAlgError
 
 from shardtensor.communication.processes import JOB, note_error
+from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, set_default_interpreter
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.execution.plan_cache import planned
@@ -93,9 +94,14 @@ class EagerInterpreter(Interpreter):
         finally:
             READS.pop(key, None)
 
-    def compose(self, function: Function, host: Function, args: Any, kwargs: Any, /) -> Any:
+    def compose(self, function: Function, host: Function, fused: bool, args: Any, kwargs: Any, /) -> Any:
         """Calls a function that is composed of operators; a small call is one of ``host``."""
         result = small_call(function, host, args, kwargs)
+        if result is NotImplemented and fused and not is_recording() and any(map(_is_on_gpu, args)):
+            # Programs without GPUs do without it.
+            from shardtensor.interpreters.jit.compositions import compiled_call
+
+            result = compiled_call(function, args, kwargs)
         return function(*args, **kwargs) if result is NotImplemented else result
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
@@ -118,6 +124,10 @@ class EagerInterpreter(Interpreter):
             if isinstance(error, _NAMED):
                 raise_named(op, error)
             raise
+
+
+def _is_on_gpu(x: Any) -> bool:
+    return type(x) is ShardedTensor and x._aval.backend.kernel_language == "cuda"
 
 
 EAGER = EagerInterpreter()

@@ -78,7 +78,9 @@ def _parts_here(x: Any) -> list[str]:
     lines = []
     for shard in x.addressable_shards:
         index = ", ".join(f"{s.start}:{s.stop}" for s in shard.index)
-        elements = str(np.asarray(x._aval.backend.to_host(shard.data, shard.device)))
+        backend = x._aval.backend
+        with backend.on(shard.device):
+            elements = str(np.asarray(backend.to_host(shard.data, shard.device)))
         lines.append(f"[{index}] on {shard.device}: {elements}")
     return lines
 

@@ -1715,3 +1715,10 @@ def test_backends_that_share_a_gpu_do_without_the_host(gpus: Machine, monkeypatc
             same(y, numbers() * 2)
     far = st.device_put(st.arange(3, device=gpus.devices[0]), toy.gpus[1])  # on another GPU there is no other way
     assert far.tolist() == [0, 1, 2]
+
+
+def test_arguments_that_the_host_reads_are_ordered_after_the_caller(lazy: Machine) -> None:
+    cupy = lazy.cupy
+    with cupy.cuda.Device(0), cupy.cuda.Stream(non_blocking=True):
+        counts = cupy.arange(4) * 2
+        same(st.repeat(st.arange(4, device=lazy.devices[0]), counts), np.repeat(np.arange(4), [0, 2, 4, 6]))

@@ -160,3 +160,140 @@ def test_a_tensor_is_read_by_one_copy_for_each_gpu(gpus: int, waits: int) -> Non
             assert fakecupy.waits == before + waits
         parts = st.pmap(lambda a: a + 1, st.shard(x))
         same(st.unshard(parts), host * 2 + 1)
+
+
+@pytest.mark.parametrize("spec", [(), ("d",), (None, "d")], ids=str)
+def test_random_words_are_one_kernel_for_each_gpu(spec: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    key, shape = st.random.key(2026), (37, 50)
+    draws = [
+        st.random.uniform, st.random.normal, lambda key, shape, **where: st.random.integers(key, 3, 77, shape, **where),
+        lambda key, shape, **where: st.random.gamma(key, 0.5, shape, **where),
+    ]  # fmt: skip
+    wanted = [np.asarray(draw(key, shape, device=st.devices("numpy")[0])) for draw in draws]
+    with machine(8, devices=2) as m:
+        names = launched(monkeypatch)
+        where = st.NamedSharding(m.mesh(), st.P(*spec))
+        for draw, value in zip(draws, wanted, strict=True):
+            names.clear()
+            x = draw(key, shape, device=where)
+            assert names.count("shardtensor_philox") == 2 or draw is draws[-1], "only that rejects elements"
+            np.testing.assert_allclose(np.asarray(x), value, rtol=1e-14)
+        names.clear()
+        st.random.uniform(key, shape, device=where)
+        assert len(names) <= (38 if None in spec else 12), "of 550"
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_elementwise_compositions_are_one_kernel_for_each_gpu(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = np.array([[0.0, -0.0, 1.0, np.inf], [-np.inf, np.nan, 1e300, -3.5]] * 3)
+    other = np.where(np.arange(24).reshape(6, 4) % 5 == 0, host, host * (1 + 1e-6))
+    with machine(4, devices=gpus) as m:
+        x, y = [st.device_put(a, st.NamedSharding(m.mesh(), st.P("d"))) for a in (host, other)]
+        calls: list[Any] = [
+            lambda np, x, y: np.isclose(x, y),
+            lambda np, x, y: np.isclose(x, y, 1e-7, atol=0.0, equal_nan=True),
+            lambda np, x, y: np.isneginf(x),
+            lambda np, x, y: np.isposinf(x),
+            lambda np, x, y: np.nan_to_num(x, nan=3.0),
+            lambda np, x, y: np.nan_to_num(y, neginf=-7.0),
+        ]
+        for call in calls:
+            for _ in range(3):
+                names = launched(monkeypatch)
+                found = call(st, x, y)
+                assert names == ["shardtensor_kernel"] * gpus
+                np.testing.assert_array_equal(np.asarray(found), call(np, host, other), strict=True)
+        assert st.allclose(x, x, equal_nan=True)
+        assert not st.allclose(x, y, 1e-7, equal_nan=True)
+        assert st.nan_to_num(y, copy=False) is y
+        same(y, np.nan_to_num(other))
+        with st.transfers():  # By its operators, whose transfers are recorded.
+            same(st.isclose(x, x), np.isclose(host, host))
+        with pytest.raises(st.ShapeError, match="isclose"):
+            st.isclose(x, y[:, :3])
+
+
+@pytest.mark.parametrize(("shape", "launches"), [((24, 5), 5), ((21, 5), 9), ((24,), 5)], ids=str)
+@pytest.mark.parametrize("function", ["cumulative_sum", "cumulative_prod"])
+def test_cumulative_functions_are_few_kernels(
+    function: str, shape: tuple[int, ...], launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = np.random.default_rng(3).random(shape).astype(np.float32) + 0.5
+    call, wanted = getattr(st, function), getattr(np, function)
+    with machine(8, devices=1) as m:
+        x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d")))
+        names = launched(monkeypatch)
+        found = call(x, axis=0)
+        assert len(names) <= launches, "of 8 shards"
+        np.testing.assert_allclose(np.asarray(found), wanted(host, axis=0), rtol=1e-5)
+        with st.transfers() as log:
+            again = call(x, axis=0)
+        assert (log.bytes > 0, log.copied) == (True, 0)
+        np.testing.assert_array_equal(np.asarray(again), np.asarray(found))
+        same(call(x.astype(np.int64), axis=0), wanted(host.astype(np.int64), axis=0))
+
+
+@pytest.mark.parametrize(("gpus", "sums"), [(1, 3), (2, 7)])
+def test_views_of_columns_are_read_where_they_are(gpus: int, sums: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators read them as they lie; reductions copy each buffer at most once, in place of a kernel for each shard."""
+    host = np.random.default_rng(5).random((40, 6))
+    with machine(8, devices=gpus) as m:
+        x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d")))
+        float(x.sum())  # The first copy between GPUs is tested.
+        views: list[Any] = [lambda x: x.T, lambda x: x[:, 1:], lambda x: x.T[::2], lambda x: x[:, ::-1].T[:, :, None]]
+        for view in views:
+            part, wanted = view(x), view(host)
+            names = launched(monkeypatch)
+            found = part * 2
+            assert names == ["multiply"] * gpus
+            same(found, wanted * 2)
+            names = launched(monkeypatch)
+            total = part.sum()
+            assert len([name for name in names if "copy" not in name]) <= sums, names
+            np.testing.assert_allclose(float(total), wanted.sum(), rtol=1e-14)
+            names = launched(monkeypatch)
+            np.testing.assert_allclose(float(part.var()), wanted.var(), rtol=1e-14)
+            assert len(names) <= 14 or gpus > 1
+        turned = x.T + 0
+        kept = x.T.copy()
+        x[3:] = 7
+        same(turned, host.T)
+        same(kept, host.T)
+        host[3:] = 7
+        same(x.T, host.T)
+        same(x[:, 2:], host[:, 2:])
+
+
+PRODUCTS: dict[str, Any] = {
+    "rows": lambda np, x, y, v: x.T @ y,
+    "vectors": lambda np, x, y, v: v @ v,
+    "a vector and rows": lambda np, x, y, v: v @ x,
+    "all elements": lambda np, x, y, v: np.tensordot(x, y),
+    "einsum": lambda np, x, y, v: np.einsum("ki,kj->ji", x, y),
+    "a batch": lambda np, x, y, v: np.einsum("kib,kb->bi", x[:, :, None] * y[:, None, :], y),
+    "a batch of one operand": lambda np, x, y, v: v[None, None] @ (x[None] * y[None]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "i8"])
+def test_products_of_short_shards_are_few_kernels(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(8)
+    host = [(rng.random(shape) * 9).astype(dtype) for shape in ((40, 6), (40, 6), (40,))]
+    if dtype == "c8":
+        host[0] = host[0] * (1 + 2j)
+    with machine(8, devices=1) as m:
+        x, y, v = [st.device_put(a, st.NamedSharding(m.mesh(), st.P("d"))) for a in host]
+        call = PRODUCTS[name]
+        names = launched(monkeypatch)
+        found = call(st, x, y, v)
+        assert len(names) <= (6 if "batch" in name else 3) or dtype == "i8", names
+        wanted = call(np, *host)
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-5)
+        with st.transfers() as log:
+            again = call(st, x, y, v)
+        assert log.copied == 0
+        np.testing.assert_array_equal(np.asarray(again), np.asarray(found))
+        uneven = [st.device_put(a[:37], st.NamedSharding(m.mesh(), st.P("d"))) for a in host]
+        np.testing.assert_allclose(np.asarray(call(st, *uneven)), call(np, *[a[:37] for a in host]), rtol=1e-5)

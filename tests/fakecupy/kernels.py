@@ -46,6 +46,9 @@ _HEAD = """
 typedef struct { unsigned int x, y, z; } dim3;
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 static float __int_as_float(int bits) { float x; memcpy(&x, &bits, sizeof x); return x; }
+static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned __int128)a * b >> 64;
+}
 static void __syncthreads(void);
 """
 

@@ -1867,3 +1867,19 @@ def test_an_in_place_operator_on_an_item_is_one_write(backend: str) -> None:
         x[index] += 1
         assert x._write_state is not None
         assert x._write_state.version == n
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_repeated_writes_are_planned_once(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = [put(np.arange(40.0).reshape(10, 4), "checked", (count,)) for _ in range(2)]
+    planned: list[Any] = []
+    plan = importlib.import_module("shardtensor.interpreters.mutation.write_ops").TransferPlan
+    monkeypatch.setattr(
+        plan, "__init__", lambda self, *args, init=plan.__init__: (planned.append(args), init(self, *args))[1]
+    )
+    for _ in range(3):
+        planned.clear()
+        x[x > 5] = 0
+        x[2:9] += y[1:8]
+        x += y
+    assert not planned

@@ -39,6 +39,9 @@ Kernel = Callable[..., Any]
 _FEW_BYTES = 1 << 14
 """The size of operands up to which the calls for single shards take longer than the elements."""
 
+_FEW_ON_DEVICES = 1 << 20
+"""The same for devices other than the host, where each call is a launch."""
+
 
 class Shards:
     """One local array for each device of a mesh, in mesh order.
@@ -374,7 +377,7 @@ def distributed(
     result: Callable[..., Any] | None = None,
     layout: Callable[..., Sequence[NamedSharding]] | None = None,
     known_messages: bool = False,
-    small: Callable[..., tuple[Aval, Callable[[Any], Any]] | None] | None = None,
+    small: Callable[..., tuple[Aval, Callable[[Any, Any], Any]] | None] | None = None,
     few: Callable[..., bool] = lambda *avals, **params: False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Attaches the decorated function to a declared operator as its algorithm and its inference; see the package.
@@ -392,9 +395,9 @@ def distributed(
         result: ``result(*avals, **params)`` returns the aval of the result, if ``whole`` is given. Operators with
             several results have a tuple of avals, and of arrays or `Shards`.
         layout: ``layout(*avals, **params)`` returns the sharding that the algorithm needs of each operand.
-        small: ``small(aval, **params)`` returns the aval of the result and the function that computes it, with the
-            algorithm's bits, from the whole buffer of a small operand in the host's memory, as a new array; or None.
-            The function is used unless transfers are recorded.
+        small: ``small(aval, **params)`` returns the aval of the result and the function of a namespace and an array
+            that computes it, with the algorithm's bits, from the whole buffer of a small operand on devices that share
+            a memory, as a new array; or None. The messages of the algorithm follow from the shapes.
         few: ``few(*avals, **params)`` returns whether the operands are so few bytes that the messages of the algorithm
             take longer than the elements: then they are sent to the first device, which runs the algorithm and sends
             the parts of the result to the others, if all are in one process. ``result`` is given.
@@ -426,10 +429,11 @@ def distributed(
         return few(*avals, **dict(zip(op.params, avals_and_params[1 + further :], strict=True)))
 
     @functools.lru_cache(1024, typed=True)
-    def prepared(value: Aval, *params: Any) -> tuple[Aval, Callable[[Any], Any]] | None:
-        if small is None or value.memory is None or value.offloaded or not value.backend.on_host:
+    def prepared(value: Aval, *params: Any) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
+        most = _FEW_BYTES if value.backend.on_host else _FEW_ON_DEVICES
+        if small is None or value.memory is None or value.offloaded or value.nbytes > most:
             return None
-        return small(value, **dict(zip(op.params, params, strict=True))) if value.nbytes <= _FEW_BYTES else None
+        return small(value, **dict(zip(op.params, params, strict=True)))
 
     def at_once(operands: Sequence[Any], params: tuple[Any, ...]) -> Any:
         assert whole is not None
@@ -482,9 +486,12 @@ def distributed(
             if not isinstance(x, ShardedTensor):
                 x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), op.name), op.name, committed=False)
             value = x._aval
-            if small is not None and not is_recording() and (ready := prepared(value, *params)):
-                with FloatingPointErrors(op.ufunc):
-                    return tensor(ready[0], Storage((ready[1](whole_array(x, op.name)),)))
+            if ready := prepared(value, *params):
+                if is_recording():
+                    run(without_elements(value), others, params)
+                backend, made = value.backend, ready[0]
+                with FloatingPointErrors(op.ufunc), backend.on(value.sharding.mesh.flat[0]):
+                    return tensor(made, Storage((whole_of(ready[1](backend.xp, whole_array(x, op.name)), made),)))
             if whole is not None and value.memory is not None and (known_messages or not is_recording()):
                 if is_recording():
                     run(without_elements(value), others, params)

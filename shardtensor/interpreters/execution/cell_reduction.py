@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.backend.functions import function_of
+from shardtensor.backend.protocol import Backend
 from shardtensor.communication.all_reduce import Tree, combine, flat_tree
 from shardtensor.communication.array_communicator import each_array
 from shardtensor.communication.between_memories import COLLECTED
@@ -59,21 +60,34 @@ def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[
         return general
     gone = reduced_axes(params.get("axis"), source.ndim)
     groups = reduction_groups(value, strategies.moves, partial_axes)
-    by_rows = 0 in gone and equal_runs(shards, 0) is not None
-    if not by_rows or (len(groups) > 1 and value.memory is None):
+    split = next((axis for axis in gone if equal_runs(shards, axis) is not None), None)
+    if split is None or (len(groups) > 1 and value.memory is None):
         return general
-    bounds = shards.offsets[0].tolist()
-    boxes = [source.cells.grid.box(n)[0] for n in range(len(source.cells.positions))]
+    bounds = shards.offsets[split].tolist()
+    boxes = [source.cells.grid.box(n)[split] for n in range(len(source.cells.positions))]
     if [end for _, end in boxes[:-1]] != [begin for begin, _ in boxes[1:]]:
         return general
-    longest = max(end - begin for begin, end in itertools.pairwise(bounds)) * source.size // source.shape[0]
+    longest = max(end - begin for begin, end in itertools.pairwise(bounds)) * source.size // source.shape[split]
     tree = groups[0].tree
     if longest > _TERMS * max(value.size, 1) or (len(boxes) > 1 and len(tree) * value.nbytes > COLLECTED):
         return general
     cells = [_runs(bounds, *box) for box in boxes]
     if moments:
-        return _moments(strategies, monoid, gone, cells[0], tree, general) if len(cells) == 1 else general
-    return _Reduction(strategies, monoid, source, gone, cells, tree, general).run
+        return _moments(strategies, monoid, split, gone, cells[0], tree) if len(cells) == 1 else general
+    return _Reduction(strategies, monoid, source, split, gone, cells, tree).run
+
+
+def _as_rows(backend: Backend, split: int, buffer: Any) -> Any:
+    """Returns a buffer in row-major order with its split dimension first."""
+    if split:
+        order = (split, *[axis for axis in range(buffer.ndim) if axis != split])
+        buffer = backend.xp.permute_dims(buffer, order)
+    return backend.contiguous(buffer)
+
+
+def _row_axes(split: int, gone: Sequence[int]) -> tuple[int, ...]:
+    """Returns the reduced axes in an array whose first dimension numbers the shards: the split one is the second."""
+    return tuple([1 if axis == split else axis + 1 + (axis < split) for axis in gone])
 
 
 def _runs(bounds: Sequence[int], begin: int, end: int) -> Runs:
@@ -81,29 +95,43 @@ def _runs(bounds: Sequence[int], begin: int, end: int) -> Runs:
     return runs_between([bound - begin for bound in bounds if begin <= bound <= end])
 
 
-def _moments(strategies: Strategies, monoid: Monoid, gone: Sequence[int], runs: Runs, tree: Tree, general: Run) -> Run:
+def _moments(strategies: Strategies, monoid: Monoid, split: int, gone: Sequence[int], runs: Runs, tree: Tree) -> Run:
     """Returns the plan of `reduce_by_cells` for a variance in one memory, whose states take several kernels each."""
     value, backend, params = strategies.value, strategies.backend, strategies.params
     (move,), xp = strategies.moves, backend.xp
     assert move is not None
-    rows = {**params, "axis": tuple([axis + 1 for axis in gone])}
+    rows = {**params, "axis": _row_axes(split, gone)}
     launch, merge = backend.launcher([value.cells.grid.devices[0]]), functools.partial(monoid.merge, xp)
 
-    def states_of(piece: Any, number: int) -> list[Any]:
-        parts = xp.reshape(piece, (number, -1, *move.source.shape[1:]))
+    def states_of(piece: Any, number: int) -> Any:
+        parts = xp.reshape(piece, (number, -1, *piece.shape[1:]))
         context = ShardContext.everywhere(value.shape, [parts.shape], value.dtype)
-        states = monoid.partial(xp, context, parts, **rows)  # type: ignore[misc]
-        return [each_array(lambda array: backend.view(array, slice(k, k + 1)), states) for k in range(number)]  # noqa: B023
+        return monoid.partial(xp, context, parts, **rows)  # type: ignore[misc]
+
+    def some(states: Any, *part: int | None) -> Any:
+        return each_array(lambda array: backend.view(array, slice(*part)), states)
+
+    def folded(states: Any, number: int) -> Any:
+        """Combines the states of shards of one size along a flat tree, all pairs of neighbours at once."""
+        if number & (number - 1):
+            left = 1 << (number.bit_length() - 1)
+            return merge(folded(some(states, left), left), folded(some(states, left, None), number - left))
+        while number > 1:
+            states, number = merge(some(states, None, None, 2), some(states, 1, None, 2)), number // 2
+        return states
 
     def combined(buffer: Any) -> Any:
-        states = [state for a, b, n in runs for state in states_of(backend.view(buffer, slice(a, b)), n)]
-        result = monoid.finish(xp, strategies.contexts[0], combine(tree, states.__getitem__, merge), **params)
-        return whole_of(xp.reshape(result, value.shape), value)
+        buffer = _as_rows(backend, split, buffer)
+        found = [(states_of(backend.view(buffer, slice(a, b)), n), n) for a, b, n in runs]
+        if len(found) == 1 and tree == flat_tree(found[0][1]):
+            state = folded(*found[0])
+        else:
+            states = [some(row, k, k + 1) for row, n in found for k in range(n)]
+            state = combine(tree, states.__getitem__, merge)
+        return whole_of(xp.reshape(monoid.finish(xp, strategies.contexts[0], state, **params), value.shape), value)
 
     def run_plan(operands: Operands) -> ShardedTensor:
         buffers = move.unrecorded(operands[0], strategies.name)
-        if not backend.is_contiguous(buffers[0]):
-            return general(operands)  # type: ignore[no-any-return]
         strategies.announce()
         return tensor(value, Storage(tuple(launch([combined], [(buffers[0],)])), ([],)))
 
@@ -114,8 +142,9 @@ class _Reduction:
     """The plan of `reduce_by_cells`.
 
     Args:
-        strategies, monoid, general: see `reduce_by_cells`.
+        strategies, monoid: see `reduce_by_cells`.
         source: the aval of the operand.
+        split: its dimension that is split.
         gone: its dimensions that are reduced.
         cells: the runs of shards of equal size in each of its cells.
         tree: the tree along which the partial results of the shards are combined.
@@ -126,17 +155,16 @@ class _Reduction:
         strategies: Strategies,
         monoid: Monoid,
         source: Aval,
+        split: int,
         gone: Sequence[int],
         cells: Sequence[Runs],
         tree: Tree,
-        general: Run,
     ) -> None:
-        self._strategies, self._general, self._value = strategies, general, strategies.value
+        self._strategies, self._value = strategies, strategies.value
         self._backend = backend = strategies.backend
-        self._runs, self._rest = [runs for runs in cells if runs], source.shape[1:]
+        self._runs, self._split = [runs for runs in cells if runs], split
         self._numbers = [n for n, runs in enumerate(cells) if runs]
-        axes = tuple([axis + 1 for axis in gone])
-        self._reduced: dict[str, Any] = {"axis": axes, "keepdims": strategies.params["keepdims"]}
+        self._reduced: dict[str, Any] = {"axis": _row_axes(split, gone), "keepdims": strategies.params["keepdims"]}
         self._count = source.size // max(self._value.size, 1) if monoid.partial else 0  # of a mean: its states are sums
         self._name = monoid.reduces
         counts = [sum(n for _, _, n in runs) for runs in self._runs]
@@ -162,8 +190,6 @@ class _Reduction:
         assert move is not None
         buffers = move.unrecorded(operands[0], strategies.name)
         mine = [buffers[n] for n in self._numbers]
-        if not all(map(backend.is_contiguous, mine)):
-            return self._general(operands)  # type: ignore[no-any-return]
         strategies.announce()
         parts = self._launch([self._partials] * len(mine), zip(mine, self._runs, strict=True))
         (total,) = self._launch_one([self._total], [(parts,)])
@@ -175,9 +201,11 @@ class _Reduction:
     def _partials(self, buffer: Any, runs: Runs) -> Any:
         """Returns the partial results of the shards in a buffer, or all of them combined, as rows of one array."""
         xp, reduction = self._backend.xp, self._functions[0]
+        # Shards are short, so that a copy takes less time than a kernel for each of them.
+        buffer = _as_rows(self._backend, self._split, buffer)
         pieces = [buffer] if len(runs) == 1 else [self._backend.view(buffer, slice(a, b)) for a, b, _ in runs]
         sums = [
-            reduction(xp.reshape(piece, (n, -1, *self._rest)), **self._reduced)
+            reduction(xp.reshape(piece, (n, -1, *piece.shape[1:])), **self._reduced)
             for piece, (_, _, n) in zip(pieces, runs, strict=True)
         ]
         rows = sums[0] if len(sums) == 1 else xp.concat(sums)

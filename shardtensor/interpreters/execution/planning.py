@@ -336,8 +336,12 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
             from shardtensor.interpreters.execution.one_pass import in_one_pass  # Importing the package needs none.
 
             fast = in_one_pass(strategies, monoid, partial_axes, reduce)
+        elif op.product:
+            # Programs on hosts do without it, and without the next one.
+            from shardtensor.interpreters.execution.cell_products import product_by_cells
+
+            return "reduce", _in_parts(product_by_cells(strategies, rule, partial_axes, reduce), value, target)
         else:
-            # Programs on hosts do without it.
             from shardtensor.interpreters.execution.cell_reduction import reduce_by_cells
 
             return "reduce", _in_parts(reduce_by_cells(strategies, monoid, partial_axes, reduce), value, target)

@@ -119,20 +119,33 @@ class View:
         cache = self._cache
         if cache is None or cache[0] != version:
             storage = current_storage(self.base)
-            value = evaluate(tensor(on_devices(self.base._aval), storage), self.view_spec)
-            if lacks_elements(self.base):
-                announce_reading(value)
-            recorded = self.is_direct or lacks_elements(self.base)
-            read = (
-                shard_arrays if self.base._aval.offloaded else buffers_of
-            )  # Each device has its own part of the view.
-            cache = (version, None if recorded else read(value))
+            cache = (version, self._held(storage) or self._evaluated(storage))
             if type(storage) is Exported:  # Writes of a consumer do not increase the version, so nothing is cached.
                 return cache[1]
             key, caches = id(self), write_state.caches
             caches[key] = weakref.ref(self, lambda _: caches.pop(key, None))
             self._cache = cache
         return cache[1]
+
+    def _held(self, storage: Any) -> Any:
+        """Returns views of the base's buffers, if these are the view's, so that nothing moves; otherwise None."""
+        base, view_spec = self.base._aval, self.view_spec
+        if base.memory is not None or base.spans or base.offloaded or base.unreduced or type(storage) is not Storage:
+            return None
+        if is_recording() or (view_spec.reverses and not base.backend.negative_strides):
+            return None
+        here = _of_cells(base, view_spec.boxes, view_spec.chains, view_spec.shape)
+        return here and tuple(local_views(here, buffers_of(tensor(base, storage)), view_spec))
+
+    def _evaluated(self, storage: Any) -> Any:
+        """Returns the buffers that operators compute; see `_read`."""
+        value = evaluate(tensor(on_devices(self.base._aval), storage), self.view_spec)
+        if lacks_elements(self.base):
+            announce_reading(value)
+        if self.is_direct or lacks_elements(self.base):
+            return None
+        # Each device has its own part of the view.
+        return (shard_arrays if self.base._aval.offloaded else buffers_of)(value)
 
     def to_host(self, index: Any) -> HostArray:
         """Copies the view, or the part selected by a basic index, to host memory, directly from the owning devices.
@@ -342,6 +355,14 @@ def local_view(here: ShardedBox, n: int, arrays: Sequence[Any], view_spec: ViewS
         if len(view_spec.boxes) > 1:
             array = backend.xp.reshape(array, box.over)
         return part_of(box.of(backend, array), view_spec.part)
+
+
+@functools.lru_cache(1024)
+def _of_cells(base: Aval, boxes: tuple[BoxIndex, ...], chains: tuple[Chain, ...], shape: Shape) -> ShardedBox | None:
+    """Returns the boxes of a view within the cells of its base, if each is a cell of the view; otherwise None."""
+    here = locate(base.cells.grid, boxes)
+    cells = aval_of_view(base, chains, shape, None).cells
+    return here if here is not None and here.grid.same(cells.grid) else None
 
 
 def gather_unrecorded(x: Any, caller: str) -> Any:

@@ -7,6 +7,7 @@ are needed to write the cell of the tensor that is there.
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -160,8 +161,7 @@ class _Delivery:
     def __init__(self, x: Any, grid: Grid) -> None:
         source, self.arrays = operand_shards(x)
         self.itemsize = x.dtype.itemsize
-        region = broadcast_region(x.shape, tuple([int(o[-1]) for o in grid.offsets]))
-        self.movement = TransferPlan((region,), (source,), grid)
+        self.movement = _delivery_plan(tuple(x.shape), source, grid)
 
     def announce(self, caller: str, copied: bool) -> None:
         """Records the transfer, subject to the transfer guard."""
@@ -170,6 +170,13 @@ class _Delivery:
     def run(self, dtype: Any) -> tuple[Any, ...]:
         """Runs the transfer and returns one array per device."""
         return self.movement.run((self.arrays(),), dtype, as_they_lie=True)
+
+
+@functools.lru_cache(1024)
+def _delivery_plan(shape: Shape, source: Grid, grid: Grid) -> TransferPlan:
+    """Returns the plan of a `_Delivery` of an operand of a shape, which is divided as ``source``."""
+    region = broadcast_region(shape, tuple([int(ends[-1]) for ends in grid.offsets]))
+    return TransferPlan((region,), (source,), grid)
 
 
 class Elementwise(WriteOp):
