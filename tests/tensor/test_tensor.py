@@ -105,7 +105,7 @@ def test_elements_of_shape_one_tensor_convert(backend: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (2,), (0,)], ids=str)
 def test_tensors_with_dimensions_are_no_python_indices(shape: tuple[int, ...], backend: str) -> None:
-    """As arrays: NumPy indexes with them, and lists refuse them."""
+    """They behave as arrays: NumPy accepts them as indices, and lists do not."""
     value = np.arange(30).reshape(10, 3)
     at = np.full(shape, 1)
     i = st.asarray(at, device=mesh_of((2,), backend))
@@ -124,7 +124,7 @@ def test_tensors_with_dimensions_are_no_python_indices(shape: tuple[int, ...], b
 
 @everywhere
 def test_lists_beside_tensors_are_arrays(backend: str) -> None:
-    """As beside NumPy's arrays: Python must not take a tensor for the number of times that a list is repeated."""
+    """They behave as beside NumPy's arrays: Python must not use a tensor as a number of repetitions of a list."""
     value, mesh = np.array([3, 4]), mesh_of((2,), backend)
     one = np.array(3)
     for symbol, pair in itertools.product(["+", "*", "-", "//", "==", "<", "@"], [("a", "x"), ("x", "a"), ("x", "b")]):
@@ -167,7 +167,7 @@ def test_copies_of_scalars_are_scalars_and_of_arrays_arrays(again: Any, backend:
 
 
 def test_results_without_dimensions_are_written_as_arrays(backend: str) -> None:
-    """The standard has arrays only; SciPy writes NaN into the 0-d results of reductions."""
+    """The array API has only arrays; SciPy writes NaN into the 0-d results of reductions."""
     value, x = make(backend)
     for make_scalar in (lambda x: x.sum(), st.max, lambda x: st.add(x.sum(), 1), lambda x: copy.copy(x.sum())):
         scalar, before = make_scalar(x), make_scalar(x).item()
@@ -794,7 +794,7 @@ FUNCTIONS = {n for n in dir(np) if n in OPS and hasattr(getattr(np, n), "__wrapp
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_every_position_of_numpys_functions_is_known(name: str) -> None:
-    """What NumPy has by default can be given by position for every parameter that can be."""
+    """Every parameter that NumPy accepts by position is accepted by position."""
     function = getattr(np, name)
     parameters = inspect.signature(function).parameters.values()
     defaults = [p.default for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]
