@@ -510,7 +510,7 @@ def test_no_axis_means_all_axes_to_reductions(ndim: int) -> None:
     [
         (3, 3, "axis 3 is out of range for 3 dimensions"),
         (-4, 3, "axis -4 is out of range for 3 dimensions"),
-        (0, 0, "axis 0 is out of range for 0 dimensions"),
+        (0, 0, "axis 0 is out of range for an array without dimensions"),
         ((0, 5), 3, "axis 5 is out of range"),
         ((1, 1), 3, r"axis 1 occurs twice in \(1, 1\)"),
         ((0, -3), 3, r"axis -3 occurs twice in \(0, -3\)"),
