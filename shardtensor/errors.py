@@ -64,7 +64,7 @@ class TransferError(ShardTensorError, RuntimeError):
 
 
 class DonatedError(ShardTensorError, RuntimeError):
-    """A tensor is used after its memory was donated with ``donate=True``."""
+    """A tensor is used after its memory was donated (``donate=True``, or ``donate_argnums`` of `shardtensor.jit`)."""
 
 
 class CollectiveError(ShardTensorError, RuntimeError):

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, implements, operator
-from shardtensor.errors import ArgumentError, ShapeError
+from shardtensor.core import call, implements, named, operator
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.host.blockwise import copied
 from shardtensor.sharding.copy_plan import Line, Region, identity
@@ -88,6 +88,7 @@ def _order_of(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     return order
 
 
+@named
 def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> ShardedTensor:
     """Permutes the dimensions of ``a``, or reverses their order: `permute_dims` with NumPy's name and default. A view.
 
@@ -338,7 +339,9 @@ def _reshape_on_device(xp: Any, context: ShardContext, x: Any, *, shape: Shape, 
 
 def _whole_size(shape: Any, size: int) -> Shape:
     sizes = list(shape) if isinstance(shape, (tuple, list)) else [shape]
-    if sizes.count(-1) == 1:
+    if sizes.count(-1) > 1:
+        raise ShapeError(f"shape {tuple(sizes)} has -1 more than once; wanted it once, since one size can be inferred")
+    if -1 in sizes:
         rest = math.prod(n for n in sizes if n != -1)
         if rest == 0 or size % rest:
             raise ShapeError(f"x has {size} elements, which leaves no whole size for -1 in {tuple(sizes)}")
@@ -458,6 +461,8 @@ def _roll(operands: Sequence[Operand], mesh: Mesh, *, shift: Any, axis: Any) -> 
         raise ArgumentError(f"{len(shift)} shifts for {len(axis)} axes; give one for all, or one for each") from None
     total = [0] * x.ndim
     for s, a in pairs:
+        if isinstance(s, str):  # NumPy truncates floats.
+            raise ArgumentTypeError(f"shift is {str(s)!r}; wanted an integer")
         total[normalize_axis(a.item(), x.ndim)] += int(s)
     runs = [_turned(d, n, total[d]) for d, n in enumerate(x.shape)]
     regions = tuple(Region(0, lines) for lines in itertools.product(*runs))

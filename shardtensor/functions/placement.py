@@ -16,7 +16,7 @@ from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.messages import copied
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
 from shardtensor.communication.transfer_log import is_recording, record_transfer
-from shardtensor.core import implements, operator
+from shardtensor.core import implements, named, operator
 from shardtensor.errors import ArgumentError, BackendError
 from shardtensor.functions.partial_sums import infer_unreduced, partial_sums_to, unreduced
 from shardtensor.sharding.index import Index, canonical, to_numpy
@@ -339,6 +339,7 @@ def _copy(x: ShardedTensor) -> ShardedTensor:
     return made if x._is_scalar else mark_array(made)
 
 
+@named
 def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
     """Returns x with the given sharding: in eager mode by `reshard`, under jit as a constraint on an intermediate.
 
@@ -351,7 +352,7 @@ def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
     return reshard(x, sharding)
 
 
-@operator(escapes=True)
+@operator(escapes=True, error_name="asarray")
 def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:
     """Returns a tensor x, or ``x[index]`` for a basic index, as a read-only NumPy array of x's dtype.
 

@@ -69,7 +69,7 @@ class SymbolicKey(Key):
         try:
             operator.index(self.bits)
         except ConcretizationError as error:
-            raise ConcretizationError(f"Key.{member}: {str(error).removeprefix('to_host: ')}") from None
+            raise ConcretizationError(f"Key.{member}: {str(error).partition(': ')[2]}") from None
         raise AssertionError("the bits of a key of jit are traced")
 
     def __repr__(self) -> str:
@@ -119,6 +119,8 @@ def integer(value: Any, caller: str, name: str) -> int:
     """
     try:
         return operator.index(value)
+    except ConcretizationError:
+        raise  # It is a TypeError, too, and says what to do.
     except TypeError:
         raise ArgumentTypeError(f"{caller}: {name} is a {type(value).__name__}; wanted an integer") from None
 

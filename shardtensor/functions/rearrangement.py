@@ -22,7 +22,7 @@ from shardtensor.functions.joining import concat, is_on_host, reshape_operand
 from shardtensor.functions.manipulation import broadcast_to, flip, moveaxis, permute_dims, reshape
 from shardtensor.functions.repetition import on_host, taken
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
-from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.operands import converted, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 # -- order and number of dimensions ----------------------------------------------------------------
@@ -466,6 +466,8 @@ def _insert(arr: Any, values: Any, obj: Any, axis: int | None) -> Any:
         arr, axis = reshape(arr, (-1,)), 0
     shape = shape_of(arr)
     d = normalize_axis(axis, len(shape))
+    if type(values) is int:
+        values = converted(values, result_type(arr), "values")
     host = is_on_host(values)  # A host array remains one: see `reshape_operand`.
     if missing := max(len(shape) - len(shape_of(values)), 0):
         values = reshape_operand(values, (1,) * missing + shape_of(values))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import call, composition, named
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import full, zeros_like
 from shardtensor.functions.data_types import astype, result_type
@@ -24,8 +24,25 @@ from shardtensor.functions.repetition import broadcast_shapes, devices_of, on_ho
 from shardtensor.functions.searching import argmax, where
 from shardtensor.functions.statistical import any as _any
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
-from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.operands import converted, shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, lacks_elements
+
+
+def _values_for(dtype: np.dtype[Any], values: Any, caller: str) -> Any:
+    """Returns Python integers, and nested lists of them, in the dtype of the elements to which they are written; other
+    lists as host arrays, and anything else unchanged.
+
+    Raises:
+        RangeError: an integer does not fit the dtype.
+    """
+    given = array_like(values, caller)
+    if type(values) not in (list, tuple, int) or np.asarray(given).dtype.kind not in "iu":
+        return given
+    try:
+        return np.asarray(converted(values, dtype))
+    except RangeError as error:
+        raise RangeError(f"{caller}: {error}") from None
+
 
 # -- selection by conditions -----------------------------------------------------------------------
 
@@ -102,7 +119,9 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
     made: Any = zeros_like(given)
     for condition, function in zip(conditions, funclist, strict=True):
         if not callable(function):
-            made = where(condition, astype(call("asarray", function), made.dtype), made)
+            made = where(
+                condition, astype(call("asarray", _values_for(made.dtype, function, "piecewise")), made.dtype), made
+            )
         elif given.ndim:
             chosen = given[condition]
             if 0 not in shape_of(chosen):
@@ -281,13 +300,14 @@ def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
     [0, 1, 7, 8, 7]
     """
     _check_target(arr, "place: arr")
-    if small := small_on_host(arr, array_like(mask, "place"), array_like(vals, "place")):
+    vals = _values_for(arr.dtype, vals, "place")
+    if small := small_on_host(arr, array_like(mask, "place"), vals):
         given, numbers = small
         if numbers.size and given.size == arr.size:
             selected = given.reshape(arr.shape).astype(bool, copy=False)
             arr[selected] = np.resize(numbers, np.count_nonzero(selected)).astype(arr.dtype, copy=False)
             return
-    values, given_mask = reshape(array_like(vals, "place"), (-1,)), array_like(mask, "place")
+    values, given_mask = reshape(vals, (-1,)), array_like(mask, "place")
     if math.prod(shape_of(given_mask)) != arr.size:
         raise ShapeError(f"place: mask has shape {shape_of(given_mask)}; wanted {arr.size} elements, as arr has")
     chosen = astype(reshape(given_mask, shape_of(arr)), bool, copy=False)
@@ -318,7 +338,7 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
     [0, 1, -1, -2, -1]
     """
     _check_target(a, "putmask: a")
-    given, chosen = array_like(values, "putmask"), array_like(mask, "putmask")
+    given, chosen = _values_for(a.dtype, values, "putmask"), array_like(mask, "putmask")
     if shape_of(chosen) != a.shape:
         raise ShapeError(f"putmask: mask has shape {shape_of(chosen)}; wanted a's shape, {a.shape}")
     if shape_of(given) and shape_of(given) != a.shape:
@@ -391,7 +411,7 @@ def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
         raise ShapeError(f"fill_diagonal: a has shape {a.shape}; wanted dimensions of equal sizes")
     step = a.shape[1] + 1 if a.ndim == 2 else 1 + int(np.cumprod(a.shape[:-1]).sum())
     end = a.shape[1] ** 2 if a.ndim == 2 and not wrap else a.size
-    values = array_like(val, "fill_diagonal")
+    values = _values_for(a.dtype, val, "fill_diagonal")
     if small := small_on_host(a, values):
         places = np.arange(0, min(end, a.size), step)
         if small[0].size:

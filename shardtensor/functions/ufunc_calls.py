@@ -78,7 +78,7 @@ def _call(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     mask = True
     if where is not True:
         shapes = [shape_of(x) for x in (*operands, *outs) if x is not None]
-        mask = mask_of(where, np.broadcast_shapes(np.shape(where), *shapes))
+        mask = mask_of(where, _common_shape(ufunc.__name__, [np.shape(where), *shapes]))
         operands = [_harmless(ufunc, x, mask) for x in _without_scalars(ufunc, operands)]
     if len(outs) == 1 and isinstance(outs[0], ShardedTensor) and mask is True and casting == "same_kind":
         bind_into(outs[0], op, *op.split(*operands, **params))  # Eager mode computes in place.
@@ -158,8 +158,21 @@ def _check_out(name: str, result: Any, out: Any, casting: Any) -> None:
         raise ArgumentTypeError(
             f"{name}: the result has dtype {given}, and casting={casting!r} does not allow out of {out.dtype}"
         )
-    if np.broadcast_shapes(shape_of(result), out.shape) != out.shape:
+    if _common_shape(name, [shape_of(result), out.shape]) != out.shape:
         raise ShapeError(f"{name}: the result has shape {shape_of(result)}, and out {out.shape}")
+
+
+def _common_shape(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the shape to which operands, outputs and masks broadcast.
+
+    Raises:
+        ShapeError: they do not broadcast together.
+    """
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        listed = ", ".join(map(str, shapes))
+        raise ShapeError(f"{name}: shapes {listed} of the operands, out and where do not broadcast together") from None
 
 
 def _stored(result: Any, out: Any, mask: Any, casting: Any) -> Any:

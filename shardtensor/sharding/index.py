@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, IndexingError
 from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Shape
 
@@ -88,6 +88,8 @@ def is_array(entry: Any) -> bool:
 def _span(entry: slice, size: int, dimension: int) -> Span:
     try:
         start, stop, step = entry.indices(size)
+    except ConcretizationError:
+        raise  # It is a TypeError, too, and says what to do.
     except (TypeError, ValueError) as error:
         kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
         raise kind(f"{entry} in dimension {dimension}: {error}") from None
@@ -98,6 +100,8 @@ def _span(entry: slice, size: int, dimension: int) -> Span:
 def _integer(entry: Any, dimension: int) -> int:
     try:
         return python.index(entry)
+    except ConcretizationError:
+        raise
     except TypeError:
         raise IndexingError(
             f"index {entry!r:.60} in dimension {dimension} is a {type(entry).__name__}; wanted integers, "

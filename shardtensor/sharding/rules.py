@@ -220,7 +220,8 @@ def normalize_axis(axis: Any, ndim: int) -> int:
     if isinstance(axis, bool):  # A bool is an integer in Python, but NumPy rejects it as an axis, too.
         raise ArgumentTypeError(f"axis {axis!r} is a bool; wanted an integer")
     if not -ndim <= number < ndim:
-        raise AxisError(f"axis {number} is out of range for {ndim} dimensions; wanted {-ndim} to {ndim - 1}")
+        wanted = f"{ndim} dimensions; wanted {-ndim} to {ndim - 1}" if ndim else "an array without dimensions"
+        raise AxisError(f"axis {number} is out of range for {wanted}")
     return number % ndim
 
 

@@ -12,7 +12,14 @@ import numpy.typing as npt
 
 from shardtensor.backend.device import HostArray
 from shardtensor.core import OPS, call
-from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ConcretizationError,
+    DonatedError,
+    IndexingError,
+    ShapeError,
+)
 from shardtensor.tensor.display import described, few_values, printed
 from shardtensor.tensor.handle import Handle
 
@@ -62,7 +69,7 @@ class Conversions(Handle):
 
     def tolist(self) -> Any:
         """Returns the elements as nested Python lists; of a 0-d tensor, a Python scalar."""
-        return np.asarray(self).tolist()
+        return self._on_host("tolist").tolist()
 
     def item(self, *index: Any) -> Any:
         """Returns an element as a Python scalar: the only one, that at a position in row-major order, or at an index of
@@ -107,7 +114,14 @@ class Conversions(Handle):
             raise ShapeError(
                 f"{caller}: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one{hint}"
             )
-        return np.asarray(self)
+        return self._on_host(caller)
+
+    def _on_host(self, caller: str) -> HostArray:
+        """Returns the elements as a host array. Errors name ``caller``, since the call may be an `if`."""
+        try:
+            return np.asarray(self)
+        except (ConcretizationError, DonatedError) as error:
+            raise type(error)(f"{caller}: {str(error).partition(': ')[2]}") from None
 
     def __int__(self) -> int:
         return int(self._real_scalar("int"))
@@ -158,7 +172,7 @@ class Conversions(Handle):
                 f"{caller}: the tensor has shape {self.shape}; wanted one without dimensions (x.item() converts the "
                 "only element of any shape)"
             )
-        return np.asarray(self)[()]
+        return self._on_host(caller)[()]
 
     def __format__(self, spec: str) -> str:
         """Formats the element of a 0-d tensor as a Python scalar: ``f"{loss:.3f}"``.

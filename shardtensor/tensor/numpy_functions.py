@@ -15,7 +15,7 @@ import numpy as np
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import call
-from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
@@ -135,7 +135,7 @@ def _created(name: str, a: Any, fill: tuple[Any, ...], dtype: Any, order: str, s
 
 
 def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -> None:
-    """`numpy.copyto` to or from a tensor."""
+    """`numpy.copyto` to or from a tensor. Python integers must fit the dtype of ``dst``."""
     if isinstance(dst, np.ndarray):
         np.copyto(dst, np.asarray(src), casting=casting, where=np.asarray(where))
         return
@@ -144,6 +144,10 @@ def _copyto(dst: Any, src: Any, casting: Any = "same_kind", where: Any = True) -
     dtype = np.result_type(dst.dtype, src) if weak else src.dtype if hasattr(src, "dtype") else np.asarray(src).dtype
     if not np.can_cast(dtype, dst.dtype, casting):
         raise ArgumentTypeError(f"copyto: {dtype} to {dst.dtype} is not allowed by casting={casting!r}")
+    try:
+        src = np.asarray(src, dst.dtype) if type(src) is int else np.asarray(src) if type(src) in (list, tuple) else src
+    except OverflowError as error:
+        raise RangeError(f"copyto: {error}; use a dtype that holds it, or give an array, which is cast") from None
     dst[...] = src if where is True else call("where", where, src, dst)
 
 
@@ -223,6 +227,7 @@ elements on the host or without them; metadata, copies and writes.
 _DATES = "calendars are on the host only; np.asarray(x) gives the whole array on the host"
 
 REFUSED = {
+    "at": "tensors are mutable; x[i] = value, x[i] += value and np.add.at(x, i, value) write to them",
     "numpy.busday_count": _DATES,
     "numpy.busday_offset": _DATES,
     "numpy.is_busday": _DATES,

@@ -13,7 +13,7 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.backend.small_floats import SMALL_FLOATS, is_element, small_float
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, RangeError, ShapeError
 from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
@@ -54,6 +54,8 @@ def integer_from(least: int, value: Any, name: str, where: str = "", wanted: str
     """
     try:
         number = python.index(value)
+    except ConcretizationError:
+        raise  # It is a TypeError, too, and says what to do.
     except TypeError:
         raise ArgumentTypeError(f"{name} is {value!r:.60}, a {type(value).__name__}; wanted {wanted}") from None
     if number < least:
@@ -164,7 +166,7 @@ def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:
     Nested lists become a host array, and a scalar becomes a NumPy scalar. Errors name the argument ``name``.
 
     Raises:
-        ArgumentTypeError, ArgumentError, ShapeError, OverflowError: NumPy would not convert the value.
+        ArgumentTypeError, ArgumentError, ShapeError, RangeError: NumPy would not convert the value.
     """
     listed = isinstance(value, (list, tuple))
     array = np.empty((), dtype)
@@ -172,6 +174,8 @@ def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:
         if listed:
             return np.array(value, dtype=dtype)
         array[()] = value
+    except OverflowError as error:
+        raise RangeError(f"{error}; use a dtype that holds it, or give an array, which is cast") from None
     except TypeError as error:
         raise ArgumentTypeError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
     except ValueError as error:

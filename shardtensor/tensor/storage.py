@@ -135,6 +135,5 @@ class Donated(DeferredStorage):
     def stored(self) -> NoReturn:
         """Raises DonatedError."""
         raise DonatedError(
-            f"the memory of this tensor was donated by {self.by}(..., donate=True); use the result of that call, or do "
-            "not donate"
+            f"the memory of this tensor was donated by {self.by}(...); use the result of that call, or do not donate"
         )

@@ -43,12 +43,12 @@ def test_the_self_test_finds_counts_that_are_wrong(wrong: Callable[[Any], int]) 
 
 @pytest.mark.parametrize("missed", [1, 2])
 def test_the_self_test_finds_each_kind_of_reference_that_is_not_counted(missed: int) -> None:
-    """A count that misses the references beyond some number, such as borrowed ones."""
+    """The simulated count misses the references beyond some number, as if it ignored borrowed references."""
     assert not counting.counts_are_right(lambda held: min(count(held), missed) if count(held) > 1 else 1)
 
 
 def test_the_self_test_runs_once_for_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has a global variable, which two tests at once would both change."""
+    """The self-test uses a global variable, which two concurrent self-tests would both change."""
     monkeypatch.setattr(counting, "_counts", [])
     start = threading.Barrier(8)
 
@@ -63,7 +63,7 @@ def test_the_self_test_runs_once_for_all_threads(monkeypatch: pytest.MonkeyPatch
 
 @everywhere
 def test_without_reference_counts_what_user_code_made_is_copied(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes do not depend on them."""
+    """Where reference counts cannot be used, arrays that user code made are copied; writes give the same results."""
     monkeypatch.setattr(counting, "_counts", [False])
     x = put(VALUE, backend)
     before = places(x)
@@ -258,7 +258,7 @@ def test_a_chain_of_holders_is_one(backend: str) -> None:
 @everywhere
 @pytest.mark.parametrize("export", ["np.asarray", "shard.data", "arguments that leaked"])
 def test_one_export_in_ten_writes_costs_one_copy_in_ten(export: str, backend: str) -> None:
-    """The export exists until the next one is made."""
+    """Each export exists until the next one is made."""
     x = put(VALUE, backend, (1,))
     moves, held, there = 0, None, None
     for k in range(50):
@@ -311,7 +311,7 @@ def test_exports_end_in_any_thread_and_in_garbage_collections() -> None:
 
 
 def test_exports_without_a_lease_count_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a plugin that does not define `lend`."""
+    """A plugin that does not define `lend` has exports whose end is unknown, so that they count for good."""
     backend = load("numpy")
     monkeypatch.setattr(type(backend), "lend", lambda self, array: (self.export(array), None))
     x = put(VALUE, "numpy")
@@ -321,7 +321,7 @@ def test_exports_without_a_lease_count_for_good(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_array_that_a_storage_has_twice_is_not_exclusive() -> None:
-    """A write in place would be repeated for each of the devices."""
+    """A write in place would be executed once for each device that holds the array."""
     x = put(VALUE, "checked")
     array = x._storage.buffers[0]
     storage = type(x._storage)((array, array))
@@ -343,7 +343,7 @@ def test_many_exports_do_not_accumulate() -> None:
 
 
 def test_a_lease_that_is_removed_meanwhile_hides_no_other() -> None:
-    """Another thread removes an ended lease while a writer goes through them."""
+    """Another thread removes an ended lease while a writer iterates over the leases."""
     x, other = put(VALUE, "numpy"), np.empty(1)
     (leases,) = x._storage.leases
 
@@ -356,7 +356,7 @@ def test_a_lease_that_is_removed_meanwhile_hides_no_other() -> None:
 
 
 def test_leases_may_be_added_while_others_are_removed() -> None:
-    """By finalizers, which run in the middle, and in other threads."""
+    """Finalizers remove leases during the iteration of the same thread and of other threads."""
     x = put(VALUE, "numpy")
     (leases,) = x._storage.leases
     held = np.empty(1)

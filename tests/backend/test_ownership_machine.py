@@ -24,8 +24,8 @@ CHECKED_EVERY = 12
 
 @pytest.fixture(autouse=True)
 def quick_collections() -> Iterator[None]:
-    """What exists before is not collected over and over, which took four fifths of the time; and collections begin in
-    the middle of the library's functions, too.
+    """Makes garbage collections fast and frequent. Objects that exist before the test are excluded, since collecting
+    them took four fifths of the time; collections may begin inside of the library's functions, too.
     """
     gc.collect()
     gc.freeze()

@@ -93,7 +93,7 @@ def test_exports_cannot_be_made_writable(dtype: str) -> None:
 
 
 def test_many_leases_are_looked_through_seldom() -> None:
-    """Each is looked at a few times while others are added, not once for each of them."""
+    """Each lease is examined a few times while others are added, and not once for each lease that is added."""
     x, calls = put(VALUE, "numpy"), []
 
     def held() -> bool:
@@ -159,7 +159,7 @@ def test_many_maps_in_a_program_make_no_chain_of_bases() -> None:
 
 @everywhere
 def test_a_result_that_is_an_argument_is_the_shard_itself(backend: str) -> None:
-    """It is written in place when it is the last to hold the memory."""
+    """It is written in place once nothing else holds its memory."""
     x = put(VALUE, backend, (1,))
     before = places(x)
     y, z = st.pmap(lambda p: (p, p), [x])[0]
@@ -251,7 +251,9 @@ def test_exports_of_what_user_code_made_read_only_can_be_written() -> None:
 
 
 class Subclass(np.ndarray):
-    """As memory maps and masked arrays are: more than the elements may depend on the array."""
+    """A subclass of NumPy's array, such as a memory map or a masked array: more than its elements may depend on the
+    array.
+    """
 
 
 _OWNS_DATA = 0x4
@@ -309,7 +311,7 @@ def test_the_memory_of_arrays() -> None:
 
 
 def test_unknown_memory_is_copied_by_every_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a plugin that does not define `memory_of`."""
+    """A plugin that does not define `memory_of` has arrays of unknown memory."""
     monkeypatch.setattr(type(load("checked")), "memory_of", lambda self, array: None)
     x = put(VALUE, "checked")
     for _ in range(2):
@@ -350,7 +352,9 @@ def test_arrays_that_others_hold_stay_held_when_they_are_joined() -> None:
 
 
 def test_arrays_that_are_read_while_they_are_joined_stay_shared() -> None:
-    """An operator returns one of them, which another tensor shares, after a copy has replaced them."""
+    """An operator returns an array that another tensor shares, after the storage has replaced it by a part of a joined
+    buffer.
+    """
     x = st.device_put(VALUE, st.NamedSharding(st.make_mesh((2,), ("x",)), st.P("x")))
     parts, leases = [VALUE[:4].copy(), VALUE[4:].copy()], ([], [])
     x._storage = Storage(tuple(parts), leases)
@@ -434,7 +438,7 @@ def test_what_only_one_tensor_donated_becomes_the_results(backend: str) -> None:
 
 @everywhere
 def test_a_view_that_is_read_may_share_what_it_had_cached(backend: str) -> None:
-    """Its base is written meanwhile, which empties the cache; of the arrays in it, users have views."""
+    """A write to the base empties the cache of a view while it is read; users hold views of the cached arrays."""
     x = put(VALUE, backend)
     view = x[1:]
     held, entry = shard_data(view), [(view,)]
@@ -548,7 +552,7 @@ def test_partial_sums_stay_as_they_are(count: int, backend: str) -> None:
 
 @everywhere
 def test_a_write_takes_the_value_out_of_its_handle(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before it looks for holders: no reader gets a reference to the value after that."""
+    """The value is taken out before holders are looked for, so that no reader can get a reference to it after that."""
     x, seen_by = put(VALUE, backend), []
     look = writes.exclusive_arrays
 
@@ -565,7 +569,7 @@ def test_a_write_takes_the_value_out_of_its_handle(backend: str, monkeypatch: py
 
 @pytest.mark.parametrize("backend", ["checked", "torch"], indirect=True)
 def test_a_write_empties_the_caches_of_views(backend: str) -> None:
-    """What they hold would take up memory until they are read again."""
+    """The cached arrays would occupy memory until the views are read again."""
     x = put(VALUE, backend)
     view = x[1:]
     view + 0
@@ -575,7 +579,7 @@ def test_a_write_empties_the_caches_of_views(backend: str) -> None:
 
 
 def test_a_direct_write_empties_the_caches_of_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a library has no negative strides, a reversed view caches a copy."""
+    """A reversed view caches a copy where a library has no negative strides."""
     monkeypatch.setattr(load("numpy"), "negative_strides", False)
     x = put(VALUE, "numpy", (1,))
     view = x[::-1]
@@ -587,7 +591,7 @@ def test_a_direct_write_empties_the_caches_of_views(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("backend", ["numpy", "checked", "torch"], indirect=True)
 def test_an_export_empties_the_caches_of_views(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The consumer may write to the memory, which a cached copy would not show."""
+    """The consumer may write to the memory, and cached copies would not contain its writes."""
     monkeypatch.setattr(load(backend), "negative_strides", False)
     x = put(VALUE, backend, (1,))
     view = x[::-1]
@@ -599,7 +603,7 @@ def test_an_export_empties_the_caches_of_views(backend: str, monkeypatch: pytest
 
 @everywhere
 def test_a_write_never_happens_in_place_where_elements_share_an_address(backend: str) -> None:
-    """Results of operators may be repeated rows of what no tensor holds any more."""
+    """The result of an operator may be one row that is repeated with stride 0."""
     for write in (lambda x: x.__setitem__((2, 0), 7), lambda x: x.__setitem__([2], 7), lambda x: x.__iadd__(VALUE)):
         row = put(VALUE[:1], backend, (1,))
         x, wanted = st.broadcast_to(row, VALUE.shape), np.broadcast_to(VALUE[:1], VALUE.shape).copy()

@@ -102,7 +102,7 @@ def test_loaded_once(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["nonsense", "", "NumPy", "host"])
 def test_unknown_name_lists_the_installed(name: str) -> None:
-    """`host` is the place of host arrays, and not a backend: no tensor is placed there."""
+    """`host` is the device of host arrays and not a backend: no tensor can be placed there."""
     with pytest.raises(st.ArgumentError, match=rf"no backend named {name!r}.*'checked', .*'numpy'"):
         load(name)
 
@@ -125,7 +125,9 @@ def test_number_of_devices() -> None:
 
 
 def test_a_program_sets_the_number_of_devices() -> None:
-    """Before the first use of a backend, for one or for all; it beats the variable, even one that is no number."""
+    """The call precedes the first use of a backend, and sets one backend or all. It takes precedence over the variable,
+    also over an invalid one.
+    """
     code = """
         import json, shardtensor as st
         st.set_num_devices(5)
@@ -179,7 +181,7 @@ def test_invalid_numbers(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("given", ["0", "abc", "²", "99999999999", "9" * 5000], ids=lambda given: repr(given)[:14])
 def test_invalid_numbers_of_devices(given: str) -> None:
-    """One error, whether a backend is named or not, and before a plugin is imported."""
+    """The error is the same with and without a backend's name, and is raised before a plugin is imported."""
     code = """
         import json, sys, shardtensor as st
         def error(call):
@@ -234,7 +236,7 @@ def test_variable_chooses_the_default_backend() -> None:
 
 
 def test_variable_that_names_no_backend() -> None:
-    """Importing works, and so does another backend; otherwise the error names the variable."""
+    """Importing works, and so does a backend that is named; the default backend is an error that names the variable."""
     code = """
         import json, shardtensor as st
         fine = st.device_count("numpy")
@@ -395,7 +397,9 @@ def test_default_is_the_usable_one_of_highest_priority(install: Callable[..., No
 
 
 def test_backends_of_negative_priority_are_never_the_default(install: Callable[..., None]) -> None:
-    """They are for tests, or have no sound reason to be chosen: a broken numpy plugin does not bring them in."""
+    """They are for tests, or no automatic choice of them is sound: not even a broken numpy plugin makes one the
+    default.
+    """
     for name in list(registry._entry_points()):
         if name != "checked":
             del registry._entry_points()[name]
@@ -875,7 +879,7 @@ def test_checked_event_in_the_other_direction(checked: Backend) -> None:
 
 
 def test_checked_events_are_transitive(checked: Backend) -> None:
-    """What 1 knows of 0, 2 knows once it has waited for 1."""
+    """Device 2 waits for device 1, which has waited for device 0: device 2 is ordered after both."""
     a = made(checked, 0)
     order(checked, 0, 1)
     order(checked, 1, 2)
@@ -945,7 +949,7 @@ def test_checked_export_leaves_the_array_writable(checked: Backend) -> None:
 
 
 def test_checked_library_orders_its_copies() -> None:
-    """Parts that were just made on other devices: every crossing has its event."""
+    """The parts were computed on other devices just before: each copy between devices is ordered by an event."""
     devices = st.devices("checked")
     left = st.pmap(lambda a: a + 1, st.shard(np.arange(10.0), devices=devices[:4]))
     right = st.pmap(lambda a: a * 2, st.shard(np.arange(10.0), devices=devices[3::-1]))
@@ -1177,7 +1181,7 @@ EXCLUSIVE: dict[str, Callable[[list[Device]], list[st.ShardedTensor]]] = {
 
 @pytest.mark.parametrize("how", EXCLUSIVE)
 def test_numpy_donates_exclusive_arrays(how: str) -> None:
-    """In place, and without a copy: copies are counted, since addresses may be reused by chance."""
+    """The function writes in place. Copies are counted, since an address may be reused by chance."""
     parts = EXCLUSIVE[how](st.devices("numpy")[:3])
     values = [np.array(p) for p in parts]
     addresses = [p.addressable_shards[0].data.ctypes.data for p in parts]
@@ -1287,7 +1291,7 @@ def test_each_thread_has_its_own_current_device(checked: Backend) -> None:
 
 
 def test_checked_rejects_reading_elements_that_are_written(checked: Backend) -> None:
-    """NumPy would copy first; devices read and write at once."""
+    """NumPy would copy the operand first; devices read and write at the same time."""
     a = made(checked, 0)
     with checked.on(checked.devices()[0]):
         before = np.array(a.view(np.ndarray))
@@ -1306,7 +1310,7 @@ def test_checked_rejects_reading_elements_that_are_written(checked: Backend) -> 
 
 
 def test_a_backend_in_a_job_of_processes_translates_the_devices_of_every_method() -> None:
-    """A plugin knows its devices by other numbers than the job."""
+    """A plugin and a job number the same devices differently."""
     takes_devices = {
         name
         for name, method in vars(Backend).items()

@@ -64,7 +64,7 @@ class Machine:
         return cuda.runtime.getDevice(), [cuda.get_current_stream(k).ptr for k in range(count)]
 
     def used(self) -> list[int]:
-        """Bytes in use of each GPU."""
+        """Returns the bytes in use on each GPU."""
         used = []
         for k in range(self.cupy.cuda.runtime.getDeviceCount()):
             with self.cupy.cuda.Device(k):
@@ -123,8 +123,8 @@ def numbers(n: int = 24) -> np.ndarray:
 
 
 def moves(m: Machine) -> None:
-    """Work, a copy, work on the copy: between GPUs, of which the first copy is the test of the peers, and between
-    devices that share one.
+    """Computes, copies, and computes with the copy: between GPUs, where the first copy runs the self-test of peer
+    access, and between devices of one GPU.
     """
     for a, b in ((0, 1), (0, 2), (3, 0), (0, 2), (3, 0)):
         x = st.device_put(numbers(), m.devices[a]) * 2
@@ -132,8 +132,8 @@ def moves(m: Machine) -> None:
 
 
 def copies_and_writes(m: Machine) -> None:
-    """The source is written while its copy is on its way: in place, and the copy does not see it. A device on the same
-    GPU shares the memory, until it is written.
+    """Writes the source in place while its copy is in progress, which must not contain the write. A device of the same
+    GPU shares the memory until it is written.
     """
     for b in (1, 2, 2):
         x = st.device_put(numbers(), m.devices[0]) * 2
@@ -149,7 +149,7 @@ def copies_and_writes(m: Machine) -> None:
 
 
 def drops(m: Machine) -> None:
-    """The source is dropped while its copy is on its way, and its memory asked for again."""
+    """Deletes the source while its copy is in progress, and allocates its memory again."""
     made = []
     for n in range(4):
         for b in (1, 2):
@@ -163,7 +163,7 @@ def drops(m: Machine) -> None:
 
 
 def turns(m: Machine) -> None:
-    """Rows become columns: what is sent is no contiguous part of what is there."""
+    """Moves a split from rows to columns: the parts that are sent are not contiguous."""
     for order in ((0, 1, 2, 3), (2, 0, 3, 1)):
         mesh = m.mesh(*order)
         host = numbers(64).reshape(8, 8)
@@ -176,7 +176,7 @@ def turns(m: Machine) -> None:
 
 
 def staged(m: Machine) -> None:
-    """GPUs that are no peers: copies go through the host."""
+    """Copies between GPUs that are not peers, through host memory."""
     made = []
     for n in range(6):
         x = st.device_put(numbers(), m.devices[0]) * n
@@ -190,14 +190,14 @@ def staged(m: Machine) -> None:
 
 
 def damaged(m: Machine) -> None:
-    """GPUs that say that they are peers, and are not."""
+    """Copies between GPUs that report peer access but whose copies arrive damaged."""
     x = st.device_put(numbers(2000), m.devices[0]) * 3
     same(st.device_put(x, m.devices[2]), numbers(2000) * 3)
     same(st.device_put(st.device_put(x, m.devices[1]), m.devices[3]), numbers(2000) * 3)
 
 
 def offloads(m: Machine) -> None:
-    """To page-locked memory and back, the source dropped or written meanwhile."""
+    """Copies to pinned memory and back, while the source is deleted or written."""
     mesh = m.mesh()
     away, here = st.NamedSharding(mesh, st.P("d"), memory_kind="pinned_host"), st.NamedSharding(mesh, st.P("d"))
     made = []
@@ -244,8 +244,8 @@ def comes_and_goes(m: Machine) -> None:
 
 
 def written_at_once(m: Machine) -> None:
-    """What comes from host memory is written as soon as it is told to come, and so is what goes there: the buffer is
-    needed all the same, and other buffers are asked for meanwhile.
+    """Writes a tensor directly after its transfer from or to host memory is queued. The transfer still needs the
+    buffer, while other buffers are allocated.
     """
     here = st.NamedSharding(m.mesh(0), st.P())
     away = here.with_memory_kind("pinned_host")
@@ -268,7 +268,7 @@ def written_at_once(m: Machine) -> None:
 
 
 def old_memory(m: Machine) -> None:
-    """What comes from page-locked memory gets a block that the device has just used."""
+    """Copies from pinned memory into a block that the device has just used."""
     here = st.NamedSharding(m.mesh(0), st.P())
     away = st.device_put(numbers(), here.with_memory_kind("pinned_host"))
     for _ in range(3):
@@ -282,7 +282,7 @@ def old_memory(m: Machine) -> None:
 
 
 def their_stream(m: Machine) -> None:
-    """The caller makes arrays on a stream of his own, and reads shards there."""
+    """The caller makes arrays on a stream of its own, and reads shards there."""
     cupy = m.cupy
     with cupy.cuda.Device(1):
         stream = cupy.cuda.Stream(non_blocking=True)
@@ -298,7 +298,7 @@ def their_stream(m: Machine) -> None:
 
 
 def null_stream(m: Machine) -> None:
-    """Code that knows of no streams, beside the library's."""
+    """Runs code that uses only the null stream beside the library's streams."""
     cupy = m.cupy
     for gpu in (0, 1):
         with cupy.cuda.Device(gpu):
@@ -311,7 +311,7 @@ def null_stream(m: Machine) -> None:
 
 @contextlib.contextmanager
 def own_streams(m: Machine) -> Iterator[None]:
-    """The caller has streams of his own current on all GPUs, by ``use()``."""
+    """The caller's own streams are current on all GPUs, set by ``use()``."""
     cuda, streams = m.cupy.cuda, []
     for gpu in (1, 0):
         with cuda.Device(gpu):
@@ -325,7 +325,7 @@ def own_streams(m: Machine) -> Iterator[None]:
 
 
 def maps(m: Machine) -> None:
-    """Functions of the caller's, with one that fails among them; his own current stream is as it was."""
+    """Maps functions, one of which fails; the caller's current stream is the same afterwards."""
     parts = st.shard(numbers(), devices=m.devices)
 
     def fails(x: Any) -> Any:
@@ -366,7 +366,7 @@ def with_blocks(m: Machine) -> None:
 
 
 def leaves_stream(m: Machine) -> None:
-    """The mapped function leaves another stream current: what it has queued there is waited for."""
+    """The mapped function leaves another stream current; the library waits for the work that it has queued there."""
     cupy = m.cupy
     outs = [st.device_put(numbers(), d) for d in m.devices]
     streams = []
@@ -391,7 +391,7 @@ def leaves_stream(m: Machine) -> None:
 
 
 def memory_of_a_stream(m: Machine) -> None:
-    """The mapped function leaves another stream current, and its result is memory of that stream's."""
+    """The mapped function leaves another stream current, and its result is in memory of that stream."""
     cupy, streams = m.cupy, {}  # by devices, since helper threads make some of the calls where the machine is busy
 
     def work(x: Any) -> Any:
@@ -448,7 +448,7 @@ def nested(m: Machine) -> None:
 
 
 def caller_beside(m: Machine) -> None:
-    """The mapped function finds an array outside of it, which the caller's own stream makes; its result goes there."""
+    """The mapped function uses an array that the caller makes on its own stream, and its result is used there."""
     cupy = m.cupy
     with cupy.cuda.Device(0), cupy.cuda.Stream(non_blocking=True):
         a = cupy.arange(24.0) * 2
@@ -458,7 +458,7 @@ def caller_beside(m: Machine) -> None:
 
 
 def meets(m: Machine) -> None:
-    """Programs exchange what they have just made, and write to it as soon as they have the others'."""
+    """Programs exchange new arrays, and write to them directly after they have received the others'."""
     n = len(m.devices)
     turn = [(k, (k + 1) % n) for k in range(n)]
 
@@ -484,7 +484,7 @@ def meets(m: Machine) -> None:
 
 
 def sums(m: Machine) -> None:
-    """Partial results are collected on one device, and their memory is asked for again before the copies are made."""
+    """Gathers partial results on one device, and allocates their memory again before the copies run."""
     rows = st.NamedSharding(m.mesh(), st.P("d"))
     for n in range(1, 4):
         host = numbers(60).reshape(15, 4) * n
@@ -548,7 +548,7 @@ def products(m: Machine) -> None:
 
 
 def launches(m: Machine) -> None:
-    """Work of the library leaves current what was current, in an error, too."""
+    """Work of the library leaves the current device and stream unchanged, also after an error."""
     x = st.device_put(numbers(), st.NamedSharding(m.mesh(), st.P("d")))
     before = m.state()
     same(x + x, numbers() * 2)
@@ -745,7 +745,9 @@ ONE_BUFFER: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", ONE_BUFFER)
 def test_in_one_buffer_it_is_as_on_devices_that_exchange_messages(name: str) -> None:
-    """A log needs the messages of the devices; without one, the call is that of one device, and the result the same."""
+    """A log requires the messages between devices. Without one, the call is that of one device, and the result is the
+    same.
+    """
     host = np.random.default_rng(3).integers(0, 9, (13, 3)).astype(float)
     with machine(8, devices=1) as m:
         x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d")))
@@ -761,7 +763,7 @@ def test_in_one_buffer_it_is_as_on_devices_that_exchange_messages(name: str) -> 
 
 
 def test_collectives_in_with_blocks_raise() -> None:
-    """CuPy keeps a stack of streams for each thread, and programs take turns in it."""
+    """CuPy keeps a stack of streams for each thread, and several programs run in one thread."""
     with machine() as m:
         before = m.state()
 
@@ -933,7 +935,7 @@ def test_results_of_another_gpu_raise(gpus: Machine) -> None:
 
 @pytest.fixture
 def straight(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The pairs of GPUs between which copies went straight."""
+    """Returns the pairs of GPUs between which copies were direct."""
     module, seen = importlib.import_module("tests.fakecupy.memory"), []
     copy = module.device_copy
 
@@ -966,8 +968,8 @@ def test_peers_are_tested_once_for_each_direction(straight: list[tuple[int, int]
 
 
 def self_tests_at_once(patch: pytest.MonkeyPatch, helper_delay: float) -> int:
-    """How often a pair of GPUs is tested where two threads ask for it: the first test goes on until a second begins,
-    or so many seconds.
+    """Returns how often a pair of GPUs is tested if two threads request the test: the first test continues until a
+    second one begins, or for a number of seconds.
     """
     begun, second = list[int](), threading.Event()
 
@@ -1125,7 +1127,7 @@ def test_shared_memory_is_copied_before_a_write(gpus: Machine) -> None:
 
 
 def test_the_writes_of_a_consumer_that_has_released_the_memory_come_first(lazy: Machine) -> None:
-    """They are queued on the consumer's stream, which is the caller's."""
+    """The writes are queued on the consumer's stream, which is the caller's."""
     cupy = lazy.cupy
     with cupy.cuda.Device(0), cupy.cuda.Stream(non_blocking=True):
         x = st.device_put(numbers(), lazy.devices[0]) + 0
@@ -1167,7 +1169,7 @@ def test_pinned_memory_of_the_callers_may_be_written_at_once(gpus: Machine) -> N
 
 
 def random_steps(m: Machine, steps: int, seed: int) -> list[list[int]]:
-    """Operators, moves and writes of all kinds; the bytes that are in use from time to time."""
+    """Runs random operators, transfers and writes; returns the bytes in use after some of the steps."""
     rng, mesh = np.random.default_rng(seed), m.mesh()
     shardings = [
         st.NamedSharding(mesh, st.P("d")),
@@ -1324,7 +1326,7 @@ def at_most_twice(make: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("order", FEW)
 def test_offloading_frees_memory(order: dict[str, Any]) -> None:
-    """At once, or, where the copy is still under way, when it is asked for again."""
+    """The memory is freed immediately, or, if the copy is still in progress, at the next allocation."""
     with machine(memory=10 << 20, **order) as m:
         x = st.device_put(np.arange(700000.0), m.devices[0])
         y = st.device_put(x, m.devices[2])
@@ -1342,7 +1344,7 @@ def test_offloading_frees_memory(order: dict[str, Any]) -> None:
 
 @pytest.fixture
 def reductions(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each reduction that NCCL was asked for, whether it did it."""
+    """Returns, for each reduction requested of NCCL, whether NCCL computed it."""
     seen, ask = list[bool](), nccl.all_reduce
     nccl._communicators.cache_clear()
 
@@ -1447,7 +1449,7 @@ def test_reductions_of_transposed_integers(name: str, reductions: list[bool]) ->
 
 
 def test_reductions_in_threads(reductions: list[bool]) -> None:
-    """Communicators are not to be used by two at once."""
+    """Two threads must not use a communicator at the same time."""
     with machine(devices=4) as m:
         errors: list[BaseException] = []
 
@@ -1622,7 +1624,7 @@ def torch_devices() -> list[Device]:
 
 @pytest.mark.parametrize("op", ["stack", "concat", "unshard", "add", "matmul"])
 def test_operands_of_several_backends(gpus: Machine, op: str) -> None:
-    """The result is where the operand lies that costs most to move; what moves is counted."""
+    """The result is on the device of the operand that is the most expensive to move; transfers are counted."""
     homes = [gpus.devices[:2], st.devices("numpy")[:2], st.devices("checked")[:2], torch_devices()[:2]]
     for k, home in enumerate(homes):
         if not home:
@@ -1648,7 +1650,7 @@ def test_operands_of_several_backends(gpus: Machine, op: str) -> None:
 
 
 class Toy(Backend):
-    """Another library on the same GPUs, which works on the null stream, and must not be sent through the host."""
+    """Another library on the same GPUs, which uses the null stream; its arrays are not copied through the host."""
 
     name = "toy"
 

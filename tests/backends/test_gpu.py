@@ -56,7 +56,7 @@ def marked(test: Any) -> Any:
 
 
 def small(full: Any, rehearsed: Any) -> Any:
-    """A size, a number of steps, an option: on a GPU, and on the double."""
+    """Returns a size, a number of steps or an option: ``full`` on a GPU, ``rehearsed`` on the simulated CuPy."""
     return rehearsed if NO_GPU else full
 
 
@@ -80,7 +80,7 @@ def one_on_each_gpu() -> list[st.Device]:
 
 
 def pooled() -> tuple[int, int]:
-    """Bytes of CuPy's pool: in use, and all; once nothing is under way."""
+    """Returns the bytes of CuPy's pool, those in use and all, after all queued work has run."""
     cupy, used, total = cupy_module(), 0, 0
     for number in range(cupy.cuda.runtime.getDeviceCount()):
         with cupy.cuda.Device(number) as device:
@@ -191,7 +191,7 @@ def _spin() -> Any:
 
 
 def hold_up(microseconds: int, device: st.Device | None = None) -> None:
-    """Keeps a device, or else the current stream, busy: what is queued behind it and not ordered after it runs first."""
+    """Keeps a device, or the current stream, busy: work that is queued behind it without an event runs first."""
     with contextlib.nullcontext() if device is None else load("cupy").on(device):
         _spin()((1,), (1,), (np.uint64(1000 * microseconds),))
 
@@ -205,8 +205,8 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def poison() -> Any:
-    """A ``with`` block in which memory is overwritten as soon as it is freed, in the stream that may use it next (the
-    double does so by itself). What reads it later than the owner knows of then reads NaN and -1.
+    """A context in which memory is overwritten as soon as it is freed, on the stream that may use it next (the
+    simulated CuPy always does so). A read after the memory was freed gives NaN and -1.
     """
     cupy = cupy_module()
     streams: dict[tuple[int, int], int] = {}
@@ -227,7 +227,7 @@ def poison() -> Any:
 
 
 class Chains:
-    """Tensors on all devices, each with what NumPy says that it is, and random things done to both."""
+    """Tensors on all devices, each with its expected NumPy array, and random steps that are applied to both."""
 
     def __init__(self, seed: int, rows: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -274,7 +274,7 @@ class Chains:
         self.held.append((st.reshard(x, self.somewhere()), right))
 
     def write(self) -> None:
-        """To one that nothing else is: the others must not see it, whatever memory they share."""
+        """Writes to a tensor; the others must not change, whatever memory they share."""
         at = self.random.integers(len(self.held))
         x, right = self.held[at]
         begin = int(self.random.integers(self.rows))
@@ -309,7 +309,7 @@ class Chains:
         self.held.append((st.device_put(x, self.somewhere().with_memory_kind("pinned_host")), right))
 
     def lend(self) -> None:
-        """To code on the null stream or on a stream of the caller's, and back."""
+        """Passes an array to code on the null stream or on a stream of the caller's, and back."""
         x, right = self.pick()
         x = st.device_put(x, devices()[self.random.integers(8)])
         own = self.random.random() < 0.5 and gpu_of(x.device) == self.stream.device_id
@@ -346,7 +346,7 @@ def test_random_chains_in_threads() -> None:
 
 @marked
 def test_freed_memory_is_overwritten() -> None:
-    """What the stress stands on."""
+    """The stress test depends on this."""
     cupy, n = cupy_module(), 1 << 20
     with poison():
         x = cupy.zeros(n, "uint8")
@@ -434,7 +434,7 @@ def test_elementwise_kernels_are_mapped() -> None:
 
 @on_gpu
 def test_matrix_products_are_mapped() -> None:
-    """By cuBLAS, whose handle all devices of one GPU share: on the stream of each."""
+    """They are computed by cuBLAS on the stream of each device; all devices of one GPU share its handle."""
     n = small(500, 12)
     random = np.random.default_rng(0)
     a, b = random.integers(-9, 9, (8 * n, n)).astype("float64"), random.integers(-9, 9, (n, n)).astype("float64")
@@ -471,7 +471,7 @@ def test_out_of_memory_leaves_tensors_usable() -> None:
 
 @on_gpu
 def test_the_pool_does_not_grow() -> None:
-    """What is under way holds memory: so it is waited for, and let go of by the step after."""
+    """Queued work holds memory, so each step waits for the work of the step before."""
     rows = st.NamedSharding(mesh_of((8,), "cupy"), st.P("x"))
     x, y = [st.ones((512, 16), device=rows) for _ in range(2)]
     sizes = []
@@ -551,8 +551,8 @@ def test_integers_are_summed_by_nccl() -> None:
 
 
 def shared_with(theirs: Any, address: Callable[[Any], int], back: Callable[[Any], Any], right: np.ndarray) -> None:
-    """That a library's array comes in, in the same memory, and is not passed on; that what nothing else holds goes out
-    in the same memory; and that no write shows in either.
+    """Asserts that an imported array is in the same memory, and is copied before it is exported again; that a tensor
+    which nothing else holds is exported in the same memory; and that writes are not visible across the border.
     """
     x = st.from_dlpack(theirs)
     assert x.device.backend == "cupy"

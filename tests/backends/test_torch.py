@@ -129,7 +129,7 @@ def test_python_scalars_are_weak(name: str, scalar: Any, xp: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_cube_roots_are_accurate_at_every_magnitude(dtype: str, xp: Any) -> None:
-    """PyTorch has no `cbrt`: it is composed of powers. Also of subnormal numbers, and of all of float16."""
+    """PyTorch has no `cbrt`, which is composed of powers. Subnormal numbers and all of float16 are tested."""
     info, rng = np.finfo(dtype), np.random.default_rng(0)
     bits = f"i{info.dtype.itemsize}"
     x = rng.integers(0, int(info.max.view(bits)) + 1, 1 << 17, dtype=bits).view(dtype)
@@ -144,7 +144,7 @@ def test_cube_roots_are_accurate_at_every_magnitude(dtype: str, xp: Any) -> None
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_spacing_and_ldexp_are_exact(dtype: str, xp: Any) -> None:
-    """PyTorch's `ldexp` is not, where the power of two overflows or underflows, and it has no `spacing`."""
+    """PyTorch's `ldexp` is not exact where the power of two overflows or underflows, and there is no `spacing`."""
     info, rng = np.finfo(dtype), np.random.default_rng(0)
     bits = rng.integers(0, 256, (1 << 12) * np.dtype(dtype).itemsize, np.uint8).view(dtype)
     x = np.concatenate([bits, np.array([0.0, -0.0, np.inf, -np.inf, info.max, -info.max, -info.tiny], dtype)])
@@ -700,7 +700,9 @@ def test_memory_is_shared_in_both_directions() -> None:
 
 
 def test_programs_take_turns_with_their_own_modes() -> None:
-    """One records gradients, the other does not, and both go on as they were after a collective; so does the caller."""
+    """One program records gradients and the other does not. Both keep their mode across a collective, and so does the
+    caller.
+    """
 
     def work(x: Any) -> Any:
         recording = st.axis_index("i") == 0

@@ -32,7 +32,7 @@ NAMES = ("numpy", "checked", "cupy", "torch")
 
 @pytest.fixture(params=NAMES)
 def backend(request: pytest.FixtureRequest) -> str:
-    """All four in the fast part, too."""
+    """All four backends are in the fast tier."""
     try:
         registry.load(request.param)
     except BackendError as error:
@@ -55,7 +55,7 @@ def same(x: Any, wanted: Any) -> None:
 
 
 def apart(backend: str) -> bool:
-    """Whether it is a memory of its own."""
+    """Returns whether the kind is a separate memory on a backend."""
     return registry.load(backend).pinned_host
 
 
@@ -85,7 +85,7 @@ def test_there_and_back(backend: str, spec: st.P) -> None:
 
 
 def test_between_shardings(backend: str) -> None:
-    """From every spec and kind to every other, and to another mesh."""
+    """Tensors are transferred from every spec and kind to every other, and to another mesh."""
     all_kinds = [s for spec in SPECS for s in kinds(backend, spec)]
     all_kinds.append(st.NamedSharding(mesh_of((2,), backend=backend), st.P("x"), memory_kind="pinned_host"))
     for a in all_kinds:
@@ -337,7 +337,7 @@ def test_replicas_share_one_copy(backend: str) -> None:
 
 
 def test_nothing_is_kept_on_the_devices(backend: str) -> None:
-    """And nothing is brought there to be read on the host."""
+    """A read on the host copies nothing to the devices."""
     if not apart(backend):
         pytest.skip(f"{backend} has one memory")
     _, away = kinds(backend)
@@ -362,7 +362,7 @@ def test_nothing_is_kept_on_the_devices(backend: str) -> None:
 
 @pytest.fixture(params=["random", "lazy", "eager"])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Two of the double's GPUs of 1 MiB each, and a device on each."""
+    """Two simulated GPUs with 1 MiB each, and a device on each."""
     pytest.importorskip("array_api_compat", reason="array-api-compat is not installed")
     fakecupy.install(devices=2, memory=1 << 20, scheduler=request.param)
     try:
@@ -395,7 +395,7 @@ def test_data_larger_than_the_devices(small: Any) -> None:
 
 
 def test_layers_come_one_after_the_other(small: Any) -> None:
-    """Weights that do not fit, of which each comes while the one before is worked with."""
+    """The weights do not fit on the devices; each is prefetched while the previous one is used."""
     here = st.NamedSharding(st.Mesh(small.devices(), "x"), st.P("x"))
     weights = [np.full((64, 512), k, "float64") for k in range(8)]  # 256 KiB each, half of it on each GPU
     offloaded = [st.device_put(w, here.with_memory_kind("pinned_host")) for w in weights]
@@ -410,7 +410,7 @@ def test_layers_come_one_after_the_other(small: Any) -> None:
 
 
 def test_threads_that_read_a_prefetched_tensor_get_one_storage() -> None:
-    """The second thread to pass the check must not find the arrays taken away by the first."""
+    """The first thread takes the prefetched arrays; the second one must find the storage."""
     entered = threading.Semaphore(0)
     waiting: list[int] = []
 

@@ -60,8 +60,8 @@ def kinds(result: Any) -> list[Any]:
 
 
 def agree(run: Callable[[st.Mesh], tuple[Callable[..., Any], tuple[Any, ...]]], real: st.Mesh) -> Moved:
-    """That ``run(mesh)``, a function and its arguments, sends the same on real and on simulated devices; what it
-    sends.
+    """Asserts that ``run(mesh)``, a function and its arguments, sends the same on real and on simulated devices;
+    returns the bytes.
     """
     fn, args = run(real)
     with st.transfers() as log:
@@ -196,7 +196,7 @@ WITHOUT_ELEMENTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", WITHOUT_ELEMENTS)
 def test_operators_on_tensors_without_elements(name: str, backend: str) -> None:
-    """Regions without elements send nothing, however many there are."""
+    """Regions without elements send nothing, whatever their number."""
     real = st.make_mesh((8,), ("x",), devices=st.devices(backend))
     for spec in (P("x"), P(None, "x"), P()):
         agree(lambda mesh, spec=spec: (WITHOUT_ELEMENTS[name], (st.zeros((0, 3), device=N(mesh, spec)),)), real)
@@ -257,7 +257,7 @@ def test_every_operator_is_planned_as_it_runs(name: str) -> None:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call gives and sends, or the error that it raises."""
+    """Returns the result and the bytes of a call, or the error that it raises."""
     with st.transfers() as log, warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -469,7 +469,7 @@ def test_a_plan_in_parts_is_the_whole_plan(target: P) -> None:
 
 
 def brute(schedule: Any, mesh: st.Mesh, alpha: dict[str, float], rate: dict[str, float]) -> tuple[int, float]:
-    """Rounds and seconds, message by message."""
+    """Returns the rounds and the seconds of a schedule, computed message by message."""
     rounds, seconds = 0, 0.0
     at = mesh.coordinates.tolist()
     for phase in listed(schedule):
@@ -795,7 +795,7 @@ def test_programs_know_where_they_are() -> None:
 
 
 def test_operators_inside_of_programs_are_those_outside() -> None:
-    """What one device has planned holds for the others, and for nothing else."""
+    """A plan that one device has made is used for the same call on other devices, and for no other call."""
     mesh = st.AbstractMesh((4,), ("x",))
 
     def program(b: Any) -> Any:

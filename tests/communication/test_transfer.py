@@ -241,7 +241,9 @@ def test_bad_policy() -> None:
 
 
 def test_devices_with_the_same_elements_have_them_in_the_same_order() -> None:
-    """Else the same sum would have other bits on another device: what stays is a view, what is sent a compact copy."""
+    """Otherwise the same sum would have other bits on another device, because a part that stays is a view, and one that
+    is sent a compact copy.
+    """
     mesh = mesh_of((2, 2), "checked")
     x = st.ones((6, 8), dtype="float32", device=st.NamedSharding(mesh, st.P("x"))).T
     deep = st.ones((4, 6, 1), device=st.NamedSharding(mesh, st.P(None, None, "y")))  # one device of two has a part

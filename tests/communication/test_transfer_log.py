@@ -27,7 +27,7 @@ from tests.layouts import everywhere, mesh_of
 
 
 def devices(count: int, backend: str = "numpy") -> list[st.Device]:
-    """Devices that need not exist."""
+    """Returns devices that need not exist."""
     return [st.Device(backend, i) for i in range(count)]
 
 
@@ -44,7 +44,7 @@ def drawn_of(pairs: dict[tuple[st.Device, st.Device], int], text: bool = False) 
 
 
 def mapped(body: Any, mesh: st.Mesh, x: Any) -> st.TransferLog:
-    """What is counted while ``body`` runs on the rows of x."""
+    """Returns the log of ``body`` mapped over the rows of x."""
     x = st.device_put(x, st.NamedSharding(mesh, st.P("x")))
     with st.transfers() as log:
         st.shard_map(body, mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))(x)
@@ -52,7 +52,7 @@ def mapped(body: Any, mesh: st.Mesh, x: Any) -> st.TransferLog:
 
 
 def cells(line: str) -> list[str]:
-    """A line's cells, which two spaces or more part."""
+    """Returns the cells of a line, which are separated by two or more spaces."""
     return re.split(r"  +", line.strip())
 
 
@@ -179,7 +179,7 @@ def test_figures_are_those_of_the_records_one_by_one() -> None:
 
 
 def most_at_a_device(records: list[st.Transfer]) -> int:
-    """The most bytes that a device sends or receives, the host aside."""
+    """Returns the most bytes that a device sends or receives; transfers of the host are not counted."""
     sums: dict[tuple[str, st.Device], int] = collections.Counter()
     for r in records:
         if r.source != r.destination:
@@ -189,7 +189,7 @@ def most_at_a_device(records: list[st.Transfer]) -> int:
 
 
 def test_a_million_records_print_at_once() -> None:
-    """The bound is a hundred times what it takes, and less than a tenth of what adding up record by record takes."""
+    """The limit is a hundred times the time needed, and a tenth of the time of adding the records one by one."""
     count = 1000
     mesh = st.AbstractMesh((count,), ("x",))
     x = st.zeros((count, count), dtype="int8", device=mesh)

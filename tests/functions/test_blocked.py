@@ -203,7 +203,7 @@ def test_a_log_does_not_change_results() -> None:
 
 @everywhere
 def test_matrices_that_are_not_square_are_factorized_by_panels(backend: str) -> None:
-    """Wide ones; tall ones with a square Q; those that have fewer columns than devices."""
+    """They are wide, tall with a square Q, or have fewer columns than devices."""
     for shape, mode, spec in [
         ((5, 11), "reduced", (None, "x")),
         ((11, 5), "complete", ("x",)),

@@ -71,7 +71,7 @@ each_writer = pytest.mark.parametrize("consumer", WRITERS)
 
 
 def consume(consumer: str, x: Any) -> Any:
-    """What the consumer makes of a tensor; on GPUs it is CuPy, whichever is asked for."""
+    """Returns the consumer's array of a tensor; on GPUs the consumer is always CuPy."""
     return by_cupy(x) if x.__dlpack_device__()[0] == 2 else CONSUMERS[consumer](x)
 
 

@@ -52,7 +52,7 @@ def only(x: st.ShardedTensor) -> Any:
 
 
 def produce(name: str, value: np.ndarray) -> Any:
-    """A library's array of that value; those of NumPy and torch lie as the value does."""
+    """Returns an array of a library with the value; in NumPy and torch it has the strides of the value."""
     if name == "numpy":
         return value
     if name == "torch":
@@ -72,7 +72,7 @@ each_consumer = pytest.mark.parametrize("consumer", ["numpy", "torch", JAX])
 
 
 def aligned(count: int, dtype: str = "float32") -> np.ndarray:
-    """An array that begins where JAX wants it to."""
+    """Returns an array whose address is aligned as JAX requires."""
     room = np.zeros(count * np.dtype(dtype).itemsize + 64, np.uint8)
     begin = -address(room) % 64
     made = room[begin : begin + count * np.dtype(dtype).itemsize].view(dtype)
@@ -617,7 +617,7 @@ def test_what_was_donated(source: str) -> None:
     st.device_put(x, st.devices(source)[1], donate=True)
     for y in (x, view):
         for ask in (y.__dlpack__, y.__dlpack_device__):
-            with pytest.raises(st.DonatedError, match="donate=True"):
+            with pytest.raises(st.DonatedError, match="donated by device_put"):
                 ask()
 
 
@@ -670,7 +670,7 @@ def test_a_capsule_is_for_one() -> None:
 
 
 class Watched(np.ndarray):
-    """An array of which one can see when it goes."""
+    """An array whose deletion is observable."""
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch", "checked"])
@@ -835,7 +835,7 @@ def test_gpu_out(gpus: tuple[Any, list[st.Device]]) -> None:
 
 @pytest.mark.parametrize("copy", [None, True])
 def test_gpu_out_to_a_stream_that_is_not_current(gpus: tuple[Any, list[st.Device]], copy: bool | None) -> None:
-    """The reader names the stream that will read, and makes it current later, or never."""
+    """The consumer names the stream on which it will read, and makes it current later, or never."""
     cupy, devices = gpus
     for device in (devices[2], devices[3]):
         x = st.device_put(np.arange(6.0), device) * 3

@@ -184,7 +184,7 @@ def test_norms_match_numpy_at_length(backend: str) -> None:
 @everywhere
 @pytest.mark.parametrize("order", [0, 1, 2, 3, np.inf, -np.inf])
 def test_long_norms_are_combined_from_partial_results(order: float, backend: str) -> None:
-    """Of more elements than are composed of other operators."""
+    """They have more elements than the limit below which norms are composed of other operators."""
     host = array((70, 80), "float32", 3)
     for spec in (st.P("x"), st.P("y", "x"), st.P()):
         x = st.device_put(host, st.NamedSharding(mesh_of((2, 3), backend), spec))
@@ -299,7 +299,7 @@ def test_errors(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "checked", "torch"], indirect=True)
 def test_singular_matrices_raise_numpys_error_on_all_backends_with_errors(backend: str) -> None:
-    """CuPy does not look at what its solver returns."""
+    """CuPy does not check the status of its solver."""
     for function in (linalg.inv, linalg.cholesky, lambda x: linalg.solve(x, x)):
         with pytest.raises(linalg.LinAlgError):
             function(singular(backend))

@@ -58,7 +58,7 @@ def _quiet() -> Iterator[None]:
 
 
 def state_of(name: str, x: np.ndarray, part: Part, axis: Any, **params: Any) -> Any:
-    """What the shard ``x[part]`` says."""
+    """Returns the state of the shard ``x[part]``."""
     box = tuple((s.start, s.stop) for s in part)
     context = ShardContext((), (box,), (), (x.shape,), answer(name, x[(slice(0, 1),) * x.ndim], axis, **params).dtype)
     partial = MONOIDS[name].partial
@@ -96,7 +96,7 @@ REDUCTIONS = sorted(set(MONOIDS) - {"diagonal", "fold", "trace", "vector_norm"})
 
 @some.composite
 def cuts(draw: Any, shape: Shape, axis: Any, *, empty: bool) -> list[Part]:
-    """Parts of the dimensions that vanish, in row-major order; some without elements, if that is allowed."""
+    """Draws parts of the reduced dimensions, in row-major order; some are empty, if that is allowed."""
     ndim = len(shape)
     gone = range(ndim) if axis is None else [a % ndim for a in (axis if isinstance(axis, tuple) else (axis,))]
     runs = []
@@ -155,7 +155,7 @@ def test_against_numpy(name: str) -> None:
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_exact_ones_know_no_order(name: str) -> None:
-    """What `exact` promises: however the elements are grouped, and in whatever order the groups are merged."""
+    """The result of an `exact` monoid does not depend on the grouping of the elements or on the order of the merges."""
     kinds = MONOIDS[name].exact
     if not kinds:
         assert name in ("mean", "var", "std")
@@ -231,7 +231,7 @@ def test_nan_is_never_lost(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 def test_the_first_nan_wins(name: str, backend: str) -> None:
-    """Wherever the parts lie; P(('y', 'x')) puts later parts earlier into mesh order."""
+    """The parts have any layout; P(('y', 'x')) assigns later parts to earlier devices of the mesh."""
     mesh = mesh_of((2, 2), backend)
     for spec in all_specs(mesh, 1):
         for a, b in itertools.combinations(range(7), 2):
@@ -259,7 +259,7 @@ def test_the_first_tie_wins(name: str, dtype: str, backend: str) -> None:
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_parts_without_elements(name: str, backend: str) -> None:
-    """More devices than rows; and arrays of no elements, where NumPy has an answer."""
+    """There are more devices than rows, or the array is empty and NumPy has a result."""
     mesh = mesh_of((8,), backend)
     for shape in [(1,), (3,), (2, 5), (5, 1, 2), (0,), (0, 3), (3, 0), (2, 0, 3)]:
         x = array(shape, "float64", 3)
@@ -291,7 +291,7 @@ def test_groups_along(shape: Shape) -> None:
 
 
 class Watched:
-    """Ways on lists of strings, which say what was merged where; and what was sent."""
+    """Reduction operators on lists of strings, which record the merges and the messages."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, int, int]] = []
@@ -382,7 +382,7 @@ def test_messages_are_what_is_sent(group: list[int], contributors: list[int], ch
 
 @pytest.mark.parametrize("name", ["sum", "mean", "var", "argmax", "prod", "max"])
 def test_large_results_have_the_bits_of_small_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the way over chunks, and by that over the first device; with an empty shard that has nothing to say."""
+    """The results are combined in chunks, or on the first device; one of the shards is empty."""
     mesh = st.make_mesh((3, 2), ("x", "y"), devices=st.devices("checked"))
     x = np.random.default_rng(0).standard_normal((2, 5, 4)).astype("float32")
     for spec in st.P(("x", "y")), st.P("y", "x"), st.P(None, ("y", "x")):
@@ -406,7 +406,7 @@ def assert_same_bits(a: st.ShardedTensor, b: st.ShardedTensor) -> None:
 
 
 def computed(device: st.Device, name: str, *args: Any, **params: Any) -> Any:
-    """What a function makes of host arrays on a device, to the bit: libraries add in orders of their own."""
+    """Returns the exact result of a function of host arrays on a device, because libraries add in different orders."""
     if device.backend in READ_ONLY:
         return getattr(np, name)(*args, **params)
     backend = load(device.backend)
@@ -416,9 +416,9 @@ def computed(device: st.Device, name: str, *args: Any, **params: Any) -> Any:
 
 
 def tree_fold(x: np.ndarray, sharding: st.NamedSharding, axis: Any, keepdims: bool, name: str) -> dict[Any, np.ndarray]:
-    """For each device what its result must be: the sums of the parts, along the tree of each mesh axis. Where nothing is
-    to be combined, it is cut from the sums of the cell, which lies in one memory: NumPy adds a column that stands alone
-    in another order than one among others.
+    """Returns the result that each device must have: the sums of the parts, combined along the tree of each mesh axis.
+    Where nothing is combined, it is a slice of the sums of the cell, which is in one memory: NumPy adds a single column
+    in another order than one of several columns.
     """
     mesh = sharding.mesh
     gone = range(x.ndim) if axis is None else [a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,))]
@@ -473,7 +473,9 @@ def sums(draw: Any, backend: str, dtypes: Any = ("float32", "float64", "complex6
 @pytest.mark.parametrize("watched", [False, True], ids=["", "watched"])
 @pytest.mark.parametrize("name", ["sum", "prod", "mean"])
 def test_sums_are_combined_along_the_tree(name: str, watched: bool, backend: str) -> None:
-    """To the bit, on every device. NumPy's means of float16 and complex numbers round in their own way: not here."""
+    """The bits are compared on every device, except for means of float16 and complex numbers, which NumPy rounds
+    differently.
+    """
 
     @hypothesis.settings(max_examples=150)
     @hypothesis.given(data=some.data())
@@ -509,7 +511,7 @@ def _box(sharding: st.NamedSharding, device: Any, x: np.ndarray, kept: set[int])
 
 @everywhere
 def test_the_tree_by_hand(backend: str) -> None:
-    """1e16 + 1 + 1 - 1e16 says in what order it was added: 0 where the large one comes first, 2 where it comes last."""
+    """1e16 + 1 + 1 - 1e16 depends on the order: it is 0 if the large number comes first, and 2 if it comes last."""
     mesh = mesh_of((4,), backend)
     for x, wanted in [
         ([1e16, 1, 1, -1e16], 0),
@@ -623,7 +625,7 @@ def test_fast_products_give_the_bits_of_the_general_way(dtype: str) -> None:
 
 
 def test_fast_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the test above compares the general way with itself."""
+    """Otherwise the test above would compare the general path with itself."""
     taken = []
 
     in_one_pass = one_pass.in_one_pass
@@ -654,7 +656,7 @@ def test_fast_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_who_counts_changes_no_bit(name: str, backend: str) -> None:
-    """Under `st.transfers` reductions run in the general way; the same mesh gives the same bits all the same."""
+    """Under `st.transfers` reductions use the general path; the bits on one mesh are the same."""
 
     @hypothesis.settings(max_examples=60)
     @hypothesis.given(data=some.data())

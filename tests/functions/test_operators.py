@@ -43,8 +43,8 @@ def sweep(name: str, backend: str, examples: int) -> None:
 
 
 def refused(name: str, made: Case, operands: list[Any], backend: str) -> Case:
-    """A case whose answer has a dtype that a backend lacks, such as the uint64 of a sum of uint8, is an error there that
-    says what to do; with a dtype that it has, the same case is one like any other.
+    """Asserts the error of a case whose result has a dtype that a backend lacks, such as the uint64 of a sum of uint8;
+    with a dtype that the backend has, the case is tested like any other.
     """
     if any(d.backend == backend for x in operands if isinstance(x, st.ShardedTensor) for d in x.devices()):
         lacks = (
@@ -81,7 +81,7 @@ SHAPES = [(), (5,), (1, 4), (4, 3), (0, 3), (9, 1, 2)]
 @pytest.mark.parametrize("mesh_shape", MESHES, ids=str)
 @pytest.mark.parametrize("name", ["add", "sum", "var", "argmax", "reshape", "flip", "getitem"])
 def test_every_spec(name: str, mesh_shape: tuple[int, ...], backend: str) -> None:
-    """No spec of any mesh is left to chance, for one operator of each kind."""
+    """Every spec of each mesh is tested, for one operator of each kind."""
     mesh = mesh_of(mesh_shape, backend)
     for shape in SHAPES:
         x = array(shape, "float64", 7)
@@ -213,7 +213,7 @@ def _after(x: Any, write: Callable[[Any], Any]) -> Any:
 
 
 def _outcome(way: str, xp: Any, number: Any, to: dict[str, Any]) -> Any:
-    """The host array that comes out, or the kind of error."""
+    """Returns the result as a host array, or the class of the error."""
     try:
         return np.asarray(WAYS[way](xp, number, to))
     except (OverflowError, TypeError, ValueError) as error:
@@ -381,7 +381,7 @@ PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_zero_times_nan_or_infinity_is_nan_in_every_layout(name: str, backend: str) -> None:
-    """Also where a shard contracts one element, by a matrix of one."""
+    """This includes a shard that contracts a single element, with a matrix of one element."""
     mesh, whole = mesh_of((4,), backend), (st.P(), st.P("x"), st.P(None, "x"))
     for dtype, bad in (("float32", math.nan), ("complex64", math.inf)):
         for rows, depth, columns in ((1, 1, 5), (3, 1, 1), (1, 4, 5), (3, 4, 1)):

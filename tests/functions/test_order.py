@@ -54,7 +54,7 @@ def checks(function: Check) -> Check:
 
 
 def same(found: Any, wanted: Any) -> None:
-    """Bits and all: no element is computed."""
+    """Compares bits, because no element is computed."""
     assert_same(found, wanted, exact=True)
 
 
@@ -473,7 +473,7 @@ def test_errors_name_the_function(call: Any, kind: Any, words: str, backend: str
 
 @everywhere
 def test_long_arrays_of_half_precision(backend: str) -> None:
-    """NumPy's default algorithm does not sort them on some processors."""
+    """NumPy's default algorithm does not sort them correctly on some processors."""
     host = values("float16", 7128, 3)
     wide = host.astype("float32")
     x = split(host, P("x"), backend)

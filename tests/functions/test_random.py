@@ -79,7 +79,7 @@ def test_products_of_words() -> None:
 
 
 def reference(dtype: str, key: st.random.Key, shape: Any) -> np.ndarray:
-    """What `uniform` is documented to return."""
+    """Computes the documented result of `uniform`."""
     philox = np.random.Philox(key=np.array([key.seed, key.stream], np.uint64), counter=np.full(4, 2**64 - 1, np.uint64))
     words, size = philox.random_raw(math.prod(shape)), math.prod(shape)
     if dtype == "float64":

@@ -116,7 +116,7 @@ def test_concat_of_one_device_stays_there(backend: str) -> None:
 
 
 def test_host_arrays_beside_tensors_on_one_device_each(backend: str) -> None:
-    """The tensors alone would be the shards of the result."""
+    """Without the host array, the tensors would be the shards of the result."""
     values = [np.arange(4.0), np.arange(4.0) + 10, np.arange(4.0) + 20]
     x, y = (st.device_put(value, d) for value, d in zip(values, st.devices(backend)[:2], strict=False))
     host = values[2]
@@ -129,7 +129,7 @@ def test_host_arrays_beside_tensors_on_one_device_each(backend: str) -> None:
 
 
 def test_stack_and_concat_take_an_array_for_its_rows(backend: str) -> None:
-    """As NumPy and JAX do."""
+    """The rows of an array are the operands, as in NumPy and JAX."""
     value = array((3, 2), "float64", 1)
     for x in (st.device_put(value, mesh_of((2,), backend)), value):
         assert_same(st.stack(x), value, exact=True)

@@ -45,7 +45,7 @@ def poisoned(shape: Any, dtype: Any, empty: Callable[..., Any] = memory_pool.emp
 
 
 def cut(**sizes: Any) -> AbstractContextManager[None]:
-    """All but the smallest arrays are cut, into blocks of a few elements."""
+    """Divides all but the smallest arrays into blocks of a few elements."""
     small: dict[str, Any] = {"LONG": 0.0, "_BLOCK": 16, "_LEAST": 4, "_TILE": 3, "_STEP": 4, **sizes}
     return layouts.cut(blockwise, **small)
 
@@ -67,7 +67,7 @@ def quiet() -> Iterator[None]:
 
 
 def laid(x: np.ndarray, layout: str) -> st.ShardedTensor:
-    """A tensor of those elements, which lie in memory in another way."""
+    """Returns a tensor with the elements, in another memory layout."""
     if layout == "F":
         return st.asarray(np.ascontiguousarray(x.T)).T
     if layout == "turned":
@@ -83,17 +83,19 @@ def laid(x: np.ndarray, layout: str) -> st.ShardedTensor:
 
 
 def host(x: Any) -> Any:
-    """The same array for NumPy, laid out alike."""
+    """Returns the same array for NumPy, in the same memory layout."""
     return np.asarray(x) if isinstance(x, st.ShardedTensor) else x
 
 
 def order_of(x: np.ndarray) -> list[int]:
-    """The dimensions by their strides, those of one element left out."""
+    """Returns the dimensions of more than one element in the order of their strides."""
     return sorted((d for d in range(x.ndim) if x.shape[d] > 1), key=lambda d: -abs(x.strides[d]))
 
 
 def agree(operands: list[Any], shape: tuple[int, ...]) -> bool:
-    """Whether there is no doubt how NumPy lays out the result: operands lie in one order, or have two dimensions."""
+    """Returns whether NumPy's memory layout of the result is determined: the operands have the same order, or two
+    dimensions.
+    """
     arrays = [x for x in map(host, operands) if np.ndim(x)]
     return len(shape) < 3 or len({(x.shape == shape, *order_of(x)) for x in arrays}) == 1
 
@@ -114,7 +116,7 @@ def takes(name: str, dtypes: list[str]) -> bool:
 
 
 def assert_numpys(name: str, found: Any, wanted: Any, operands: list[Any]) -> None:
-    """To the bit but for functions that are rounded; and laid out as NumPy does."""
+    """Asserts that the bits are NumPy's (the values, for functions that are rounded), and that the memory layout is."""
     found, wanted = np.asarray(found), np.asarray(wanted)
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
     if name in ROUNDED and wanted.dtype.kind in "fc":
@@ -127,7 +129,7 @@ def assert_numpys(name: str, found: Any, wanted: Any, operands: list[Any]) -> No
 
 
 def same_for_any_number_of_threads(call: Callable[[], Any]) -> np.ndarray:
-    """The result, which does not depend on how many work."""
+    """Returns the result of a call, after asserting that it does not depend on the number of threads."""
     results = []
     for number in 1, 2, 3, 7:
         with st.set_num_threads(number), quiet():
@@ -190,7 +192,7 @@ def test_ufunc(name: str) -> None:
 @in_blocks
 @pytest.mark.parametrize("name", ["add", "divide", "sin", "equal", "logical_and", "pow"])
 def test_sharded_operands(name: str) -> None:
-    """Wherever they are."""
+    """The operands have any sharding."""
 
     @hypothesis.settings(max_examples=40)
     @hypothesis.given(data=some.data())
@@ -309,7 +311,7 @@ def test_operands_of_one_element_and_of_none() -> None:
 
 @in_blocks
 def test_results_have_numpys_dimension_order() -> None:
-    """Where operands agree; and of two dimensions always."""
+    """The operands have the same order, or two dimensions."""
     for shape in (5, 13), (13, 5), (2, 40), (9, 9), (1, 40):
         for a, b in itertools.product(LAYOUTS, repeat=2):
             x, y = laid(numbers(shape, "float64", 1), a), laid(numbers(shape, "float64", 2), b)
@@ -337,7 +339,7 @@ def test_operands_with_partly_equal_dimension_orders(narrow: bool) -> None:
 
 @contextlib.contextmanager
 def counted(module: Any = blockwise) -> Iterator[list[int]]:
-    """How much work a module divided, each time."""
+    """Returns the amount of work that a module divided, for each call."""
     found: list[int] = []
 
     def each(work: Any, count: int, **options: Any) -> None:
@@ -352,7 +354,7 @@ def counted(module: Any = blockwise) -> Iterator[list[int]]:
 
 @in_blocks
 def test_these_calls_are_divided_into_blocks() -> None:
-    """Else the tests above compare NumPy with itself."""
+    """Otherwise the tests above would compare NumPy with itself."""
     x, y = (laid(numbers((40, 30), "float64", k), "C") for k in (1, 2))
     calls: dict[str, Callable[[], Any]] = {
         "add": lambda: x + y,
@@ -376,7 +378,7 @@ def test_these_calls_are_divided_into_blocks() -> None:
 
 @some.composite
 def windows(draw: Any) -> tuple[np.ndarray, np.ndarray]:
-    """An array, and a window of it in any order, with gaps, turned round."""
+    """Draws an array and a window of it, with permuted dimensions, gaps and negative strides."""
     shape = tuple(draw(some.lists(some.integers(0, 9), min_size=1, max_size=4)))
     whole = np.zeros([2 * n for n in shape], np.int64)
     index = [draw(some.sampled_from([slice(None, n), slice(None, None, 2), slice(None, None, -2)])) for n in shape]
@@ -386,7 +388,7 @@ def windows(draw: Any) -> tuple[np.ndarray, np.ndarray]:
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(data=some.data())
 def test_every_element_is_computed_once(data: Any) -> None:
-    """And none beside the window."""
+    """Elements outside of the window are not written."""
     sizes = {name: data.draw(some.integers(1, 20), label=name) for name in ("_BLOCK", "_LEAST", "_TILE", "_STEP")}
     whole, out = data.draw(windows())
     other = np.ones(out.shape[::-1], np.int64).T if data.draw(some.booleans()) else np.ones(out.shape, np.int64)
@@ -405,7 +407,7 @@ def test_every_element_is_computed_once(data: Any) -> None:
 )
 @pytest.mark.parametrize("layout", ["C", "gaps", "mixed"])
 def test_sizes_of_blocks(shape: tuple[int, ...], layout: str) -> None:
-    """Too short, and the calls show; too long, and threads have nothing to divide."""
+    """In blocks that are too short, the calls take time; if they are too long, threads have no work."""
     out = np.empty([*shape[:-1], shape[-1] + (layout == "gaps")])[..., : shape[-1]]
     other = np.empty(shape[::-1]).T if layout == "mixed" else np.empty(shape)
     blocks: list[int] = []
@@ -497,8 +499,8 @@ class Lines(list[str]):
 
 
 def heard(call: Callable[[], Any], mode: str, handler: bool = True) -> tuple[Any, ...]:
-    """What is to be heard of a call: warnings, calls of a handler, what is logged, an error; the states of before are
-    there again.
+    """Returns the reports of a call: warnings, calls of a handler, logged lines, an error. Asserts that the error state
+    is restored.
     """
     called: list[Any] = []
     lines = Lines()
@@ -519,7 +521,7 @@ def heard(call: Callable[[], Any], mode: str, handler: bool = True) -> tuple[Any
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", COMPLAINTS)
 def test_errors_are_reported_as_by_numpy(name: str, mode: str) -> None:
-    """Once for each call, and by its name; with any number of threads."""
+    """There is one report for each call, with its name, for any number of threads."""
     function, *arrays = COMPLAINTS[name]
     wanted = heard(lambda: function(np, *arrays), mode)
     tensors = [st.asarray(x) for x in arrays]
@@ -559,7 +561,7 @@ def test_a_missing_error_callback(mode: str) -> None:
 
 @in_blocks
 def test_warnings_as_errors() -> None:
-    """As under ``-W error``; and what comes next is as ever."""
+    """The warnings are errors, as under ``-W error``, and later calls work."""
     x = st.asarray(BIG)
     for number in 1, 3:
         with st.set_num_threads(number), warnings.catch_warnings():
@@ -583,7 +585,7 @@ def test_an_error_of_the_callback_propagates() -> None:
 
 @in_blocks
 def test_each_thread_has_its_own_error_state() -> None:
-    """A call that raises elsewhere does not see what is ignored here."""
+    """An error state that ignores errors in one thread has no effect on another thread."""
     x, errors, start = st.asarray(BIG), [], threading.Barrier(4)
 
     def work(mode: str) -> None:
@@ -742,7 +744,7 @@ def test_writes_to_exclusive_and_shared_arrays() -> None:
 @pytest.mark.parametrize("mode", ["raise", "call", "warn"])
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
 def test_results_with_floating_point_errors_are_written(mode: str, shared: bool) -> None:
-    """As NumPy does: an error about elements comes when all are there."""
+    """As in NumPy, the error is raised after all elements have been written."""
 
     def refuse(kind: str, flag: int) -> None:
         raise KeyError(kind)
@@ -770,7 +772,7 @@ def test_results_with_floating_point_errors_are_written(mode: str, shared: bool)
     ids=["exclusive", "shared"],
 )
 def test_a_memory_error_during_a_write(write: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that gets none is tried once more: half of a value is worse."""
+    """A block whose allocation fails is computed once more, because a value that is written in part is worse."""
     WRITES[write](st.asarray(np.arange(60.0)), st.ones(60))  # the plan of such a write is cached from here on
     x, y = st.asarray(np.arange(60.0)), st.ones(60)
     reader, calls = np.asarray(x) if shared else None, itertools.count()

@@ -46,7 +46,9 @@ NO_LIMIT = 0x7FFFFFFFFFFFF000
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
-    """Lets the kernel say what a test wants: texts by path, those of control groups relative to their root."""
+    """Returns a function that replaces the kernel's files by texts, by path; control groups have paths relative to
+    their root.
+    """
 
     def forget() -> None:
         limits._granted_cores.cache_clear()
@@ -205,7 +207,7 @@ LARGE = 1 << 17
 
 @pytest.fixture
 def kept() -> Iterator[None]:
-    """Nothing waits to be used again, and a GiB may."""
+    """Empties the cache of memory, and sets its limit to 1 GiB."""
     gc.collect()
     limit = st.cache_info().limit
     st.free_cache()
@@ -230,7 +232,7 @@ def used() -> int:
 
 
 def change(before: st.CacheInfo) -> tuple[int, ...]:
-    """What has become of the counters but for the limit."""
+    """Returns the changes of the counters, except for the limit."""
     return tuple(b - a for name, a, b in zip(before._fields, before, st.cache_info(), strict=True) if name != "limit")
 
 
@@ -613,7 +615,7 @@ def test_operators_leave_no_cycles(kept: None) -> None:
 
 
 def lines_of_the_pool(here: Callable[[int], None], call: Callable[[], Any]) -> int:
-    """Does ``here`` before every line that ``call`` does in the pool. Gives how many there were."""
+    """Calls ``here`` before every line that ``call`` executes in the pool; returns the number of lines."""
     counts = itertools.count(1)
     last = 0
 
@@ -637,13 +639,13 @@ def lines_of_the_pool(here: Callable[[int], None], call: Callable[[], Any]) -> i
 
 
 def repaired(before: int) -> None:
-    """Puts right what a test has shown to go wrong, for those that follow."""
+    """Restores the state that a failed test has damaged, for the tests that follow."""
     memory_pool._pool._idle.clear()
     memory_pool._pool._cached, memory_pool._pool._used = 0, before
 
 
 def situations() -> dict[str, Callable[[], Callable[[], Any]]]:
-    """Ways through the pool: what is done before, and what is looked at."""
+    """Yields paths through the pool: what is done first, and what is checked."""
 
     def arrays(*sizes: int) -> list[Any]:
         return [memory_pool.empty((n << 20,), np.uint8) for n in sizes]
@@ -674,7 +676,9 @@ def situations() -> dict[str, Callable[[], Callable[[], Any]]]:
 
 
 def at_every_line(at: Callable[[int], int], before: int) -> None:
-    """Does something at the first line, at the second, ..., until there are no more; ``at`` gives how many there were."""
+    """Interrupts at the first line, at the second, and so on, until there are no more; ``at`` returns the number of
+    lines.
+    """
     line = 1
     try:
         while at(line) >= line:
@@ -794,7 +798,7 @@ def test_fork_while_others_allocate() -> None:
 
 
 def test_fork_in_the_middle() -> None:
-    """While another thread is at any of the pool's lines."""
+    """The fork happens while another thread is at each of the pool's lines."""
     output = scripted(
         """
         import sys, threading, time
@@ -869,7 +873,7 @@ def test_the_end_of_the_interpreter() -> None:
 
 @pytest.fixture
 def poor(kept: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Lets the host say that so much is free, of a GiB; and has it asked for every large result."""
+    """Returns a function that makes the host report a number of free bytes, of a GiB; every large result reads it."""
     monkeypatch.setattr(memory_pool, "_CHECKED_FROM", 1 << 19)
     return lambda free: monkeypatch.setattr(memory_pool, "memory", lambda: (free, 1 << 30))
 
@@ -936,7 +940,7 @@ def test_results_larger_than_the_host() -> None:
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, name: str, text: str = "Unable to allocate 9 GiB") -> None:
-    """NumPy's function of that name gets no memory."""
+    """Makes NumPy's function of that name raise a MemoryError."""
 
     def lacks(*args: Any, **options: Any) -> Any:
         raise MemoryError(*[text] * bool(text))
@@ -1022,7 +1026,7 @@ def test_memory_errors_in_writes(name: str, size: int, exclusive: bool, monkeypa
     ],
 )
 def test_writes_without_memory_for_a_copy(name: str, write: Any, poor: Callable[[int], None]) -> None:
-    """The target is shared, so that writing needs memory: which is not there."""
+    """The target is shared, so that a write needs memory for a copy, which is not available."""
     x = st.asarray(np.arange(2.0 * LARGE)) * 1
     export = np.asarray(x)
     st.free_cache()

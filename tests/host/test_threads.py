@@ -141,7 +141,7 @@ def test_the_number_may_be_asked_for_while_others_set_it(unset: None) -> None:
 
 
 def test_helper_threads_keep_nothing_of_the_context_that_started_them(unset: None) -> None:
-    """Where threads inherit it, as they do without a GIL."""
+    """Threads inherit the context where there is no GIL."""
     variable: contextvars.ContextVar[Any] = contextvars.ContextVar("variable")
     pool = threads._ThreadPool()
 
@@ -411,7 +411,7 @@ def test_falsy_errors_are_raised(four: None) -> None:
 
 
 def test_arrays_are_not_kept_alive(four: None) -> None:
-    """Neither by threads that wait for other work, nor by errors."""
+    """Neither threads that wait for work nor errors keep arrays alive."""
     gc.collect()
     gc.disable()
     try:
@@ -631,7 +631,7 @@ def test_fork_with_helper_threads() -> None:
 
 
 def test_fork_inside_of_each() -> None:
-    """A helper forks: its child has but this thread, and works all the same."""
+    """A helper thread forks: its child has only this thread, and operators work in it."""
     output = scripted(
         """
         from shardtensor.host import threads
@@ -700,7 +700,7 @@ pool.submit(lambda: (time.sleep(0.05), works("in a pool,")))
 
 
 def test_operators_and_maps_at_exit() -> None:
-    """Whatever was registered when: functions at exit run after the team is closed, too."""
+    """Functions at exit work in any order of registration, also after the threads have been closed."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", AT_EXIT],
         env=environment(SHARDTENSOR_NUM_DEVICES="3"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
@@ -743,7 +743,7 @@ def test_helpers_end_before_the_interpreter() -> None:
 
 
 class Library:
-    """Stands in for one that threadpoolctl has found."""
+    """A stand-in for a library that threadpoolctl has found."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -938,7 +938,7 @@ def test_fork_inside_of_a_limit() -> None:
 
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Many small blocks, each of which takes some hundredths of a second."""
+    """Makes many small blocks, each of which takes some hundredths of a second."""
     plan_cache._cached_plan.cache_clear()
     monkeypatch.setattr(blockwise, "_BLOCK", 1 << 12)
     monkeypatch.setattr(blockwise, "_LEAST", 1 << 12)
@@ -954,7 +954,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float = 0.03) -> list[int]:
-    """Makes a function of NumPy's take its time. Gives a list that grows with each call."""
+    """Slows a function of NumPy down. Returns a list that grows by one item with each call."""
     function, calls = getattr(np, name), list[int]()
 
     def slow(*args: Any, **options: Any) -> Any:
@@ -969,8 +969,8 @@ def slowed(monkeypatch: pytest.MonkeyPatch, name: str, seconds: float = 0.03) ->
 
 
 def interrupted(call: Callable[[], Any], after: float = 0.1, calls: Sequence[int] | None = None) -> float | None:
-    """Presses Ctrl-C a while after a call has begun; one that is `slowed`, after the second of its ``calls`` has. Gives
-    how long it took to be heard; None if nothing was raised.
+    """Sends SIGINT some time after a call has begun, or, for a `slowed` function, after the second of its ``calls``.
+    Returns the seconds until the interrupt was raised; None if nothing was raised.
     """
     pressed: list[float] = []
     ended, over = threading.Event(), threading.Event()
@@ -1002,7 +1002,9 @@ def interrupted(call: Callable[[], Any], after: float = 0.1, calls: Sequence[int
 
 
 def all_is_well() -> None:
-    """No helper is working, BLAS is not limited, the floating-point error state is restored, and operators work."""
+    """Asserts that no helper thread is working, BLAS is not limited, the floating-point error state is restored, and
+    operators work.
+    """
     met = threading.Barrier(3)
     with st.set_num_threads(3):
         in_time(lambda: each(lambda k: met.wait(5), 3))
@@ -1126,7 +1128,7 @@ def test_ctrl_c_in_writes(
 
 @contextlib.contextmanager
 def handled(handler: Any) -> Iterator[None]:
-    """SIGINT is handled so."""
+    """Installs a handler of SIGINT for the duration of a context."""
     before = signal.signal(signal.SIGINT, handler)
     try:
         yield
@@ -1219,7 +1221,7 @@ def test_signals_are_deferred_to_the_end(threads: int, number: int, error: type[
 
 
 def test_deferred_signals_run_in_order_and_once(four: None, late: None) -> None:
-    """What several signals do that came meanwhile; those of one number count once, as in the kernel."""
+    """Signals of several numbers are handled in order; several signals of one number count once, as in the kernel."""
     heard: list[Any] = []
 
     def note(number: int, frame: Any) -> None:
@@ -1246,7 +1248,7 @@ def test_deferred_signals_run_in_order_and_once(four: None, late: None) -> None:
 
 
 def test_handlers_set_by_handlers_are_deferred_and_kept() -> None:
-    """As where the first Ctrl-C asks for a second one."""
+    """An example is a first Ctrl-C whose handler asks for a second one."""
 
     def first(number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -1279,7 +1281,7 @@ def test_a_saved_wrapper_of_a_handler_works_later(late: None) -> None:
 
 
 def test_contexts_end_in_any_order(late: None) -> None:
-    """Those of greenlets do."""
+    """The contexts of greenlets end in any order."""
     first, second = signals.Interrupts(), signals.Interrupts()
     first.__enter__()
     second.__enter__()
@@ -1396,7 +1398,7 @@ def test_ctrl_c_in_an_operator_in_a_map(blocks: None, monkeypatch: pytest.Monkey
 
 
 def test_interrupts_between_two_contexts() -> None:
-    """One `Interrupts` after another: what comes between them is raised at once."""
+    """A signal between two contexts of `Interrupts` is raised immediately."""
     with signals.Interrupts() as held:
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -1454,7 +1456,7 @@ def test_signals_at_every_line(name: str, number: int, threads: int, blocks: Non
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_ctrl_c_at_any_moment(threads: int) -> None:
-    """Nothing hangs, and no value is half of one and half of another."""
+    """Nothing hangs, and no value is written in part."""
     scripted(
         f"""
         import faulthandler, random, signal, sys, threading, time

@@ -58,7 +58,7 @@ def some_sharding(data: Any, ndim: int) -> st.NamedSharding:
 
 
 def some_tensor(data: Any, value: np.ndarray) -> tuple[Built, st.NamedSharding]:
-    """A root tensor: put there, computed, in pieces, or on memory that another tensor has as well."""
+    """Draws a root tensor: placed, computed, with separate shards, or with memory that another tensor shares."""
     sharding = some_sharding(data, value.ndim)
     how = data.draw(some.sampled_from(["put", "computed", "pieces", "shared"]))
     kept = []
@@ -78,7 +78,9 @@ def some_tensor(data: Any, value: np.ndarray) -> tuple[Built, st.NamedSharding]:
 
 
 def some_index(data: Any, shape: tuple[int, ...], home: st.NamedSharding) -> tuple[Any, Built]:
-    """An index for NumPy, and what builds the same one with its arrays as lists, host arrays or tensors anywhere."""
+    """Draws an index for NumPy, and a function that builds the same index with lists, host arrays or tensors on any
+    devices.
+    """
     index = data.draw(some.one_of(array_indices(shape), array_indices(shape), indices(shape)))
     entries = index if type(index) is tuple else (index,)
     builders = [some_entry(data, e, home) if is_array(e) else lambda backend, e=e: e for e in entries]
@@ -109,12 +111,14 @@ def some_entry(data: Any, entry: Any, home: st.NamedSharding) -> Built:
 
 
 def records(log: st.TransferLog) -> list[tuple[Any, ...]]:
-    """What moved, without the names of the backends."""
+    """Returns the transfers without the names of the backends."""
     return sorted((r.bytes, context(r.source), context(r.destination), r.explicit) for r in log if r.bytes)
 
 
 def assert_moved_alike(backends: tuple[str, ...], moved: list[Any]) -> None:
-    """As on the first; but what no view of the library's reaches, since it goes backwards, is written one by one."""
+    """Asserts that the backends made the same transfers as the first one. Views with negative strides, where a library
+    lacks these, are written element by element.
+    """
     for backend, found in zip(backends, moved, strict=True):
         assert found == moved[0] or not load(backend).negative_strides, backend
 
@@ -125,7 +129,7 @@ def context(device: st.Device) -> int:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without warnings of casts."""
+    """Suppresses the warnings of casts."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         yield
@@ -192,7 +196,7 @@ def test_reading_matches_numpy_at_length(backends: tuple[str, ...]) -> None:
 
 
 def some_view(data: Any, x: np.ndarray) -> Callable[[Any], Any]:
-    """A chain of what gives views: for NumPy's arrays and for tensors."""
+    """Draws a chain of operations that return views, for NumPy's arrays and for tensors."""
     steps: list[Callable[[Any], Any]] = []
     for _ in range(data.draw(some.integers(0, 3))):
         step = some_step(data, x)
@@ -222,7 +226,7 @@ def some_step(data: Any, x: np.ndarray) -> Callable[[Any], Any] | None:
 
 
 def some_value(data: Any, shape: tuple[int, ...], dtype: Any, home: st.NamedSharding) -> tuple[Any, Built]:
-    """What is written: of a shape that broadcasts, most of the time, and of any dtype."""
+    """Draws a value to write, of a shape that mostly broadcasts, and of any dtype."""
     whole = len(shape)
     source = data.draw(some.one_of(some.just(str(dtype)), some.sampled_from(DTYPES)))
     shape = tuple(1 if data.draw(some.integers(0, 3)) == 0 else n for n in shape)
@@ -318,7 +322,7 @@ def test_writing_matches_numpy_at_length(backends: tuple[str, ...]) -> None:
 
 
 def write_from_itself(examples: int, backends: tuple[str, ...]) -> None:
-    """What is written sees the tensor that is written: as if it had been copied before."""
+    """The value has the elements of the tensor before the write, as if it had been copied first."""
 
     @hypothesis.settings(max_examples=examples)
     @hypothesis.given(data=some.data())
@@ -384,7 +388,9 @@ def test_writing_from_itself_matches_numpy_at_length(backends: tuple[str, ...]) 
     ],
 )
 def test_writes_through_views_of_another_shape_count_alike(chain: Any) -> None:
-    """Where the view's parts are not the shards', elements go to and fro, and both backends say so."""
+    """Where the parts of the view are not the shards, elements are transferred in both directions; both backends count
+    the same.
+    """
     value = array((6, 4), "float64", 1)
     for new in (lambda a: 1.5, lambda a: np.full(chain(value)[1:3].shape, 2.5), lambda a: chain(a)[:2]):
         answer, moved = value.copy(), []
@@ -409,7 +415,7 @@ def test_writes_through_views_of_another_shape_count_alike(chain: Any) -> None:
     ],
 )
 def test_scalars_through_views_of_another_shape_move_nothing(chain: Any, backend: str) -> None:
-    """Who holds an element writes it, whatever shape it is shown in."""
+    """The device that holds an element writes it, whatever the shape of the view."""
     answer = array((6, 4), "float64", 1)
     x = st.device_put(answer, mesh_of((4,), backend))
     with st.transfers() as log:
@@ -481,7 +487,7 @@ def test_scalars_through_masks_move_nothing(scalar: Any, backend: str) -> None:
 
 
 def test_masks_of_rows_move_nothing(backend: str) -> None:
-    """A mask for the first dimensions, which lies where they do."""
+    """The mask covers the first dimensions, and has their layout."""
     for x in rows_and_columns(backend)[:3]:
         answer = np.array(x)
         rows = x[:, 0] > 0
@@ -491,7 +497,7 @@ def test_masks_of_rows_move_nothing(backend: str) -> None:
 
 
 def test_masks_elsewhere_are_sent_to_the_owners_alone(backend: str) -> None:
-    """A mask on the host: each device gets the part of its own elements, a byte for each."""
+    """The mask is on the host: each device gets the part for its own elements, one byte for each."""
     x = st.device_put(np.zeros((10, 3)), mesh_of((4,), backend))
     mask = array((10, 3), "bool", 1)
     assert moves(lambda: written(x, mask, 1)) == [(6, -1, 2), (6, -1, 3), (9, -1, 0), (9, -1, 1)]
@@ -530,7 +536,7 @@ def test_host_values_go_to_the_owners_of_what_is_written(backend: str) -> None:
 
 
 def test_values_that_repeat_are_sent_once(backend: str) -> None:
-    """What broadcasts is sent as it is, and repeated where it arrives."""
+    """A value that broadcasts is sent once, and repeated at its destination."""
     x = st.device_put(np.zeros((10, 3)), mesh_of((4,), backend))
     answer = np.zeros((10, 3))
     for index, new in [
@@ -580,7 +586,7 @@ def test_a_tensor_elsewhere_moves_once_to_each_owner(backend: str) -> None:
 
 
 def test_reading_rows_sends_what_is_not_there(backend: str) -> None:
-    """The first dimension of what arrays select is split like the one that they walk."""
+    """The first dimension of the result is split like the index array."""
     x = st.device_put(array((10, 3), "float64", 1), mesh_of((4,), backend))
     answer = np.asarray(x)
     for index, wanted in [
@@ -613,7 +619,7 @@ def test_the_guard_forbids_writes_that_move(backend: str) -> None:
 
 @pytest.mark.parametrize("turn", [lambda a: a, lambda a: a.T, lambda a: a[::-1], lambda a: a[:, ::-1]], ids="CFRL")
 def test_the_last_of_repeated_indices_wins(turn: Any, backend: str) -> None:
-    """In the order in which a reader counts them, whatever the order of indices and values in memory."""
+    """The last one in row-major order of the indices counts, whatever the memory order of indices and values."""
     rng = np.random.default_rng(3)
     mesh = mesh_of((2, 2), backend)
     for shape in [(7,), (7, 3), (3, 7, 2)]:
@@ -640,7 +646,9 @@ def test_the_last_of_repeated_indices_wins(turn: Any, backend: str) -> None:
 
 @everywhere
 def test_a_tensor_is_written_from_itself(backend: str) -> None:
-    """As if the value had been read before: rows exchanged, shifted, turned; and masks of the tensor itself."""
+    """The result is that of a value read before the write: rows that are exchanged, shifted or reversed, and masks of
+    the tensor itself.
+    """
     changes: list[Callable[[Any], None]] = [
         lambda a: written(a, [0, 3], a[[3, 0]]),
         lambda a: written(a, np.s_[1:], a[:-1]),
@@ -688,7 +696,7 @@ def test_masks_of_the_tensor_itself_are_read_before_it_is_written(backend: str) 
 
 @everywhere
 def test_one_element_the_other_way_round(backend: str) -> None:
-    """There is nothing that goes backwards, also where a library has no views that do."""
+    """A reversed view of one element has no negative strides, so that libraries without these have it, too."""
     changes: list[Callable[[Any], None]] = [
         lambda a: written(a[None], (True, slice(None, None, -1)), 1),
         lambda a: written(a[None], np.s_[::-1], 2),
@@ -704,7 +712,7 @@ def test_one_element_the_other_way_round(backend: str) -> None:
 
 @everywhere
 def test_complex_numbers_that_become_bools(backend: str) -> None:
-    """Imaginary ones are true, too."""
+    """Imaginary numbers are true, too."""
     value, mesh = np.array([1.5j, 1, 0]), mesh_of((2,), backend)
     for index in (np.s_[:], [0, 1, 2], [2, 0, 1], np.array([True, True, True])):
         x, answer = st.device_put(np.zeros(3, bool), mesh), np.zeros(3, bool)
@@ -717,7 +725,7 @@ def test_complex_numbers_that_become_bools(backend: str) -> None:
 
 @everywhere
 def test_values_of_the_other_backend(backend: str) -> None:
-    """A tensor of one backend is written into a tensor of the other; each stays where it is."""
+    """A tensor of one backend is written into a tensor of the other; both keep their devices."""
     other = "checked" if backend == "numpy" else "numpy"
     start, new = array((9, 4), "float64", 1), array((9, 4), "float32", 2)
     x = st.device_put(start, mesh_of((2, 2), backend))
@@ -973,7 +981,7 @@ def test_a_tensor_that_was_given_away_is_not_written(backend: str) -> None:
 
 @everywhere
 def test_setitem_leaves_its_operand_alone(backend: str) -> None:
-    """A value of its own, in x's layout and dtype; also where it replaces everything, or nothing."""
+    """The result is a new value in x's layout and dtype, also where the write replaces all elements, or none."""
     start = array((5, 4), "float32", 1)
     for spec in (st.P("x"), st.P("y", "x"), st.P()):
         x = st.device_put(start, st.NamedSharding(mesh_of((2, 2), backend), spec))
@@ -1044,7 +1052,7 @@ def test_unstack_gives_views(backend: str) -> None:
 
 @everywhere
 def test_what_arrays_select_is_a_copy(backend: str) -> None:
-    """Writing to it leaves the tensor alone, and the other way round; also where the index selects all in order."""
+    """Writes to either are not visible in the other, also where the index selects all elements in order."""
     start = array((4, 3), "float64", 1)
     x = st.device_put(start, mesh_of((2,), backend))
     for index in (

@@ -42,7 +42,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cut(**sizes: Any) -> AbstractContextManager[None]:
-    """All but the smallest are cut, into blocks of a few elements."""
+    """Divides all but the smallest arrays into blocks of a few elements."""
     small: dict[str, Any] = {
         "LONG": 0.0, "_BLOCK": 7, "_CACHED": 5, "_WIDTH": 3, "_FACTORS": (2, 3, 16), "_SQUARE": (3, 3, 16), "_PLAIN": (3, 2, 16), "_DEPTH": (2, 5),
         "_BLAS_ALONE": 4, "_BLAS_ALONE_THIN": 4, **sizes,
@@ -52,7 +52,7 @@ def cut(**sizes: Any) -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def whole() -> Iterator[None]:
-    """Nothing is cut: shards are reduced in one call each."""
+    """Divides nothing into blocks: each shard is reduced in one call."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strategies, "is_long", lambda *_: False)
         patch.setattr(plan_cache, "_cached_plan", functools.lru_cache(plan_cache._cached_plan.__wrapped__))
@@ -70,13 +70,13 @@ in_blocks = pytest.mark.usefixtures("_cut")
 
 @pytest.fixture
 def _cut_in_tiles() -> Iterator[None]:
-    """Products are computed where they are to be: their sums are in one block."""
+    """Computes products in blocks of the result, each with its whole sum."""
     with cut(_DEPTH=(64, 64)):
         yield
 
 
 def on(mesh: st.Mesh, spec: st.P, x: np.ndarray, layout: str = "C") -> st.ShardedTensor:
-    """A tensor split that way, whose elements lie in another."""
+    """Returns a tensor with this spec, whose elements have another memory layout."""
     sharding = st.NamedSharding(mesh, spec)
     if layout == "F":
         return st.device_put(np.ascontiguousarray(x.T), sharding.with_spec(_mirrored(spec, x.ndim))).T
@@ -111,7 +111,9 @@ def results(call: Callable[[], st.ShardedTensor]) -> np.ndarray:
 
 
 def unchanged_in_the_log(call: Callable[[], st.ShardedTensor]) -> st.ShardedTensor:
-    """What a call gives, after a look at what it sends: in some order that of a call in which nothing is cut."""
+    """Returns the result of a call, after asserting that its transfers are, in some order, those of a call without
+    blocks.
+    """
     with st.transfers() as log:
         found = call()
     with whole(), st.transfers() as other:
@@ -125,7 +127,7 @@ def unchanged_in_the_log(call: Callable[[], st.ShardedTensor]) -> st.ShardedTens
 
 @some.composite
 def sums(draw: Any, name: str) -> Any:
-    """Numbers with many ties or with many digits; where they lie; what is wanted of them."""
+    """Draws numbers with many ties or many digits, their layout, and the parameters of the reduction."""
     sizes = SIZES[1:] if name in PICKS else SIZES
     shape = draw(some.lists(some.sampled_from(sizes), min_size=1, max_size=4))
     while math.prod(shape) > 1500:
@@ -185,7 +187,7 @@ def test_reduction_at_length(name: str, sizes: dict[str, int]) -> None:
 @in_blocks
 @pytest.mark.parametrize("name", ["sum", "prod", "mean", "var", "max", "argmax", "any"])
 def test_every_spec_and_axis(name: str) -> None:
-    """Nothing is left to chance, for an uneven array with more devices than rows."""
+    """All specs and axes of an uneven array are tested, which has fewer rows than there are devices."""
     x = array((3, 11, 5), "float64", 7) / 8
     mesh = mesh_of((2, 2), "numpy")
     axes: list[Any] = [None, 0, 1, 2] if name.startswith("arg") else [None, 0, 1, 2, (0, 1), (0, 2), (1, 2), ()]
@@ -239,7 +241,7 @@ def test_the_first_index_in_every_row_and_column() -> None:
 
 @in_blocks
 def test_shards_are_added_in_mesh_order() -> None:
-    """1e16 + 1 + 1 - 1e16 says in what order it was added; the blocks of a shard come before the next shard."""
+    """1e16 + 1 + 1 - 1e16 depends on the order of the additions; the blocks of a shard come before the next shard."""
     for mesh, spec, values, wanted in [
         ((4,), st.P("x"), [1e16, 1, 1, -1e16], 0),
         ((4,), st.P("x"), [1, 1, 1e16, -1e16], 2),
@@ -274,7 +276,7 @@ def test_variances_do_not_cancel() -> None:
 
 @in_blocks
 def test_the_operand_is_as_before() -> None:
-    """Variances are computed in the place of something: not of the operand."""
+    """Variances are computed in the memory of a temporary array, and not in that of the operand."""
     x = array((20, 30), "float64", 1)
     for layout in LAYOUTS:
         placed = laid(x, layout)
@@ -362,7 +364,9 @@ def test_dot() -> None:
 @pytest.mark.parametrize("mesh", [(3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", ["matmul", "tensordot", "vecdot"])
 def test_every_pair_of_specs(name: str, mesh: tuple[int, ...]) -> None:
-    """Rows, columns, what is summed over, on one axis of the mesh or two; what is sent is what it was."""
+    """Rows, columns and the contracted dimension are split by one mesh axis or by two; the transfers are those without
+    blocks.
+    """
     grid = mesh_of(mesh, "numpy")
     shapes = ((5, 7), (5, 7)) if name == "vecdot" else ((5, 7), (7, 4))
     x, y = (array(s, "float64", k) * 1.1 for k, s in enumerate(shapes))
@@ -393,7 +397,7 @@ def test_batches_are_broadcast() -> None:
 @pytest.mark.usefixtures("_cut_in_tiles")
 @pytest.mark.parametrize("dtype", ["float64", "int8", "complex64", "bool"])
 def test_a_matrix_by_its_own_transpose(dtype: str) -> None:
-    """Half of such a product is the mirror of the other."""
+    """Such a product is symmetric, and only half of it is computed."""
     for rows, columns in (9, 13), (13, 9), (1, 20), (20, 1), (7, 7):
         x = array((rows, columns), dtype, 3)
         for mesh in (1,), (3,), (2, 2):
@@ -438,7 +442,7 @@ def test_what_is_nearly_a_matrix_by_its_own_transpose() -> None:
 
 @in_blocks
 def test_all_operands_are_split_into_blocks() -> None:
-    """Else the tests above compare NumPy with itself."""
+    """Otherwise the tests above would compare NumPy with itself."""
     x = on(mesh_of((2,), "numpy"), st.P("x"), array((20, 30), "float64", 1))
     for name in REDUCTIONS:
         for axis in None, 0, 1:
@@ -466,7 +470,9 @@ def test_short_ones_are_not() -> None:
 
 @pytest.mark.parametrize("layout", ["C", "F"])
 def test_blocks_are_neither_long_nor_short(layout: str) -> None:
-    """Too short, and the calls show; too long, and they leave the cache, and threads have nothing to divide."""
+    """In blocks that are too short, the calls take time; blocks that are too long exceed the cache, and cannot be
+    divided over threads.
+    """
     for name, shape, axes in [
         ("sum", (10**7,), [None]),
         ("sum", (2000, 3000), [None, 0, 1]),
@@ -514,7 +520,7 @@ def test_a_large_matrix_by_its_own_transpose() -> None:
 
 @pytest.mark.parametrize("shape", [(10**7,), (1000, 10**4), (10**6, 10), (10, 10**6)], ids=str)
 def test_sums_of_single_precision_are_precise(shape: tuple[int, ...]) -> None:
-    """As if pairs were added all the way."""
+    """The error is that of pairwise summation."""
     x = np.random.default_rng(1).random(shape, "float32")
     wanted = x.sum(dtype="float64")
     turned = np.ascontiguousarray(x.T)
@@ -572,8 +578,8 @@ print(json.dumps(seen))
 
 @pytest.fixture(scope="module")
 def large() -> dict[str, list[Any]]:
-    """For each product: how many threads there were, how many of BLAS, what came out; in a process of its own, where
-    BLAS has as many as it likes.
+    """Returns, for each product, the numbers of threads of the library and of BLAS, and the result; computed in a
+    process of its own, where BLAS has its default number of threads.
     """
     env = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")} | {"SHARDTENSOR_NUM_DEVICES": "4"}
     code = [sys.executable, "-c", LARGE]
@@ -591,7 +597,7 @@ def large() -> dict[str, list[Any]]:
     ],
 )
 def test_large_products_do_not_depend_on_threads(name: str, large: dict[str, list[Any]]) -> None:
-    """Neither on ours nor on those of BLAS."""
+    """The result depends neither on the number of the library's threads nor on that of BLAS."""
     assert len({said for number, blas, said in large[name]}) == 1, large[name]
     assert len(large[name][0][-1]) == 64
 
@@ -619,7 +625,7 @@ COMPLAINTS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("mode", ["warn", "raise", "call", "log", "ignore"])
 @pytest.mark.parametrize("name", COMPLAINTS)
 def test_floating_point_errors_are_reported_as_by_numpy(name: str, mode: str) -> None:
-    """Once for each call, whatever the number of blocks."""
+    """There is one report for each call, whatever the number of blocks."""
     x, function = st.asarray(BIG), COMPLAINTS[name]
     wanted = heard(lambda: function(np, BIG), mode)
     for number in 1, 2, 7:
@@ -656,7 +662,7 @@ def test_warnings_are_errors_where_they_are() -> None:
 @in_blocks
 @pytest.mark.parametrize("number", [1, 3])
 def test_an_error_in_a_block_comes_through(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what was lent to the others is given back."""
+    """The limit on the threads of BLAS is restored."""
     x = st.asarray(array((40, 30), "float64", 1))
     before, calls, original = st.cache_info().used, itertools.count(), np.mean
 

@@ -49,7 +49,7 @@ def put(value: np.ndarray, backend: str, mesh: tuple[int, ...] = (2, 2), spec: s
 
 
 def attempt(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
-    """What a call gives, or what it raises."""
+    """Returns the result of a call, or the error that it raises."""
     try:
         return function(*args), None
     except Exception as error:
@@ -57,7 +57,7 @@ def attempt(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception | 
 
 
 def kinds(error: Exception) -> set[type[Exception]]:
-    """Which of Python's own errors an error is."""
+    """Returns the builtin classes of an error."""
     return {k for k in (ValueError, IndexError, TypeError, StopIteration) if isinstance(error, k)}
 
 
@@ -174,8 +174,8 @@ FIRST: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_views_and_copies_are_numpys(look: str, backend: str) -> None:
-    """Of fresh arrays and of views of them: what NumPy lets see later writes sees them, what it lets write through writes
-    through, what it copies stays, what it refuses is refused.
+    """Of new arrays and of views of them: later writes are visible in the same results as in NumPy, writes to results
+    reach the same bases, copies stay as they are, and the same calls raise errors.
     """
     for name, base in BASES.items():
         for before, first in FIRST.items():
@@ -226,7 +226,7 @@ def test_what_is_broadcast_is_a_value_of_its_own(backend: str) -> None:
 
 @everywhere
 def test_results_of_operators_have_views_like_any_other(backend: str) -> None:
-    """A root tensor counts as row-major, however its elements happen to lie."""
+    """A root tensor counts as row-major, whatever the memory order of its elements."""
     value = np.arange(24.0).reshape(4, 6)
     x = put(value, backend)
     roots = {
@@ -257,7 +257,7 @@ def test_results_of_operators_have_views_like_any_other(backend: str) -> None:
 
 
 def some_look(data: Any, x: np.ndarray) -> tuple[str, Callable[[Any], Any]]:
-    """One more view of an array, which NumPy may refuse or copy."""
+    """Draws one more view of an array, for which NumPy may raise an error or copy."""
     kind = data.draw(
         some.sampled_from(["slices", "slices", "reshape", "reshape", "axes", "flip", "one", "new", "part"])
     )
@@ -290,8 +290,8 @@ def some_look(data: Any, x: np.ndarray) -> tuple[str, Callable[[Any], Any]]:
 
 
 def chains(examples: int, length: int) -> None:
-    """Random chains of views over random shardings: which link copies, that writes show at both ends, and what each device
-    holds.
+    """Runs random chains of views over random shardings. Checks which step copies, that writes are visible at both
+    ends, and the shard of each device.
     """
 
     @hypothesis.settings(max_examples=examples)
@@ -407,7 +407,7 @@ def test_parts_of_complex_numbers_are_written(backend: str) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the checked backend was asked for."""
+    """Records the calls of the checked backend."""
     checked, made = load("checked"), []
     for name in ("on", "to_device", "from_host", "to_host", "record", "contiguous", "asarray"):
         real = getattr(type(checked), name)
@@ -454,7 +454,7 @@ def test_building_a_view_moves_and_computes_nothing(look: str, backend: str, cal
 
 @pytest.mark.parametrize("look", [name for name in MOVING if name != "x[3]"])
 def test_reading_moves_once_for_each_value_of_the_base(look: str, backend: str) -> None:
-    """As many bytes as the same operator moves by value, and again only when the base was written."""
+    """The first read moves as many bytes as the operator by value, and later reads none until the base is written."""
     a = np.arange(72.0).reshape(12, 6)
     x = put(a, backend, (4,))
     other = put(a, backend, (4,))
@@ -484,7 +484,7 @@ def test_reading_moves_once_for_each_value_of_the_base(look: str, backend: str) 
 
 
 def test_how_much_a_view_moves(backend: str) -> None:
-    """The rows at the boundaries, and nothing where its own layout has it already."""
+    """Rows at the boundaries move, and none where the view's layout is that of the base."""
     x = put(np.arange(72.0).reshape(12, 6), backend, (4,))
     wanted = {
         "rows": (x[1:], 3 * 48),
@@ -513,7 +513,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("read", READS)
 def test_host_reads_go_straight_to_the_owners(read: str, backend: str) -> None:
-    """Each element crosses once, from a device that has it to the host."""
+    """Each element is copied once, from a device that holds it to the host."""
     x = put(np.arange(72.0).reshape(12, 6), backend, (4,))
     for name, look in MOVING.items():
         view = look(x)
@@ -526,7 +526,7 @@ def test_host_reads_go_straight_to_the_owners(read: str, backend: str) -> None:
 
 @pytest.mark.parametrize("read", READS)
 def test_host_reads_through_another_shape_go_straight_to_the_owners(read: str, backend: str) -> None:
-    """Also where the boundaries between devices are not between its rows."""
+    """This includes views whose rows are not aligned with the boundaries between devices."""
     x = put(np.arange(72.0).reshape(12, 6), backend, (4,))
     for view in (x.reshape(6, 12), x.reshape(-1)[5:], x.T.reshape(2, 3, 12)[0], x.reshape(8, 9)[2:, ::-1]):
         with st.transfers() as log, st.transfer_guard("disallow"):
@@ -554,7 +554,7 @@ def test_an_element_is_read_from_the_device_that_has_it(backend: str) -> None:
 
 
 def test_views_of_elements(backend: str) -> None:
-    """An element is a number; what looks at it, in whatever way, sees that number."""
+    """An element that was read is a number, and every view of it has that number."""
     a = np.arange(6.0)
     x = put(a, backend, (3,))
     for look in (
@@ -654,7 +654,7 @@ def test_views_that_come_and_go_leave_nothing(backend: str) -> None:
 
 @everywhere
 def test_what_a_view_has_read_goes_when_the_base_is_written(backend: str) -> None:
-    """A cache of an old value is of no use, and must not keep a write from being in place."""
+    """A cache of an old value is useless, and must not prevent writes in place."""
     x = st.zeros((400_000,), device=mesh_of((4,), backend))
     view = x[1:]
     view + 1
@@ -707,7 +707,9 @@ SEEN: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("way", COPIES)
 def test_copies_of_views_are_independent(way: str, backend: str) -> None:
-    """In both directions, whether the view was read before or not; and of what was copied, again."""
+    """Writes are visible in neither direction, whether the view was read before or not; and the same holds for copies
+    of copies.
+    """
     for name, look in SEEN.items():
         for read in (False, True):
             a = np.arange(24.0).reshape(6, 4)
@@ -735,7 +737,7 @@ def test_copies_of_views_are_independent(way: str, backend: str) -> None:
 
 
 def test_copies_keep_what_a_view_is(backend: str) -> None:
-    """Shape, dtype, layout, and commitment."""
+    """A copy has the view's shape, dtype, layout and commitment."""
     x = put(np.arange(24).reshape(6, 4), backend)
     free = st.arange(24).reshape(6, 4)
     for view in (x[1:], x.T, x[:, 1], x[2, 3], x[2, 3, ...], free[1:], free.T):
@@ -784,7 +786,7 @@ def test_what_was_read_is_read_only_and_stays(kind: str, backend: str) -> None:
 
 
 def test_repr_of_views(backend: str) -> None:
-    """That of a copy; as it is now."""
+    """It is the repr of a copy of the current elements."""
     x = put(np.arange(24.0).reshape(6, 4), backend)
     for look in (*SEEN.values(), lambda x: x[0, 1], lambda x: x[0, 1, ...], lambda x: x[3:3]):
         assert repr(look(x)) == repr(look(x).copy())
@@ -927,7 +929,7 @@ BY_VALUE: list[tuple[str, tuple[Any, ...]]] = [
 
 
 def by_value(name: str, x: st.ShardedTensor, params: tuple[Any, ...]) -> st.ShardedTensor:
-    """What an operator makes of a tensor when it copies."""
+    """Returns the result of an operator that copies."""
     if name == "getitem":
         params = (canonical(params[0], x.shape),)
     return run(OPS[name], (x,), params)  # type: ignore[no-any-return]
@@ -950,7 +952,9 @@ def assert_views_lie_like_values(a: np.ndarray, meshes: list[tuple[int, ...]], e
 
 
 def test_views_lie_where_the_same_operators_results_do(backend: str) -> None:
-    """Sizes that no mesh divides, shards that are empty: every device's part is the part of the value."""
+    """The sizes divide no mesh, and some shards are empty: each device has the part of the result that the layout
+    assigns to it.
+    """
     a = np.arange(84.0).reshape(7, 4, 3) * (1 + 1j)
     assert_views_lie_like_values(a, [(3,), (2, 2)], 3, backend)
 
@@ -962,7 +966,7 @@ def test_views_lie_where_the_same_operators_results_do_everywhere(backend: str) 
 
 
 def test_views_of_uneven_shards_are_written_where_they_are(backend: str) -> None:
-    """10 rows over 4 devices are 3, 3, 2, 2, over 8 some are empty of columns: no byte of the base moves for a write."""
+    """10 rows over 4 devices are 3, 3, 2, 2; over 8, some devices have no columns. A write moves nothing of the base."""
     for count in (3, 4, 8):
         for spec in (st.P("x"), st.P(None, "x")):
             a = np.arange(50.0).reshape(10, 5)
@@ -984,7 +988,7 @@ def test_views_of_uneven_shards_are_written_where_they_are(backend: str) -> None
 
 
 def test_all_backends_count_alike_what_views_move() -> None:
-    """Reading and writing, also where a shard is no box of the view's shape."""
+    """They count reads and writes, also where a shard is not a box of the view's shape."""
     for count in (3, 4):
         for look in (
             *SEEN.values(),
@@ -1030,7 +1034,7 @@ def test_views_keep_the_kind_of_memory(backend: str) -> None:
 
 @everywhere
 def test_everything_takes_views(backend: str) -> None:
-    """Operators, lists, maps: as it takes the values that they see now."""
+    """Operators, lists and maps take the current elements of views."""
     a = np.arange(24.0).reshape(6, 4)
     x = put(a, backend)
     view, seen = x[::-1].T[1:], a[::-1].T[1:]
@@ -1057,7 +1061,9 @@ def test_everything_takes_views(backend: str) -> None:
 
 
 def test_memory_that_may_be_shared(backend: str) -> None:
-    """NumPy's answer for views of one base; what only happens to lie in one buffer is not shared in its sense."""
+    """The answer is NumPy's for views of one base; tensors that only lie in one buffer do not share memory in this
+    sense.
+    """
     a = np.arange(24.0).reshape(6, 4)
     x = put(a, backend)
     looks = [

@@ -54,7 +54,7 @@ def put(value: Any, backend: str, mesh: tuple[int, ...] = (4,), spec: st.P | Non
 
 
 def layouts(backend: str, ndim: int, every: int = 1) -> Iterator[st.NamedSharding]:
-    """Shardings of all kinds: one device, uneven splits, two axes on one dimension or on two, replicas."""
+    """Returns shardings of all kinds: one device, uneven splits, two axes on one dimension or on two, replicas."""
     for shape in ((1,), (3,), (2, 2)):
         mesh = mesh_of(shape, backend)
         for spec in all_specs(mesh, ndim)[::every]:
@@ -62,7 +62,7 @@ def layouts(backend: str, ndim: int, every: int = 1) -> Iterator[st.NamedShardin
 
 
 def attempt(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
-    """What a call gives, or what it raises."""
+    """Returns the result of a call, or the error that it raises."""
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -72,22 +72,22 @@ def attempt(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception | 
 
 
 def kinds(error: BaseException) -> set[type[BaseException]]:
-    """Which of Python's own errors an error is."""
+    """Returns the builtin classes of an error."""
     return {k for k in (IndexError, ValueError, TypeError, OverflowError, FloatingPointError) if isinstance(error, k)}
 
 
 def address(x: st.ShardedTensor) -> list[int]:
-    """Where its shards lie. Keeps none of them."""
+    """Returns the addresses of the shards. Holds none of the arrays."""
     return [place_of(s.data) for s in x.addressable_shards]
 
 
 def raises(kind: Any, backend: str) -> Any:
-    """What NumPy raises, and other libraries do not, of floating-point errors."""
+    """Returns the floating-point errors that NumPy raises and other libraries do not."""
     return pytest.raises(kind) if backend in READ_ONLY else contextlib.nullcontext()
 
 
 def turned(p: Any) -> Any:
-    """In a mapped function: the other way round; a view, where the library has such."""
+    """Reverses an array in a mapped function: a view, where the library has negative strides."""
     device = current_device()
     assert device is not None
     return load(device.backend).view(p, np.s_[::-1])
@@ -125,7 +125,9 @@ def operand_of(y: Any, kind: str, sharding: st.NamedSharding) -> Any:
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_in_place_operators_are_numpys(name: str, backend: str) -> None:
-    """For all kinds of dtypes: the same elements in the same handle, dtype and layout; or NumPy's error, and no change."""
+    """For all kinds of dtypes, the elements are NumPy's, in the same handle, dtype and layout; or the error is, and
+    nothing changes.
+    """
     apply = IN_PLACE[name]
     dtypes = ["bool", "int8", "int64", "uint8", "float32", "float64", "complex128"]
     targets = itertools.cycle(layouts(backend, 2))
@@ -157,7 +159,7 @@ def test_in_place_operators_are_numpys(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(IN_PLACE) - {"imatmul"}))
 def test_in_place_operators_on_views_and_items(name: str, backend: str) -> None:
-    """`x[i] ⊕= v` in all its forms: a view is written and put back where it was."""
+    """All forms of `x[i] ⊕= v`: a view is written, and then assigned to the part that it is a view of."""
     apply = IN_PLACE[name]
     a = np.arange(2, 26).reshape(6, 4)
     if name == "itruediv":
@@ -227,7 +229,7 @@ def test_operands_broadcast_to_what_is_written_and_not_the_other_way(
 
 
 def test_errors_in_the_middle_of_an_in_place_operator_leave_it_unchanged(backend: str) -> None:
-    """NumPy's integers meet a negative power somewhere on the way, after other elements."""
+    """NumPy's integers meet a negative power after other elements have been computed."""
     a = np.arange(2, 10)
     for position in range(8):
         powers = np.full(8, 2)
@@ -295,7 +297,9 @@ REDUCED: dict[str, Callable[[Any, Any, Any], Any]] = {
 def into_all_kinds(
     into: Callable[[Any, Any, Any], Any], dtypes: Sequence[str], sources: Sequence[str], backend: str
 ) -> None:
-    """Into tensors and views of them, of several dtypes and layouts: the same elements, or NumPy's error and no change."""
+    """Writes into tensors and views of several dtypes and layouts. The elements are NumPy's, or the error is and
+    nothing changes.
+    """
     a, b = array((4, 4), "float64", 1), array((4, 4), "float64", 2)
     targets, contexts = itertools.cycle(layouts(backend, 2)), itertools.cycle(layouts(backend, 2, 3))
     looks = (
@@ -333,7 +337,7 @@ def test_out_is_numpys(into: str, backend: str) -> None:
 
 @pytest.mark.parametrize("into", REDUCED)
 def test_out_of_reductions_and_methods_is_numpys(into: str, backend: str) -> None:
-    """Where NumPy does not change what it computes in (it reduces in the dtype of ``out``, whole numbers even)."""
+    """The dtypes are those in which ``out`` does not change the result, since NumPy reduces in the dtype of ``out``."""
     into_all_kinds(REDUCED[into], ("float64", "float32", "complex128"), ("tensors", "tensor and host"), backend)
 
 
@@ -371,7 +375,7 @@ def test_out_is_what_comes_back(backend: str) -> None:
 
 @everywhere
 def test_out_is_wider_than_what_is_computed(backend: str) -> None:
-    """Operands of fewer elements, or of none; into another dtype, and where no view of the library's may go."""
+    """The operands have fewer elements, or none; ``out`` has another dtype, or cannot be a view in the library."""
     row, column = array((4,), "float32", 1), array((4, 1), "float64", 2)
     for into in (
         lambda t, p: np.sign(p(row), out=t),
@@ -409,7 +413,7 @@ def test_out_of_other_kinds_is_refused(backend: str) -> None:
 
 
 def test_host_arrays_as_out(backend: str) -> None:
-    """Also a part of one; cast and broadcast as NumPy does."""
+    """``out`` may be a view of a host array; results are cast and broadcast as in NumPy."""
     a, b = array((4, 3), "float64", 1), array((4, 3), "float64", 2)
     x, y = put(a, backend), put(b, backend)
     for dtype in ("float64", "float32", "complex64"):
@@ -637,8 +641,8 @@ WRITES: dict[str, Write] = {
 
 @pytest.mark.parametrize("way", SHARED)
 def test_writes_never_show_in_other_handles(way: str, backend: str) -> None:
-    """Neither a write to what was shared in one of those that share it, nor the other way round, nor among these; and not
-    the second time either, when each has memory of its own.
+    """A write to any of the tensors that share a value is visible in none of the others, neither the first time, nor
+    the second, when each has memory of its own.
     """
     a = np.arange(24.0).reshape(6, 4) + 1
     cases = itertools.cycle(WRITES.items())
@@ -671,7 +675,9 @@ def test_writes_never_show_in_other_handles(way: str, backend: str) -> None:
 
 @everywhere
 def test_a_mapped_function_that_writes_to_what_it_returned(backend: str) -> None:
-    """It kept the array: what it writes later shows nowhere, and a write to the tensor not in what it kept."""
+    """The function keeps the array. Its later writes are visible nowhere, and writes to the tensor are not visible in
+    the array.
+    """
     KEPT.clear()
     contexts = []
 
@@ -711,7 +717,7 @@ HOSTED: dict[str, Callable[[np.ndarray], tuple[Any, np.ndarray]]] = {
 
 @pytest.mark.parametrize("kind", HOSTED)
 def test_the_users_host_array_does_not_change(kind: str, backend: str) -> None:
-    """A tensor may share its memory; a write to the tensor does not show in it."""
+    """A tensor may share the memory of the array; a write to the tensor is not visible there."""
     for make in (
         lambda h: put(h, backend),
         lambda h: st.device_put(h, mesh_of((4,), backend), may_alias=True),
@@ -771,7 +777,9 @@ def test_donated_values_that_others_share(backend: str) -> None:
 
 @everywhere
 def test_a_write_keeps_what_the_handle_is(backend: str) -> None:
-    """Layout, dtype, and commitment: the value is transferred to the layout of the handle, never the reverse."""
+    """The handle keeps its layout, dtype and commitment: the value is transferred to the layout of the handle, never
+    the reverse.
+    """
     far = put(np.arange(12.0).reshape(6, 2), backend, (3,), st.P(None, "x"))
     free, placed = st.zeros((6, 2)), put(np.zeros((6, 2), "float32"), backend)
     for x in (free, placed, placed[...], placed.T.T):
@@ -795,7 +803,7 @@ def test_a_write_keeps_what_the_handle_is(backend: str) -> None:
 
 
 def moved(function: Callable[[], Any]) -> list[tuple[int, int, bool]]:
-    """(bytes, destination, explicit) of each move."""
+    """Returns (bytes, destination, explicit) of each transfer."""
     with st.transfers() as log:
         function()
     return sorted((r.bytes, r.destination.id, r.explicit) for r in log if r.bytes)
@@ -803,7 +811,7 @@ def moved(function: Callable[[], Any]) -> list[tuple[int, int, bool]]:
 
 @everywhere
 def test_only_what_must_move_moves(backend: str) -> None:
-    """12 rows over 4 devices. A host value goes to the owners of what is written, and to no others."""
+    """12 rows over 4 devices. A host value is sent to the owners of the written elements, and to no other device."""
     x = put(np.arange(48.0).reshape(12, 4), backend)
     y = put(np.ones((12, 4)), backend)
     rows = np.ones((2, 4))
@@ -861,13 +869,13 @@ CHEAP: dict[str, tuple[Callable[[Any, Any, Any], Any], float]] = {
 
 
 def turns(backend: str) -> bool:
-    """Whether a view of a backend's array may go backwards."""
+    """Returns whether views of a backend's arrays may have negative strides."""
     return load(backend).negative_strides
 
 
 @pytest.mark.parametrize("what", CHEAP)
 def test_in_place_is_in_place(what: str, backend: str) -> None:
-    """If nothing else holds the memory, no memory of its size is allocated, and its address stays."""
+    """If nothing else holds the memory, no memory of its size is allocated, and its address does not change."""
     if "::-1" in what and not turns(backend):
         pytest.skip(f"backend {backend!r} writes one by one what its views cannot reach: backwards")
     write, limit = CHEAP[what]
@@ -886,7 +894,7 @@ def test_in_place_is_in_place(what: str, backend: str) -> None:
 
 
 def test_operands_that_lie_beside_what_is_written_are_not_copied(backend: str) -> None:
-    """However they are strided."""
+    """The operands may have any strides."""
     mesh = mesh_of((4,), backend)
     x, y = st.zeros((N,), device=mesh), st.ones((N,), device=mesh)
     for look in (
@@ -928,7 +936,7 @@ FRESH: dict[str, Callable[[st.NamedSharding], st.ShardedTensor]] = {
 
 @pytest.mark.parametrize("source", FRESH)
 def test_whatever_made_a_tensor_it_is_written_in_place(source: str, backend: str) -> None:
-    """From the second write on at the latest; and without a copy from the first where it is the only one."""
+    """Writes are in place from the second one on, and from the first one on if nothing else holds the memory."""
     x = FRESH[source](st.NamedSharding(mesh_of((4,), backend), st.P("x")))
     x += 1
     before = address(x)
@@ -954,7 +962,7 @@ def test_the_first_write_is_in_place_too(source: str, backend: str) -> None:
 
 
 def viewed(shard: Any) -> Any:
-    """A view of what it holds."""
+    """Returns a view of the shard's array."""
     backend = load(shard.device.backend)
     with backend.on(shard.device):
         return backend.view(shard.data, ...)
@@ -975,7 +983,9 @@ HOLDERS: dict[str, Callable[[st.ShardedTensor], Any]] = {
 @everywhere
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_what_somebody_holds_is_copied_once(holder: str, backend: str) -> None:
-    """And not again, neither while it is held nor when it was let go of; and not at all if it is let go of before."""
+    """The first write while it is held copies, and later writes do not. If it is released before the first write,
+    nothing is copied.
+    """
     x = st.ones((N,), device=mesh_of((4,), backend))
     held, before = HOLDERS[holder](x), address(x)
     copies = holder not in ("nothing", "the result of an operator that copies")
@@ -1021,7 +1031,7 @@ def test_what_was_read_on_the_host_is_copied_once() -> None:
 
 
 def test_a_shard_that_is_held_is_the_only_one_copied() -> None:
-    """On separate memories; and of those that a write does not touch, none."""
+    """On separate memories, only the shards that a write changes can be copied."""
     x = st.ones((N,), device=mesh_of((4,), "checked"))
     held, before = x.addressable_shards[2].data, address(x)
     with st.transfers() as log:
@@ -1108,12 +1118,12 @@ def test_memory_is_flat_under_a_hundred_thousand_writes(backend: str) -> None:
 
 
 class Fault(Exception):
-    """Out of memory, a lost device: what a backend raises of its own accord."""
+    """An error that a backend raises by itself, such as a lack of memory or a lost device."""
 
 
 @contextlib.contextmanager
 def failing(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[list[int]]:
-    """The checked backend fails at its ``number``-th copy or allocation."""
+    """Makes the checked backend fail at its ``number``-th copy or allocation."""
     calls = [0]
 
     def guard(owner: Any, name: str) -> None:
@@ -1168,7 +1178,7 @@ FRAGILE: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("write", FRAGILE)
 def test_a_fault_in_the_middle_changes_nothing(write: str, held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever copy fails: the tensor, and what reads it, are as they were; and the next write works."""
+    """Whichever copy fails, the tensor and its readers are unchanged, and the next write works."""
     a, b = np.arange(40.0).reshape(10, 4), array((10, 4), "float64", 7) * 4
     wanted = a.copy()
     FRAGILE[write](wanted, b)
@@ -1241,7 +1251,7 @@ REFUSED: list[tuple[Callable[[Any], Any], type[Exception]]] = [
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
 def test_what_does_not_fit_is_refused_as_numpy_does(number: int, backend: str) -> None:
-    """The class of NumPy's error, and nothing written."""
+    """The error has NumPy's class, and nothing is written."""
     write, kind = REFUSED[number]
     a = np.arange(40).reshape(10, 4)
     with pytest.raises(kind):
@@ -1273,7 +1283,9 @@ RAISING: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
 @pytest.mark.parametrize("write", RAISING)
 @pytest.mark.parametrize("how", ["errstate", "warnings"])
 def test_floating_point_errors_leave_a_whole_value(write: str, how: str, backend: str) -> None:
-    """All new or all old: on every device, wherever the element is that raises, and beyond NumPy's buffers."""
+    """The value is the old one or the new one on every device, whichever element raises the error, also beyond the size
+    of NumPy's buffers.
+    """
     n = 20_000
     change, dtype = RAISING[write]
     for zero_at in (0, 3, n // 2, n - 1):
@@ -1295,7 +1307,7 @@ def test_floating_point_errors_leave_a_whole_value(write: str, how: str, backend
 
 
 def test_errors_of_a_users_own_leave_a_whole_value(backend: str) -> None:
-    """What a floating-point error calls may raise anything."""
+    """The handler of floating-point errors may raise any exception."""
     x = put(np.ones(8), backend)
     with raises(KeyError, backend), np.errstate(divide="call", call=lambda *a: {}["no"]):
         x /= 0
@@ -1409,7 +1421,9 @@ LOOKED: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("look", LOOKED)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_numbers_never_change_under_another_name(number: str, look: str, backend: str) -> None:
-    """`s = x.sum(); t = s; s += 1` leaves t, whatever was done with s before: as in NumPy, where s is a number."""
+    """`s = x.sum(); t = s; s += 1` does not change t, whatever was done with s before: as in NumPy, where s is a
+    number.
+    """
     a = np.arange(1.0, 5)
     x = put(a, backend)
     s = t = NUMBERS[number](x)
@@ -1512,7 +1526,7 @@ def test_a_mapped_function_writes_to_tensors_that_it_finds_outside(backend: str)
 
 
 def test_mapped_functions_get_the_backends_own_arrays(backend: str) -> None:
-    """Views of the shards, of the kind that the backend makes; read-only where it has such."""
+    """They get views of the shards, of the backend's class, and read-only where the backend has read-only arrays."""
     kind = kind_of(backend)
 
     def seen(p: Any) -> tuple[str, bool]:
@@ -1526,7 +1540,7 @@ def test_mapped_functions_get_the_backends_own_arrays(backend: str) -> None:
 
 
 def test_writes_inside_of_maps_to_arrays_of_the_function(backend: str) -> None:
-    """On what it made itself a function writes as the library does that made it; what it was given is not its own."""
+    """A function may write to arrays that it made itself, as in its library; its arguments are read-only."""
 
     def own(p: Any) -> Any:
         q = st.zeros(p.shape)
@@ -1554,7 +1568,7 @@ def test_writes_inside_of_maps_to_arrays_of_the_function(backend: str) -> None:
 
 @pytest.fixture
 def hasty() -> Iterator[None]:
-    """Threads take turns at every opportunity."""
+    """Makes Python switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -1562,7 +1576,7 @@ def hasty() -> Iterator[None]:
 
 
 def together(*tasks: Callable[[], Any], limit: float = 60) -> None:
-    """Runs tasks at once; the first error counts, and so does one that does not end."""
+    """Runs tasks concurrently; raises the first error, or an error if a task does not end."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(tasks))
 
@@ -1649,7 +1663,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("read", READERS)
 def test_readers_beside_a_writer_see_a_whole_value(read: str, backend: str) -> None:
-    """The old one or the new one, never some of each."""
+    """A reader sees the old value or the new one, never a mixture."""
     x = put(np.zeros(60_000), backend)
     done = threading.Event()
 
@@ -1765,7 +1779,7 @@ def add_to_rows(x: st.ShardedTensor, k: int) -> None:
 
 @pytest.mark.usefixtures("hasty")
 def test_many_threads_look_at_one_new_tensor(backend: str) -> None:
-    """A tensor gets what it needs to be written when it is first needed: by several at once."""
+    """The state that writes need is made at first use, here by several threads at once."""
     for _ in range(30):
         x = put(np.zeros(8), backend)
         together(*[functools.partial(add_to_rows, x, k) for k in range(0, 8, 2)] * 2)
@@ -1832,7 +1846,7 @@ def test_many_threads_for_long(backend: str) -> None:
 
 
 def test_setitem_as_an_operator_is_pure(backend: str) -> None:
-    """What `x[index] = value` binds x to, as a value of its own; x stays."""
+    """The result of the operator is the value of x after `x[index] = value`; x itself is unchanged."""
     a = np.arange(12.0).reshape(4, 3)
     x = put(a, backend)
     for index, value in (

@@ -157,7 +157,7 @@ def test_an_invalid_environment_prints_one_line_and_exits_with_1(name, variable,
 
 @pytest.mark.slow
 def test_info_names_no_default_where_the_numpy_plugin_is_broken(tmp_path):
-    """The backend for tests is not taken for it."""
+    """The backend for tests is not used in its place."""
     (tmp_path / "shardtensor_numpy.py").write_text("raise OSError('a broken plugin')")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     finished = command("info", PYTHONPATH=path, CUDA_VISIBLE_DEVICES="", COLUMNS="200")

@@ -33,7 +33,7 @@ ELEMENTWISE = PACKAGE / "functions" / "elementwise.py"
 
 
 def exp2() -> Callable[..., Any]:
-    """Every library has it."""
+    """A function that every library has."""
 
     @operator("... -> ...")
     def exp2(x: ArrayLike, /) -> st.ShardedTensor: ...
@@ -42,7 +42,7 @@ def exp2() -> Callable[..., Any]:
 
 
 def degrees() -> Callable[..., Any]:
-    """NumPy has it and PyTorch lacks it."""
+    """A function that NumPy has and PyTorch lacks."""
 
     @operator("... -> ...", composed=lambda x: multiply(x, 180 / math.pi))
     def degrees(x: ArrayLike, /) -> st.ShardedTensor: ...
@@ -51,7 +51,7 @@ def degrees() -> Callable[..., Any]:
 
 
 def midpoint() -> Callable[..., Any]:
-    """No library has it, and NumPy has no ufunc that determines dtypes."""
+    """A function that no library has, and for which NumPy has no ufunc that determines dtypes."""
 
     @operator("..., ... -> ...", composed=lambda x1, x2: divide(add(x1, x2), 2))
     def midpoint(x1: ArrayLike, x2: ArrayLike, /) -> st.ShardedTensor: ...

@@ -74,7 +74,7 @@ def test_any_number_of_devices_works(backend, devices):
 
 
 def test_both_trainings_show_their_progress():
-    """The one on the devices and the one by NumPy, which takes longer."""
+    """One runs on the devices, and one in NumPy, which takes longer."""
     _, lines = run(3, devices=2)
     bars = [re.split(r"\s+━+\s+", line) for line in lines if "━━" in line]
     assert [(label, rest[:4]) for label, rest in bars] == [("2 devices", "100%"), ("plain NumPy", "100%")]

@@ -38,7 +38,7 @@ WITH_JAX = [title for title, section in zip(TITLES, SECTIONS, strict=True) if bl
 
 
 def ours(title: str) -> str:
-    """Our code of a section, as the page's reader types it."""
+    """Returns our code of a section, as a reader would type it."""
     languages = ("python", "python torch") if TORCH else ("python",)
     return "\n".join(blocks(PREAMBLE, "python") + blocks(SECTIONS[TITLES.index(title)], *languages))
 
@@ -76,7 +76,9 @@ def test_links_exist() -> None:
 
 @pytest.mark.slow
 def test_the_page_on_separate_memories() -> None:
-    """Every section where arrays of different devices do not mix, in a process whose default backend is `checked`."""
+    """Runs every section that does not mix arrays of different devices, in a process whose default backend is
+    `checked`.
+    """
     code = "import sys\nfrom tests.project.test_docs_xmap import *\nsys.breakpointhook = lambda: None\nfor t in TITLES: run(t, 'checked')"
     env = os.environ | {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "checked"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)

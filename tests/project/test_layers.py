@@ -132,7 +132,7 @@ def test_an_operator_of_a_module_that_is_not_imported_yet_is_found() -> None:
 
 
 def test_chapters_that_are_imported_as_a_whole_define_operators_only() -> None:
-    """A type checker takes all that `import *` finds for public names, at runtime they are the operators."""
+    """A type checker treats all names that `import *` finds as public; at runtime these are the operators."""
     chapters = re.findall(r"^from (\S+) import \*$", (PACKAGE / "__init__.py").read_text(), re.MULTILINE)
     assert "shardtensor.functions.elementwise" in chapters
     for chapter in chapters:
@@ -173,8 +173,8 @@ def test_import_loads_only_numpy_and_itself() -> None:
 
 @pytest.mark.slow
 def test_import_takes_less_than_twice_numpys(tmp_path: Path) -> None:
-    """The least of fresh processes, in turn, with compiled bytecode for both; of processor time, because the machine may
-    be busy with other tests.
+    """The least processor time of several new processes is compared, with compiled bytecode for both, because the
+    machine may be busy.
     """
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE",)}
     env["PYTHONPYCACHEPREFIX"] = str(tmp_path)

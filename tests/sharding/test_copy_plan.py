@@ -31,8 +31,9 @@ Shape = tuple[int, ...]
 
 
 def check(regions: Sequence[Region], sources: Sequence[Grid], shapes: Sequence[Shape], result: Grid, apply: Any) -> int:
-    """That the pieces of all regions, on arrays of distinct numbers, make ``apply(*arrays)``: every element of every
-    device once, and none sent that its device has. Gives how many were sent."""
+    """Asserts that the pieces of all regions, on arrays of distinct numbers, are the parts of ``apply(*arrays)``: every
+    element of every device once, and no element is sent to a device that has it. Returns how many are sent.
+    """
     arrays, first = [], 0
     for shape in shapes:
         arrays.append(np.arange(first, first + math.prod(shape)).reshape(shape))
@@ -102,7 +103,7 @@ def small_shapes(min_dims: int = 0, max_dims: int = 3) -> some.SearchStrategy[Sh
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(data=some.data())
 def test_reshard(data: Any) -> None:
-    """Other meshes, permuted and partly other devices, replicas, uneven and empty parts."""
+    """The meshes differ, with permuted and partly other devices, replicas, uneven and empty parts."""
     shape = data.draw(small_shapes())
     source, destination = data.draw(shardings(len(shape))), data.draw(shardings(len(shape)))
     size = check([identity(shape)], [source.grid(shape)], [shape], destination.grid(shape), lambda a: a)
@@ -141,7 +142,7 @@ def test_reshard_to_partly_other_devices(overlap: int) -> None:
 
 
 def test_reshard_between_backends() -> None:
-    """Device 0 of one backend is not device 0 of another."""
+    """Device 0 of one backend is not equal to device 0 of another."""
     shape = (8,)
     source, destination = (st.NamedSharding(mesh_of((4,), b), st.P("x")) for b in ("numpy", "checked"))
     assert check([identity(shape)], [source.grid(shape)], [shape], destination.grid(shape), lambda a: a) == 8
@@ -261,7 +262,7 @@ def test_canonical_index(data: Any) -> None:
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(data=some.data())
 def test_regions_of_indices(data: Any) -> None:
-    """Into any layout of the result, on any devices."""
+    """The result has any layout, on any devices."""
     shape = data.draw(small_shapes())
     index = data.draw(indices(shape))
     x = np.empty(shape)
@@ -304,7 +305,7 @@ def test_fixed_indices_and_new_dimensions_by_hand() -> None:
 
 
 def moved(name: str, operands: list[st.ShardedTensor], **params: Any) -> tuple[Any, int]:
-    """What a mover says, and how many elements its plan sends, once it has been checked."""
+    """Returns the plan of a data movement, and how many elements it sends, after it has been checked."""
     op = OPS[name]
     assert op.movement is not None
     says = op.movement([x._aval for x in operands], operands[0].sharding.mesh, **params)
@@ -362,7 +363,7 @@ def test_roll(data: Any) -> None:
 
 
 def _operands(data: Any, shapes: Sequence[Shape]) -> list[st.ShardedTensor]:
-    """Each on a mesh of its own, all on one, or each on one device."""
+    """Draws the layouts of operands: each on its own mesh, all on one mesh, or each on one device."""
     if not shapes[0] or data.draw(some.booleans()):
         return [placed(s, data.draw(shardings(len(s)))) for s in shapes]
     if data.draw(some.booleans()):
@@ -428,7 +429,7 @@ def test_plans_are_what_happens(data: Any) -> None:
 
 @everywhere
 def test_movement_runs_its_plan(backend: str) -> None:
-    """Two operands, one dtype from both, pieces from several devices."""
+    """There are two operands, one dtype of both, and pieces from several devices."""
     mesh = mesh_of((3,), backend)
     a, b = np.arange(5, dtype="int32"), np.arange(10, 16, dtype="int32")
     x, y = (st.device_put(v, st.NamedSharding(mesh, st.P("x"))) for v in (a, b))

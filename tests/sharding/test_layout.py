@@ -179,7 +179,7 @@ def test_mesh_can_be_pickled(shape: tuple[int, ...]) -> None:
 
 
 def test_mesh_without_axes() -> None:
-    """One device in no dimensions: "in any number of dimensions" includes none."""
+    """A mesh without axes has one device: "any number of dimensions" includes none."""
     mesh = st.Mesh(DEVICES[0], ())
     assert (mesh.size, mesh.axis_names, mesh.axis_sizes, dict(mesh.shape)) == (1, (), (), {})
     assert mesh.coordinates.shape == (1, 0)
@@ -268,7 +268,7 @@ def test_make_mesh_refuses(sizes: Any, names: Any, culprit: str) -> None:
     ],
 )
 def test_make_mesh_refuses_what_is_no_size_or_name(sizes: Any, names: Any, culprit: str) -> None:
-    """With one of the library's own errors, which names the argument."""
+    """The error is one of the library's own, and names the argument."""
     with pytest.raises(st.ShardTensorError, match=culprit):
         st.make_mesh(sizes, names)
 
@@ -385,7 +385,7 @@ TAKES_A_SHARDING: dict[str, Callable[[Any], st.ShardedTensor | st.ShapeDtypeStru
 @pytest.mark.parametrize("name", TAKES_A_SHARDING)
 @pytest.mark.parametrize("backend", ["numpy", "checked"])
 def test_a_bare_spec_is_a_sharding_on_the_mesh_in_use(name: str, backend: str) -> None:
-    """On the mesh of each call: a plan that is kept does not hold the mesh of an earlier call."""
+    """The mesh is that of each call: a cached plan does not hold the mesh of an earlier call."""
     call, spec = TAKES_A_SHARDING[name], st.P("x", "y")
     devices = st.devices(backend)
     for mesh in (st.Mesh(np.reshape(devices[k : k + 4], (2, 2)), ("x", "y")) for k in (0, 4)):
@@ -409,7 +409,7 @@ def test_a_picture_of_a_bare_spec(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_calls_of_maps_have_their_devices_as_the_default_mesh() -> None:
-    """Also those calls that helper threads take, which happens once a call has taken long."""
+    """This includes the calls that helper threads run, which begins after one call has taken long."""
 
     def slow(_: int) -> st.Mesh:
         time.sleep(0.002)
@@ -511,7 +511,9 @@ def test_partition_spec_is_p() -> None:
 
 
 def by_hand(mesh: st.Mesh, spec: st.P, shape: tuple[int, ...]) -> dict[Device, tuple[np.ndarray, ...]]:
-    """For each device and dimension, which indices it holds: one mesh axis at a time, by NumPy's array_split."""
+    """Returns, for each device and dimension, the indices that it holds, by NumPy's array_split along one mesh axis
+    after the other.
+    """
     out = {}
     for at in np.ndindex(*mesh.axis_sizes):
         place = dict(zip(mesh.axis_names, at, strict=True))
@@ -751,7 +753,7 @@ def test_what_device_means() -> None:
 
 
 def probes(ndim: int) -> list[tuple[int, ...]]:
-    """Shapes whose maps tell shardings of up to eight devices apart: every size from 0 to 17 in each dimension."""
+    """Returns shapes that distinguish all shardings of up to eight devices: sizes from 0 to 17 in each dimension."""
     if ndim == 0:
         return [()]
     return [tuple(n if d == e else 16 for e in range(ndim)) for d in range(ndim) for n in range(18)]
@@ -775,7 +777,7 @@ def test_equivalence_against_the_maps(data: Any) -> None:
 
 @pytest.mark.parametrize("ndim", [0, 1, 2])
 def test_equivalence_of_all_layouts_of_four_devices(ndim: int) -> None:
-    """Every pair of layouts on meshes of the same four devices: some equivalent, most not."""
+    """Every pair of layouts on meshes of the same four devices is compared; some are equivalent, most are not."""
     turned = [DEVICES[i] for i in (0, 2, 1, 3)]
     grids = [
         mesh_over(DEVICES, (4,), ("x",)),
@@ -798,7 +800,7 @@ def test_equivalence_of_all_layouts_of_four_devices(ndim: int) -> None:
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(data=some.data())
 def test_equivalence_of_the_same_in_other_words(data: Any) -> None:
-    """Other names, axes of size 1, axes of the mesh in another order: the same layout, claimed as such."""
+    """The layouts differ in the names of axes, in axes of size 1, and in the order of the mesh's axes."""
     ndim = data.draw(some.integers(0, 3))
     mesh = data.draw(meshes("numpy"))
     sharding = st.NamedSharding(mesh, data.draw(specs(mesh, ndim)))

@@ -288,7 +288,7 @@ def test_heaviest_of_three_wins() -> None:
 
 @pytest.mark.parametrize(("weights", "wanted"), [([9, 8], split("x", "")), ([8, 9], split("", "x"))])
 def test_an_axis_is_used_once_in_the_result(weights: list[int], wanted: Any) -> None:
-    """Rows of the one and columns of the other, split by the same axis: the lighter one is gathered."""
+    """The rows of one operand and the columns of the other have the same axis: the smaller operand is gathered."""
     text, shapes, layouts = "... i k, ... k j -> ... i j", [(4, 8), (8, 6)], [split("x", ""), split("", "x")]
     laid = lay_out(text, shapes, layouts, weights=weights, combines=True)
     assert laid.result == wanted
@@ -305,7 +305,9 @@ def test_one_dimension_split_by_both(weights: list[int], wanted: str) -> None:
 
 
 def test_a_contraction_conflicts_with_a_row() -> None:
-    """The same axis on the rows of the one and on the sum of the other: the heavier one decides."""
+    """The same axis splits the rows of one operand and the contracted dimension of the other: the larger operand
+    decides.
+    """
     text, shapes, layouts = "... i k, ... k j -> ... i j", [(4, 8), (8, 6)], [split("x", ""), split("x", "")]
     laid = lay_out(text, shapes, layouts, weights=[2, 1], combines=True)
     assert (laid.operands, laid.partial_axes) == ((split("x", ""), split("", "")), ())
@@ -314,7 +316,7 @@ def test_a_contraction_conflicts_with_a_row() -> None:
 
 
 def test_split_of_size_1_that_broadcasts() -> None:
-    """It must be whole, so its axis is not on it any more; the other operand is cut where it is, or stays."""
+    """The dimension becomes whole and loses its axis; the other operand is sliced on its devices, or stays."""
     laid = lay_out("..., ... -> ...", [(1, 6), (4, 6)], [split("x", ""), split("", "")])
     assert laid.operands[0][0] == ()
     assert laid.operands[1] == laid.result
@@ -468,7 +470,7 @@ def test_any_rule_and_any_layout(call: Any) -> None:
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(call=calls())
 def test_propagating_again_changes_nothing(call: Any) -> None:
-    """Operands that lie as they should stay as they are."""
+    """Operands that have the required layout keep it."""
     text, shapes, layouts, weights, combines = call
     rule = parse(text, tuple(map(len, shapes)))
     once = propagate(rule, shapes, layouts, weights, AXES, combines=combines)
@@ -508,7 +510,7 @@ def test_no_axis_means_all_axes_to_reductions(ndim: int) -> None:
     [
         (3, 3, "axis 3 is out of range for 3 dimensions"),
         (-4, 3, "axis -4 is out of range for 3 dimensions"),
-        (0, 0, "axis 0 is out of range for 0 dimensions"),
+        (0, 0, "axis 0 is out of range for an array without dimensions"),
         ((0, 5), 3, "axis 5 is out of range"),
         ((1, 1), 3, r"axis 1 occurs twice in \(1, 1\)"),
         ((0, -3), 3, r"axis -3 occurs twice in \(0, -3\)"),

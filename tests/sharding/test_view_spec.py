@@ -39,7 +39,7 @@ HERE = load("numpy")
 
 
 def numbered(shape: Shape) -> np.ndarray:
-    """An array whose elements say where they are."""
+    """Returns an array whose elements are their own positions."""
     return np.arange(int(np.prod(shape))).reshape(shape)
 
 
@@ -53,7 +53,7 @@ def shards(grid: Grid, a: np.ndarray) -> list[np.ndarray]:
 
 
 def some_box(data: Any, shape: Shape) -> tuple[BoxIndex, np.ndarray]:
-    """A box, and what it takes of `numbered`. A dimension that was added stays: of nothing there are no views."""
+    """Draws a box and its view of `numbered`. A dimension that was added stays, because empty arrays have no views."""
     box, a = whole_box(shape), numbered(shape)
     for _ in range(data.draw(some.integers(0, 3))):
         if data.draw(some.booleans()):
@@ -69,7 +69,7 @@ def some_box(data: Any, shape: Shape) -> tuple[BoxIndex, np.ndarray]:
 
 
 def some_shape(data: Any, a: np.ndarray) -> Shape:
-    """Another shape for as many elements: dimensions merged, parted, or of size 1."""
+    """Draws another shape with as many elements: dimensions are merged, split, or have size 1."""
     sizes: list[int] = []
     for n in a.shape:
         divisor = data.draw(some.sampled_from([d for d in range(1, n + 1) if n % d == 0] or [1]))
@@ -116,7 +116,7 @@ def some_step(data: Any, view_spec: ViewSpec, a: np.ndarray) -> tuple[ViewSpec, 
 
 
 def in_elements(base: np.ndarray, a: np.ndarray) -> tuple[list[int], int]:
-    """NumPy's own strides of a view, where there are several elements, and its offset."""
+    """Returns NumPy's strides of a view, in dimensions of several elements, and its offset."""
     step = base.itemsize
     offset = a.__array_interface__["data"][0] - base.__array_interface__["data"][0]
     return [s // step for s, n in zip(a.strides, a.shape, strict=True) if n > 1], offset // step
@@ -128,7 +128,7 @@ def in_elements(base: np.ndarray, a: np.ndarray) -> tuple[list[int], int]:
 @hypothesis.settings(max_examples=200)
 @hypothesis.given(data=some.data())
 def test_canonical_indices_say_the_same(data: Any) -> None:
-    """With nothing left out, nothing negative, and as many elements as there are."""
+    """A canonical index omits nothing, has no negative numbers, and selects the same elements."""
     shape = data.draw(shapes())
     a = numbered(shape)
     index = data.draw(indices(shape))
@@ -187,13 +187,13 @@ def test_indices_that_are_none(index: Any, words: str) -> None:
     ids=lambda x: repr(x)[:40],
 )  # fmt: skip
 def test_indices_with_arrays_are_left_to_selections(index: Any) -> None:
-    """Wherever the arrays stand, and however many dimensions a mask stands for."""
+    """The arrays may be at any position, and a mask may cover several dimensions."""
     assert canonical(index, (4, 3)) is None
     assert canonical(st.device_put(np.array([1]), st.devices("numpy")[0]), (4, 3)) is None
 
 
 def test_masks_count_as_many_dimensions_as_they_have() -> None:
-    """An ellipsis before them must not take what they take."""
+    """An ellipsis before a mask does not include the dimensions that the mask covers."""
     square = np.ones((2, 2), bool)
     for index, shape in [
         ((..., 3, square), (5, 2, 2)),
@@ -349,7 +349,7 @@ def test_reshapes_keep_every_split(data: Any) -> None:
 @hypothesis.settings(max_examples=400)
 @hypothesis.given(data=some.data())
 def test_aligned_boxes_are_where_their_elements_are(data: Any) -> None:
-    """The parts of a box make up the box, and every device has all that it holds of it and nothing else."""
+    """The parts of a box cover the box, and each device has all elements of it that it holds, and no others."""
     shape = data.draw(shapes())
     a, grid = numbered(shape), some_grid(data, shape)
     box, wanted = some_box(data, shape)
@@ -375,8 +375,8 @@ def test_aligned_boxes_are_where_their_elements_are(data: Any) -> None:
 
 
 def is_box(places: np.ndarray, shape: Shape, groups: Any) -> bool:
-    """Whether elements, by their numbers, fill a box of an array of that shape that has whole all dimensions but those
-    which begin what one dimension has become.
+    """Returns whether elements, given by their positions, fill a box of an array of that shape. The box must be whole
+    in all dimensions except the first one of each group.
     """
     if not places.size:
         return True
@@ -390,7 +390,7 @@ def is_box(places: np.ndarray, shape: Shape, groups: Any) -> bool:
 @hypothesis.settings(max_examples=500)
 @hypothesis.given(data=some.data())
 def test_shards_are_carried_into_another_shape(data: Any) -> None:
-    """The same elements in the same order on each device; and None is said only where some shard is no box."""
+    """Each device has the same elements in the same order; the result is None only where a shard is not a box."""
     old = data.draw(shapes())
     a, grid = numbered(old), some_grid(data, old)
     new = some_shape(data, a)
@@ -413,7 +413,9 @@ def test_shards_are_carried_into_another_shape(data: Any) -> None:
 @hypothesis.settings(max_examples=400)
 @hypothesis.given(data=some.data())
 def test_boxes_are_sent_and_broadcast(data: Any) -> None:
-    """To the host and to other grids; a device is sent each element that it lacks once, however often it shows it."""
+    """They are sent to the host and to other grids; each element that a device lacks is sent to it once, however often
+    it occurs.
+    """
     shape = data.draw(shapes())
     a, grid = numbered(shape), some_grid(data, shape)
     box, taken = some_box(data, shape)
@@ -455,7 +457,7 @@ def some_selection(data: Any, shape: Shape) -> tuple[Any, np.ndarray]:
 
 
 def chosen_by(chosen: AdvancedIndex, a: np.ndarray) -> np.ndarray:
-    """What a selection says, with nothing of NumPy's advanced indexing but its simplest case."""
+    """Returns the elements of a selection, using only the simplest case of NumPy's advanced indexing."""
     taken = a[(*to_numpy(chosen.basic), Ellipsis)]
     others = [d for d in range(taken.ndim) if d not in chosen.dims]
     rows = taken.transpose((*chosen.dims, *others))[tuple(chosen.arrays)]
@@ -506,7 +508,7 @@ def test_selections_are_numpys(data: Any) -> None:
     ids=lambda x: repr(x)[:50],
 )
 def test_where_the_block_stands(index: Any, shape: Shape, at: int, block: Shape) -> None:
-    """Where the first array stands if they are neighbours, else in front."""
+    """It is at the position of the first array if the arrays are adjacent, and otherwise in front."""
     a = numbered((2, 3, 5, 4))
     chosen = AdvancedIndex(index, a.shape)
     assert a[index].shape == chosen.shape
@@ -559,7 +561,7 @@ def test_picking_moves_only_what_is_not_at_home(data: Any) -> None:
 
 
 def test_replicas_share_the_work_of_sending() -> None:
-    """Who wants something takes it from itself if it can; the others ask the holders in turn."""
+    """A device reads its own elements; the requests of the others are divided over the holders."""
     mesh = st.make_mesh((2, 2), ("x", "y"), devices=st.devices("numpy")[:4])
     grid = st.NamedSharding(mesh, st.P("x")).grid((4, 2))
     rows = np.array([0, 3])

@@ -33,7 +33,7 @@ class Cell(NamedTuple):
 
 
 def mesh_of(*sizes: int, backend: str = "numpy") -> st.Mesh:
-    """A mesh of devices that need not exist: nothing is put on them."""
+    """Returns a mesh of devices that need not exist: nothing is placed on them."""
     devices = np.empty(int(np.prod(sizes)), object)
     devices[:] = [st.Device(backend, i) for i in range(devices.size)]
     return st.Mesh(devices.reshape(sizes), ("x", "y", "z")[: len(sizes)])
@@ -228,7 +228,7 @@ def test_an_empty_array_has_no_cells():
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (9,), (5, 1), (3, 7), (8, 9), (2, 5, 3), (0, 3), (1, 1)])
 def test_every_device_is_where_it_is(shape):
-    """On all specs of a mesh: cells and the last line together name each device once, next to its index."""
+    """For all specs of a mesh, the cells and the last line together name each device once, next to its index."""
     mesh = mesh_of(2, 3)
     for spec in all_specs(mesh, len(shape)):
         sharding = st.NamedSharding(mesh, spec)
@@ -346,7 +346,9 @@ def test_replicas_share_a_color_and_blocks_do_not():
 
 
 def test_a_device_keeps_its_color():
-    """In text and in HTML, whatever the shape and the place of the part; replicas have the color of the first one."""
+    """The color is the same in text and in HTML, whatever the shape and position of the part; replicas have the color
+    of the first one.
+    """
     of_device: dict[str, set[str]] = {}
     mesh = st.make_mesh((4, 2), ("x", "y"), devices=st.devices("numpy"))
     for shape, spec in itertools.product([(8, 8), (16, 2), (3, 9)], [P("x", "y"), P("y", "x"), P(("y", "x")), P("x")]):
@@ -419,7 +421,7 @@ def test_a_notebook_shows_svg_and_keeps_the_text_for_programs_without_html():
 
 
 class Rectangle(NamedTuple):
-    """A part in the picture: what is written on it and about it, and where it is."""
+    """A part in the picture: its texts and its position."""
 
     label: str
     title: str
@@ -431,7 +433,7 @@ class Rectangle(NamedTuple):
 
 
 def parsed(fragment: str) -> tuple[dict[str, str], list[Rectangle], list[str]]:
-    """The table, the picture and the lines below it of what `html` gave, which must be well-formed."""
+    """Returns the table, the picture and the lines below it of the output of `html`, which must be well-formed."""
     root = ET.fromstring(fragment)
     assert root.tag == "div"
     facts = {row.findtext("th", ""): row.findtext("td", "") for row in root.iter("tr")}

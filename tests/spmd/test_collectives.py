@@ -48,7 +48,7 @@ def dtypes_of(backend: str) -> list[str]:
 
 
 def fold(ufunc: np.ufunc, blocks: Blocks, sizes: Sequence[int] = ()) -> np.ndarray:
-    """Along the tree; bool counts."""
+    """Combines blocks along the tree; bools are counted."""
     if ufunc in (np.add, np.multiply) and blocks[0].dtype == bool:
         blocks = [b.astype("int64") for b in blocks]
     return np.asarray(by_tree(ufunc, blocks, sizes))
@@ -123,7 +123,7 @@ class Call(NamedTuple):
 
 
 def teams_along(grid: Sequence[int], names: Sequence[str], axes: Sequence[str]) -> list[list[int]]:
-    """The positions of the devices that meet along axes, in the order in which these are named."""
+    """Returns the positions of the devices of each group along the axes, in the order in which these are named."""
     positions = np.arange(math.prod(grid)).reshape(grid)
     inner = [names.index(a) for a in axes]
     outer = [d for d in range(len(grid)) if d not in inner]
@@ -131,7 +131,7 @@ def teams_along(grid: Sequence[int], names: Sequence[str], axes: Sequence[str]) 
 
 
 def together(f: Callable[[Any], Any], offers: Sequence[Any], mesh: st.Mesh) -> list[Any]:
-    """What ``f`` gives on each device for its own offer, a pytree of host arrays: as host arrays."""
+    """Returns the result of ``f`` on each device for its own operand, a pytree of host arrays."""
     found: list[Any] = [None] * mesh.size
 
     def body() -> None:
@@ -155,7 +155,7 @@ def size_at(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def some_call(data: Any, name: str, teams: Sequence[Sequence[int]]) -> tuple[Call, list[tuple[int, ...]]]:
-    """A call of a collective, and shapes for all devices that it can take: as different as may be."""
+    """Draws a call of a collective, and shapes for all devices, which differ as far as the collective allows."""
     draw = data.draw
     needs = name not in (*REDUCTIONS, "all_gather", *MOVES)
     ndim = draw(some.integers(int(needs), 3))
@@ -434,7 +434,7 @@ def test_names_in_any_order_have_the_meaning_of_jax(what: str, backend: str) -> 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
 @pytest.mark.parametrize("name", [*REDUCTIONS, "psum_scatter"])
 def test_the_bits_are_those_of_the_tree_on_every_backend(name: str, count: int) -> None:
-    """Of numbers whose sums round; below and above the sizes from which work is cut into pieces."""
+    """The sums of the numbers are rounded; their sizes are below and above the limits for dividing work."""
     call = Call(name, (), {"tiled": True} if name == "psum_scatter" else {})
     for shape in [(), (7,), (131, 127), (CHUNKED_FROM // 8 + 13,)]:
         if not shape and name == "psum_scatter":
@@ -451,7 +451,7 @@ def test_the_bits_are_those_of_the_tree_on_every_backend(name: str, count: int) 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_large_results_of_any_memory_order(count: int, backend: str) -> None:
-    """They are combined in chunks, as many as there are devices, which do not divide their size."""
+    """They are combined in one chunk for each device; the number of devices does not divide their size."""
     mesh = mesh_of((count,), backend)
     blocks = [array((331, 211), "float64", k) for k in range(count)]
     assert blocks[0].nbytes > CHUNKED_FROM
@@ -574,7 +574,9 @@ def calls_for(count: int) -> list[Call]:
 @everywhere
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_writes_after_a_collective_change_no_result(count: int, backend: str) -> None:
-    """Neither the one who wrote it nor others, whatever is written: what was offered, or the memory that it viewed."""
+    """The writes, to the operand or to the memory of which it is a view, are visible neither to the device itself nor
+    to others.
+    """
     blocks = [array((count, 6), "float64", k) for k in range(count)]
     calls = calls_for(count)
 
@@ -617,7 +619,7 @@ def test_results_are_read_only(count: int, backend: str) -> None:
 @pytest.mark.parametrize("size", [8, CHUNKED_FROM // 16])
 @pytest.mark.parametrize("count", [1, 4])
 def test_results_are_kept_without_a_copy(count: int, size: int) -> None:
-    """Where devices share memory: returned as they are, or as a view."""
+    """Where devices share memory, results are returned as they are, or as a view."""
     mesh = mesh_of((count,), "numpy")
     value = array((count * count, size), "float64", 1)
     x = st.device_put(value, st.NamedSharding(mesh, st.P("x")))
@@ -640,7 +642,7 @@ def test_results_are_kept_without_a_copy(count: int, size: int) -> None:
 
 
 def test_adopted_results_are_independent_values(backend: str) -> None:
-    """Several tensors have the memory of one result: what is written to one does not show in the others."""
+    """Several tensors share the memory of one result; a write to one of them is not visible in the others."""
     mesh = mesh_of((4,), backend)
     body = st.pmap(lambda x: st.psum(x, "i"), axis_name="i")
     first, *rest = body(st.shard(np.arange(8.0), devices=mesh))
@@ -695,9 +697,7 @@ def test_bytes_of_small_reductions(name: str, count: int, backend: str) -> None:
 
 @pytest.mark.parametrize("count", [3, 5, 8])
 def test_bytes_of_large_reductions(count: int, backend: str) -> None:
-    """Every device combines a chunk, and hands it to all: no link carries more than another, but for what does not
-    divide.
-    """
+    """Every device combines a chunk and sends it to all others: all links carry the same, up to the remainder."""
     size = CHUNKED_FROM // 4 + 1
     chunks = [len(c) * 4 for c in np.array_split(np.empty(size, "float32"), count)]
     found = sent_along(count, backend, [array((size,), "float32", k) for k in range(count)], Call("psum"))
@@ -771,7 +771,7 @@ def test_bytes_of_pbroadcast(count: int, backend: str) -> None:
 
 
 def test_bytes_between_devices_of_a_group(backend: str) -> None:
-    """Along one axis of a grid, and in groups of indices; to itself a device sends nothing."""
+    """The groups are those of one axis of a grid, and of `axis_index_groups`; a device sends nothing to itself."""
     mesh = mesh_of((2, 3), backend)
     offers = [array((4,), "float64", k) for k in range(6)]
     for axis, along in (("x", [(0, 3), (1, 4), (2, 5)]), ("y", [(0, 1, 2), (3, 4, 5)]), (("y", "x"), [range(6)])):
@@ -798,7 +798,7 @@ def test_bytes_between_devices_of_a_group(backend: str) -> None:
 
 @everywhere
 def test_in_lists_of_shards(backend: str) -> None:
-    """What JAX calls pmap's style: shards of any sizes, results as lists."""
+    """As in pmap of lists, the shards have any sizes, and the results are lists."""
     devices = st.devices(backend)[2:6]
     parts = [array((n, 3), "float32", n) for n in (2, 0, 3, 1)]
     square = [array((4, 2), "float32", n) for n in range(4)]
@@ -845,7 +845,7 @@ def test_in_smap_and_in_pmap_of_arrays(backend: str) -> None:
 
 @everywhere
 def test_permutations_around_a_ring(backend: str) -> None:
-    """Many in a row, several axes in turn: a ring passes everything on until it is home."""
+    """Many permutations in a row, along several axes in turn, until each block is back on its device."""
     mesh = mesh_of((2, 3), backend)
     blocks = [array((3,), "int64", k) for k in range(6)]
     ring = [(k, (k + 1) % 6) for k in range(6)]
@@ -865,7 +865,7 @@ def test_permutations_around_a_ring(backend: str) -> None:
 
 
 def test_entries_of_dicts_are_matched_by_key(backend: str) -> None:
-    """Not by the order in which a device has put them in."""
+    """The order in which a device has inserted them does not matter."""
 
     def body(x: Any) -> Any:
         tree = {"a": x, "b": x * 10}
@@ -876,7 +876,7 @@ def test_entries_of_dicts_are_matched_by_key(backend: str) -> None:
 
 
 def test_helper_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """Programs that are slow are served by several threads, and arrive in any order: the tree combines them."""
+    """Slow programs run in several threads and arrive in any order; the tree determines how they are combined."""
     monkeypatch.setattr(threads, "usable_cores", lambda: 3)
     rng = np.random.default_rng(1)
     blocks = [rng.random(50) for _ in range(6)]
@@ -896,7 +896,7 @@ def test_helper_threads_change_nothing(monkeypatch: pytest.MonkeyPatch, backend:
 
 
 def test_tensors_over_several_devices_combine_device_by_device(backend: str) -> None:
-    """Along a mapped axis, while the others are not: each device with those at its place."""
+    """Along a mapped axis, each device combines with the devices at the same position of the other, unmapped axes."""
     mesh = mesh_of((2, 3), backend)
     value = array((4, 7), "float64", 1)
     x = st.device_put(value, st.NamedSharding(mesh, st.P("x", "y")))

@@ -65,7 +65,7 @@ def over(fn: Callable[[Any], Any], devices: list[st.Device], count: int = 4, nam
 
 
 def at_2(here: Any, elsewhere: Any) -> Any:
-    """One thing on the third device, another on all others."""
+    """Returns one value on the third device and another on all others."""
     return here if st.axis_index("i") == 2 else elsewhere
 
 
@@ -904,7 +904,7 @@ def coroutine(d: Any) -> Any:
 
 @case("an event loop in each program of one thread", RuntimeError, "event loop", "shard 1 on {b}:1")
 def event_loops(d: Any) -> Any:
-    """With more threads, those that begin a program each have a loop of their own, and the next program fails."""
+    """There is one thread: with more, the first program in each thread could start a loop, and the next one fails."""
 
     async def meet(x: Any) -> Any:
         return st.psum(x, "i")
@@ -941,7 +941,7 @@ def tensor_of_all(d: Any) -> Any:
 
 @case("a lock that one program holds while it waits", st.CollectiveError, "psum over 'i'")
 def lock_held(d: Any) -> Any:
-    """A lock with a time-out: without one, no library could help."""
+    """The lock has a time-out: without one, the library could not detect the deadlock."""
     lock = threading.Lock()
 
     def fn(x: Any) -> Any:

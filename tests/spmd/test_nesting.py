@@ -143,7 +143,9 @@ def test_arrays_created_on_one_device_stay_there(devices: Any, outer: str, what:
 
 @everywhere
 def test_created_arrays_are_the_devices_own(devices: Any) -> None:
-    """Creation functions in a call give the backend's arrays, which go to no other device when they are mapped."""
+    """Creation functions in a call return the backend's arrays, which are transferred to no other device when they are
+    mapped.
+    """
 
     def body(k: int) -> Any:
         made = [
@@ -163,7 +165,7 @@ def test_created_arrays_are_the_devices_own(devices: Any) -> None:
 
 @everywhere
 def test_arrays_created_in_a_call_follow_placed_tensors(devices: Any) -> None:
-    """It was not placed, whatever library it is of."""
+    """An array that was created in a call was not placed, whichever library made it."""
     w = st.device_put(np.arange(2.0), devices[6])
     seen: list[Any] = []
     st.pmap(lambda x: seen.append(places(st.add(x, w))), [np.ones((50, 2))] * 2)
@@ -331,7 +333,7 @@ def test_pmap_in_smap_and_in_shard_map(devices: Any) -> None:
 
 @everywhere
 def test_plain_maps_take_the_first_devices(devices: Any) -> None:
-    """That the others are shared out among the calls does not show where no map is inside."""
+    """The division of the other devices over the calls has no effect on functions without inner maps."""
     value = array((3, 2), "float64", 1)
     made = st.pmap(
         lambda x: (x + st.zeros(2), st.psum(x, "i"), st.current_device().id), value, axis_name="i", out_axes=0
@@ -360,7 +362,7 @@ def test_more_slices_than_devices(devices: Any, backend: str) -> None:
 
 
 def test_errors_of_a_map_of_a_map_say_so(devices: Any) -> None:
-    with pytest.raises(st.AxisError, match="axis 0 is out of range for 0 dimensions") as caught:
+    with pytest.raises(st.AxisError, match="axis 0 is out of range for an array without dimensions") as caught:
         st.pmap(st.pmap(double), np.ones(4))
     assert "raised for a map of a map" in caught.value.__notes__[0]
     with pytest.raises(st.ShapeError, match="lists of 2 and of 1 shards") as caught:

@@ -33,7 +33,7 @@ def listed(trees: Any) -> Any:
 
 @some.composite
 def trees(draw: Any, leaf: Any, depth: int = 2) -> Any:
-    """A pytree, more often than not a single leaf."""
+    """Draws a pytree, which is mostly a single leaf."""
     kind = draw(some.sampled_from(["leaf", "leaf", "dict", "tuple", "named"])) if depth else "leaf"
     if kind == "leaf":
         return draw(leaf)
@@ -45,7 +45,7 @@ def trees(draw: Any, leaf: Any, depth: int = 2) -> Any:
 
 @some.composite
 def shortened(draw: Any, axes: Any) -> Any:
-    """A tree of axes that ends where it says the same for all that would follow."""
+    """Draws a prefix of a tree of axes, which ends where all axes below are equal."""
     found = leaves(axes)
     if found and all(a == found[0] for a in found) and draw(some.booleans()):
         return found[0]
@@ -399,7 +399,9 @@ def test_lists_of_different_shapes_gather(backend: str) -> None:
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(data=some.data())
 def test_lists_against_numpy(backend: str, data: Any) -> None:
-    """Any number of items, with and without homes: sums, maxima, gathers and means of what they hold."""
+    """The lists have any number of items, with and without devices of their own: sums, maxima, gathers and means are
+    compared.
+    """
     count = data.draw(some.integers(1, 11))
     sizes = data.draw(some.lists(some.integers(0, 4), min_size=count, max_size=count))
     plain = [array((n, 2), "float64", k) for k, n in enumerate(sizes)]
@@ -466,7 +468,7 @@ def test_lists_of_lists(backend: str) -> None:
 
 
 def test_ragged_lists_of_lists(backend: str) -> None:
-    """Inner maps of different sizes cannot be one grid: each knows its own axis."""
+    """Inner maps of different sizes cannot form one grid: each has its own axis."""
     items = [[1.0, 2.0, 3.0], [10.0]]
     made = st.pmap(
         lambda inner: st.pmap(lambda x: (st.psum(x, "j"), st.axis_size("j")), inner, axis_name="j"),
@@ -547,7 +549,7 @@ def test_three_levels_and_an_unnamed_one_between(backend: str) -> None:
 
 
 def test_collectives_of_unnamed_maps_in_a_named_one(backend: str) -> None:
-    """Programs of inner maps meet those that stand at the same place in the inner maps of others."""
+    """Programs of inner maps communicate with those at the same position in the inner maps of the other calls."""
     items = [[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]]
     made = st.pmap(
         lambda inner: st.pmap(lambda x: st.psum(x, "i"), inner), items, axis_name="i", devices=row(backend, 3)
@@ -648,7 +650,7 @@ def test_pmap_in_shard_map_over_some_axes(backend: str) -> None:
 
 
 def test_shard_map_on_one_device_inside_of_pmap(backend: str) -> None:
-    """The innermost level is one device: a mesh of it can still be named."""
+    """The innermost level is one device, over which a mesh can still be made."""
     value = array((3, 4), "float64", 1)
 
     def fn(x: Any) -> Any:
@@ -721,7 +723,7 @@ def test_names_are_bound_once(backend: str) -> None:
 
 
 def _gradients(index: int, modes: list[Any], torch: Any) -> None:
-    """Program 0 records no gradients while it meets the others."""
+    """Program 0 records no gradients during a collective."""
     if index == 0:
         with torch.no_grad():
             st.psum(1.0, "i")
@@ -778,7 +780,7 @@ def test_gradients_of_a_data_parallel_step() -> None:
 
 
 def test_more_slices_than_devices_name_the_call_for_more_devices() -> None:
-    """If all devices are used, and not only those of a mesh that the program chose."""
+    """The advice holds if the default mesh has all devices, and is not one that the program chose."""
     hint = "or call st.set_num_devices(9) at the start of the program"
     with pytest.raises(st.ShardingError) as caught:
         st.pmap(np.sin, np.ones((9, 2)))

@@ -51,15 +51,15 @@ _hanging: list[threading.Thread] = []
 
 @pytest.fixture(scope="session", autouse=True)
 def hard_end() -> Iterator[None]:
-    """What hangs must not keep the process from ending once the tests are done and reported."""
+    """Ends the process after the tests were reported, even if a thread hangs."""
     yield
     if _hanging:
         faulthandler.dump_traceback_later(30, exit=True)
 
 
 def in_time(call: Callable[[], Any], seconds: float = 10) -> Any:
-    """What ``call`` gives or raises in a thread of its own. If it takes longer, the test fails and says where every
-    thread is; the process, whose end it would hold up, ends the hard way (see `hard_end`).
+    """Returns the result of a call in a thread of its own, or raises its error. If the call takes longer, the test
+    fails with the stacks of all threads, and the process is ended by `hard_end`.
     """
     results: list[Any] = []
     errors: list[BaseException] = []
@@ -86,7 +86,7 @@ def in_time(call: Callable[[], Any], seconds: float = 10) -> Any:
 
 
 def scripted(text: str, stdin: str = "", seconds: float = 60) -> str:
-    """What a script prints in a process of its own, which must end well and in time."""
+    """Returns the output of a script in a process of its own, which must end successfully and in time."""
     head = "import os\nos.environ['SHARDTENSOR_NUM_DEVICES'] = '8'\nimport shardtensor as st\nimport numpy as np\n"
     environment = {**os.environ, "SHARDTENSOR_BACKEND": "numpy", "PYTHONWARNINGS": "error"}
     done = subprocess.run(
@@ -111,7 +111,7 @@ def helped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def meets(
     program: programs.Program, offer: Any, work: Any = None, *, said: str = "sum", key: Any = "all", size: int = 0
 ) -> Any:
-    """Meets the others of the map; they get the sum of what they offer."""
+    """Calls a rendezvous of the map; all programs receive the sum of their contributions."""
     group = program.run
     return program.meet(
         (id(group), key), programs.CollectiveCall(said), size or len(group.tasks), program.number, offer,
@@ -168,7 +168,7 @@ def test_a_rendezvous_on_one_thread() -> None:
 
 
 def test_a_short_map_after_a_long_one_goes_without_helpers(helped: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it takes to wake the helpers: otherwise they would be woken every time."""
+    """Helper threads may take any time to wake up; otherwise they would be woken for every map."""
 
     class Slow(blas_threads.Limit):
         def __enter__(self) -> None:
@@ -310,7 +310,7 @@ def test_of_several_errors_the_first_programs_is_raised(helped: None) -> None:
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
 def test_secondary_errors_are_not_raised(helper_delay: float, helped: None) -> None:
-    """Those who wait for a failed program end, too, but it is the failure that is raised."""
+    """Programs that wait for a failed program end with errors, too, but the map raises the original error."""
 
     def waits(program: programs.Program) -> Any:
         time.sleep(0.001)
@@ -351,7 +351,7 @@ def test_different_calls_are_an_error_immediately(helper_delay: float, helped: N
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
 def test_cyclic_waits_are_a_deadlock(helper_delay: float, helped: None) -> None:
-    """Two groups, each of which waits for a program that waits in the other."""
+    """Two groups each wait for a program that waits in the other."""
 
     def task(program: programs.Program) -> Any:
         time.sleep(0.001)
@@ -366,7 +366,7 @@ def test_cyclic_waits_are_a_deadlock(helper_delay: float, helped: None) -> None:
 
 
 def test_a_program_may_catch_a_secondary_error_but_the_map_fails() -> None:
-    """The others have gone without it: what it returns cannot be a result."""
+    """The other programs have ended without it, so that its result cannot be used."""
     after: list[Any] = []
 
     def catches(program: programs.Program) -> Any:
@@ -392,7 +392,9 @@ def test_a_program_may_catch_a_secondary_error_but_the_map_fails() -> None:
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
 def test_an_error_in_the_work_of_a_rendezvous(helper_delay: float, helped: None) -> None:
-    """Who does it does not matter: all get the error, of our kinds each its own."""
+    """All programs receive the error, whichever of them executes the work; errors of the library's classes are copied
+    for each.
+    """
     errors: list[BaseException] = []
 
     def work(offers: list[Any]) -> Any:
@@ -439,7 +441,7 @@ def test_maps_in_programs() -> None:
 
 @pytest.mark.parametrize("helper_delay", [0.0, 9.0])
 def test_errors_of_an_inner_map_are_raised_by_its_call(helper_delay: float, helped: None) -> None:
-    """A map's caller may catch what its programs raise, and go on with the others."""
+    """The caller of a map may catch the errors of its programs, and continue with the others."""
 
     def inner(program: programs.Program) -> Any:
         time.sleep(0.001)
@@ -497,7 +499,7 @@ STEPS = some.lists(some.tuples(some.sampled_from(KINDS), some.sampled_from(AXES)
 
 
 def called(kind: str, axes: Any, x: Any) -> Any:
-    """One step of a schedule."""
+    """Executes one step of a schedule."""
     if kind == "all_gather":
         return sum(x * (k + 1) for k, x in enumerate(st.all_gather(x, axes))) / 8
     if kind == "ppermute":
@@ -559,7 +561,7 @@ def test_random_schedules(backend: str, helped: None, data: Any) -> None:
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(data=some.data())
 def test_random_schedules_with_one_fault_terminate(backend: str, helped: None, data: Any) -> None:
-    """One program does something else in one place: an error of the right kind, in time; and no trace of it remains."""
+    """One program differs at one step: the map raises the right error in time, and no state of it remains."""
     steps, naps = schedule(data)
     culprit, place = data.draw(some.integers(0, 5)), data.draw(some.integers(0, len(steps) - 1))
     fault = data.draw(some.sampled_from(["skip", "repeat", "kind", "axes", "dtype", "raise", "return", "catch"]))
@@ -614,8 +616,8 @@ def test_random_schedules_with_one_fault_terminate(backend: str, helped: None, d
 
 
 def raised_at(line: int, engine: Collection[str], call: Callable[[], Any], number: int = signal.SIGINT) -> str:
-    """Raises a signal before the line of that number that the caller's thread comes to in the engine's files. Gives
-    which it was; "" where there are fewer.
+    """Raises a signal before the given line that the caller's thread executes in the scheduler's files. Returns the
+    line; "" if there are fewer lines.
     """
     count, place, caller = 0, "", threading.current_thread()
 
@@ -648,7 +650,7 @@ ENGINE = [str(module.__file__) for module in (blas_threads, signals, programs, l
 @pytest.mark.parametrize("helpers", [0, 1])
 @pytest.mark.parametrize("nested", [False, True])
 def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the handler of an alarm raises comes out of the map, and leaves nothing behind."""
+    """The exception of an alarm's handler is raised by the map, and no state of the map remains."""
     monkeypatch.setattr(shardtensor_numpy.NumPyBackend, "helper_delay", 0.0 if helpers else 9.0)
 
     def inner(x: Any) -> Any:
@@ -794,7 +796,7 @@ def test_signals_in_mapped_functions_are_handled_immediately(step: str, late: No
     ("cores", "helper_delay", "raised"), [(1, 9.0, "Ctrl-C"), (3, 1e-4, "Ctrl-C"), (1, 9.0, "Late"), (2, 0.0, "Late")]
 )
 def test_interrupts_at_any_moment(cores: int, helper_delay: float, raised: str) -> None:
-    """Also between the engine's own steps, where programs are neither here nor there."""
+    """This includes moments between the scheduler's own steps, at which no program is active."""
     said = scripted(f"""
         import faulthandler, random, signal, sys
         import shardtensor_numpy
@@ -934,7 +936,7 @@ def test_maps_that_took_long_start_in_several_threads(is_partial: bool, helped: 
 
 
 def test_pdb_in_a_mapped_function() -> None:
-    """As a person would: values are shown, and the debugger stands in the function."""
+    """The debugger is used interactively: it prints values and stops inside of the mapped function."""
     said = scripted(
         """
         mesh = st.make_mesh((3,), ("i",), devices=st.devices()[:3])
@@ -1035,7 +1037,9 @@ def test_context_of_a_program_that_waits_for_nothing_stays_its_own() -> None:
 
 
 def test_profilers_see_the_programs_of_maps_after_others() -> None:
-    """The workers stay from one map to the next, and a greenlet has the profiler with which it was started."""
+    """The worker threads are kept from one map to the next, and a greenlet keeps the profiler with which it was
+    started.
+    """
     calls: list[str] = []
 
     def fn(x: Any) -> Any:
@@ -1212,7 +1216,7 @@ def test_forks_in_programs(forks_in: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_forks_in_programs_of_one_thread() -> None:
-    """There, the child has all programs, and goes on with the map."""
+    """The child has all programs of the map, and continues it."""
     said = scripted(f"""
         {textwrap.indent(FORKED, " " * 8).strip()}
         print(run("caller", 9.0), run("caller", 9.0, depth=1))
@@ -1235,7 +1239,7 @@ def test_forks_in_programs_of_one_thread() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_in_another_thread_during_a_map() -> None:
-    """In its child, nothing is left of the map: neither what held signals back, nor the debugger's counter."""
+    """In its child, no state of the map is left: neither deferred signals nor the debugger's counter."""
     said = scripted(f"""
         {textwrap.indent(FORKED, " " * 8).strip()}
         inside, codes = threading.Event(), []
@@ -1257,7 +1261,7 @@ def test_a_fork_in_another_thread_during_a_map() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_in_the_context_of_a_program_that_has_ended() -> None:
-    """The child has nothing to leave."""
+    """The child has no map to end."""
     done = scripted(f"""
         {textwrap.indent(FORKED, " " * 8).strip()}
         import contextvars
@@ -1285,7 +1289,7 @@ def test_a_fork_in_the_context_of_a_program_that_has_ended() -> None:
 
 
 def many_collectives(count: int) -> None:
-    """That many in one map; memory is measured after the first ones, and at the end."""
+    """Runs this many collectives in one map; returns the memory after the first ones, and at the end."""
     memory: list[int] = []
 
     def fn(x: Any) -> Any:
@@ -1360,7 +1364,7 @@ def test_errors_keep_no_operand_alive(how: str) -> None:
 
 
 def test_overlapping_maps(helped: None, backend: str) -> None:
-    """Maps of several threads of the user's: the same names, and nothing to do with one another."""
+    """Maps in several threads of the user's code use the same axis names, and are independent."""
     devices = st.devices(backend)
 
     def user(k: int) -> Any:
@@ -1411,7 +1415,7 @@ PATCHES = {
 )
 @pytest.mark.parametrize("patch", PATCHES)
 def test_threads_whose_numbers_are_those_of_greenlets(patch: str) -> None:
-    """As gevent makes them, for modules that are imported before this library and after."""
+    """gevent makes such threads, for modules that are imported before this library and after."""
     if patch == "gevent":
         pytest.importorskip("gevent")
     done = subprocess.run(
@@ -1455,7 +1459,7 @@ PATCHED = """
 
 
 def test_threads_of_the_users_in_a_program() -> None:
-    """They stand outside of all maps, also with a copy of the program's context: maps in them are their own."""
+    """They do not belong to a map, even with a copy of the program's context: maps in them are independent."""
     mesh = st.make_mesh((3,), ("i",))
 
     def fn(x: Any) -> Any:
@@ -1478,7 +1482,7 @@ def test_threads_of_the_users_in_a_program() -> None:
 
 
 def test_greenlets_of_the_users_in_a_program() -> None:
-    """One that has the program's context is part of it; one that has not stands outside of all maps."""
+    """A greenlet with the program's context belongs to the map; one without it does not."""
 
     def fn(x: Any) -> Any:
         with pytest.raises(st.ShardingError, match="no mapped function around this call"):
@@ -1508,7 +1512,9 @@ def test_generators_of_the_users_in_a_program() -> None:
     os.name != "posix" or not hasattr(ctypes.CDLL(None), "backtrace"), reason="this C library has no backtrace()"
 )
 def test_c_stacks_of_programs_end_in_those_of_their_callers() -> None:
-    """Torch's errors, profilers and debuggers read them. What an earlier map has left there ends the process."""
+    """Torch's errors, profilers and debuggers read C stacks. A stack that an earlier map has left there crashes the
+    process.
+    """
     scripted("""
     import ctypes, functools, random, sys, threading, time
 
@@ -1624,7 +1630,7 @@ def test_c_stacks_of_programs_end_in_those_of_their_callers() -> None:
 
 
 def test_threads_that_map_once_leave_nothing() -> None:
-    """Servers start many of them."""
+    """Servers start many such threads."""
     scripted("""
     import gc, threading, tracemalloc
 
@@ -1664,7 +1670,7 @@ def test_threads_that_map_once_leave_nothing() -> None:
 
 @pytest.fixture
 def shallow() -> Iterator[int]:
-    """A recursion limit that is soon reached."""
+    """Sets a low recursion limit."""
     limit = sys.getrecursionlimit()
     lower = len(traceback.extract_stack()) + 200
     sys.setrecursionlimit(lower)
@@ -1691,7 +1697,7 @@ def test_maps_that_never_end_are_a_recursion_error(backend: str, threads: int, s
 
 
 def test_maps_below_the_recursion_limit_are_none(shallow: int) -> None:
-    """Frames between the maps count, those of maps that have ended do not."""
+    """Frames between the maps count, and those of maps that have ended do not."""
 
     def fn(depth: int) -> int:
         return 1 + sum(st.pmap(fn, [depth - 1])) if depth else 0
@@ -1710,7 +1716,7 @@ def test_maps_below_the_recursion_limit_are_none(shallow: int) -> None:
 @pytest.mark.parametrize("kind", ["psum", "pmap", "after"])
 @pytest.mark.parametrize("inside", [True, False])
 def test_recursion_errors_at_any_depth_leave_no_map_in_the_middle(kind: str, inside: bool, shallow: int) -> None:
-    """Where the interpreter has no frames left for the scheduler, it has not begun."""
+    """Where the interpreter has no frames left for the scheduler, the map has not begun."""
 
     def mapped(x: Any) -> Any:
         return st.pmap(lambda y: st.psum(y, "j"), [x, x], axis_name="j")
@@ -1754,7 +1760,7 @@ def test_threads_change_no_bit_of_a_reduction(name: str, helped: None) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_in_a_signal_handler_while_the_caller_waits() -> None:
-    """The map goes on in the parent; in the child, whose helper threads are missing, it is an error and no hang."""
+    """The map continues in the parent; in the child, which has no helper threads, it raises an error."""
     said = scripted("""
         import signal, threading, time, warnings
         import shardtensor_numpy

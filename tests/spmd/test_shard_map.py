@@ -46,12 +46,12 @@ def subset(mesh: st.Mesh, data: Any, proper: bool = False) -> tuple[str, ...]:
 
 
 def over_alone(spec: st.P, axes: Sequence[str], ndim: int) -> st.P:
-    """A spec without the axes that are none of these."""
+    """Returns a spec without the axes that are not listed."""
     return st.P(*[tuple(a for a in chain if a in axes) for chain in chains_of(spec, ndim)])
 
 
 def my_part(x: Any, spec: st.P) -> Any:
-    """Of what every device has whole, the block that is this one's."""
+    """Returns this device's block of an array that every device has whole."""
     for d, chain in enumerate(chains_of(spec, x.ndim)):
         if chain:
             bounds = offsets(x.shape[d], tuple(st.axis_size(a) for a in chain))
@@ -61,7 +61,7 @@ def my_part(x: Any, spec: st.P) -> Any:
 
 
 def whole_of(block: Any, spec: st.P) -> Any:
-    """Of what every device has a block of, the whole."""
+    """Returns the whole array of which every device has a block."""
     for d, chain in enumerate(chains_of(spec, block.ndim)):
         if chain:
             block = st.all_gather(block, chain, axis=d, tiled=True)
@@ -69,7 +69,7 @@ def whole_of(block: Any, spec: st.P) -> Any:
 
 
 def drawn(check: Callable[[Any], None], examples: int = 50) -> None:
-    """Runs a check of what hypothesis draws (a test with a fixture cannot be one itself)."""
+    """Runs a check with data of hypothesis (which does not accept a test with a fixture of function scope)."""
     hypothesis.settings(max_examples=examples)(hypothesis.given(data=some.data())(check))()
 
 
@@ -123,7 +123,7 @@ def test_operands_of_any_layout_are_resharded_to_the_specs(backend: str) -> None
 
 
 def test_blocks_are_gathered_and_split_as_the_specs_require(backend: str) -> None:
-    """From any layout to the whole on each device, and from there to any other, within one body."""
+    """The blocks are gathered from any layout and split into any other, within one body."""
 
     def check(data: Any) -> None:
         value, mesh, spec = some_layout(data, backend)
@@ -200,7 +200,7 @@ def test_a_matrix_product_by_partial_sums(backend: str) -> None:
 
 @everywhere
 def test_halos_by_permutation(backend: str) -> None:
-    """A ring of blocks of unequal sizes that pass their edges on: x[i - 1] + x[i + 1], around."""
+    """Blocks of unequal sizes form a ring and exchange their edges: x[i - 1] + x[i + 1], periodic."""
     count, value = 4, array((11, 2), "float64", 1)
     mesh = mesh_of((count,), backend)
     ring = [(k, (k + 1) % count) for k in range(count)]
@@ -366,7 +366,7 @@ def test_without_in_specs_arguments_keep_their_own_specs(backend: str) -> None:
 
 
 def test_without_in_specs_over_some_axes(backend: str) -> None:
-    """What other axes split stays split: the body gets tensors over them."""
+    """Splits by other axes are kept: the body gets tensors over these axes."""
     mesh = mesh_of((2, 2), backend)
     x = st.device_put(np.arange(16.0).reshape(4, 4), st.NamedSharding(mesh, st.P("x", "y")))
     seen = []
@@ -476,7 +476,9 @@ def test_replicated_results_are_checked_for_equality(backend: str) -> None:
 
 
 def test_bytes_of_the_equality_check(backend: str) -> None:
-    """Each device's block goes to the first that has the same; unchecked, none does."""
+    """Each device sends its block to the first device that must have an equal one; with check_vma=False, nothing is
+    sent.
+    """
     mesh = mesh_of((2, 3), backend)
     x = st.device_put(array((6, 5), "float64", 1), st.NamedSharding(mesh, st.P()))
     for spec, nbytes in ((st.P(), 5 * 240), (st.P("x"), 4 * 240), (st.P(("y", "x")), 0)):
@@ -489,7 +491,7 @@ def test_bytes_of_the_equality_check(backend: str) -> None:
 
 
 def test_nothing_moves_where_the_layout_fits(backend: str) -> None:
-    """Out and in again, on any mesh: blocks stay where they are made."""
+    """Blocks stay on their devices, for arguments and results, on any mesh."""
     mesh = mesh_of((2, 3), backend)
     value = array((5, 7), "float64", 1)
     spec = st.P(None, ("y", "x"))
@@ -574,7 +576,7 @@ def test_over_some_axes_nothing_moves_that_is_in_place(backend: str) -> None:
 
 @pytest.mark.parametrize("named", ["mesh", "part", "default"])
 def test_a_map_over_the_others_inside(named: str, backend: str) -> None:
-    """Comes to single devices, which know the names of both maps."""
+    """The inner map reaches single devices, on which the names of both maps can be used."""
 
     def check(data: Any) -> None:
         value = array(data.draw(shapes(1, 2)), "float64", 1)
@@ -651,7 +653,7 @@ def test_three_maps_in_one_another(backend: str) -> None:
 
 
 def test_bodies_over_some_axes_may_return_any_layout(backend: str) -> None:
-    """Each call its own way: the first one's counts."""
+    """The calls return different layouts; the results have that of the first call."""
     mesh = mesh_of((2, 4), backend)
     value = array((6, 8), "float64", 1)
 
@@ -686,7 +688,7 @@ def test_equal_results_of_different_layouts_are_equal(backend: str) -> None:
 
 
 def test_results_on_another_grid_of_the_same_devices(backend: str) -> None:
-    """As many axes, other sizes: what it says of layout is not this mesh's."""
+    """The grid has as many axes, of other sizes: its layout does not apply to the mesh of the map."""
     mesh = mesh_of((2, 2, 2), backend)
     value = array((4, 4), "float64", 1)
 

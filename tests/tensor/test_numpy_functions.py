@@ -28,6 +28,47 @@ def same(found: Any, wanted: Any, exact: bool = False) -> None:
     np.testing.assert_allclose(np.asarray(found), wanted, rtol=0 if exact else 1e-12)
 
 
+# -- integers that do not fit ----------------------------------------------------------------------
+
+TOO_LARGE: dict[str, Callable[[Any, Any], Any]] = {
+    "copyto": lambda x, m: np.copyto(x, 300),
+    "copyto of some": lambda x, m: np.copyto(x, 300, where=m),
+    "copyto with any cast": lambda x, m: np.copyto(x, -129, casting="unsafe", where=m),
+    "putmask": lambda x, m: np.putmask(x, m, 300),
+    "place": lambda x, m: np.place(x, m, [300]),
+    "fill_diagonal": lambda x, m: np.fill_diagonal(x, 300),
+    "insert": lambda x, m: np.insert(x, 0, 300),
+    "piecewise": lambda x, m: np.piecewise(x, [m], [300]),
+    "max": lambda x, m: np.max(x, initial=300),
+    "put": lambda x, m: np.put(x, [0], 300),
+    "fill": lambda x, m: x.fill(300),
+}
+"""Writes of Python integers to elements of int8, and to those of a mask, which NumPy refuses."""
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+@pytest.mark.parametrize("rows", [2, 2000])
+def test_integers_that_do_not_fit_are_errors_and_nothing_is_written(name: str, rows: int, backend: str) -> None:
+    value = np.arange(2 * rows, dtype="int8").reshape(rows, 2)
+    mask = value % 3 == 1
+    with pytest.raises(OverflowError):
+        TOO_LARGE[name](value.copy(), mask)
+    x = on(backend, value)
+    called = {"fill": "setitem"}.get(name, name.partition(" ")[0])
+    with pytest.raises(st.RangeError, match=rf"^{called}: Python integer -?\d+ out of bounds for int8; use a dtype"):
+        TOO_LARGE[name](x, mask)
+    same(x, value, exact=True)
+
+
+def test_lists_are_copied_into_tensors(backend: str) -> None:
+    value, mask = np.zeros((2, 3), "int8"), np.array([True, False, True])
+    x = on(backend, value)
+    for into in (value, x):
+        np.copyto(into, [1, 2, 3], where=mask)
+        np.copyto(into[1], [4, 5, 6])
+    same(x, value, exact=True)
+
+
 # -- arguments by position, and NumPy's arguments of methods ---------------------------------------
 
 BY_POSITION: dict[str, Callable[[Any, Any], Any]] = {

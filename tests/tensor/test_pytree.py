@@ -102,7 +102,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_maps_find_the_arrays_in(name: str, backend: str) -> None:
-    """And pass none of the caller's arrays, which every device could write to."""
+    """They pass no array of the caller's, to which every device could write."""
     mesh, mine = mesh_of((4,), backend), np.arange(4.0)
     make = MAKERS[name]
 

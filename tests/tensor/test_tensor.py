@@ -105,7 +105,7 @@ def test_elements_of_shape_one_tensor_convert(backend: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (2,), (0,)], ids=str)
 def test_tensors_with_dimensions_are_no_python_indices(shape: tuple[int, ...], backend: str) -> None:
-    """As arrays: NumPy indexes with them, and lists refuse them."""
+    """They behave as arrays: NumPy accepts them as indices, and lists do not."""
     value = np.arange(30).reshape(10, 3)
     at = np.full(shape, 1)
     i = st.asarray(at, device=mesh_of((2,), backend))
@@ -124,7 +124,7 @@ def test_tensors_with_dimensions_are_no_python_indices(shape: tuple[int, ...], b
 
 @everywhere
 def test_lists_beside_tensors_are_arrays(backend: str) -> None:
-    """As beside NumPy's arrays: Python must not take a tensor for the number of times that a list is repeated."""
+    """They behave as beside NumPy's arrays: Python must not use a tensor as a number of repetitions of a list."""
     value, mesh = np.array([3, 4]), mesh_of((2,), backend)
     one = np.array(3)
     for symbol, pair in itertools.product(["+", "*", "-", "//", "==", "<", "@"], [("a", "x"), ("x", "a"), ("x", "b")]):
@@ -167,7 +167,7 @@ def test_copies_of_scalars_are_scalars_and_of_arrays_arrays(again: Any, backend:
 
 
 def test_results_without_dimensions_are_written_as_arrays(backend: str) -> None:
-    """The standard has arrays only; SciPy writes NaN into the 0-d results of reductions."""
+    """The array API has only arrays; SciPy writes NaN into the 0-d results of reductions."""
     value, x = make(backend)
     for make_scalar in (lambda x: x.sum(), st.max, lambda x: st.add(x.sum(), 1), lambda x: copy.copy(x.sum())):
         scalar, before = make_scalar(x), make_scalar(x).item()
@@ -508,7 +508,8 @@ def test_exports_share_the_memory_and_results_that_view_it_are_not_copied(backen
     (lambda x: x[::0], ValueError, "slice step cannot be zero"),
     (lambda x: x[1.0], IndexError, "is a float"),
     (lambda x: x.reshape(7), ValueError, "reshape: x has 30 elements and shape (7,) needs 7"),
-    (lambda x: x.reshape(-1, -1), ValueError, "reshape: shape (-1, -1) has a negative size"),
+    (lambda x: x.reshape(-1, -1), ValueError, "reshape: shape (-1, -1) has -1 more than once"),
+    (lambda x: x.reshape(-2, -15), ValueError, "reshape: shape (-2, -15) has a negative size"),
     (lambda x: x.reshape(7, -1), ValueError, "reshape: x has 30 elements, which leaves no whole size for -1"),
     (lambda x: x.reshape("a"), TypeError, "reshape: shape is"),
     (lambda x: st.reshape(x.T, (30,), copy=False), ValueError, "reshape: copy=False"),
@@ -520,7 +521,15 @@ def test_exports_share_the_memory_and_results_that_view_it_are_not_copied(backen
     (lambda x: st.expand_dims(x, axis=4), st.AxisError, "expand_dims: axis 4"),
     (lambda x: st.broadcast_to(x, (3,)), ValueError, "broadcast_to: x has shape (10, 3), which does not broadcast to (3,)"),
     (lambda x: st.roll(x, (1, 2, 3), axis=(0, 1)), ValueError, "roll: 3 shifts for 2 axes"),
+    (lambda x: st.roll(x, "a"), TypeError, "roll: shift is 'a'; wanted an integer"),
     (lambda x: st.flip(x, axis=2), st.AxisError, "flip: axis 2"),
+    (lambda x: st.sum(x[0, 0], axis=0), st.AxisError, "sum: axis 0 is out of range for an array without dimensions"),
+    (lambda x: st.pmap(np.sin, 3.0), st.AxisError, "pmap: argument 0: axis 0 is out of range for an array without dimensions"),
+    (lambda x: st.concat(x, x), TypeError, "concat: axis is a ShardedTensor; wanted a Python value, such as a number"),
+    (lambda x: np.add(x, 1, out=x.copy(), where=np.ones(4, bool)), ValueError, "add: shapes (4,), (10, 3), (), (10, 3) of the operands"),
+    (lambda x: np.add(x, 1, out=np.zeros(4, "float32")), ValueError, "add: "),
+    (lambda x: st.with_sharding_constraint(x, st.P("z")), ValueError, "with_sharding_constraint: P('z') is a spec without a mesh"),
+    (lambda x: st.transpose(x, (0, 0)), ValueError, "transpose: axis 0 occurs twice"),
     (lambda x: st.tensordot(x, x, axes=3), st.AxisError, "tensordot: axes=3"),
     (lambda x: st.tensordot(x, x, axes=((0,), (0, 1))), ValueError, "tensordot: axes has 1 axes of x1 and 2 of x2"),
     (lambda x: st.vecdot(x, x[0, 0]), ValueError, "vecdot: an operand has no dimensions"),
@@ -794,7 +803,7 @@ FUNCTIONS = {n for n in dir(np) if n in OPS and hasattr(getattr(np, n), "__wrapp
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_every_position_of_numpys_functions_is_known(name: str) -> None:
-    """What NumPy has by default can be given by position for every parameter that can be."""
+    """Every parameter that NumPy accepts by position is accepted by position."""
     function = getattr(np, name)
     parameters = inspect.signature(function).parameters.values()
     defaults = [p.default for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD]

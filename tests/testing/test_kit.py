@@ -461,7 +461,7 @@ TENSORS = [
 def test_a_violated_rule_is_visible_in_tensors(
     broken: type[Any], name: str, message: str, use: Callable[..., BackendTests]
 ) -> None:
-    """Most are detected twice: by a test of the rule, and by a test of tensors."""
+    """Most violations are detected twice: by a test of the rule, and by a test of tensors."""
     with pytest.raises(AssertionError, match=message):
         contextvars.copy_context().run(getattr(use(broken), name))
 
@@ -543,7 +543,7 @@ def test_backends_with_fewer_features_pass(backend: type[Any], use: Callable[...
 
 
 def test_changed_state_is_detected(use: Callable[..., BackendTests]) -> None:
-    """After each test, what was current before must be so again, and so must NumPy's handling of errors."""
+    """After each test, the current device and NumPy's error state must be as they were before it."""
     kit = use(lazy.LazyBackend)
     for spoil in (lambda: lazy.current.set(kit.it.queues[kit.devices[0]]), lambda: np.seterr(all="ignore")):  # type: ignore[attr-defined]
         state, before = kit._state(), np.geterr()
@@ -555,7 +555,7 @@ def test_changed_state_is_detected(use: Callable[..., BackendTests]) -> None:
 
 
 def test_testing_is_imported_without_pytest() -> None:
-    """It contains the entry point of `checked`, which every program loads."""
+    """The module contains the entry point of `checked`, which every program loads."""
     code = """
         import sys, shardtensor.testing as kit
         assert not {"pytest", "hypothesis"} & set(sys.modules), "loaded"

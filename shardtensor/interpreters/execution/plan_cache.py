@@ -136,5 +136,7 @@ def _hashable(op: Op, name: str, value: Any) -> Any:
     if isinstance(value, (np.ndarray, ShardedTensor)) and value.ndim == 0:
         return value.item()
     if not _is_hashable(value):
-        raise ArgumentTypeError(f"{op.name}: {name} is a {type(value).__name__}, which it does not take")
+        raise ArgumentTypeError(
+            f"{op.error_name}: {name} is a {type(value).__name__}; wanted a Python value, such as a number"
+        )
     return value

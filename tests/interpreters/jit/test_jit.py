@@ -320,6 +320,22 @@ def test_an_argument_that_the_function_also_closes_over(backend: str) -> None:
     assert g.traces == traces
 
 
+@pytest.mark.parametrize(("escape", "caller"), [
+    (lambda x, i: 1 if x.sum() > 0 else 2, "bool"),
+    (lambda x, i: float(x.sum()), "float"),
+    (lambda x, i: x[0, 0].item(), "item"),
+    (lambda x, i: x.tolist(), "tolist"),
+    (lambda x, i: range(i), "index"),
+    (lambda x, i: np.asarray(x), "asarray"),
+    (lambda x, i: x[i], "index"),
+    (lambda x, i: x[:i], "index"),
+    (lambda x, i: st.random.key(i), "index"),
+])  # fmt: skip
+def test_errors_name_the_call_that_needs_elements(escape: Any, caller: str, backend: str) -> None:
+    with pytest.raises(st.ConcretizationError, match=f"^{caller}: needs the elements of a tensor, and jit traces"):
+        st.jit(escape)(split(backend), 1)
+
+
 def test_an_error_leaves_the_arguments_as_they_were(backend: str) -> None:
     def f(x: Any, y: Any) -> None:
         x += 1
