@@ -56,7 +56,7 @@ def mapped_lines(x: ArrayLike, /, function: Callable[[Any], Any], tail: Shape, d
 
 
 @implements(mapped_lines, "kernel")
-def _mapped_lines(xp: Any, context: ShardContext, x: Any, *, function: Any, tail: Shape, dtype: Any) -> Any:
+def _mapped_lines(xp: Any, context: ShardContext | None, x: Any, *, function: Any, tail: Shape, dtype: Any) -> Any:
     shape = tuple(x.shape[:-1])
     made = [xp.asarray(function(x[at]), dtype=np.dtype(dtype)) for at in np.ndindex(*shape)]
     for line in made:
@@ -89,22 +89,51 @@ def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: ArrayLike, *arg
         along = normalize_axis(axis, len(shape_of(given)))
     except AxisError as error:
         raise AxisError(f"apply_along_axis: {error}") from None
-    lines = moveaxis(given, along, -1)
-    shape = shape_of(lines)
-    if 0 in shape[:-1]:
-        raise ShapeError(f"apply_along_axis: arr has shape {shape_of(given)}, and no lines along axis {axis}")
+    shape = shape_of(given)
+    if 0 in (*shape[:along], *shape[along + 1 :]):
+        raise ShapeError(f"apply_along_axis: arr has shape {shape}, and no lines along axis {axis}")
 
-    def function(line: Any) -> Any:
-        return func1d(line, *args, **kwargs)
-
-    first = lines[(0,) * (len(shape) - 1)]
-    sample = function(first if current_device() is not None else on_host(first))
+    function = _Function(lambda line: func1d(line, *args, **kwargs))
+    first = call("getitem", given, (0,) * along + (slice(None),) + (0,) * (len(shape) - along - 1))
+    sample = function.call(first if current_device() is not None else on_host(first))
     dtype = result_type(sample) if hasattr(sample, "dtype") else np.asarray(sample).dtype
-    tail = shape_of(sample)
-    made: Any = mapped_lines(lines, function, tail, dtype)
-    order = list(range(len(shape) - 1))
-    order[along:along] = range(len(shape) - 1, len(shape) - 1 + len(tail))
-    return call("permute_dims", made, tuple(order))  # type: ignore[no-any-return]
+    return _applied(given, along, function, shape_of(sample), dtype)  # type: ignore[no-any-return]
+
+
+class _Function:
+    """A function of lines. All of them are equal, so that the layout of the results, which depends on their shapes and
+    dtypes only, is inferred once for all functions. Operators get the function itself: their plans keep it.
+    """
+
+    __slots__ = ("call",)
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.call = function
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Function
+
+    def __hash__(self) -> int:
+        return hash(_Function)
+
+
+def _order(ndim: int, along: int, tail: Shape) -> tuple[int, ...]:
+    """Returns the order in which the dimensions of the results take the place of that of the lines."""
+    order = list(range(ndim - 1))
+    order[along:along] = range(ndim - 1, ndim - 1 + len(tail))
+    return tuple(order)
+
+
+def _applied_on_host(x: Any, along: int, function: _Function, tail: Shape, dtype: Any) -> Any:
+    made = _mapped_lines(np, None, np.moveaxis(x, along, -1), function=function.call, tail=tail, dtype=dtype)
+    return made.transpose(_order(x.ndim, along, tail))
+
+
+@composition(_applied_on_host)
+def _applied(x: Any, along: int, function: _Function, tail: Shape, dtype: Any) -> Any:
+    """Returns the results of a function of lines along a dimension, which have the shape ``tail``."""
+    made: Any = mapped_lines(moveaxis(x, along, -1), function.call, tail, dtype)
+    return call("permute_dims", made, _order(len(shape_of(x)), along, tail))
 
 
 # -- bits ------------------------------------------------------------------------------------------

@@ -185,7 +185,8 @@ def _fractions(dtype: np.dtype[Any], q: Any) -> Any:
     hundred = dtype.type(100) if dtype.kind == "f" else 100
     checked = _in_range(q, 100)
     fractions = np.true_divide(q if type(q) in (int, float) else checked, hundred)
-    return float(fractions) if fractions.ndim == 0 and fractions.dtype == np.result_type(dtype, 1.0) else fractions
+    weak = dtype.kind in "biuf" and fractions.dtype == np.result_type(dtype, 1.0)
+    return float(fractions) if fractions.ndim == 0 and weak else fractions
 
 
 def _in_range(q: Any, most: int) -> Any:

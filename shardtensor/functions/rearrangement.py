@@ -471,11 +471,13 @@ def _insert(arr: Any, values: Any, obj: Any, axis: int | None) -> Any:
     host = is_on_host(values)  # A host array remains one: see `reshape_operand`.
     if missing := max(len(shape) - len(shape_of(values)), 0):
         values = reshape_operand(values, (1,) * missing + shape_of(values))
-    where = obj if isinstance(obj, slice) else on_host(obj)
-    if not isinstance(where, slice) and not where.ndim and where.dtype.kind in "iu":
-        # NumPy's rule: for a single position, the first dimension of the values is that along the axis.
-        values = np.moveaxis(values, 0, d) if host else moveaxis(values, 0, d)
-        first = _checked_position(int(where), shape[d], shape[d], d)
+    where = np.arange(*obj.indices(shape[d])) if isinstance(obj, slice) else on_host(obj)
+    if where.size == 1 and where.dtype.kind in "iu":
+        # NumPy's rule: for a single position, any number of values is inserted; if it is not in a list, the first
+        # dimension of the values is that along the axis.
+        if not where.ndim:
+            values = np.moveaxis(values, 0, d) if host else moveaxis(values, 0, d)
+        first = _checked_position(where.item(), shape[d], shape[d], d)
         order, count = None, shape_of(values)[d]
     else:
         order = _edited(np.insert, np.arange(shape[d]), where, -1)

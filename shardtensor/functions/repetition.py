@@ -11,6 +11,7 @@ Raises:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -246,14 +247,22 @@ def devices_of(x: Any) -> Any:
 _INDEXED = ("edge", "reflect", "symmetric", "wrap")
 """The modes in which each new element is a copy of an element in the same line."""
 
-_STATISTICS: dict[str, Callable[..., Any]] = {"maximum": _max, "mean": _mean, "minimum": _min}
+_STATISTICS: dict[str, Callable[..., Any]] = {
+    "maximum": _max, "mean": _mean, "median": functools.partial(call, "median"), "minimum": _min,
+}  # fmt: skip
 
 _MODES = ("constant", "empty", "linear_ramp", *_INDEXED, *_STATISTICS)
 
 
 @operator()
 def pad(
-    x: ArrayLike, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0, end_values: Any = 0
+    x: ArrayLike,
+    pad_width: Any,
+    mode: str = "constant",
+    *,
+    constant_values: Any = 0,
+    end_values: Any = 0,
+    stat_length: Any = None,
 ) -> ShardedTensor:
     """Pads x with further elements at the ends of its dimensions.
 
@@ -263,15 +272,17 @@ def pad(
             dimension; ``((before, after), ...)`` with a pair for each; or a dict of axes to one of the former.
         mode: the new elements: ``"constant"``; ``"empty"`` for arbitrary values; ``"edge"`` for the element at the end;
             ``"reflect"`` and ``"symmetric"`` for the reflection at the last element or behind it; ``"wrap"`` for the
-            elements from the other end; ``"maximum"``, ``"minimum"`` and ``"mean"`` for those of each line;
-            ``"linear_ramp"`` for a ramp from the element at the end to ``end_values``.
+            elements from the other end; ``"maximum"``, ``"minimum"``, ``"mean"`` and ``"median"`` for those
+            of each line; ``"linear_ramp"`` for a ramp from the element at the end to ``end_values``.
         constant_values, end_values: the elements of the modes ``"constant"`` and ``"linear_ramp"``, in the forms of
             ``pad_width``.
+        stat_length: the number of elements at each end of a line of which the statistic is computed, in the forms of
+            ``pad_width``; all of them by default.
 
     Raises:
         ShapeError: a width is negative, there are not as many as dimensions, or a mode other than ``"constant"`` and
             ``"empty"`` has no elements to pad with.
-        ArgumentError: there is no such mode.
+        ArgumentError: there is no such mode, or ``stat_length`` is not positive.
 
     >>> st.pad(st.asarray([1, 2, 3]), (2, 1)).tolist(), st.pad(st.asarray([1, 2, 3]), 2, "reflect").tolist()
     ([0, 0, 1, 2, 3, 0], [3, 2, 1, 2, 3, 2, 1])
@@ -279,7 +290,7 @@ def pad(
 
 
 @implements(pad, "composite")
-def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: Any) -> Any:
+def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: Any, stat_length: Any) -> Any:
     shape = shape_of(x)
     if not isinstance(mode, str) or mode not in _MODES:
         raise ArgumentError(f"mode is {mode!r}; wanted one of {', '.join(map(repr, _MODES))}")
@@ -292,6 +303,7 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: An
         values = _pairs(constant_values if mode == "constant" else 0, len(shape), "constant_values")
         return _pad_constant(x, widths, values)
     made, ramps = reshape(x, shape, copy=True), _pairs(end_values, len(shape), "end_values")
+    lengths = [(None, None)] * len(shape) if stat_length is None else _pairs(stat_length, len(shape), "stat_length")
     for d, (n, (before, after)) in enumerate(zip(shape, widths, strict=True)):
         if not before + after:
             continue
@@ -303,7 +315,7 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: An
         elif mode == "linear_ramp":
             made = _pad_ramp(made, d, (before, after), ramps[d])
         else:
-            made = _pad_statistic(made, d, (before, after), mode)
+            made = _pad_statistic(made, d, (before, after), mode, lengths[d])
     return made
 
 
@@ -322,8 +334,9 @@ def _pad_ramp(x: Any, d: int, widths: tuple[int, int], values: tuple[Any, Any]) 
 
 
 @implements(pad, "small")
-def _pad_small(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: Any) -> Any:
+def _pad_small(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: Any, stat_length: Any) -> Any:
     values = {"constant": {"constant_values": constant_values}, "linear_ramp": {"end_values": end_values}}
+    values |= {name: {"stat_length": stat_length} for name in _STATISTICS}
     return np.pad(x, pad_width, mode, **values.get(mode, {}))  # type: ignore[call-overload]
 
 
@@ -362,14 +375,23 @@ def _pad_constant(x: Any, widths: list[tuple[int, int]], values: list[tuple[Any,
     return made
 
 
-def _pad_statistic(x: Any, d: int, widths: tuple[int, int], mode: str) -> Any:
-    """Pads a dimension with the statistic of each line; the mean of integers is rounded."""
+def _pad_statistic(x: Any, d: int, widths: tuple[int, int], mode: str, lengths: tuple[Any, Any]) -> Any:
+    """Pads a dimension with the statistic of each line, or of its ends; means and medians of integers are rounded."""
     rest, dtype = shape_of(x), result_type(x)
-    found = _STATISTICS[mode](x, axis=d, keepdims=True)
-    if np.dtype(dtype).kind in "iu":
-        found = astype(call("round", found), dtype)
-    ends = [broadcast_to(found, (*rest[:d], n, *rest[d + 1 :])) for n in widths]
-    return concat([ends[0], x, ends[1]], axis=d)
+    if any(n is not None and n < 1 for n in lengths):
+        raise ArgumentError(f"stat_length is {lengths} for dimension {d}; wanted positive numbers")
+    size = rest[d]
+    counts = [size if n is None else min(n, size) for n in lengths]
+    ends: list[Any] = []
+    for k, part in enumerate((slice(0, counts[0]), slice(size - counts[1], size))):
+        if k and counts == [size, size]:
+            found = ends[0]
+        else:
+            found = _STATISTICS[mode](x if counts[k] == size else taken(x, part, d), axis=d, keepdims=True)
+            found = astype(call("round", found), dtype) if np.dtype(dtype).kind in "iu" else found
+        ends.append(found)
+    before, after = [broadcast_to(end, (*rest[:d], n, *rest[d + 1 :])) for end, n in zip(ends, widths, strict=True)]
+    return concat([before, x, after], axis=d)
 
 
 # -- small arrays ----------------------------------------------------------------------------------

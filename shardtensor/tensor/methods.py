@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
@@ -121,6 +122,11 @@ class Methods(Operators):
     def __iter__(self) -> Iterator[ShardedTensor]:
         if not self.ndim:
             raise ArgumentTypeError("iter: the tensor has no dimensions")
+        if self.ndim == 1 and self.base is None:
+            elements = importlib.import_module(
+                "shardtensor.interpreters.mutation.scalar_elements"
+            )  # above this package
+            return elements.elements_of(self)  # type: ignore[no-any-return]
         return (self[i] for i in range(self.shape[0]))
 
     def __getitem__(self, index: Any) -> ShardedTensor:

@@ -212,6 +212,8 @@ def _is_ignored(name: str, value: Any, op: Op | None) -> bool:
     """Whether an argument that the function for tensors lacks has no effect."""
     if name == "order":  # The layout in memory is not visible.
         return value in ("C", "A", "K", "F" if op and op.creates else "K")
+    if op and op.name == "pad":
+        return name == "reflect_type" and value == "even"
     if op and op.name == "isin":  # The algorithm follows from the operands.
         return name == "assume_unique" or (name == "kind" and value in ("sort", "table"))
     if name == "kind" and op and "stable" in op.params:  # Sorting is stable by default.

@@ -82,6 +82,13 @@ RESULTS: dict[str, Call] = {
     "put nothing": lambda p: written(p, F4, lambda x: np.put(x, [0, 1], [])),
     "put into a 0-d array": lambda p: written(p, np.array(1.5), lambda x: np.put(x, [0, 0], [2, 3])),
     "pad no dimension": lambda p: np.pad(p(np.zeros((0, 3))), ((0, 0), (1, 1)), "minimum"),
+    "pad by medians": lambda p: np.pad(p(I1), 1, "median"),
+    "pad by statistics of the ends": lambda p: np.pad(p(F4), (2, 1), "maximum", stat_length=(2, 3)),
+    "pad by means of the ends of rows": lambda p: np.pad(p(I1), ((0, 0), (1, 2)), "mean", stat_length=2),
+    "pad by even reflections": lambda p: np.pad(p(F4), 2, "reflect", reflect_type="even"),
+    "insert several values at one position in a list": lambda p: np.insert(p(I1), [1], [[7], [8]], axis=1),
+    "insert several values at a slice of one position": lambda p: np.insert(p(F4), slice(0, 1), [7, 8]),
+    "percentile of durations": lambda p: np.percentile(p(SPANS), 50),
     "unique columns of no rows": lambda p: np.unique(p(np.zeros((0, 3))), axis=1),
     "where with one argument": lambda p: np.where(p(BOOLS)),
     # Arguments of NumPy only.
@@ -120,6 +127,7 @@ ERRORS: dict[str, tuple[type[Exception], Call]] = {
     "isposinf of dates": (TypeError, lambda p: np.isposinf(p(DATES))),
     "gradient of bools": (TypeError, lambda p: np.gradient(p(BOOLS))),
     "where with two arguments": (ValueError, lambda p: np.where(p(BOOLS), 1)),
+    "pad by statistics of nothing": (ValueError, lambda p: np.pad(p(F4), 1, "maximum", stat_length=0)),
     "bincount with complex weights": (TypeError, lambda p: np.bincount(p(np.arange(3)), p(np.ones(3, complex)))),
     "polymul of matrices": (ValueError, lambda p: np.polymul(p(I1), [1, 2])),
     "polyfit of two lengths": (TypeError, lambda p: np.polyfit(p(F4), p(F4[:3]), 1)),
@@ -151,6 +159,41 @@ def test_results_are_those_of_numpy(name: str, backend: str) -> None:
         assert isinstance(x, st.ShardedTensor)
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
         np.testing.assert_allclose(np.asarray(x).astype(float), y.astype(float), rtol=1e-12)
+
+
+def test_functions_of_lines_that_differ_are_called(backend: str) -> None:
+    """The layout of small results is kept for all functions whose results have one shape and dtype."""
+    x = on(backend, I1)
+    for factor in (2, 3, 5, 7):
+        for axis in (0, 1):
+            found = np.apply_along_axis(lambda line, factor=factor: line * factor, axis, x)
+            np.testing.assert_array_equal(np.asarray(found), I1 * factor)
+            assert (
+                np.apply_along_axis(lambda line, factor=factor: line.sum() * factor, axis, x).tolist()
+                == (I1.sum(axis=axis) * factor).tolist()
+            )
+    with pytest.raises(ZeroDivisionError):
+        np.apply_along_axis(lambda line: 1 // 0, 0, x)
+
+
+@pytest.mark.parametrize("length", [5, 150])
+def test_iteration_reads_elements_as_they_are_when_they_are_reached(length: int, backend: str) -> None:
+    a, x = np.arange(float(length)), on(backend, np.arange(float(length)))
+    read: list[list[float]] = []
+    for target in (a, x):
+        read.append([])
+        for i, element in enumerate(target):
+            read[-1].append(float(element))
+            if i % 3 == 0 and i + 1 < length:
+                target[i + 1] = 2 * element
+    assert read[0] == read[1]
+    elements = list(x)
+    x += 1
+    assert [float(e) for e in elements] == a.tolist()
+    for e, single in zip(elements, (x - 1), strict=True):
+        assert (e.shape, e.dtype, e.sharding) == (single.shape, single.dtype, single.sharding)
+    elements[0] += 1  # It is a value of its own.
+    assert float(x[0]) == a[0] + 1
 
 
 def test_nanquantiles_of_nothing_have_the_shape_of_the_quantiles(backend: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardtensor.backend.device import HOST, HostArray
@@ -15,11 +15,12 @@ from shardtensor.communication.messages import send
 from shardtensor.communication.transfer import announce_reading, not_addressable, whole_array
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.communication.transfer_plan import TransferPlan
-from shardtensor.core import Op
+from shardtensor.core import Op, call, innermost
 from shardtensor.interpreters.execution.planning import result_dtype
 from shardtensor.sharding.copy_plan import identity
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid
+from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, aligned, box_of, part_of
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
@@ -116,6 +117,44 @@ class ScalarElement(DeferredStorage):
         with backend.on(device):
             array = backend.to_host(self.parts[held], device)
         return read_only(array if index is None else array.reshape((1,) * len(index)))
+
+
+_TOGETHER = 64
+"""The number of elements that `elements_of` copies together, which one of them keeps in memory."""
+
+
+def elements_of(x: ShardedTensor) -> Iterator[ShardedTensor]:
+    """Yields the elements of a tensor of one dimension, as ``x[i]`` returns them: each as it is when it is reached.
+
+    In the memory of the host, several are copied at once; after a write, the rest are read one by one.
+    """
+    version, storage = _version_of(x), x._storage
+    for begin in range(0, x.shape[0], _TOGETHER):
+        copies = _copied_together(x, begin) if (version, storage) == (_version_of(x), x._storage) else ()
+        for i in range(begin, min(begin + _TOGETHER, x.shape[0])):
+            is_current = (version, storage) == (_version_of(x), x._storage)
+            yield copies[i - begin] if copies and is_current else call("getitem", x, i)
+
+
+def _version_of(x: ShardedTensor) -> int:
+    state = x._write_state
+    return state.version if state else 0
+
+
+def _copied_together(x: ShardedTensor, begin: int) -> Sequence[ShardedTensor]:
+    """Returns elements of a tensor from one on; nothing for views, elsewhere than in the memory of the host, or where
+    the reading of each element has to be seen.
+    """
+    source = x._aval
+    if type(x._storage) is not Storage or innermost() is not None or is_recording():
+        return ()
+    if source.memory is None or source.offloaded or source.unreduced or not source.backend.on_host:
+        return ()
+    value = aval((), source.dtype, source.sharding.with_spec(P()), source.committed)
+    copies = whole_array(x, "getitem")[begin : begin + _TOGETHER].copy()
+    return [
+        tensor(value, ScalarElement(value, source, Index((begin + k,)), (copies[k, ...],))) for k in range(len(copies))
+    ]
 
 
 def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
