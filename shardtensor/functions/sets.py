@@ -5,7 +5,8 @@ Distinct values are in ascending order. In the functions of the standard, every 
 Each device finds the distinct values of its rows. These are divided over the devices by their values, with the counts
 and indices that are needed, and merged (see `shardtensor.functions.algorithms.distinct`). The first dimension of each
 result is split by the mesh axes that split x. If other dimensions of x than the first are split, the split first moves
-to that one. The number of values depends on the elements, so that `eval_shape` cannot infer the results.
+to that one. Up to 64 KiB, the first device finds the distinct values of all, and sends the others their parts. The
+number of values depends on the elements, so that `eval_shape` cannot infer the results.
 
 Raises:
     ConcretizationError: the elements of x are not known.
@@ -22,15 +23,17 @@ import numpy as np
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements, operator
 from shardtensor.functions.algorithms.distinct import Wanted, distinct, distinct_of_rows
-from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device, runs_whole
+from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device, runs_whole, sent_to
 from shardtensor.functions.algorithms.ragged import Rows
+from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.elementwise import logical_not
 from shardtensor.functions.split_search import are_split_alike, isin_sorted
-from shardtensor.sharding.layout import Shape
+from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.value import Aval
 
 
 class UniqueAll(NamedTuple):
@@ -218,8 +221,18 @@ def _unique(x: Any, name: str, wanted: Wanted, equal_nan: bool) -> list[ShardedT
         made = _unique(alone, name, wanted, equal_nan)
         return [on_all_devices(found, rows.sharding, x.committed) for found in made]
     if not rows.backend.on_host or is_recording():
+        if isinstance(x, ShardedTensor) and _is_short(x._aval):
+            alone = sent_to(x, as_sharding(x.sharding.mesh.flat[0], x.ndim, name), name)
+            return [sent_to(found, rows.sharding, name) for found in _unique(alone, name, wanted, equal_nan)]
         return distinct_of_rows(rows, shape, x.dtype, wanted, equal_nan)
     return list(map(rows.tensor, _on_host(rows.whole(), wanted, equal_nan)))
+
+
+def _is_short(value: Aval) -> bool:
+    """Whether one of the devices finds the distinct elements in less time than messages between all take."""
+    devices = value.sharding.mesh.flat
+    one_process = len({device.process_index for device in devices}) == 1
+    return len(devices) > 1 and one_process and not value.offloaded and value.nbytes <= GATHERED
 
 
 def _on_host(x: Any, wanted: Wanted, equal_nan: bool) -> Sequence[Any]:

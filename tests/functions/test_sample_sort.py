@@ -226,6 +226,22 @@ def bytes_of_distinct(parts: list[Any], pair: int) -> int:
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
+def test_the_first_device_finds_the_distinct_elements_of_short_arrays(devices: int) -> None:
+    host = np.random.default_rng(2).permutation(np.repeat(np.arange(48.0), 2))
+    sharding = st.NamedSharding(mesh_of((devices,), "checked"), P("x"))
+    x = st.device_put(host, sharding)
+    with st.transfers() as log:
+        values, inverse = st.unique_inverse(x)
+    assert (values.sharding, inverse.sharding) == (sharding, sharding)
+    np.testing.assert_array_equal(np.asarray(values), np.arange(48.0))
+    np.testing.assert_array_equal(np.asarray(inverse), host)
+    assert log.bytes == (96 + 48 + 96) * 8 * (devices - 1) // devices
+    assert not any(t.explicit for t in log)
+    shared = st.device_put(host, st.NamedSharding(mesh_of((devices,), "numpy"), P("x")))
+    assert sent_by(st.unique_inverse, shared) == log.bytes
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
 def test_bytes_of_distinct_elements(devices: int) -> None:
     """They are sent to the device of their range, and from there to that of their place in the result."""
     host = np.random.default_rng(2).permutation(np.repeat(np.arange(12_000.0), 2))

@@ -6,7 +6,7 @@ a tensor that is not split. On the host, algorithms have functions of NumPy for 
 
 from __future__ import annotations
 
-from shardtensor.communication.transfer import whole_array
+from shardtensor.communication.transfer import operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import innermost
 from shardtensor.sharding.layout import NamedSharding, as_sharding
@@ -38,6 +38,12 @@ def runs_whole(x: ShardedTensor) -> bool:
     if value.memory is None or not value.backend.on_host or value.offloaded or lacks_elements(x):
         return False
     return innermost() is None and not is_recording()
+
+
+def sent_to(x: ShardedTensor, sharding: NamedSharding, caller: str) -> ShardedTensor:
+    """Returns a tensor in another sharding, for reading; the transfer is recorded as an implicit one."""
+    buffers = operand_transfer(x._aval, sharding).buffers(x, caller)
+    return tensor(aval(x.shape, x.dtype, sharding, x.committed), Storage(tuple(buffers)))
 
 
 def on_all_devices(x: ShardedTensor, sharding: NamedSharding, committed: bool) -> ShardedTensor:
