@@ -236,6 +236,17 @@ def test_much_output_does_not_block_a_process(engine: str) -> None:
     assert text.count("done") == 2
 
 
+def test_lines_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    code = (
+        "import sys; from shardtensor import distributed as d; d.initialize(); "
+        "print(sys.stdout.line_buffering, sys.stdout.write_through)"
+    )
+    status, text = launch("mpi", 2, "-c", code)
+    assert status == 0, text
+    assert sorted(text.splitlines()) == ["[0] True False", "[1] True False"]
+
+
 @pytest.mark.parametrize("engine", [pytest.param(e, marks=() if e == "mpi" else FULL) for e in ENGINES])
 def test_two_threads_in_calls_that_concern_several_processes_are_an_error(engine: str) -> None:
     status, text = launch(engine, 2, str(FAULTS), "two_threads")
