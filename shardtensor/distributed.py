@@ -150,7 +150,8 @@ def initialize(
     if started.process_count > 1:
         sys.excepthook = _excepthook
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(line_buffering=True)
+            # PYTHONUNBUFFERED, which images of containers set, would write a line and its end separately.
+            sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
 def shutdown() -> None:

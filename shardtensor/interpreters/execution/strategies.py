@@ -326,7 +326,7 @@ class Strategies:
             computed = elsewhere | {k: self.run(partial, k, rows[k]) for k in here}
             self.announce()
             made = reduced({k: computed[source] for k, source in sources})
-            return tensor(value, Storage(tuple([made[first] if first in made else other for first, other in places])))
+            return tensor(value, Storage(tuple([made.get(first, other) for first, other in places])))
 
         if value.spans:
             from shardtensor.communication.short_all_reduce import AllReduceAcross  # Few programs need it.
