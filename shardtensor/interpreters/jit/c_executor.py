@@ -55,7 +55,7 @@ _CHUNK = 1e-2
 
 _WIDTH = 8
 """The number of rows of a chunk, at least, for each by which it narrows: the rows between chunks, at most a quarter of
-all, are read again.
+all, are read again. It is at least two, since a chunk narrows at both ends.
 """
 
 _LAYOUTS = 64

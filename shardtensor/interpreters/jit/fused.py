@@ -159,9 +159,13 @@ class Fused:
         for number, constant, index in self._inputs:
             x = constant if number < 0 else others[number] if number in others else values[number]
             if type(x) is ShardedTensor:
-                x = whole_array(x, "jit")
+                x = self.buffer_of(x, "jit")
             inputs.append(x if index is None else x[index])
         return inputs
+
+    def buffer_of(self, x: ShardedTensor, caller: str) -> Any:
+        """Returns the one buffer of a tensor."""
+        return whole_array(x, caller)
 
     def __call__(self, values: Any) -> bool:
         """Computes the group; returns whether it did: not where the bits would not be those of eager mode."""

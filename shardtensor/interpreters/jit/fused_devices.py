@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -65,6 +65,16 @@ class FusedOnDevices(Fused):
             return False
         self._launch_all(self._operands(values), values)
         return True
+
+    def buffer_of(self, x: ShardedTensor, caller: str) -> Any:
+        """See `Fused`; the tensor is in one memory."""
+        (buffer,) = buffers_of(x, caller)
+        return buffer
+
+    def launch(self, function: Callable[[], Any]) -> Any:
+        """Calls a function on the device of a group of tensors in one memory."""
+        (made,) = self._launch([function], [()])
+        return made
 
     def _operands(self, values: Any) -> list[tuple[Any, ...]]:
         """Returns what the kernel reads for each buffer of this process."""

@@ -74,9 +74,7 @@ def steps_of(
         if fused is not None and is_kernel(node, wide):
             kept = [v for e in node for v in e.makes() if last[v] > k]
             writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
-            kernel = fused_of(node, kept, writes)
-            if type(kernel) is Fused:
-                kernels[k] = kernel
+            kernel = kernels[k] = fused_of(node, kept, writes)
             fused(kernel)
             made.append(_fused(kernel, in_place, dead))
             continue

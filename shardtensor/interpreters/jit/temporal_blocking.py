@@ -7,6 +7,8 @@ begins, since their neighbours are not known yet (trapezoids, as in Frigo & Stru
 computations, 2005). Then the rows between the chunks are computed. Two arrays hold the values of all steps alternately:
 a value is overwritten after all values that read it have been computed.
 
+On a GPU, whose kernels are launched for whole windows, the two arrays save the copies of what is outside of the window.
+
 The kernels are those of single steps, so that the bits are, too.
 """
 
@@ -23,6 +25,7 @@ from shardtensor.host import memory_pool
 from shardtensor.host.threads import num_threads
 from shardtensor.interpreters.jit.c_executor import run_steps
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
+from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.program import Equation, Program, Var
 from shardtensor.interpreters.jit.stencils import corner_of
 from shardtensor.interpreters.jit.window_writes import copy_rest
@@ -80,7 +83,14 @@ class TimeSteps:
 
     def run(self, values: Any) -> None:
         """Computes all steps, if the kernels are compiled and nothing needs to know of single ones."""
-        if is_recording() or reports_errors() or any(step.fused.compiled is None for step in self._steps):
+        fused = self._steps[0].fused
+        if is_recording() or any(step.fused.compiled is None for step in self._steps):
+            return
+        if isinstance(fused, FusedOnDevices):
+            array = fused.launch(lambda: self._alternate(fused, values))
+            values[self.result.number] = tensor(self.result.kind, Storage((array,), ([],)))  # type: ignore[arg-type]
+            return
+        if reports_errors():
             return
         rows, reach = self._steps[0].fused.shape[0], max(step.reach for step in self._steps)
         if rows < num_threads() * ROWS * max(reach, 1):
@@ -104,6 +114,22 @@ class TimeSteps:
         run_steps(calls, self._steps[0].fused.shape, reach)
         values[self.result.number] = tensor(kind, Storage((arrays[(len(calls) - 1) % 2],), ([],)))
 
+    def _alternate(self, fused: FusedOnDevices, values: Any) -> Any:
+        """Computes one step after the other, on the current device, into two arrays alternately. Returns the last one.
+
+        A step by itself would copy the elements outside of its window, and with them the whole array.
+        """
+        write = self._steps[0].write
+        backend, window = write.results.kind.backend, write.into
+        assert window is not None
+        before = fused.buffer_of(values[write.operands[0].number], "setitem")
+        arrays = [backend.contiguous(backend.xp.asarray(before, copy=True)) for _ in self._steps[:2]]
+        targets = [window.of(backend, array) for array in arrays]
+        for k, step in enumerate(self._steps):
+            views = {n: view.of(backend, arrays[k % 2 - 1]) for n, view in step.views.items()} if k else {}
+            step.fused.compiled.run(fused.shape, step.fused.arrays(values, views), [targets[k % 2]])  # type: ignore[union-attr]
+        return arrays[(len(self._steps) - 1) % 2]
+
 
 def time_steps_in(program: Program, nodes: Nodes, kernels: Mapping[int, Fused]) -> Iterator[TimeSteps]:
     """Yields the steps of loops that a program contains.
@@ -111,7 +137,7 @@ def time_steps_in(program: Program, nodes: Nodes, kernels: Mapping[int, Fused]) 
     Args:
         program: the program.
         nodes: what it computes, in order.
-        kernels: the nodes that are kernels on NumPy's arrays, by their number.
+        kernels: the kernels, by the number of their node.
     """
     users: dict[Var, set[int]] = {v: {-1} for v in (*program.outputs, *program.writes.values())}
     for k, node in enumerate(nodes):
@@ -143,7 +169,8 @@ def _step_of(k: int, nodes: Nodes, kernels: Mapping[int, Fused], views: Mapping[
     if fused is None or fused.kernel.row_ndim or not fused.shape or fused.written() != [write.results]:
         return None
     corner, base = corner_of(write.into), write.operands[0]
-    if corner is None or math.prod(fused.shape) * write.results.kind.dtype.itemsize < LEAST_BYTES:
+    is_small = math.prod(fused.shape) * write.results.kind.dtype.itemsize < LEAST_BYTES
+    if corner is None or (is_small and type(fused) is Fused):
         return None
     read, reach = {}, 0
     for v in fused.reads():

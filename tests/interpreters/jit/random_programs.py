@@ -197,7 +197,7 @@ class Case:
 
 _SMALL = (
     *[(groups, "LEAST", 1), (temporal_blocking, "LEAST_BYTES", 0), (temporal_blocking, "ROWS", 0)],
-    *[(c_executor, "_BAND", 8), (c_executor, "_CHUNK", 1e-9), (c_executor, "_WIDTH", 1)],
+    *[(c_executor, "_BAND", 8), (c_executor, "_CHUNK", 1e-9), (c_executor, "_WIDTH", 2)],
 )
 """The sizes from which on there are kernels, bands and chunks of rows, for small arrays."""
 
