@@ -45,7 +45,7 @@ def _cumulative(name: str, x: Any, axis: int | None, dtype: Any, out: Any) -> An
 
 
 class _Lacking:
-    """Stands for an attribute of NumPy's arrays that tensors lack: the error says what to use instead.
+    """Stands for an attribute of NumPy's or JAX's arrays that tensors lack: the error says what to use instead.
 
     A method ``__getattr__`` would do so, too, but `numpy.asarray` would call it for each protocol that it tries before
     ``__array__``.
@@ -343,5 +343,5 @@ class Methods(Operators):
 
 
 for _name in REFUSED:
-    if hasattr(np.ndarray, _name):
+    if "." not in _name:
         setattr(Methods, _name, _Lacking(_name))

@@ -77,17 +77,21 @@ def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[
     return _Reduction(strategies, monoid, source, split, gone, cells, tree).run
 
 
-def _as_rows(backend: Backend, split: int, buffer: Any) -> Any:
-    """Returns a buffer in row-major order with its split dimension first."""
+def _as_rows(backend: Backend, split: int, piece: Any, number: int) -> Any:
+    """Returns the shards of equal size in a piece of a buffer as the rows of one array, in row-major order.
+
+    The elements of a shard keep their order, on which the bits of a sum depend.
+    """
+    before, after = piece.shape[:split], piece.shape[split + 1 :]
+    rows = backend.xp.reshape(piece, (*before, number, piece.shape[split] // number, *after))
     if split:
-        order = (split, *[axis for axis in range(buffer.ndim) if axis != split])
-        buffer = backend.xp.permute_dims(buffer, order)
-    return backend.contiguous(buffer)
+        rows = backend.xp.permute_dims(rows, (split, *[axis for axis in range(rows.ndim) if axis != split]))
+    return backend.contiguous(rows)
 
 
-def _row_axes(split: int, gone: Sequence[int]) -> tuple[int, ...]:
-    """Returns the reduced axes in an array whose first dimension numbers the shards: the split one is the second."""
-    return tuple([1 if axis == split else axis + 1 + (axis < split) for axis in gone])
+def _cut(backend: Backend, split: int, buffer: Any, begin: int, end: int) -> Any:
+    """Returns the elements of some shards in a buffer."""
+    return backend.view(buffer, (*[slice(None)] * split, slice(begin, end)))
 
 
 def _runs(bounds: Sequence[int], begin: int, end: int) -> Runs:
@@ -100,11 +104,11 @@ def _moments(strategies: Strategies, monoid: Monoid, split: int, gone: Sequence[
     value, backend, params = strategies.value, strategies.backend, strategies.params
     (move,), xp = strategies.moves, backend.xp
     assert move is not None
-    rows = {**params, "axis": _row_axes(split, gone)}
+    rows = {**params, "axis": tuple([axis + 1 for axis in gone])}
     launch, merge = backend.launcher([value.cells.grid.devices[0]]), functools.partial(monoid.merge, xp)
 
     def states_of(piece: Any, number: int) -> Any:
-        parts = xp.reshape(piece, (number, -1, *piece.shape[1:]))
+        parts = _as_rows(backend, split, piece, number)
         context = ShardContext.everywhere(value.shape, [parts.shape], value.dtype)
         return monoid.partial(xp, context, parts, **rows)  # type: ignore[misc]
 
@@ -121,8 +125,7 @@ def _moments(strategies: Strategies, monoid: Monoid, split: int, gone: Sequence[
         return states
 
     def combined(buffer: Any) -> Any:
-        buffer = _as_rows(backend, split, buffer)
-        found = [(states_of(backend.view(buffer, slice(a, b)), n), n) for a, b, n in runs]
+        found = [(states_of(_cut(backend, split, buffer, a, b), n), n) for a, b, n in runs]
         if len(found) == 1 and tree == flat_tree(found[0][1]):
             state = folded(*found[0])
         else:
@@ -164,7 +167,10 @@ class _Reduction:
         self._backend = backend = strategies.backend
         self._runs, self._split = [runs for runs in cells if runs], split
         self._numbers = [n for n, runs in enumerate(cells) if runs]
-        self._reduced: dict[str, Any] = {"axis": _row_axes(split, gone), "keepdims": strategies.params["keepdims"]}
+        self._reduced: dict[str, Any] = {
+            "axis": tuple([axis + 1 for axis in gone]),
+            "keepdims": strategies.params["keepdims"],
+        }
         self._count = source.size // max(self._value.size, 1) if monoid.partial else 0  # of a mean: its states are sums
         self._name = monoid.reduces
         counts = [sum(n for _, _, n in runs) for runs in self._runs]
@@ -200,15 +206,14 @@ class _Reduction:
 
     def _partials(self, buffer: Any, runs: Runs) -> Any:
         """Returns the partial results of the shards in a buffer, or all of them combined, as rows of one array."""
-        xp, reduction = self._backend.xp, self._functions[0]
+        backend, reduction, split = self._backend, self._functions[0], self._split
+        pieces = [buffer] if len(runs) == 1 else [_cut(backend, split, buffer, a, b) for a, b, _ in runs]
         # Shards are short, so that a copy takes less time than a kernel for each of them.
-        buffer = _as_rows(self._backend, self._split, buffer)
-        pieces = [buffer] if len(runs) == 1 else [self._backend.view(buffer, slice(a, b)) for a, b, _ in runs]
         sums = [
-            reduction(xp.reshape(piece, (n, -1, *piece.shape[1:])), **self._reduced)
+            reduction(_as_rows(backend, split, piece, n), **self._reduced)
             for piece, (_, _, n) in zip(pieces, runs, strict=True)
         ]
-        rows = sums[0] if len(sums) == 1 else xp.concat(sums)
+        rows = sums[0] if len(sums) == 1 else backend.xp.concat(sums)
         return self._combined(rows, flat_tree(rows.shape[0])) if self._apart else rows
 
     def _total(self, parts: Sequence[Any]) -> Any:

@@ -186,8 +186,7 @@ def _rotated(
         names.index(name) if name in names and kind.shape[names.index(name)] == size else None
         for names, kind in zip(rule.operands, kinds, strict=True)
     ]
-    itemsize = np.result_type(*[k.dtype for k in kinds]).itemsize
-    shares = _share(NamedSharding(mesh, P(*laid.result)).grid(laid.shape)) * itemsize
+    shares = _share(NamedSharding(mesh, P(*laid.result)).grid(laid.shape)) * _itemsize(kinds)
     shares += sum([_share(k.grid) * k.dtype.itemsize for k in kinds])
     whole = _share(NamedSharding(mesh, P(*wanted)).grid(value.shape)) * value.dtype.itemsize
     if whole <= max(GATHERED, 2 * shares):
@@ -206,16 +205,23 @@ def _bytes(laid: Propagated, kinds: Sequence[Aval], mesh: Mesh) -> int:
     if count == 1:
         return moved
     grid = NamedSharding(mesh, P(*laid.result)).grid(laid.shape)
-    held = int(_volumes(_ends(grid)).sum())
+    held = _total(_ends(grid))
     # Each of the groups of ``count`` devices sends 2 (count - 1) results, and its members hold ``count``.
-    return moved + 2 * (count - 1) * held // count * np.result_type(*[k.dtype for k in kinds]).itemsize
+    return moved + 2 * (count - 1) * held // count * _itemsize(kinds)
+
+
+def _itemsize(kinds: Sequence[Aval]) -> int:
+    """Returns the bytes of an element of the result. A duration times a number is a duration."""
+    dtypes = [k.dtype for k in kinds]
+    durations = [dtype for dtype in dtypes if dtype.kind == "m"]
+    return np.result_type(*(durations or dtypes)).itemsize
 
 
 def _missing(source: Grid, target: Grid) -> int:
     """Returns the number of elements that the devices of a grid lack of their parts in another one."""
     (begins, ends), (wanted, until) = _ends(source), _ends(target)
     overlap = np.maximum(begins, wanted), np.minimum(ends, until)
-    return int(_volumes((wanted, until)).sum() - _volumes(overlap).sum())
+    return _total((wanted, until)) - _total(overlap)
 
 
 def _ends(grid: Grid) -> tuple[Any, Any]:
@@ -226,12 +232,17 @@ def _ends(grid: Grid) -> tuple[Any, Any]:
 
 def _share(grid: Grid) -> int:
     """Returns the most elements that a device of a grid has."""
-    return int(_volumes(_ends(grid)).max())
+    return int(np.maximum.reduce(_volumes(_ends(grid))))
 
 
+def _total(ends: tuple[Any, Any]) -> int:
+    return int(np.add.reduce(_volumes(ends)))
+
+
+# Methods of NumPy's arrays, such as `prod`, import a module, which the end of the interpreter does not permit.
 def _volumes(ends: tuple[Any, Any]) -> Any:
     begin, end = ends
-    return np.maximum(end - begin, 0).prod(axis=-1)
+    return np.multiply.reduce(np.maximum(end - begin, 0), axis=-1)
 
 
 def _run(
