@@ -244,6 +244,9 @@ class set_mesh:  # noqa: N801 - used like a function
 def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
     """Makes ``mesh`` the mesh in use of this thread inside the ``with`` block: see `set_mesh`.
 
+    A thread that is started in the block has the mesh only where threads inherit context variables, as by default on a
+    Python without a GIL.
+
     >>> with st.use_mesh(st.make_mesh((2,), ("x",))):
     ...     st.zeros((4, 3)).sharding.spec
     P('x')
