@@ -42,12 +42,12 @@ class NamespaceInfo:
         mesh = default_mesh()
         return mesh if mesh.size > 1 else mesh.flat[0]
 
-    def devices(self) -> list[Device | Mesh]:
+    def devices(self) -> tuple[Device | Mesh, ...]:
         """Returns the default device and each device of the default backend.
 
         A creation function also accepts any other mesh, and the devices of other backends.
         """
-        return list(dict.fromkeys((self.default_device(), *devices())))
+        return tuple(dict.fromkeys((self.default_device(), *devices())))
 
     def default_dtypes(self, *, device: _Group = None) -> dict[str, np.dtype[Any]]:
         """Returns the default dtype of each kind. It is the same on all devices."""
