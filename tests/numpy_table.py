@@ -143,7 +143,7 @@ _INTRODUCTION = """\
 What each function of NumPy {version} does with tensors: `np.f(x)` calls the function of that name in `st` where there is one. Each kind was measured
 by one call, with operands that are split by their first dimension over {devices} devices with separate memories, on which
 the counted transfers are those of a cluster. Another layout or size can need fewer transfers or more: `st.transfers`
-counts them, and `st.explain` names them. (Functions that sort gather small operands like these, of up to {gathered} KiB,
+counts them, and `st.explain` names them. (Functions that sort, and those of sets, gather small operands like these, of up to {gathered} KiB,
 and exchange parts of larger ones.)
 
 This page is generated: `python -m tests.numpy_table` writes it, and a test measures every call again."""
