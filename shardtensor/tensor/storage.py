@@ -95,6 +95,12 @@ class PendingWrite(DeferredStorage):
                 raise ShardTensorError("a write to a tensor reads the same tensor; read it before the write")
             return self.storage
 
+    def bind(self, x: Any, storage: Any) -> None:
+        """Ends the write: binds the tensor to the storage of its value."""
+        self.storage = storage
+        self.write_state.version += 1
+        x._storage = storage
+
 
 class NoElements(DeferredStorage):
     """The storage of a value of which only the aval is known. Every value has a storage of its own.

@@ -27,6 +27,7 @@ from shardtensor.backend import HOST, current_device
 from shardtensor.backend.registry import load
 from shardtensor.core import OPS, bind_into
 from shardtensor.interpreters.mutation import views as view_storages
+from shardtensor.interpreters.mutation import write_transaction, writes
 from shardtensor.testing import CheckedArray, CheckedBackend
 from shardtensor.testing.checked import _Namespace
 from tests.layouts import (
@@ -42,6 +43,7 @@ from tests.layouts import (
     place_of,
     values_of,
 )
+from tests.spmd.test_scheduler import raised_at
 
 Write = Callable[[Any], Any]
 
@@ -1173,6 +1175,35 @@ FRAGILE: dict[str, Callable[[Any, Any], Any]] = {
     "x *= 2": lambda x, y: operator.imul(x, 2),
     "x.fill(2)": lambda x, y: x.fill(2),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("write", ["x += y", "x[2:9] = y[1:8]", "x[rows] = y[rows]", "x *= 2"])
+def test_ctrl_c_at_any_line_leaves_a_whole_value(write: str, held: bool, backend: str) -> None:
+    """The value is the old one or the new one, also where each device writes a shard in its own memory, and where one
+    shard, which is held, is replaced by a copy. The tensor can be read and written afterwards.
+    """
+    a, b = np.arange(40.0).reshape(10, 4), array((10, 4), "float64", 7) * 4
+    wanted, found = a.copy(), set()
+    FRAGILE[write](wanted, b)
+    for line in itertools.count(1):
+        x, y = put(a, backend, (4,)), put(b, backend, (4,))
+        kept = x.addressable_shards[1].data if held else None
+        place = raised_at(
+            line, [str(write_transaction.__file__), str(writes.__file__)], functools.partial(FRAGILE[write], x, y)
+        )
+        if not place:
+            break
+        now = np.asarray(x)
+        assert np.array_equal(now, a) or np.array_equal(now, wanted), place
+        found.add(bool(np.array_equal(now, wanted)))
+        for shard in x.addressable_shards:
+            np.testing.assert_array_equal(on_host(shard.data, shard.device), now[shard.index])
+        if held:
+            np.testing.assert_array_equal(on_host(kept, st.devices(backend)[1]), a[3:6])
+        x[...] = 1
+        assert x.tolist() == np.ones((10, 4)).tolist(), place
+    assert False in found
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -92,8 +92,9 @@ class WriteTransaction:
             here, _, counted = self._located(write_op, self.value.grid)
             counted.announce(here.grid)
 
-    def on_devices(self, write_op: WriteOp) -> Storage:
-        """Writes into the cells that hold elements of the view, or into copies, and returns the new value's storage.
+    def on_devices(self, write_op: WriteOp) -> Callable[[], Storage]:
+        """Returns a function that writes into the cells that hold elements of the view, or into copies, and returns the
+        new value's storage. What can fail is done before.
 
         A cell is written in place if its ownership is exclusive.
         """
@@ -130,14 +131,18 @@ class WriteTransaction:
                     else:
                         new[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
                         record_copy(write_op.name, int(arrays[k].nbytes), devices[k])
-        for n, k in touched:
-            with backend.on(devices[k]):
-                out = local_view(here, n, new, self.view_spec)
-                old = out if alone[k] else local_view(here, n, arrays, self.view_spec)
-                self._commit(functools.partial(commit, n, backend.xp, out, old), write_op, first=n == touched[0][0])
-        if all(alone.values()):
-            return storage
-        return replaced(storage, tuple(new), [k for k, mine in alone.items() if not mine], backend)
+
+        def written() -> Storage:
+            for n, k in touched:
+                with backend.on(devices[k]):
+                    out = local_view(here, n, new, self.view_spec)
+                    old = out if alone[k] else local_view(here, n, arrays, self.view_spec)
+                    self._commit(functools.partial(commit, n, backend.xp, out, old), write_op, first=n == touched[0][0])
+            if all(alone.values()):
+                return storage
+            return replaced(storage, tuple(new), [k for k, mine in alone.items() if not mine], backend)
+
+        return written
 
     def _located(self, write_op: WriteOp, grid: Grid) -> tuple[ShardedBox, ViewSpec, WriteOp]:
         """Returns the boxes of the view within the parts of a grid, its view spec and the write op.
@@ -158,8 +163,8 @@ class WriteTransaction:
         """Writes on one device.
 
         If the library rejects the write, it does so on the first device, before anything is written. After that all
-        devices write, even after an error or Ctrl-C, which is raised at the end: a late error is better than a value
-        that is written in part.
+        devices write, even after an error, which is raised at the end: a late error is better than a value that is
+        written in part.
         """
         try:
             commit()

@@ -26,6 +26,7 @@ from shardtensor.core import OPS, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.indexing import put, setitem
 from shardtensor.host import blockwise
+from shardtensor.host.signals import Interrupts
 from shardtensor.interpreters.execution.plan_cache import run
 from shardtensor.interpreters.execution.planning import Kind, check_integers, kind_of, result_dtype
 from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, known_index
@@ -290,16 +291,17 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
             x._storage = writing
             free = exclusive_arrays(x, storage)
             if len(free) != 1 or not free[0] or not backend.begin_write(array := storage.buffers[0]):
+                writing.bind(x, storage)
                 return False
             write_state.forget()
-            write_state.version += 1
             if advanced:
                 array[at] = value
             else:
                 blockwise.copy_into(array[(*at, Ellipsis)], value)
-        finally:
-            writing.storage = storage
-            x._storage = storage
+            writing.bind(x, storage)
+        except BaseException:  # See `_write`.
+            writing.bind(x, storage)
+            raise
     return True
 
 
@@ -356,16 +358,24 @@ def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
                 free = ()
             write_state.forget()
             taken = WriteTransaction(base, view_spec, storage, free)
-            new = (taken.on_host if base._aval.backend.on_host else taken.on_devices)(write_op)
+            if base._aval.backend.on_host:
+                new = taken.on_host(write_op)
+            else:
+                written = taken.on_devices(write_op)
+                with (
+                    Interrupts()
+                ):  # A handler that raises, such as that of Ctrl-C, does so after all devices have written.
+                    new = written()
+                del written
             # Otherwise the error's traceback and the transaction would form a cycle that keeps the memory alive.
             error, taken.error = taken.error, None
             del taken
             if before is not None:
                 new = offloaded(base._aval, new.buffers)
-        finally:
-            writing.storage = new or before or (exported_storage if exported else storage)
-            write_state.version += 1
-            base._storage = writing.storage
+            writing.bind(base, new)
+        except BaseException:  # Not `finally`, in which a signal handler that raises would leave the write pending.
+            writing.bind(base, new or before or (exported_storage if exported else storage))
+            raise
         if error is not None:
             try:
                 raise error
