@@ -44,7 +44,10 @@ def transformed(data: Any, name: str, backend: str) -> None:
     found, wanted = [getattr(where.fft, name) for where in (st, np)]
     result = found(x, n, axis, norm)
     with np.errstate(all="ignore"):
-        assert_same(result, wanted(host, n, axis, norm))
+        expected, elements = wanted(host, n, axis, norm), np.asarray(result)
+    # Every element of the transform of a line with NaN is NaN, of which NumPy's transforms of even sizes leave some out.
+    has_nan = np.isnan(expected).any(axis=axis, keepdims=True)
+    assert_same(result, np.where(has_nan & np.isnan(elements), elements, expected))
     inferred = st.eval_shape(lambda x: found(x, n, axis, norm), x)
     assert (inferred.shape, inferred.dtype, inferred.sharding) == (result.shape, result.dtype, result.sharding)
     if n != 5:
