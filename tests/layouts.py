@@ -10,6 +10,7 @@ import functools
 import gc
 import importlib
 import math
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -67,6 +68,9 @@ __all__ = [
 
 everywhere = pytest.mark.parametrize("backend", ["numpy", "checked", "cupy", "torch"], indirect=True)
 """Runs a test on every backend, also in the fast tier."""
+
+THREADS_INHERIT = getattr(sys.flags, "thread_inherit_context", False)
+"""Whether a new thread has the context variables of the one that starts it, as by default where there is no GIL."""
 
 READ_ONLY = ("numpy", "checked")
 """The backends whose shards are read-only for mapped functions; arrays of other libraries are always writable."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ import shardtensor as st
 from shardtensor.backend import Device
 from shardtensor.sharding.layout import Grid, as_sharding, offsets
 from shardtensor.sharding.mesh import default_mesh
-from tests.layouts import MESHES, all_specs, mesh_of, meshes, specs
+from tests.layouts import MESHES, THREADS_INHERIT, all_specs, mesh_of, meshes, specs
 
 DEVICES = [Device("numpy", i) for i in range(8)]
 COUNTS = some.lists(some.integers(1, 6), min_size=0, max_size=3).map(tuple)
@@ -300,10 +299,6 @@ def test_use_mesh_is_undone_after_an_error() -> None:
 def test_use_mesh_refuses(mesh: Any) -> None:
     with pytest.raises(st.ArgumentTypeError, match=r"use_mesh: mesh is a \w+; wanted a Mesh"), st.use_mesh(mesh):
         pass
-
-
-THREADS_INHERIT = getattr(sys.flags, "thread_inherit_context", False)
-"""Whether a new thread has the context variables of the one that starts it, as by default where there is no GIL."""
 
 
 def test_other_threads_do_not_see_use_mesh() -> None:
