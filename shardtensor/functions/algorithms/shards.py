@@ -491,7 +491,8 @@ def distributed(
                     run(without_elements(value), others, params)
                 backend, made = value.backend, ready[0]
                 with FloatingPointErrors(op.ufunc), backend.on(value.sharding.mesh.flat[0]):
-                    return tensor(made, Storage((whole_of(ready[1](backend.xp, whole_array(x, op.name)), made),)))
+                    array = whole_of(ready[1](backend.xp, whole_array(x, op.name)), made)
+                return tensor(made, Storage((array,), ([],)))
             if whole is not None and value.memory is not None and (known_messages or not is_recording()):
                 if is_recording():
                     run(without_elements(value), others, params)
