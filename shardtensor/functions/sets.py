@@ -159,7 +159,8 @@ def _unique_slices(x: Any, index: bool, inverse: bool, counts: bool, axis: int |
     differs = call("any", call("not_equal", ordered[1:], ordered[:-1]), axis=1)
     new = call("concat", [np.ones(min(count, 1), bool), differs])
     starts = call("flatnonzero", new)
-    results = [call("moveaxis", call("reshape", ordered[starts], (ordered[starts].shape[0], *shape)), 0, along)]
+    found = ordered[starts]
+    results = [call("moveaxis", call("reshape", found, (found.shape[0], *shape)), 0, along)]
     if index:
         results.append(order[starts])
     if inverse:
