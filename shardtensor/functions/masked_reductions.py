@@ -165,14 +165,12 @@ def masked_std(x: Any, axis: Any, correction: float, keepdims: bool, *, where: A
 
 
 def spread_of(name: str, masked: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the options of a variance or standard deviation."""
+    """Returns a variance or standard deviation with the options ``where`` and ``dtype``."""
 
     def extended(x: Any, axis: Any, correction: float, keepdims: bool, *, where: Any, dtype: Any) -> Any:
         x = computed_in(x, dtype)
         if where is True:
-            found = call(name, x, axis=axis, correction=correction, keepdims=keepdims)
-        else:
-            found = masked(x, axis, correction, keepdims, where=where)
-        return found
+            return call(name, x, axis=axis, correction=correction, keepdims=keepdims)
+        return masked(x, axis, correction, keepdims, where=where)
 
     return extended

@@ -147,7 +147,7 @@ class Elements:
         if backend is None or backend.kernel_language != "cuda":
             return None
         words = tuple([rows[:, k] for k in range(philox.WORDS)])
-        fill_blocks(backend, self.key, index, int(isinstance(index, int)), attempt, words)
+        fill_blocks(backend, self.key, index, attempt, words)
         return rows
 
 

@@ -11,21 +11,20 @@ from shardtensor.backend.protocol import Backend, Kernel
 from shardtensor.host import philox
 
 
-def fill_blocks(backend: Backend, key: int, index: Any, step: int, draw: int, words: tuple[Any, ...]) -> None:
+def fill_blocks(backend: Backend, key: int, index: Any, draw: int, words: tuple[Any, ...]) -> None:
     """Writes the four words of the blocks of some counters, on the current device of a backend of CUDA.
 
     Args:
         backend: the backend.
         key: the key.
-        index: the first words of the counters, in an array of int64; or that of the first counter, as an integer.
-        step: the difference between successive ones where ``index`` is an integer, otherwise 0.
+        index: the first words of the counters, in an array of int64; or that of the first counter, as an integer, where
+            they are successive.
         draw: the second word of the counters; the third and the fourth are 0.
         words: four arrays of int64, with an element for each counter.
     """
     keys = [np.uint64(key >> 64 * k & philox.WORD) for k in range(2)]
-    _kernel(backend)(
-        np.int64(index) if isinstance(index, int) else index, np.int64(step), np.int64(draw), *keys, *words
-    )
+    first, step = (np.int64(index), 1) if isinstance(index, int) else (index, 0)
+    _kernel(backend)(first, np.int64(step), np.int64(draw), *keys, *words)
 
 
 @functools.lru_cache(16)

@@ -23,7 +23,13 @@ import numpy as np
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements, operator
 from shardtensor.functions.algorithms.distinct import Wanted, distinct, distinct_of_rows
-from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device, runs_whole, sent_to
+from shardtensor.functions.algorithms.one_memory import (
+    may_run_on_first,
+    on_all_devices,
+    on_one_device,
+    runs_whole,
+    sent_to,
+)
 from shardtensor.functions.algorithms.ragged import Rows
 from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.elementwise import logical_not
@@ -33,7 +39,6 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
-from shardtensor.tensor.value import Aval
 
 
 class UniqueAll(NamedTuple):
@@ -159,7 +164,8 @@ def _unique_slices(x: Any, index: bool, inverse: bool, counts: bool, axis: int |
     differs = call("any", call("not_equal", ordered[1:], ordered[:-1]), axis=1)
     new = call("concat", [np.ones(min(count, 1), bool), differs])
     starts = call("flatnonzero", new)
-    results = [call("moveaxis", call("reshape", ordered[starts], (ordered[starts].shape[0], *shape)), 0, along)]
+    found = ordered[starts]
+    results = [call("moveaxis", call("reshape", found, (found.shape[0], *shape)), 0, along)]
     if index:
         results.append(order[starts])
     if inverse:
@@ -221,18 +227,11 @@ def _unique(x: Any, name: str, wanted: Wanted, equal_nan: bool) -> list[ShardedT
         made = _unique(alone, name, wanted, equal_nan)
         return [on_all_devices(found, rows.sharding, x.committed) for found in made]
     if not rows.backend.on_host or is_recording():
-        if isinstance(x, ShardedTensor) and _is_short(x._aval):
+        if isinstance(x, ShardedTensor) and x._aval.nbytes <= GATHERED and may_run_on_first(x._aval):
             alone = sent_to(x, as_sharding(x.sharding.mesh.flat[0], x.ndim, name), name)
             return [sent_to(found, rows.sharding, name) for found in _unique(alone, name, wanted, equal_nan)]
         return distinct_of_rows(rows, shape, x.dtype, wanted, equal_nan)
     return list(map(rows.tensor, _on_host(rows.whole(), wanted, equal_nan)))
-
-
-def _is_short(value: Aval) -> bool:
-    """Whether one of the devices finds the distinct elements in less time than messages between all take."""
-    devices = value.sharding.mesh.flat
-    one_process = len({device.process_index for device in devices}) == 1
-    return len(devices) > 1 and one_process and not value.offloaded and value.nbytes <= GATHERED
 
 
 def _on_host(x: Any, wanted: Wanted, equal_nan: bool) -> Sequence[Any]:

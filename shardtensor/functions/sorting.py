@@ -1,9 +1,9 @@
 """Sorting functions: a chapter of the array API standard, and NumPy's partitions and sorts by several keys.
 
 NaN is greater than all numbers, and complex numbers are ordered by their real parts, then by their imaginary parts, as
-in NumPy. The sorted dimension must not be split. Where it is, the split moves to the largest other dimension that is
-not split (an all-to-all). If there is none, each device gathers the elements along the mesh axes that split it, and
-keeps its part of the result, which then has x's sharding.
+in NumPy. Along a split dimension, the devices sort their parts and exchange pieces, or whole lines where there are many
+(see `shardtensor.functions.algorithms.sample_sort`). Up to 64 KiB, the first device sorts all elements and sends the
+others their parts. Results have x's sharding.
 
 Raises:
     AxisError: x has no such axis.
@@ -85,6 +85,7 @@ def partition(x: ArrayLike, /, kth: int | tuple[int, ...], *, axis: int | None =
 
     Raises:
         ArgumentError: ``kth`` is out of bounds.
+        ArgumentTypeError: ``kth`` has other elements than integers.
 
     >>> st.partition(st.asarray([5, 1, 4, 2, 3]), 2)[2].item()
     3
@@ -175,7 +176,7 @@ def _check_kth(kth: Any, shape: Shape, axis: int) -> Any:
     """Returns the indices of a partition as a host array.
 
     Raises:
-        ArgumentTypeError: they are no integers.
+        ArgumentTypeError: they are not integers.
         ArgumentError: an index is out of bounds, and there are elements.
     """
     found, size = np.asarray(kth), shape[axis]

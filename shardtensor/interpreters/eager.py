@@ -6,15 +6,12 @@ import contextlib
 from sys import modules
 from typing import Any
 
-from numpy.linalg import LinAlgError
-
 from shardtensor.communication.processes import JOB, note_error
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, set_default_interpreter
-from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.small_floats import has_small_floats, in_wide
-from shardtensor.interpreters.infer import INFER, array_operands, raise_named
+from shardtensor.interpreters.infer import INFER, NAMED, array_operands, raise_named
 from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners
 from shardtensor.interpreters.mutation.views import make_view
 from shardtensor.interpreters.mutation.writes import write
@@ -22,9 +19,6 @@ from shardtensor.interpreters.small_results import small_call, small_result
 from shardtensor.tensor.ownership import READS, is_new, reading, track
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
-
-_NAMED = (ShardTensorError, OverflowError, MemoryError, LinAlgError)
-"""The errors that get the name of the operator."""
 
 
 class EagerInterpreter(Interpreter):
@@ -88,7 +82,7 @@ class EagerInterpreter(Interpreter):
             if JOB.agreement is not None:
                 caller = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
                 note_error(caller, (operands, params), error)
-            if isinstance(error, _NAMED):
+            if isinstance(error, NAMED):
                 raise_named(op, error)
             raise
         finally:
@@ -121,7 +115,7 @@ class EagerInterpreter(Interpreter):
         except BaseException as error:  # See `apply`.
             if JOB.agreement is not None:
                 note_error(op.error_name, (out, operands, params), error)
-            if isinstance(error, _NAMED):
+            if isinstance(error, NAMED):
                 raise_named(op, error)
             raise
 

@@ -282,6 +282,10 @@ def _added(op: Op, x: Any) -> Any:
     return x
 
 
+NAMED = (ShardTensorError, OverflowError, MemoryError, np.linalg.LinAlgError)
+"""The errors that get the name of the operator."""
+
+
 def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError | np.linalg.LinAlgError) -> NoReturn:
     """Raises an error of the library or of NumPy as an error that names the operator, unless a program raised it."""
     try:

@@ -25,14 +25,14 @@ Call = Callable[[Callable[[Any], Any]], Any]
 
 
 def written(place: Callable[[Any], Any], x: np.ndarray, call: Callable[[Any], Any]) -> Any:
-    """What a call leaves in an array."""
+    """Returns a placed copy of an array after a call has written to it."""
     made = place(x.copy())
     call(made)
     return made
 
 
 def into(place: Callable[[Any], Any], shape: Any, dtype: Any, call: Callable[[Any], Any]) -> Any:
-    """What a call writes into ``out``."""
+    """Returns ``out`` after a call has written to it."""
     return written(place, np.zeros(shape, dtype), call)
 
 

@@ -12,7 +12,7 @@ from shardtensor.core import innermost
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
-from shardtensor.tensor.value import aval
+from shardtensor.tensor.value import Aval, aval
 
 
 def on_one_device(x: object, caller: str) -> ShardedTensor | None:
@@ -38,6 +38,12 @@ def runs_whole(x: ShardedTensor) -> bool:
     if value.memory is None or not value.backend.on_host or value.offloaded or lacks_elements(x):
         return False
     return innermost() is None and not is_recording()
+
+
+def may_run_on_first(value: Aval) -> bool:
+    """Whether the first of a tensor's devices can compute for the others: there are several, all in one process."""
+    devices = value.sharding.mesh.flat
+    return len(devices) > 1 and not value.offloaded and len({device.process_index for device in devices}) == 1
 
 
 def sent_to(x: ShardedTensor, sharding: NamedSharding, caller: str) -> ShardedTensor:

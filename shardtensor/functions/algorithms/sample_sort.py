@@ -31,7 +31,7 @@ from shardtensor.sharding.layout import Shape, offsets
 from shardtensor.tensor.value import aval
 
 GATHERED = 1 << 16
-"""Bytes of all lines up to which messages cost more than gathering them."""
+"""Bytes of all lines up to which the messages of pieces take longer than those of all elements to one device."""
 
 _INT = np.dtype("int64")
 

@@ -21,6 +21,7 @@ from shardtensor.communication.transfer import announce_reading, operand_transfe
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
 from shardtensor.errors import NotAddressableError
+from shardtensor.functions.algorithms.one_memory import may_run_on_first
 from shardtensor.functions.placement import infer_transfer, reshard_to
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.fp_errors import FloatingPointErrors
@@ -422,11 +423,8 @@ def distributed(
 
     @functools.lru_cache(1024, typed=True)
     def runs_on_one(*avals_and_params: Any) -> bool:
-        value, *_ = avals = avals_and_params[: 1 + further]
-        devices = value.sharding.mesh.flat
-        if len(devices) == 1 or value.offloaded or len({device.process_index for device in devices}) > 1:
-            return False
-        return few(*avals, **dict(zip(op.params, avals_and_params[1 + further :], strict=True)))
+        avals, params = avals_and_params[: 1 + further], avals_and_params[1 + further :]
+        return may_run_on_first(avals[0]) and few(*avals, **dict(zip(op.params, params, strict=True)))
 
     @functools.lru_cache(1024, typed=True)
     def prepared(value: Aval, *params: Any) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
@@ -491,7 +489,8 @@ def distributed(
                     run(without_elements(value), others, params)
                 backend, made = value.backend, ready[0]
                 with FloatingPointErrors(op.ufunc), backend.on(value.sharding.mesh.flat[0]):
-                    return tensor(made, Storage((whole_of(ready[1](backend.xp, whole_array(x, op.name)), made),)))
+                    array = whole_of(ready[1](backend.xp, whole_array(x, op.name)), made)
+                return tensor(made, Storage((array,), ([],)))
             if whole is not None and value.memory is not None and (known_messages or not is_recording()):
                 if is_recording():
                     run(without_elements(value), others, params)

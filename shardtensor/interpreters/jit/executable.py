@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from numpy.linalg import LinAlgError
-
 from shardtensor.communication.processes import JOB, note_error
 from shardtensor.communication.transfer_log import copies_recorded, is_recording, logger
 from shardtensor.core import OPS, interpreting
-from shardtensor.errors import BackendError, ShardTensorError
+from shardtensor.errors import BackendError
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.infer import INFER, raise_named
+from shardtensor.interpreters.infer import INFER, NAMED, raise_named
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.device_groups import language_of
@@ -221,7 +219,7 @@ class Executable:
             if JOB.agreement is not None:
                 note_error(equation.op.error_name, given, error)
             try:
-                if not isinstance(error, (ShardTensorError, OverflowError, MemoryError, LinAlgError)):
+                if not isinstance(error, NAMED):
                     raise
                 raise_named(equation.op, error)
             except Exception as named:

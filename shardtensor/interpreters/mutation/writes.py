@@ -362,9 +362,7 @@ def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
                 new = taken.on_host(write_op)
             else:
                 written = taken.on_devices(write_op)
-                with (
-                    Interrupts()
-                ):  # A handler that raises, such as that of Ctrl-C, does so after all devices have written.
+                with Interrupts():  # A signal handler raises after all devices have written.
                     new = written()
                 del written
             # Otherwise the error's traceback and the transaction would form a cycle that keeps the memory alive.
