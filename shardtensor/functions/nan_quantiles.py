@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import operator
+from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.order_statistics import lines_along, of_one_line, row_of
 from shardtensor.functions.algorithms.sample_sort import Order
-from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.quantile_methods import METHODS, Result, interpolated, quantiles_of_lines
 from shardtensor.sharding.layout import Shape, offsets
 from shardtensor.sharding.spec import P

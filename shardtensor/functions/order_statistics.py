@@ -25,10 +25,11 @@ import numpy as np
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError
+from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.order_statistics import elements_of_ranks as select
 from shardtensor.functions.algorithms.order_statistics import picked
 from shardtensor.functions.algorithms.sample_sort import GATHERED
-from shardtensor.functions.algorithms.shards import Shards, distributed
+from shardtensor.functions.algorithms.shards import Shards
 from shardtensor.functions.elementwise import divide
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.nan_quantiles import nan_quantiles

@@ -13,15 +13,9 @@ from shardtensor.backend.registry import array_backend
 from shardtensor.core import call as _call
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, AxisError, ShapeError
-from shardtensor.functions.algorithms.shards import (
-    MeshCommunicator as _MeshCommunicator,
-)
-from shardtensor.functions.algorithms.shards import (
-    Shards as _Shards,
-)
-from shardtensor.functions.algorithms.shards import (
-    distributed,
-)
+from shardtensor.functions.algorithms.distributed import distributed
+from shardtensor.functions.algorithms.shards import MeshCommunicator as _MeshCommunicator
+from shardtensor.functions.algorithms.shards import Shards as _Shards
 from shardtensor.functions.creation import ones as _ones
 from shardtensor.functions.creation import zeros as _zeros
 from shardtensor.functions.elementwise import not_equal as _not_equal

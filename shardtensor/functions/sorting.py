@@ -19,8 +19,9 @@ import numpy as np
 
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.sample_sort import GATHERED, Order, sample_sort
-from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.algorithms.top_k import greatest, top_k
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.take_along import take_along_axis

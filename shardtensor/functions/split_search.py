@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import operator
+from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.search import layout_of_both, search
-from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.host import sorting
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval

@@ -9,8 +9,9 @@ import numpy as np
 
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import IndexingError, ShapeError
+from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.requests import check_bounds, take_along
-from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.indexing import check_integers
 from shardtensor.functions.manipulation import reshape
 from shardtensor.sharding.layout import Shape

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from shardtensor.functions.algorithms.shards import MeshCommunicator, distributed
+from shardtensor.functions.algorithms.distributed import distributed
+from shardtensor.functions.algorithms.shards import MeshCommunicator
 from shardtensor.functions.algorithms.tsqr import is_factorized, splits_matrices
 from shardtensor.sharding.layout import NamedSharding, Shape
 from shardtensor.sharding.spec import P

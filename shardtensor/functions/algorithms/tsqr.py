@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import operator
-from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, distributed
+from shardtensor.functions.algorithms.distributed import distributed
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.manipulation import matrix_transpose
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.spec import P
