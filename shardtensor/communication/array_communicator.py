@@ -443,8 +443,9 @@ def _remember(array: Any) -> None:
 
 def _exported(array: Any, exported: Any) -> Any:
     """Registers that ``exported``, which is returned, is what programs received as the result ``array``."""
-    key = id(exported)
-    _own[key] = weakref.ref(exported, lambda _: _own.pop(key, None)), array
+    if exported is not array:  # A backend may export no views. The entry would then keep its key in memory.
+        key = id(exported)
+        _own[key] = weakref.ref(exported, lambda _: _own.pop(key, None)), array
     return exported
 
 

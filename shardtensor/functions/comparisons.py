@@ -206,9 +206,15 @@ def array_equiv(a1: ArrayLike, a2: ArrayLike) -> bool:
 
 
 def _are_comparable(x: Any, y: Any) -> bool:
-    """Whether NumPy compares the elements of two arrays: numbers with numbers, and times with times of their kind."""
-    kinds = {result_type(a).kind for a in (x, y)}
-    return len(kinds) == 1 or kinds.isdisjoint("mM")
+    """Whether NumPy compares the elements of two arrays: dates with dates, durations with durations and integers."""
+    dtypes = [result_type(a) for a in (x, y)]
+    if {dtype.kind for dtype in dtypes}.isdisjoint("mM"):
+        return True
+    try:
+        np.equal.resolve_dtypes((*dtypes, None))
+    except TypeError:
+        return False
+    return True
 
 
 # -- tests of dtypes -------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def _derivative(x: Any, axis: int, h: Any, edge_order: int) -> ShardedTensor:
             _weighted(_at_the_end(*last), at(-3), at(-2), at(-1)),
         ]
     made = concat([edges[0], inner, edges[1]], axis=axis)
-    dtype = x.dtype if x.dtype.kind != "M" else np.dtype(x.dtype.str.replace("M", "m"))  # differences of dates
+    dtype = x.dtype if x.dtype.kind != "M" else np.dtype(x.dtype.str.replace("M8", "m8"))  # differences of dates
     return made if made.dtype == dtype else astype(made, dtype)
 
 

@@ -299,7 +299,7 @@ def histogram2d(
     columns = [array_like(a, "histogram2d") for a in (x, y)]
     if shape_of(columns[0]) != shape_of(columns[1]):
         raise ShapeError(f"histogram2d: x has shape {shape_of(columns[0])} and y {shape_of(columns[1])}")
-    if hasattr(bins, "__len__") and len(bins) not in (1, 2):  # NumPy, too, takes two numbers for those along the axes.
+    if _is_listed(bins) and len(bins) not in (1, 2):  # NumPy, too, takes two numbers for those along the axes.
         bins = [bins, bins]
     counts, edges = histogramdd(columns, bins, range, density, weights)
     return counts, edges[0], edges[1]
@@ -335,7 +335,7 @@ def histogramdd(
     columns = _columns(sample)
     if not columns:
         raise ShapeError("histogramdd: the sample has no columns; wanted one for each axis")
-    each = list(bins) if hasattr(bins, "__len__") else [bins] * len(columns)
+    each = list(bins) if _is_listed(bins) else [bins] * len(columns)
     ranges = [None] * len(columns) if range is None else list(range)
     if len(each) != len(columns) or len(ranges) != len(columns):
         raise ArgumentError(
@@ -361,9 +361,14 @@ def histogramdd(
     return counts, tuple([call("asarray", line) for line in edges])
 
 
+def _is_listed(bins: Any) -> bool:
+    """Whether bins are those of each axis, or edges; a number may be an array without dimensions."""
+    return hasattr(bins, "__len__") and getattr(bins, "ndim", 1) > 0
+
+
 def _columns(sample: Any) -> list[Any]:
     """Returns the coordinates of points along each axis."""
-    if isinstance(sample, (list, tuple)):
+    if isinstance(sample, (list, tuple)) and sample:
         columns = [call("asarray", array_like(column, "histogramdd")) for column in sample]
         dtype = np.result_type(*map(dtype_of, columns))  # They are the columns of one array.
         return [call("astype", column, dtype, copy=False) for column in columns]

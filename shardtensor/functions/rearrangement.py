@@ -472,6 +472,7 @@ def _insert(arr: Any, values: Any, obj: Any, axis: int | None) -> Any:
     if missing := max(len(shape) - len(shape_of(values)), 0):
         values = reshape_operand(values, (1,) * missing + shape_of(values))
     where = np.arange(*obj.indices(shape[d])) if isinstance(obj, slice) else on_host(obj)
+    where = np.flatnonzero(where) if where.dtype.kind == "b" and where.ndim == 1 else where
     if where.size == 1 and where.dtype.kind in "iu":
         # NumPy's rule: for a single position, any number of values is inserted; if it is not in a list, the first
         # dimension of the values is that along the axis.

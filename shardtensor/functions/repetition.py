@@ -388,7 +388,7 @@ def _pad_statistic(x: Any, d: int, widths: tuple[int, int], mode: str, lengths: 
             found = ends[0]
         else:
             found = _STATISTICS[mode](x if counts[k] == size else taken(x, part, d), axis=d, keepdims=True)
-            found = astype(call("round", found), dtype) if np.dtype(dtype).kind in "iu" else found
+            found = astype(call("round", found) if np.dtype(dtype).kind in "iu" else found, dtype, copy=False)
         ends.append(found)
     before, after = [broadcast_to(end, (*rest[:d], n, *rest[d + 1 :])) for end, n in zip(ends, widths, strict=True)]
     return concat([before, x, after], axis=d)

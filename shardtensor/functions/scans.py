@@ -89,8 +89,9 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
     def with_initial(x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Any:
         if axis is None and not shape_of(x):  # NumPy takes a scalar for one element.
             return function(_reshape(x, (1,)), axis=0, dtype=dtype, include_initial=include_initial)
-        if dtype is not None and np.dtype(dtype) == np.bool and dtype_of(x) != np.bool:
-            x = _call("astype", x, np.bool)  # NumPy's loops of bools take no other numbers.
+        given, wanted = dtype_of(x).kind, None if dtype is None else np.dtype(dtype).kind
+        if wanted and given != wanted and (wanted == "b" or given == "m"):
+            x = _call("astype", x, dtype)  # NumPy's loops of bools take no numbers, and those of numbers no durations.
             return function(x, axis=axis, dtype=dtype, include_initial=include_initial)
         if not include_initial:
             return NotImplemented

@@ -148,6 +148,8 @@ def _declare_partition(function: Callable[..., Any], ordered: Callable[..., Any]
     def along_splits(x: Any, kth: Any, axis: int | None) -> Any:
         if axis is None:
             return function(reshape(x, (-1,)), kth, axis=0)
+        if isinstance(kth, np.ndarray) and kth.ndim:
+            return function(x, tuple(kth.ravel().tolist()), axis=axis)
         if not isinstance(x, ShardedTensor) or x._aval.grid.counts[normalize_axis(axis, x.ndim)] == 1:
             return NotImplemented
         _check_kth(kth, x.shape, axis)

@@ -214,7 +214,7 @@ def _reduce(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     _check_rest(what, options)
     if not shape_of(x) and axis in (0, -1):  # NumPy takes a scalar for one row.
         axis = None
-    dtype = _dtype_of_loop(ufunc, what, dtype, out)
+    dtype = _dtype_of_loop(ufunc, what, dtype, out, x)
     if name in ("add", "multiply"):
         found = call(_REDUCTIONS[name], x, axis=axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where)
     elif name in ("logical_and", "logical_or"):
@@ -230,12 +230,14 @@ def _reduce(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     return _reduced_into(what, found, out)
 
 
-def _dtype_of_loop(ufunc: np.ufunc, what: str, dtype: Any, out: Any) -> Any:
+def _dtype_of_loop(ufunc: np.ufunc, what: str, dtype: Any, out: Any, x: Any) -> Any:
     """Returns the dtype in which a method of a ufunc computes: by default that of ``out``, as in NumPy, or None.
 
     Raises:
-        ArgumentTypeError: NumPy has no loop of that dtype.
+        ArgumentTypeError: NumPy has no loop of that dtype, or only one of x and ``out`` is of durations.
     """
+    if out is not None and {dtype_of(x).kind, out.dtype.kind} in ({"m", "f"}, {"m", "c"}):
+        raise ArgumentTypeError(f"numpy.{what}: out is of {out.dtype} for elements of {dtype_of(x)}")
     if dtype is None and (out is None or out.dtype.kind in "mM" or ufunc.__name__ in ("logical_and", "logical_or")):
         return None
     dtype = np.dtype(out.dtype if dtype is None else dtype)
@@ -297,7 +299,7 @@ def _accumulate(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     (out,) = options.pop("out", None) or (None,)
     axis, dtype = _axis_of(what, x, options.pop("axis", 0)), options.pop("dtype", None)
     _check_rest(what, options)
-    dtype = _dtype_of_loop(ufunc, what, dtype, out)
+    dtype = _dtype_of_loop(ufunc, what, dtype, out, x)
     if name in ("add", "multiply"):
         found = call("cumulative_sum" if name == "add" else "cumulative_prod", x, axis=axis, dtype=dtype)
     else:
@@ -331,7 +333,7 @@ def _reduceat(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     axis, dtype = _axis_of(what, x, options.pop("axis", 0)), options.pop("dtype", None)
     _check_rest(what, options)
     starts = methods.positions_of(indices, what, shape_of(x)[axis])
-    dtype = _dtype_of_loop(ufunc, what, dtype, out)
+    dtype = _dtype_of_loop(ufunc, what, dtype, out, x)
     if dtype is not None:
         x = call("astype", x, dtype, copy=False)
     name = _operator_of(ufunc, what, 2).name

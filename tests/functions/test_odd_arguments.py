@@ -60,6 +60,9 @@ RESULTS: dict[str, Call] = {
     "var of a dtype": lambda p: np.var(p(F4), dtype=np.float64, ddof=1),
     "x.std of a dtype, where": lambda p: p(F4).std(dtype=np.float64, where=p(F4 > 0)),
     "gradient of dates": lambda p: np.gradient(p(DATES)),
+    "gradient of months": lambda p: np.gradient(p(np.array([3, 1, 7, 2], "M8[M]"))),
+    "histogram2d of a number of bins without dimensions": lambda p: np.histogram2d(p(F4), p(F4), np.array(3)),
+    "histogramdd of a number of bins without dimensions": lambda p: np.histogramdd(p(I1), np.array(2))[0],
     "histogram2d of two dtypes": lambda p: np.histogram2d(p(F4.astype("f2")), p(np.arange(5)), 2),
     "histogram2d of edges of two lengths": lambda p: np.histogram2d(p(F4), p(F4), [[-3, 0, 3], [0, 2]]),
     "hstack of a dtype": lambda p: np.hstack([p(I1[0]), p(np.arange(3, dtype="u8"))], dtype=int),
@@ -67,6 +70,8 @@ RESULTS: dict[str, Call] = {
     "dates are no numbers": lambda p: p(DATES) == p(np.arange(4)),
     "dates differ from a number": lambda p: p(DATES) != 1,
     "array_equal of dates and numbers": lambda p: np.array_equal(p(DATES), p(np.arange(4))),
+    "array_equal of durations and integers": lambda p: np.array_equal(p(SPANS), p(SPANS.astype(int))),
+    "array_equal of durations and floats": lambda p: np.array_equal(p(SPANS), p(SPANS.astype(float))),
     "array_equiv of dates and numbers": lambda p: np.array_equiv(p(DATES), 3),
     "min_scalar_type": lambda p: np.min_scalar_type(p(np.array(300.0))),
     "subtract.at of dates": lambda p: written(p, DATES, lambda x: np.subtract.at(x, [0, 0], 1)),
@@ -74,6 +79,7 @@ RESULTS: dict[str, Call] = {
     "argmin of dates in rows": lambda p: np.argmin(p(np.array([[3, 9], [1, 2], ["NaT", 0]], "M8[s]")), axis=0),
     "count_nonzero of durations": lambda p: np.count_nonzero(p(SPANS)),
     # Elements that are missing.
+    "partition by an array": lambda p: np.partition(p(np.array([[3, 1, 2]])), np.array([0, 1, 2]), axis=1),
     "partition of nothing": lambda p: np.partition(p(np.zeros(0)), 5),
     "take of nothing": lambda p: np.take(p(F4), []),
     "take by bools": lambda p: np.take(p(F4), [True, False]),
@@ -85,8 +91,10 @@ RESULTS: dict[str, Call] = {
     "pad by medians": lambda p: np.pad(p(I1), 1, "median"),
     "pad by statistics of the ends": lambda p: np.pad(p(F4), (2, 1), "maximum", stat_length=(2, 3)),
     "pad by means of the ends of rows": lambda p: np.pad(p(I1), ((0, 0), (1, 2)), "mean", stat_length=2),
+    "pad bools by means": lambda p: np.pad(p(BOOLS), (1, 2), "mean", stat_length=1),
     "pad by even reflections": lambda p: np.pad(p(F4), 2, "reflect", reflect_type="even"),
     "insert several values at one position in a list": lambda p: np.insert(p(I1), [1], [[7], [8]], axis=1),
+    "insert several values where a mask is true": lambda p: np.insert(p(F4), F4 == 3, [7, 8]),
     "insert several values at a slice of one position": lambda p: np.insert(p(F4), slice(0, 1), [7, 8]),
     "percentile of durations": lambda p: np.percentile(p(SPANS), 50),
     "unique columns of no rows": lambda p: np.unique(p(np.zeros((0, 3))), axis=1),
@@ -119,6 +127,9 @@ ERRORS: dict[str, tuple[type[Exception], Call]] = {
     "accumulate along all axes": (ValueError, lambda p: np.add.accumulate(p(I1), axis=None)),
     "accumulate in a dtype without a loop": (TypeError, lambda p: np.hypot.accumulate(p(F4), dtype=bool)),
     "reduce into another shape": (ValueError, lambda p: np.add.reduce(p(I1[0]), out=p(np.zeros(2, "i1")))),
+    "sum of numbers into durations": (TypeError, lambda p: np.sum(p(F4), out=p(np.array(0, "m8[s]")))),
+    "sum of durations into numbers": (TypeError, lambda p: np.sum(p(SPANS), out=p(np.array(0.0)))),
+    "add.reduce of numbers into durations": (TypeError, lambda p: np.add.reduce(p(F4), out=p(np.array(0, "m8[s]")))),
     "max into another shape": (ValueError, lambda p: np.max(p(I1[0]), out=p(np.zeros(2, "i1")))),
     "item with too few indices": (ValueError, lambda p: p(np.zeros((2, 2, 2))).item(0, 1)),
     "int of a complex number": (TypeError, lambda p: int(p(np.array(1j)))),
@@ -174,6 +185,16 @@ def test_functions_of_lines_that_differ_are_called(backend: str) -> None:
             )
     with pytest.raises(ZeroDivisionError):
         np.apply_along_axis(lambda line: 1 // 0, 0, x)
+
+
+@pytest.mark.parametrize("length", [5, 5000])
+def test_cumulative_sums_of_durations_as_numbers_are_those_of_the_numbers(length: int, backend: str) -> None:
+    """NumPy's are durations, whatever the dtype, or a TypeError for long arrays."""
+    x = on(backend, np.arange(length).astype("m8[s]"))
+    for dtype in (float, int):
+        found = st.cumulative_sum(x, dtype=dtype)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(found), np.arange(length).cumsum())
 
 
 @pytest.mark.parametrize("length", [5, 150])

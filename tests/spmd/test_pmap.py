@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import namedtuple
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
+from shardtensor.communication import array_communicator
 from shardtensor.host import threads
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from tests.layouts import array, assert_same, everywhere, mesh_of, placed, values_of
@@ -788,3 +790,11 @@ def test_more_slices_than_devices_name_the_call_for_more_devices() -> None:
     with st.use_mesh(mesh_of((4,), "numpy")), pytest.raises(st.ShardingError) as caught:
         st.pmap(np.sin, np.ones((9, 2)))
     assert hint not in str(caught.value)
+
+
+def test_results_that_a_backend_exports_without_a_view_are_freed() -> None:
+    array = np.zeros(3)
+    reference = weakref.ref(array)
+    assert array_communicator._exported(array, array) is array
+    del array
+    assert reference() is None
