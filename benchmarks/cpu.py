@@ -26,7 +26,6 @@ CURVES = f"Scaling: time per element; over sizes on {DEVICES} logical devices, t
 JAX_1, LIMIT, TORCH, DASK, NUMBA = "JAX (1)", "limit", "PyTorch", "Dask", "Numba"
 PEERS = (NUMPY, JAX_1, JAX_2, JAX_8, TORCH, DASK, NUMBA)
 PEER, JAX, SPLIT = Best("best peer", PEERS), Best("best JAX", PEERS[1:4]), Best("best JAX (2, 8)", (JAX_2, JAX_8))
-WIDTH = 230  # nine columns of figures
 
 AS_PEER = (Target(1.05, PEER),)
 LARGE = (
@@ -297,7 +296,7 @@ def main(argv: Sequence[str] | None = None, sizes: Sizes = FULL) -> None:
     name, curves_name = (harness.labelled(table_name, options.label) for table_name in ("cpu", "scaling"))
     can_draw = harness.is_installed("matplotlib")
     table = measure(effort, sizes)
-    harness.report(table, options.out, name, WIDTH)
+    harness.report(table, options.out, name)
     if can_draw:
         chart(table, options.out / f"{name}.svg")
     scaling = measure_curves(effort, sizes)

@@ -18,7 +18,6 @@ from harness import DEVICES, JAX_2, JAX_8, NUMPY, PROJECT, Best, Cells, NotMeasu
 TITLE = f"Whole dimensions: rows over {DEVICES} logical devices of one host, eager; JAX (n): jit on n CPU devices"
 SCIPY, TORCH = "SciPy", "PyTorch"
 JAX = Best("best JAX", (JAX_2, JAX_8))
-WIDTH = 170
 LIMIT, TALL_LIMIT = 8.0, 40.0
 """The time limits of a call in seconds; a case that exceeds its limit has no figure."""
 
@@ -159,7 +158,7 @@ def main() -> None:
     """Runs the program: reads the command line, measures, prints and saves."""
     options = harness.arguments("distributed", "The cost of functions that need whole dimensions.")
     table = measure(QUICK if options.quick else Effort())
-    harness.report(table, options.out, harness.labelled("distributed", options.label), WIDTH)
+    harness.report(table, options.out, harness.labelled("distributed", options.label))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ DEVICES = 8
 NOT_APPLICABLE = "–"
 
 RESULTS = Path(__file__).parent / "results"
-WIDTH = 120
+PAGE_WIDTH = 1000
+"""The width of a page in characters. No table is as wide, so that none is cut."""
 
 SAMPLE_SECONDS = 5e-3
 """The least duration of a sample: far above the resolution of the clock and the cost of refilling caches that other
@@ -632,13 +633,13 @@ def _digits(number: float) -> str:
     return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}"
 
 
-def report(table: Table, directory: Path, name: str, width: int = WIDTH) -> None:
-    """Prints a table and saves it as ``name.txt``, with lines of ``width`` characters, and ``name.json``."""
+def report(table: Table, directory: Path, name: str) -> None:
+    """Prints a table and saves it as ``name.txt`` and ``name.json``."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the encoding of redirected output may lack ≤ and ×
-    Console(width=max(Console().width, width)).print(table)
+    Console(width=PAGE_WIDTH).print(table)
     page = io.StringIO()
-    Console(file=page, width=width, no_color=True, force_terminal=False).print(table)
+    Console(file=page, width=PAGE_WIDTH, no_color=True, force_terminal=False).print(table)
     text = "\n".join(line.rstrip() for line in page.getvalue().splitlines())
     directory.mkdir(parents=True, exist_ok=True)
     (directory / f"{name}.txt").write_text(f"{text}\n", "utf-8")

@@ -173,4 +173,4 @@ if __name__ == "__main__":
     effort = Effort(3, 2, 1) if options.quick else Effort(15, 5, 5)
     tables = make_tables(measure(effort, start_workers), effort)
     for name, table in zip(("jit", "jit_numpy"), tables, strict=True):
-        harness.report(table, options.out, harness.labelled(name, options.label), 200)
+        harness.report(table, options.out, harness.labelled(name, options.label))

@@ -45,7 +45,7 @@ def test_every_case_runs(modules: tuple[Any, Any], tmp_path: Path, monkeypatch: 
         assert set(found) - {"checksums", "blas"} <= names, column
     # Targets for which only JAX has figures are not checked.
     assert sum(verdict is None for verdict in table.verdicts()) == 8
-    cpu.harness.report(table, tmp_path, "cpu", cpu.WIDTH)
+    cpu.harness.report(table, tmp_path, "cpu")
     text = (tmp_path / "cpu.txt").read_text()
     assert "≤ 1.05 × best peer" in text
     assert "BLAS: " in text
