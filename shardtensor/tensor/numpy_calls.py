@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,24 +159,48 @@ def _is_subset(theirs: _Parameters, ours: Any) -> bool:
 
 
 def _call_translated(function: Any, ours: Function, op: Op | None, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Calls our function with the arguments of a call of NumPy's, by our names of the parameters."""
     form = _call_form(function, ours, op, len(args), tuple(kwargs))
-    if form.named is not None:
-        for (parameter, default), value in zip(form.named, (*args, *kwargs.values()), strict=True):
-            kind = type(value)
-            if value is default or (kind is type(default) and value == default):
-                break
-            if (kind is list or kind is tuple) and parameter in form.operands:
-                break
-        else:
-            count = len(form.by_position)
-            for (parameter, _), value in zip(form.named[count:], args[count:], strict=False):
-                kwargs[parameter] = value
-            return ours(*args[:count], **kwargs)
-    variadic, by_position, operands, arguments = form.variadic, form.by_position, form.operands, form.arguments
+    if form.named is not None and _are_taken(form.named, form.operands, (*args, *kwargs.values())):
+        count = len(form.by_position)
+        for (parameter, _), value in zip(form.named[count:], args[count:], strict=False):
+            kwargs[parameter] = value
+        return ours(*args[:count], **kwargs)
     name = f"{function.__module__}.{function.__name__}"
+    known = _translated(name, op, form, kwargs.values() if form.variadic else (*args, *kwargs.values()))
+    if missing := [parameter for parameter in form.by_position if parameter not in known]:
+        raise ArgumentTypeError(f"{name}: has no sharded form here without {' and '.join(missing)}")
+    joining = function.__name__ in CAST_OPERANDS
+    if cast := {option: known.pop(option) for option in ("dtype", "casting") if joining and option in known}:
+        joined = next(mine for _, mine, _ in form.arguments if mine in known)
+        known[joined] = _cast(name, known[joined], **cast)
+    positional = args if form.variadic else [known.pop(parameter) for parameter in form.by_position]
+    known = DEFAULTS.get(name, {}) | known
+    if op:
+        return with_out(op, positional, known)
+    out = known.pop("out", None)
+    return _written(function.__name__, ours(*positional, **known), out)
+
+
+def _are_taken(named: list[tuple[str, Any]], operands: frozenset[str], values: Iterable[Any]) -> bool:
+    """Whether our function takes values as they are: none is NumPy's default, and no operand is a list."""
+    for (parameter, default), value in zip(named, values, strict=True):
+        kind = type(value)
+        if value is default or (kind is type(default) and value == default):
+            return False
+        if (kind is list or kind is tuple) and parameter in operands:
+            return False
+    return True
+
+
+def _translated(name: str, op: Op | None, form: _Form, values: Iterable[Any]) -> dict[str, Any]:
+    """Returns the values of a call by our names of the parameters, without those that are NumPy's defaults.
+
+    Raises:
+        ArgumentTypeError: our function lacks a parameter, and the value has an effect; a value is given twice.
+    """
     known: dict[str, Any] = {}
-    values = kwargs.values() if variadic else (*args, *kwargs.values())
-    for (theirs, mine, default), value in zip(arguments, values, strict=True):
+    for (theirs, mine, default), value in zip(form.arguments, values, strict=True):
         if value is default or (type(value) is type(default) in (bool, int, float, str) and value == default):
             continue
         if mine is None:
@@ -185,20 +209,11 @@ def _call_translated(function: Any, ours: Function, op: Op | None, args: Sequenc
                     f"{name}: has no sharded form here with {theirs}={value!r:.60}; leave {theirs} out, or take the "
                     "whole array on the host with np.asarray(x)"
                 )
-            continue
-        if mine in known:
+        elif mine in known:
             raise ArgumentTypeError(f"{name}: {mine} is given twice; wanted it once")
-        known[mine] = _from_lists_in(value, function.__name__, op) if mine in operands else value
-    if missing := [n for n in by_position if n not in known]:
-        raise ArgumentTypeError(f"{name}: has no sharded form here without {' and '.join(missing)}")
-    cast = {n: known.pop(n) for n in ("dtype", "casting") if n in known} if function.__name__ in CAST_OPERANDS else {}
-    if cast:
-        joined = next(mine for _, mine, _ in arguments if mine in known)
-        known[joined] = _cast(name, known[joined], **cast)
-    positional = args if variadic else [known.pop(n) for n in by_position]
-    known = DEFAULTS.get(name, {}) | known
-    out = known.pop("out", None) if op is None else None
-    return with_out(op, positional, known) if op else _written(function.__name__, ours(*positional, **known), out)
+        else:
+            known[mine] = _from_lists_in(value, name.rpartition(".")[2], op) if mine in form.operands else value
+    return known
 
 
 def _from_lists_in(value: Any, caller: str, op: Op | None) -> Any:
