@@ -107,7 +107,8 @@ def _has_zeros(x: Any) -> bool:
     """Whether an array, which is sorted if it has one dimension, has several zeros."""
     if x.ndim > 1:  # NumPy compares numbers with zero, and counts bools, several times as fast as it counts numbers.
         return bool(np.count_nonzero(x == 0) > 1)
-    return bool(np.searchsorted(x, 0, side="right") - np.searchsorted(x, 0) > 1)
+    zero = x.dtype.type(0)  # NumPy would convert the whole array to float64 to find an int in it.
+    return bool(np.searchsorted(x, zero, side="right") - np.searchsorted(x, zero) > 1)
 
 
 def _is_long_line(x: Any, axis: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -35,3 +36,14 @@ def test_any_number_of_threads_sorts(name: str, threads: int, monkeypatch: pytes
         np.testing.assert_array_equal(sorting.sort(line, 0), np.sort(line))
         keys = line.astype("float32")
         np.testing.assert_array_equal(sorting.argsort(keys, 0), np.argsort(keys, stable=True))
+
+
+def test_zeros_are_found_without_a_copy_of_the_line() -> None:
+    """NumPy converts a whole array of float32 to float64 to find an int in it."""
+    x = np.linspace(-1.0, 1.0, 1 << 18, dtype=np.float32)
+    tracemalloc.start()
+    try:
+        assert not sorting._has_zeros(x)
+        assert tracemalloc.get_traced_memory()[1] < 4096
+    finally:
+        tracemalloc.stop()
