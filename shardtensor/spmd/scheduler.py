@@ -66,7 +66,7 @@ def run(
         sizes: the sizes of those axes.
         helper_delay: seconds of the caller's work after which helper threads take part (waking one costs about 50 µs).
         code: the identity of the code of the programs. If a map of the same code took long the last time, helper
-            threads take part from the start.
+            threads take part from the start; if it took a short time, they wait longer, since it will soon be done.
         across: the device of each program, if some of them run in other processes.
 
     Returns:
@@ -91,13 +91,11 @@ def run(
     check_room()
     if across and sum(not is_remote(device) for device in across) < 2:
         helper_delay = math.inf  # One program of this process needs one thread, and the others are none of its own.
-    scheduler = Scheduler(map_run, 0.0 if code in _long and math.isfinite(helper_delay) else helper_delay)
+    scheduler = Scheduler(map_run, _delay_of(code, helper_delay))
     try:
         scheduler.run()
-        if scheduler.seconds <= _LONG_DELAYS * helper_delay:
-            _long.discard(code)
-        elif not scheduler.prompts():
-            _long.add(code)
+        if not scheduler.prompts():
+            _note(code, scheduler.seconds > _LONG_DELAYS * helper_delay)
         return map_run.outcome()
     finally:
         # The two refer to each other, and a helper thread may refer to the scheduler for a moment longer; either would
@@ -106,12 +104,34 @@ def run(
 
 
 _LONG_DELAYS = 4
-"""A map that takes this multiple of the helper delay has helper threads from the start the next time."""
-
-_long: set[int] = set()
-"""The identities of the code of these maps, not the code itself, which may refer to data. Where other code gets the
-identity of code that is gone, only its first map has helper threads early.
+"""A map that takes this multiple of the helper delay is long: it has helper threads from the start the next time. After
+a shorter one, they wait until the next one has become long: waking them for its rest would take longer than the rest.
 """
+
+_took_long: dict[int, bool] = {}
+"""Whether the last map of some code was long, by the identity of the code, not the code itself, which may refer to data.
+Where other code gets the identity of code that is gone, only its first map has helper threads too early or too late.
+"""
+
+_REMEMBERED = 4096
+"""The maximum length of `_took_long`."""
+
+
+def _delay_of(code: int, helper_delay: float) -> float:
+    """Returns the seconds after which helper threads take part in a map of some code."""
+    long = _took_long.get(code)
+    if long is None or not math.isfinite(helper_delay):
+        return helper_delay
+    return 0.0 if long else _LONG_DELAYS * helper_delay
+
+
+def _note(code: int, long: bool) -> None:
+    """Remembers whether a map of some code was long. Code 0 is unknown code."""
+    if not code or _took_long.get(code) is long:
+        return
+    if len(_took_long) >= _REMEMBERED:
+        _took_long.clear()
+    _took_long[code] = long
 
 
 class Scheduler:
