@@ -109,8 +109,8 @@ a shorter one, they wait until the next one has become long: waking them for its
 """
 
 _took_long: dict[int, bool] = {}
-"""Whether the last map of some code was long, by the identity of the code, not the code itself, which may refer to data.
-Where other code gets the identity of code that is gone, only its first map has helper threads too early or too late.
+"""Whether the last map of some code was long, by the identity of the code; the code itself may refer to data. Where
+other code gets the identity of code that is gone, only its first map has helper threads too early or too late.
 """
 
 _REMEMBERED = 4096
