@@ -102,6 +102,7 @@ class Agreement:
         self._in_step = True  # Whether the processes made the same calls of the engine.
         self._calls = 0
         self._noted: list[str] = []  # The last calls, which the hash does not contain yet.
+        self._errors: deque[str] = deque()  # Errors after these calls; any thread may add some at any time.
         self._hash = hashlib.blake2b(digest_size=16)  # Of all calls.
         self._windows = deque([_Window(0, b"", [])], maxlen=2)
         self._lock = threading.Lock()
@@ -122,22 +123,28 @@ class Agreement:
         if self.broken or not self._lock.acquire(blocking=False):
             self._refuse(call)
         # The hash is computed at the next exchange: most calls move nothing between processes, and are short.
-        self._noted.append(call)
+        self._append(call)
         if len(self._noted) >= _KEPT:
             self._hash_noted()
         self._lock.release()
 
     def note_error(self, call: str, error: BaseException) -> None:
         """Adds an error that a call has raised in this process. If it is raised in all processes, they go on; otherwise
-        the next exchange raises an error in all of them. After an error of the job, this does nothing.
+        the next exchange raises an error in all of them. After an error of the job, this has no effect.
+
+        While another thread is in a call that concerns several processes, the error comes after that call.
         """
-        if self.broken or not self._lock.acquire(blocking=False):
-            return
         kind, _, message = " ".join(message_of(error).split())[:_MESSAGE].partition(": ")
-        self._noted.append(f"{kind} in {call}{_DETAIL}{message}")
-        self._lock.release()
+        self._errors.append(f"{kind} in {call}{_DETAIL}{message}")
+
+    def _append(self, *calls: str) -> None:
+        """Adds calls after the errors that came before. The lock is held."""
+        while self._errors:
+            self._noted.append(self._errors.popleft())
+        self._noted += calls
 
     def _hash_noted(self) -> None:
+        self._append()
         noted, self._noted = self._noted, []
         while noted:
             window = self._windows[-1].calls
@@ -209,7 +216,7 @@ class Agreement:
             self.gather(call, _MORE)
         with self._exclusive(call):
             if self._is_settled:
-                self._noted.append(call)
+                self._append(call)
             else:
                 self._agree(call)
             with self._in_the_middle():
@@ -276,7 +283,7 @@ class Agreement:
 
     def _agree(self, call: str, record: bytes = b"") -> list[bytes]:
         """Compares the headers, and returns the short records that all processes send with them."""
-        self._noted.append(call)
+        self._append(call)
         return self._compare(State.RUNNING, record=record)
 
     # -- ends --------------------------------------------------------------------------------------
