@@ -161,6 +161,8 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
 
     @implements(function, "kernel")
     def on_device(xp: Any, context: ShardContext, x: Any, q: Any, *, axis: Any, method: str, keepdims: bool) -> Any:
+        if 0 in context.local_shape:  # See `_median`.
+            return xp.empty(context.local_shape, dtype=context.dtype)
         if xp is np:
             if np.ndim(q) > 1:  # NumPy's `nanquantile` permutes the dimensions of such quantiles.
                 q = q.reshape(-1)
@@ -368,6 +370,8 @@ implements(median, "small")(lambda x, axis, keepdims: np.median(x, axis=axis, ke
 
 @implements(median, "kernel")
 def _median(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
+    if 0 in context.local_shape:  # NumPy raises ValueError for several axes.
+        return xp.empty(context.local_shape, dtype=context.dtype)
     if xp is np:
         return np.median(x, axis=axis, keepdims=keepdims)
     return middle(xp, context, x, axis, keepdims, skip_nan=False)
@@ -375,6 +379,8 @@ def _median(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool
 
 @implements(nanmedian, "kernel")
 def _nanmedian(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
+    if 0 in context.local_shape:  # See `_median`.
+        return xp.empty(context.local_shape, dtype=context.dtype)
     if xp is np:
         return np.nanmedian(x, axis=axis, keepdims=keepdims)
     return middle(xp, context, x, axis, keepdims, skip_nan=True)

@@ -209,6 +209,12 @@ def reductions_and_products() -> None:
     np.testing.assert_allclose(distributed.process_allgather(y @ x), ROWS.T @ ROWS)
 
 
+def medians_where_a_process_has_no_lines() -> None:
+    lines = np.random.default_rng(0).normal(size=(1, 4, 5))
+    for name, args in (("median", ()), ("nanmedian", ()), ("quantile", (0.3,)), ("nanquantile", ([0.1, 0.3],))):
+        same(getattr(st, name)(tensor(lines), *args, axis=(1, 2)), getattr(np, name)(lines, *args, axis=(1, 2)))
+
+
 def placed_reductions_take_one_exchange() -> None:
     rng, n = np.random.default_rng(0), st.device_count()
     host, job = rng.normal(size=(4 * n + 1, 6 * n)), JOB.agreement
@@ -528,7 +534,7 @@ CHECKS = [
     devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
     memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, replicas_are_sent_once,
     device_arrays_are_sent_from_pinned_memory, memory_of_transfers_is_limited, reductions_and_products,
-    placed_reductions_take_one_exchange, algorithms_whose_parts_differ, meshes_may_leave_out_processes,
+    medians_where_a_process_has_no_lines, placed_reductions_take_one_exchange, algorithms_whose_parts_differ, meshes_may_leave_out_processes,
     views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
     maps_and_their_collectives, lists_are_of_this_process, jit_has_the_bits_of_eager_mode,
     gradients_are_added_in_one_message, kernels_run_in_each_process,
