@@ -32,6 +32,13 @@ from shardtensor.testing.layouts import on_host, specs
 from tests.cases import CASES, wanted
 
 PATH, EXAMPLES, *NAMES = sys.argv[1:]
+ROUNDED = (
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "exp", "exp2", "expm1", "log",
+    "log10", "log1p", "log2", "pow", "sin", "sinh", "tan", "tanh",
+)  # fmt: skip
+"""Functions that NumPy computes with other last bits where an array is reversed, on CPUs with AVX-512. Reversed views are
+views in shared memory, and copies elsewhere.
+"""
 MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (3, 1), (2, 2, 2)]
 
 
@@ -54,11 +61,11 @@ def mesh_of_all(data: Any) -> st.Mesh:
     return st.make_mesh(shape, AXES[: len(shape)], devices=data.draw(some.permutations([known[0], known[-1], *inner])))
 
 
-def placed(data: Any, array: Any, mesh: st.Mesh, first: bool) -> Any:
+def placed(data: Any, array: Any, mesh: st.Mesh, first: bool, views: bool) -> Any:
     if not first and data.draw(some.integers(0, 4)) == 0:
         return array
     sharding = st.NamedSharding(mesh, data.draw(specs(mesh, array.ndim)))
-    if array.ndim and data.draw(some.integers(0, 3)) == 0:
+    if array.ndim and data.draw(some.integers(0, 3)) == 0 and views:
         return st.device_put(array[::-1], sharding)[::-1]
     return st.device_put(array, sharding)
 
@@ -75,9 +82,11 @@ def compared(result: Any, answer: Any, bits: Any) -> None:
             whole = distributed.process_allgather(x)
         whole = np.asarray(whole)
         assert (whole.shape, whole.dtype) == (known.shape, known.dtype), (whole.shape, whole.dtype, known.dtype)
-        # NumPy's functions give NaN any sign: it depends on the loop, and so on the number of elements.
-        plain = np.where(np.isnan(whole), np.nan, whole) if known.dtype.kind == "f" else whole
-        bits.update(np.ascontiguousarray(plain, known.dtype).tobytes())
+        parts = np.ascontiguousarray(whole).reshape(-1)
+        if parts.dtype.kind in "fc":  # NumPy's loops give NaN any sign: it depends on the number of elements.
+            parts = parts.view(parts.real.dtype).copy()
+            parts[np.isnan(parts)] = np.nan
+        bits.update(parts.tobytes())
         limit = {"float16": 2e-2, "float32": 2e-5, "complex64": 2e-5}.get(str(known.dtype), 1e-11)
         if known.dtype.kind in "fc":
             np.testing.assert_allclose(whole, known, rtol=limit, atol=limit)
@@ -95,7 +104,7 @@ def outcome(name: str) -> str:
         data = ConjectureData(random=Random(f"{name} {example}"), provider=Provider)
         with BuildContext(data, wrapped_test=outcome):
             made, mesh = CASES[name](data), mesh_of_all(data)
-            operands = [placed(data, x, mesh, not k) for k, x in enumerate(made.operands)]
+            operands = [placed(data, x, mesh, not k, name not in ROUNDED) for k, x in enumerate(made.operands)]
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")

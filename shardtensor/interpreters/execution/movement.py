@@ -66,7 +66,7 @@ def execute_movement(
             columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
         else:
             columns = [first.buffers(operands[0], op.name)] if first else [buffers_of(x, op.name) for x in operands]
-        announce(value.memory is None or moved.copies)
+        announce(value.memory is None or not moved.flat)
         if moved.flat:
             columns = [_reshaped(columns[0], plan.sources[0].devices, plan.sources[0].shape)]
         results = plan.run(columns, value.dtype)

@@ -366,13 +366,12 @@ def _constant(path: str, x: Any) -> Output:
         return Output(constant=array.copy)
     if x is None or type(x) in SCALARS or isinstance(x, (str, bytes, np.generic, type)):
         return Output(constant=lambda: x)
-    try:
-        hash(x)
-    except TypeError:
+    # An object that is equal to itself only (an iterator, a function, an object with attributes) may hold tracers.
+    if type(x).__hash__ in (None, object.__hash__):
         raise ArgumentTypeError(
             f"jit: {path} is a {type(x).__name__}, which is no tensor and can change; return tensors, numbers, text, "
             f"or containers of them{hint_to_register(x)}"
-        ) from None
+        )
     return Output(constant=lambda: x)
 
 

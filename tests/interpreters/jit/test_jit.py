@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import gc
 import threading
+import types
 import weakref
 from typing import Any
 
@@ -478,8 +480,27 @@ def test_results_that_are_no_tensors() -> None:
     assert st.jit(lambda x: ("a", 3, None, np.float32(2)))(st.ones(1)) == ("a", 3, None, np.float32(2))
     first = st.jit(lambda x: np.arange(3))
     assert first(st.ones(1)) is not first(st.ones(1))
-    with pytest.raises(st.ArgumentTypeError, match=r"the result\[1\] is a set"):
-        st.jit(lambda x: (x, {1}))(st.ones(1))
+    assert st.jit(lambda x: (x.sharding, Color.RED))(st.ones(1)) == (st.ones(1).sharding, Color.RED)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    [
+        (lambda x: {1}, "set"),
+        (lambda x: x.flat, "Flat"),
+        (lambda x: (row * 2 for row in x), "generator"),
+        (lambda x: lambda: x, "function"),
+        (lambda x: types.SimpleNamespace(x=x), "SimpleNamespace"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_results_that_can_change_or_hold_tracers_are_errors(fn: Any, kind: str) -> None:
+    with pytest.raises(st.ArgumentTypeError, match=rf"the result\[1\] is a {kind}, which is no tensor and can change"):
+        st.jit(lambda x: (x, fn(x)))(st.ones(3))
 
 
 # -- programs --------------------------------------------------------------------------------------
