@@ -113,7 +113,7 @@ class Peers:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._known: dict[tuple[int, int], bool] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # Reentrant, since finalizers may copy arrays.
         self._mode = os.environ.get("SHARDTENSOR_CUPY_P2P", "auto")
         if self._mode not in ("auto", "off"):
             raise BackendError(f"SHARDTENSOR_CUPY_P2P is {self._mode!r}; it must be auto or off")

@@ -102,13 +102,14 @@ def _number_of(device: Device) -> int:
 
 _numbers = {HOST: HOST_ID}
 _known = {HOST_ID: HOST}
-_numbering = threading.Lock()
+_numbering = threading.RLock()
+"""It is reentrant, since finalizers may call the library."""
 
 
 @in_children
 def _unlock() -> None:
     global _numbering
-    _numbering = threading.Lock()
+    _numbering = threading.RLock()
 
 
 _ids_of_mesh: Callable[[tuple[Device, ...]], Ints] = functools.lru_cache(64)(ids_of)

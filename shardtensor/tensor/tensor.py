@@ -301,13 +301,14 @@ def write_state_of(x: ShardedTensor) -> WriteState:
     return x._write_state
 
 
-_making_write_states = threading.Lock()
+_making_write_states = threading.RLock()
+"""It is reentrant, since finalizers may call the library."""
 
 
 @in_children
 def _unlock() -> None:
     global _making_write_states
-    _making_write_states = threading.Lock()
+    _making_write_states = threading.RLock()
 
 
 def mark_array(x: ShardedTensor) -> ShardedTensor:

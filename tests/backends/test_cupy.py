@@ -1000,6 +1000,23 @@ def test_peers_are_tested_once_by_threads(monkeypatch: pytest.MonkeyPatch) -> No
     assert self_tests_at_once(monkeypatch, 60) == 2
 
 
+def test_a_finalizer_may_copy_during_the_test_of_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = list[bool]()
+
+    def arrives(peers: Any, source: int, destination: int) -> bool:
+        if not answers:
+            answers.append(True)
+            answers.append(peers.reach(source, destination))
+        return True
+
+    monkeypatch.setattr(Peers, "_arrives", arrives)
+    with machine() as m:
+        thread = threading.Thread(target=lambda: answers.append(m.backend._copier.peers.reach(0, 1)), daemon=True)
+        thread.start()
+        thread.join(20)
+    assert answers == [True] * 3
+
+
 def test_peers_off(monkeypatch: pytest.MonkeyPatch, straight: list[tuple[int, int]]) -> None:
     monkeypatch.setenv("SHARDTENSOR_CUPY_P2P", "off")
     with machine(scheduler="lazy") as m:
