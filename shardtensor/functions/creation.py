@@ -29,7 +29,8 @@ from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
 from shardtensor.sharding.layout import Shape, Where, checked_shape
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import converted, fill_value, sharded_dtype
+from shardtensor.tensor.nested_lists import converted
+from shardtensor.tensor.operands import fill_value, sharded_dtype
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 _Where = Where | None

@@ -19,7 +19,8 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec
-from shardtensor.tensor.operands import HostAval, converted, dtype_of, shape_of
+from shardtensor.tensor.nested_lists import converted
+from shardtensor.tensor.operands import HostAval, dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
 

@@ -15,7 +15,8 @@ import numpy as np
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.sharding.rules import reduced_axes
-from shardtensor.tensor.operands import converted, dtype_of, shape_of, sharded_dtype
+from shardtensor.tensor.nested_lists import converted
+from shardtensor.tensor.operands import dtype_of, shape_of, sharded_dtype
 
 
 def mask_of(where: Any, shape: tuple[int, ...]) -> Any:

@@ -22,7 +22,8 @@ from shardtensor.functions.joining import concat, is_on_host, reshape_operand
 from shardtensor.functions.manipulation import broadcast_to, flip, moveaxis, permute_dims, reshape
 from shardtensor.functions.repetition import on_host, taken
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
-from shardtensor.tensor.operands import converted, shape_of
+from shardtensor.tensor.nested_lists import converted
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 # -- order and number of dimensions ----------------------------------------------------------------
@@ -441,18 +442,20 @@ def _checked_position(position: int, size: int, last: int, axis: int) -> int:
 implements(delete, "small")(np.delete)
 
 
-@operator(operands=("arr", "values"))
+@operator(operands=("arr", "values"), trees=("values",))
 def insert(arr: ArrayLike, obj: Any, values: ArrayLike, axis: int | None = None) -> ShardedTensor:
     """Returns ``arr`` with ``values`` inserted before some positions along an axis. An independent tensor.
 
     Args:
         arr: a tensor or a host array.
         obj: the positions: an integer, a slice, or a list or an array of integers or a mask; read on the host.
-        values: the elements, which are cast to ``arr``'s dtype and broadcast to the shape that NumPy wants.
+        values: the elements, also in lists, which are cast to ``arr``'s dtype and broadcast to the shape that NumPy
+            wants.
         axis: the dimension; None flattens ``arr`` first.
 
     Raises:
         IndexingError: a position is out of bounds.
+        RangeError: an integer in a list does not fit the dtype.
         ShapeError: ``values`` does not broadcast.
 
     >>> st.insert(st.asarray([1, 2, 3]), 1, 9).tolist()
@@ -466,11 +469,14 @@ def _insert(arr: Any, values: Any, obj: Any, axis: int | None) -> Any:
         arr, axis = reshape(arr, (-1,)), 0
     shape = shape_of(arr)
     d = normalize_axis(axis, len(shape))
-    if type(values) is int:
+    if type(values) in (int, list, tuple):
         values = converted(values, result_type(arr), "values")
     host = is_on_host(values)  # A host array remains one: see `reshape_operand`.
-    if missing := max(len(shape) - len(shape_of(values)), 0):
-        values = reshape_operand(values, (1,) * missing + shape_of(values))
+    given = shape_of(values)
+    while len(given) > len(shape) and given[0] == 1:  # As in assignments.
+        given = given[1:]
+    if given != shape_of(values) or len(given) < len(shape):
+        values = reshape_operand(values, (1,) * (len(shape) - len(given)) + given)
     where = np.arange(*obj.indices(shape[d])) if isinstance(obj, slice) else on_host(obj)
     where = np.flatnonzero(where) if where.dtype.kind == "b" and where.ndim == 1 else where
     if where.size == 1 and where.dtype.kind in "iu":
@@ -481,9 +487,8 @@ def _insert(arr: Any, values: Any, obj: Any, axis: int | None) -> Any:
         first = _checked_position(where.item(), shape[d], shape[d], d)
         order, count = None, shape_of(values)[d]
     else:
-        order = _edited(np.insert, np.arange(shape[d]), where, -1)
-        count = len(order) - shape[d]
-        order[order < 0] = np.arange(shape[d], len(order))
+        count = where.size
+        order = _edited(np.insert, np.arange(shape[d]), where, np.arange(shape[d], shape[d] + count))
     size, dtype = (*shape[:d], count, *shape[d + 1 :]), result_type(arr)
     try:
         wide = np.broadcast_to(values, size) if host else broadcast_to(values, size)

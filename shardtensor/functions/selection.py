@@ -24,7 +24,8 @@ from shardtensor.functions.repetition import broadcast_shapes, devices_of, on_ho
 from shardtensor.functions.searching import argmax, where
 from shardtensor.functions.statistical import any as _any
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
-from shardtensor.tensor.operands import converted, shape_of
+from shardtensor.tensor.nested_lists import converted
+from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, lacks_elements
 
 
@@ -384,7 +385,7 @@ def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, ax
     along = 0 if axis is None else normalize_axis(axis, target.ndim)
     grid = [np.arange(n).reshape(-1, *[1] * (target.ndim - 1 - d)) for d, n in enumerate(target.shape)]
     grid[along] = index
-    target[tuple(grid)] = array_like(values, "put_along_axis")
+    target[tuple(grid)] = values
 
 
 @named

@@ -21,7 +21,8 @@ from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, mesh_of
 from shardtensor.spmd.launch import MappedArgument, map_shards
 from shardtensor.spmd.outputs import check_array, joined, same_forms
-from shardtensor.tensor.operands import converted, host_array
+from shardtensor.tensor.nested_lists import converted
+from shardtensor.tensor.operands import host_array
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 

@@ -16,7 +16,7 @@ from shardtensor.core import OPS, bind_into, call, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.flat import Flat
-from shardtensor.tensor.nested_lists import from_lists
+from shardtensor.tensor.nested_lists import converted, from_lists
 from shardtensor.tensor.numpy_calls import call_numpy, with_out
 from shardtensor.tensor.numpy_functions import REFUSED
 from shardtensor.tensor.numpy_protocols import Operators
@@ -313,7 +313,7 @@ class Methods(Operators):
         if isinstance(values, (bool, int, float, complex)):
             self[places] = values
             return
-        given = np.asarray(values) if isinstance(values, (list, tuple)) else values
+        given = converted(values, self.dtype, "values") if isinstance(values, (list, tuple)) else values
         if type(given) is np.ndarray and given.size and given.dtype.kind in "biufc":
             self[places] = np.resize(given, linear.shape).astype(self.dtype, copy=False)
         else:

@@ -1,4 +1,4 @@
-"""Nested lists of scalars, which become one host array."""
+"""Scalars and nested lists of scalars, which become host arrays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError, ShapeError
 from shardtensor.tensor.handle import Handle
 
 
@@ -33,3 +33,28 @@ def check_leaves(x: list[Any] | tuple[Any, ...], caller: str) -> None:
             raise ArgumentTypeError(
                 f"{caller}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
             )
+
+
+def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:
+    """Converts scalars, and nested lists of scalars, to a dtype, one by one as NumPy's assignment does.
+
+    Nested lists become a host array, and a scalar becomes a NumPy scalar. Errors name the argument ``name``.
+
+    Raises:
+        ArgumentTypeError, ArgumentError, ShapeError, RangeError: NumPy would not convert the value.
+    """
+    listed = isinstance(value, (list, tuple))
+    array = np.empty((), dtype)
+    try:
+        if listed:
+            return np.array(value, dtype=dtype)
+        array[()] = value
+    except OverflowError as error:
+        raise RangeError(f"{error}; use a dtype that holds it, or give an array, which is cast") from None
+    except TypeError as error:
+        raise ArgumentTypeError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
+    except ValueError as error:
+        if listed and "inhomogeneous" in str(error):
+            raise ShapeError(f"{name} has nested lists of different lengths ({error})") from None
+        raise ArgumentError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
+    return array[()]

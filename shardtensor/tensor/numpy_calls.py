@@ -27,6 +27,7 @@ from shardtensor.tensor.numpy_functions import (
     NUMPY_NAMES,
     PARAMETER_NAMES,
     WITHOUT_EFFECT,
+    WRITTEN,
     refusal,
 )
 
@@ -77,13 +78,17 @@ def _reduced_into(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
     if op.name in ("mean", "nanmean"):  # Those of integers are always computed in float64.
         chooses = dtype.kind in "fc" and np.can_cast(dtype, out.dtype)
     else:
-        chooses = op.name.endswith(("sum", "prod")) and out.dtype.kind not in "mM"
-    if chooses and kwargs.get("dtype") is None:
+        chooses = op.name.endswith(("sum", "prod")) and np.can_cast(dtype, out.dtype, "same_kind")
+    if chooses and out.dtype.kind not in "mM" and kwargs.get("dtype") is None:
         kwargs["dtype"] = out.dtype
+    if dtype == np.float16 and op.name.endswith(("std", "var")):  # NumPy rounds results only if there is no ``out``.
+        kwargs.setdefault("dtype", np.promote_types(np.float32, out.dtype if out.dtype.kind == "f" else np.float32))
     made = op.dispatch(*args, **kwargs)
     if made.shape != out.shape:
         raise ShapeError(f"{op.name}: out has shape {out.shape}, and the result {made.shape}; wanted equal shapes")
-    return _written(op.name, call("astype", made, out.dtype, copy=False), out)
+    if not op.name.endswith("std"):  # NumPy's ``sqrt`` checks that ``out`` can hold a float.
+        made = call("astype", made, out.dtype, copy=False)
+    return _written(op.name, made, out)
 
 
 def _written(name: str, result: Any, out: Any) -> Any:
@@ -302,6 +307,7 @@ def _call_form(function: Any, ours: Function, op: Op | None, count: int, keyword
     arguments = [(n, names.get(n), defaults.get(n, inspect.Parameter.empty)) for n in (*given, *keywords)]
     arrays = [p.name for p in own.values() if p.annotation == "ArrayLike"]
     operands = frozenset([n for n in op.operands if n not in op.trees] if op else arrays)
+    operands -= {WRITTEN.get(function.__name__, "")}
     chosen = [mine for _, mine, _ in arguments]
     is_special = variadic or f"{function.__module__}.{function.__name__}" in DEFAULTS
     is_special = is_special or function.__name__ in CAST_OPERANDS or not {"out", None}.isdisjoint(chosen)

@@ -44,6 +44,9 @@ any matrix, and tensors have no subclasses.
 CAST_OPERANDS = frozenset(["concatenate", "hstack", "stack", "vstack"])
 """Functions of which the operands are cast to NumPy's argument ``dtype``, which they lack here."""
 
+WRITTEN = {"insert": "values", "place": "vals", "put_along_axis": "values", "putmask": "values"}
+"""The parameters of which lists are converted to the dtype of the array to which they are written."""
+
 DEFAULTS: dict[str, dict[str, Any]] = {"numpy.linalg.pinv": {"rtol": 1e-15}}
 """NumPy's defaults where they are not the standard's."""
 

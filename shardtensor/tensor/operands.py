@@ -13,11 +13,11 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.backend.small_floats import SMALL_FLOATS, is_element, small_float
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, RangeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
-from shardtensor.tensor.nested_lists import check_leaves, from_lists
+from shardtensor.tensor.nested_lists import check_leaves, converted, from_lists
 from shardtensor.tensor.pytree import hint_to_register
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
@@ -158,31 +158,6 @@ def located(x: Any) -> Any:
 def is_data(x: Any) -> bool:
     """Whether a leaf is an array that tensors can hold; arrays of text and of objects are leaves like any other."""
     return (isinstance(x, (np.ndarray, np.generic)) and is_element(x.dtype)) or array_backend(x) is not None
-
-
-def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:
-    """Converts scalars, and nested lists of scalars, to a dtype, one by one as NumPy's assignment does.
-
-    Nested lists become a host array, and a scalar becomes a NumPy scalar. Errors name the argument ``name``.
-
-    Raises:
-        ArgumentTypeError, ArgumentError, ShapeError, RangeError: NumPy would not convert the value.
-    """
-    listed = isinstance(value, (list, tuple))
-    array = np.empty((), dtype)
-    try:
-        if listed:
-            return np.array(value, dtype=dtype)
-        array[()] = value
-    except OverflowError as error:
-        raise RangeError(f"{error}; use a dtype that holds it, or give an array, which is cast") from None
-    except TypeError as error:
-        raise ArgumentTypeError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
-    except ValueError as error:
-        if listed and "inhomogeneous" in str(error):
-            raise ShapeError(f"{name} has nested lists of different lengths ({error})") from None
-        raise ArgumentError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
-    return array[()]
 
 
 def fill_value(value: Any, dtype: np.dtype[Any]) -> Any:

@@ -52,6 +52,13 @@ RESULTS: dict[str, Call] = {
     "roll by two shifts along one axis": lambda p: np.roll(p(I1), (1, 2), axis=1),
     "roll by two shifts of the flattened array": lambda p: np.roll(p(I1), (1, 3)),
     "accumulate along all axes of a vector": lambda p: np.maximum.accumulate(p(F4), axis=None),
+    "insert at positions out of order": lambda p: np.insert(p(F4), [2, 0, 1], [10, 20, 30]),
+    "insert at positions from the end": lambda p: np.insert(p(I1), [-1, 0], [[7], [8]], axis=1),
+    "insert rows at positions out of order": lambda p: np.insert(p(I1), np.array([1, 1, 0]), [[7], [8], [9]], axis=0),
+    "insert lists in more lists": lambda p: np.insert(p(F4), [0], [[4]]),
+    "insert floats in lists among integers": lambda p: np.insert(p(I1), 1, [2.5, -2.5], axis=1),
+    "sum of floats into integers": lambda p: into(p, (), "i4", lambda out: np.sum(p(F4 * 3), out=out)),
+    "prod of integers into bools": lambda p: into(p, 2, "?", lambda out: np.prod(p(I1), axis=1, out=out)),
     "reduceat along a tuple of one axis": lambda p: np.add.reduceat(p(F4), [0, 2], axis=(0,)),
     "cumulative_sum of a 0-d array": lambda p: np.cumulative_sum(p(np.array(3)), include_initial=True),
     # Dtypes.
@@ -132,6 +139,14 @@ ERRORS: dict[str, tuple[type[Exception], Call]] = {
     "sum of durations into numbers": (TypeError, lambda p: np.sum(p(SPANS), out=p(np.array(0.0)))),
     "add.reduce of numbers into durations": (TypeError, lambda p: np.add.reduce(p(F4), out=p(np.array(0, "m8[s]")))),
     "max into another shape": (ValueError, lambda p: np.max(p(I1[0]), out=p(np.zeros(2, "i1")))),
+    "std of integers into integers": (TypeError, lambda p: np.std(p(I1), out=p(np.array(0)))),
+    "putmask of large integers in a list": (OverflowError, lambda p: np.putmask(p(I1.copy()), p(I1 > 0), [300])),
+    "put of large integers in a list": (OverflowError, lambda p: np.put(p(I1.copy()), [1], [300])),
+    "insert of large integers in a list": (OverflowError, lambda p: np.insert(p(I1[0]), [0], [300])),
+    "put_along_axis of large integers in a list": (
+        OverflowError,
+        lambda p: np.put_along_axis(p(I1.copy()), p(np.array([[0], [1]])), [[300]], 1),
+    ),
     "item with too few indices": (ValueError, lambda p: p(np.zeros((2, 2, 2))).item(0, 1)),
     "int of a complex number": (TypeError, lambda p: int(p(np.array(1j)))),
     "conjugate of dates": (TypeError, lambda p: p(DATES).conj()),
@@ -233,6 +248,14 @@ def test_nanquantiles_of_nothing_have_the_shape_of_the_quantiles(backend: str) -
         found = np.nanquantile(on(backend, x), np.full((2, 2), 0.5))
         assert found.shape == (2, 2)
         assert np.isnan(np.asarray(found)).all()
+
+
+@pytest.mark.parametrize("function", [np.std, np.var])
+def test_spreads_of_float16_into_float32_are_not_rounded_to_float16(function: Any, backend: str) -> None:
+    """NumPy rounds the mean to float16 only."""
+    out = on(backend, np.zeros((), np.float32))
+    function(on(backend, F4.astype(np.float16)), out=out)
+    np.testing.assert_allclose(np.asarray(out), function(F4), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -366,8 +366,9 @@ def _constant(path: str, x: Any) -> Output:
         return Output(constant=array.copy)
     if x is None or type(x) in SCALARS or isinstance(x, (str, bytes, np.generic, type)):
         return Output(constant=lambda: x)
+    hashes: Any = type(x).__hash__
     # An object that is equal to itself only (an iterator, a function, an object with attributes) may hold tracers.
-    if type(x).__hash__ in (None, object.__hash__):
+    if hashes is None or hashes is object.__hash__:
         raise ArgumentTypeError(
             f"jit: {path} is a {type(x).__name__}, which is no tensor and can change; return tensors, numbers, text, "
             f"or containers of them{hint_to_register(x)}"

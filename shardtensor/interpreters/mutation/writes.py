@@ -35,7 +35,8 @@ from shardtensor.interpreters.mutation.write_transaction import WriteTransaction
 from shardtensor.sharding.index import canonical, has_ellipsis
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.view_spec import ViewSpec, part_dtype
-from shardtensor.tensor.operands import as_operand, converted
+from shardtensor.tensor.nested_lists import converted
+from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.ownership import exclusive_arrays
 from shardtensor.tensor.storage import DeferredStorage, PendingWrite, Storage
 from shardtensor.tensor.tensor import (
