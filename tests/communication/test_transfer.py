@@ -33,6 +33,15 @@ def test_slices_send_one_row_for_each_boundary(backend: str) -> None:
     assert y.sharding == x.sharding
 
 
+def test_reversed_slices_are_copied_but_on_the_host(backend: str) -> None:
+    x = sharded(backend, st.P("x"), (16, 2))
+    with st.transfers() as log:
+        x[::-1].block_until_ready()
+    assert log.bytes == 16 * 8
+    views = load(backend).on_host and shared_memory(x.sharding.mesh.flat)
+    assert log.copied == (0 if views else log.bytes)
+
+
 def test_what_agrees_moves_nothing(backend: str) -> None:
     x, y = sharded(backend, st.P("x")), sharded(backend, st.P())
     with st.transfers() as log, st.transfer_guard("disallow"):

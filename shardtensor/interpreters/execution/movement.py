@@ -11,7 +11,7 @@ from shardtensor.backend.registry import backend_of, memory_space
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Move
 from shardtensor.communication.transfer import OperandTransfer, buffers_of, gather, pieces_of
-from shardtensor.communication.transfer_log import logger
+from shardtensor.communication.transfer_log import is_recording, logger
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import Op, Operands
 from shardtensor.functions.data_movement import DataMovement
@@ -66,10 +66,13 @@ def execute_movement(
             columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
         else:
             columns = [first.buffers(operands[0], op.name)] if first else [buffers_of(x, op.name) for x in operands]
-        announce(value.memory is None or not moved.flat)
+        if value.memory is None:
+            announce(True)
         if moved.flat:
             columns = [_reshaped(columns[0], plan.sources[0].devices, plan.sources[0].shape)]
         results = plan.run(columns, value.dtype)
+        if value.memory is not None:  # Only the arrays tell whether the result is a view of an operand.
+            announce(_are_new(value, results, columns))
         if moved.flat:
             grid = value.grid if plan is movement() else value.cells.grid
             results = _reshaped(results, grid.devices, grid.shape)
@@ -90,6 +93,16 @@ def _between_cells(moved: DataMovement, sources: Sequence[Cells], result: Cells)
     if [held.positions for held in merged] != [sources[0].positions, result.positions]:
         return None
     return TransferPlan(moved.regions, [merged[0].grid], merged[1].grid)
+
+
+def _are_new(value: Aval, results: Sequence[Any], columns: Sequence[Sequence[Any]]) -> bool:
+    """Whether a result is in other memory than the arrays of the operands."""
+    if not is_recording():
+        return False
+    backend = value.backend
+    operands = [array for column in columns for array in column if backend.is_array(array)]  # Others are on the host.
+    held = [None, *map(backend.memory_of, operands)]  # New memory is never unknown.
+    return any(backend.memory_of(array) not in held for array in results)
 
 
 def _as_piece(moved: DataMovement, array: Any, device: Device) -> Any:
