@@ -26,7 +26,7 @@ from shardtensor.errors import (
 )
 from shardtensor.functions.dlpack_export import array_of, export
 from shardtensor.functions.dlpack_memory import Memory, as_memory, described, is_reversed, recorded_copy
-from shardtensor.tensor.ownership import lease, never_ends, storage_of
+from shardtensor.tensor.ownership import lease_of, never_ends
 from shardtensor.tensor.storage import Lease
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays
 
@@ -170,7 +170,7 @@ def _to_dlpack(x: Any, stream: Any, max_version: Any, dl_device: Any, copy: bool
     if copy is False:
         _check_marked(array, host, max_version)
         made, its_lease = capsule(array, marked=True)
-        lease(storage_of(x), its_lease)
+        lease_of(x, its_lease)
         return made
     return capsule(recorded_copy(array, device, "to_dlpack"))[0]
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from shardtensor.backend.device import HostArray
+from shardtensor.backend.ownership import lend
 from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.messages import copied
@@ -23,7 +24,7 @@ from shardtensor.sharding.index import Index, canonical, to_numpy
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import as_operand, host_array, host_aval, located
-from shardtensor.tensor.ownership import lent
+from shardtensor.tensor.ownership import lease, lent
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
@@ -387,6 +388,10 @@ def _to_host(x: Any, index: Any) -> HostArray:
         storage = current_storage(x)
         if type(storage) is Exported:
             return lent(x, storage.read(lambda array: array if at is None else array[to_numpy(at)]))
-    is_whole = type(storage) is Storage and len(storage.buffers) == 1
-    whole = storage.buffers[0] if is_whole else transfer.whole_array(x, "to_host")
+    if type(storage) is Storage and len(storage.buffers) == 1:
+        (whole,) = storage.buffers
+        exported, its_lease = lend(whole if at is None else whole[to_numpy(at)])
+        lease(storage, its_lease)  # Another thread may have replaced that of the tensor since.
+        return exported
+    whole = transfer.whole_array(x, "to_host")
     return lent(x, whole if at is None else np.asarray(whole[to_numpy(at)]))

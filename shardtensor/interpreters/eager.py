@@ -65,7 +65,7 @@ class EagerInterpreter(Interpreter):
                         break
                 if op.infer and any(map(lacks_elements, operands)):
                     return INFER.apply(op, operands, params)
-                result = op.algorithm(*operands, *params)
+                result = op.algorithm(*operands + params)
                 if not op.escapes:
                     track(entry, result, new=not op.spmd)  # Maps have adopted what their functions returned.
                 return result

@@ -178,7 +178,25 @@ def lease(
         parts = parts[number : number + 1]
     for leases in parts:
         if leases is not None:
-            _add(leases, new)
+            leases.append(new)
+            n = len(leases)
+            if n >= 8 and not n & (n - 1):
+                _remove_ended(leases)
+
+
+def lease_of(x: Any, new: Lease, position: int | None = None) -> None:
+    """Records that memory of a tensor that the caller has published (see `reading`) has been handed out; see `lease`.
+
+    Another thread may have replaced the storage since the memory was read, while copies of the tensor still have it.
+    """
+    storage = x._storage
+    if type(storage) is not Storage:
+        storage, position = storage_of(x), None
+    lease(storage, new, position, None if position is None else x._aval.cells)
+    for entry in list(READS.values()):
+        if len(entry) > 1 and any(_base_of(y) is _base_of(x) for y in _tensors(entry[0])):
+            for former, _ in entry[1:]:
+                lease(former, new)
 
 
 def hold(storage: Storage | None) -> None:
@@ -237,10 +255,7 @@ def lend_storage(storage: Storage, backend: Backend) -> Lent:
 def export(x: Any, array: Any, position: int | None = None) -> Any:
     """Returns the view of an array of a tensor that is handed to users, and records its lease; see `lease`."""
     exported, its_lease = x._aval.backend.lend(array)
-    storage = x._storage
-    if type(storage) is not Storage:
-        storage, position = storage_of(x), None
-    lease(storage, its_lease or never_ends, position, None if position is None else x._aval.cells)
+    lease_of(x, its_lease or never_ends, position)
     return exported
 
 
@@ -248,7 +263,7 @@ def lent(x: Any, array: HostArray) -> HostArray:
     """Returns a read-only view of a host array that may share the memory of a tensor, and records its lease."""
     exported, its_lease = lend(array)
     if x._aval.backend.on_host or memory_of(exported) is None:
-        lease(storage_of(x), its_lease)
+        lease_of(x, its_lease)
     return exported
 
 
@@ -258,14 +273,20 @@ def never_ends() -> bool:
 
 
 def _add(leases: Leases, *new: Lease) -> None:
-    """Adds leases. Those that have ended, and all but one of those that are the same object, are removed whenever the
-    length reaches a power of two from 8 on.
-    """
+    """Adds leases; see `_remove_ended`."""
     leases += new
     n = len(leases)
-    if n >= 8 and n.bit_length() > (n - len(new)).bit_length() and _removing.acquire(blocking=False):
+    if n >= 8 and n.bit_length() > (n - len(new)).bit_length():
+        _remove_ended(leases)
+
+
+def _remove_ended(leases: Leases) -> None:
+    """Removes the leases that have ended, and all but one of those that are the same object. It is called whenever the
+    length reaches a power of two from 8 on.
+    """
+    if _removing.acquire(blocking=False):
         try:
-            # Others may add leases at the end at the same time, which does not move the rest.
+            n = len(leases)  # Others may add leases at the end at the same time, which does not move the rest.
             leases[:n] = {id(one): one for one in leases[:n] if one() is not None}.values()
         finally:
             _removing.release()

@@ -15,7 +15,7 @@ import pytest
 import shardtensor as st
 from shardtensor.backend import ownership as counting
 from shardtensor.backend.registry import load
-from shardtensor.functions import shard_lists
+from shardtensor.functions import placement, shard_lists
 from shardtensor.interpreters.mutation import write_transaction, writes
 from shardtensor.spmd import launch
 from shardtensor.tensor import ownership, tensor
@@ -453,7 +453,8 @@ def test_operators_withdraw_their_operands() -> None:
 # -- mutants ---------------------------------------------------------------------------------------
 
 MUTANTS: dict[str, tuple[Any, str, Any, Callable[[], None]]] = {
-    "leases are not recorded": (ownership, "_add", lambda leases, *new: None, lambda: check_holder("np.asarray", "numpy")),
+    "leases are not recorded": (placement, "lease", lambda storage, new: None, lambda: check_holder("np.asarray", "numpy")),
+    "leases of exports are not recorded": (ownership, "lease", lambda *_: None, lambda: check_holder("shard.data", "numpy")),
     "leases of shards are not recorded": (tensor, "export", lambda x, a, k: x._aval.backend.export(a), lambda: check_holder("shard.data", "numpy")),
     "storages do not share leases": (ownership, "_link", lambda made, *_: setattr(made, "leases", ([],)), lambda: check_holder("a copy", "numpy")),
     "results of maps do not share leases": (ownership.Lent, "storage_of", lambda lent, result: Storage((result,), ([],)), lambda: check_holder("results that are arguments", "numpy")),

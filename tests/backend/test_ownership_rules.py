@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shardtensor_numpy
 
 import shardtensor as st
 from shardtensor.backend import ownership as counting
 from shardtensor.backend.registry import load
 from shardtensor.communication import transfer
+from shardtensor.functions import placement
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.mutation import write_transaction, writes
 from shardtensor.tensor import ownership
@@ -50,6 +52,35 @@ def test_a_written_shard_is_alone_on_both_sides() -> None:
     y[7, 2] = 9
     assert places(y)[:-1] == before[:-1]
     assert places(y)[-1] != before[-1]
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("take", [np.asarray, lambda x: np.asarray(x[1:]), shard_data], ids=["whole", "view", "shards"])
+def test_an_export_holds_the_storage_that_it_was_read_from(
+    take: Any, split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may write to the tensor in the meantime, while a copy of the tensor still has the storage."""
+    x = put(VALUE, "numpy")
+    if split:  # One buffer for each shard, which the first reader of the whole joins.
+        x = st.concat(st.shard(x))
+    y = x.copy()
+
+    holders = (ownership, placement, shardtensor_numpy.NumPyBackend)
+
+    def lend(array: Any, real: Any = counting.lend) -> Any:
+        made = real(array)
+        for holder in holders:
+            monkeypatch.setattr(holder, "lend", staticmethod(real))
+        x[0, 0] = 5
+        return made
+
+    for holder in holders:
+        monkeypatch.setattr(holder, "lend", staticmethod(lend))
+    held = take(x)
+    assert x[0, 0] == 5
+    before = np.array(held)
+    y[...] = 7
+    assert np.array_equal(held, before)
 
 
 @pytest.mark.parametrize("backend", ["checked", "cupy"], indirect=True)
