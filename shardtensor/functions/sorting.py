@@ -20,7 +20,7 @@ import numpy as np
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.algorithms.distributed import distributed
-from shardtensor.functions.algorithms.sample_sort import GATHERED, Order, sample_sort
+from shardtensor.functions.algorithms.sample_sort import GATHERED, Order, is_short, sample_sort
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.algorithms.top_k import greatest, top_k
 from shardtensor.functions.manipulation import reshape
@@ -124,7 +124,7 @@ def _declare(function: Callable[..., Any], indices: bool) -> None:
         return aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
 
     def few(value: Aval, *, axis: int, descending: bool, stable: bool) -> bool:
-        return value.nbytes <= GATHERED and value.grid.counts[normalize_axis(axis, value.ndim)] > 1
+        return is_short(value, axes=(normalize_axis(axis, value.ndim),))
 
     @distributed(function, moves=True, whole=whole, result=result, few=few)
     def ordered(
@@ -213,7 +213,7 @@ def topk(x: ArrayLike, /, k: int, *, axis: int = -1) -> TopK:
     Of equal elements, those with the smallest indices are taken; NaN is the greatest value. Both results have x's shape
     with size ``k`` along ``axis``, and x's sharding; their dtypes are that of x and int64. Where ``axis`` is split, the
     devices exchange only the greatest elements of their parts (`shardtensor.functions.algorithms.top_k`), unless ``k``
-    is so large that x is sorted.
+    is so large that x is sorted; up to 64 KiB, the first device selects them from all elements.
 
     Args:
         x: a tensor or a host array.
@@ -266,7 +266,11 @@ def _topk_on_device(xp: Any, context: None, x: Any, *, k: int, axis: int) -> Top
     return TopK(xp.take_along_axis(x, indices, axis=along), indices)
 
 
-@distributed(topk, moves=True, whole=_top_of_whole, result=_top_avals)
+def _is_short(value: Aval, *, k: int, axis: int) -> bool:
+    return is_short(value, axes=(normalize_axis(axis, value.ndim),))
+
+
+@distributed(topk, moves=True, whole=_top_of_whole, result=_top_avals, few=_is_short)
 def _topk(x: Shards, along: Callable[[int], MeshCommunicator], *, k: int, axis: int) -> TopK:
     avals = _top_avals(x.value, k=k, axis=axis)
     return TopK(*top_k(x, along, normalize_axis(axis, x.value.ndim), k, *avals))

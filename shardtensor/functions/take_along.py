@@ -11,6 +11,7 @@ from shardtensor.core import call, implements, operator
 from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.requests import check_bounds, take_along
+from shardtensor.functions.algorithms.sample_sort import is_short
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.indexing import check_integers
 from shardtensor.functions.manipulation import reshape
@@ -40,7 +41,7 @@ def take_along_axis(x: ArrayLike, indices: ArrayLike, /, *, axis: int | None = -
     x and ``indices`` have the same number of dimensions, and broadcast except along ``axis``. The result has the shape
     of ``indices``, broadcast, and x's dtype. Its sharding is that of the operands. Where ``axis`` of x is split, it is
     x's: each device requests the elements that it lacks of the devices that hold them (see
-    `shardtensor.functions.algorithms.requests`).
+    `shardtensor.functions.algorithms.requests`); up to 64 KiB of both, the first device takes all of them.
 
     Args:
         x: a tensor or a host array.
@@ -106,7 +107,11 @@ def _taken_aval(value: Aval, indices: Aval, *, axis: int) -> Aval:
     return aval(indices.shape, value.dtype, value.sharding, value.committed)
 
 
-@distributed(take_along_split, moves=True, whole=_taken_of_whole, result=_taken_aval)
+def _is_short(value: Aval, indices: Aval, *, axis: int) -> bool:
+    return is_short(value, indices, axes=(axis,))
+
+
+@distributed(take_along_split, moves=True, whole=_taken_of_whole, result=_taken_aval, few=_is_short)
 def _take_along_split(x: Shards, indices: Shards, along: Callable[[int], MeshCommunicator], *, axis: int) -> Shards:
     return take_along(x, indices, along, axis)
 

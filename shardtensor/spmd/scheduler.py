@@ -95,7 +95,7 @@ def run(
     try:
         scheduler.run()
         if not scheduler.prompts():
-            _note(code, scheduler.seconds > _LONG_DELAYS * helper_delay)
+            _note(code, scheduler.seconds, helper_delay)
         return map_run.outcome()
     finally:
         # The two refer to each other, and a helper thread may refer to the scheduler for a moment longer; either would
@@ -103,35 +103,37 @@ def run(
         del map_run.scheduler, scheduler.root
 
 
-_LONG_DELAYS = 4
-"""A map that takes this multiple of the helper delay is long: it has helper threads from the start the next time. After
-a shorter one, they wait until the next one has become long: waking them for its rest would take longer than the rest.
+_LONG = 4
+"""A map that takes more than this multiple of the helper delay has helper threads from the start the next time."""
+
+_SHORT = 2
+"""After one that takes up to this multiple, helper threads wait until the next one has become long: waking them takes
+longer than the rest of a map that is as short again.
 """
 
-_took_long: dict[int, bool] = {}
-"""Whether the last map of some code was long, by the identity of the code; the code itself may refer to data. Where
-other code gets the identity of code that is gone, only its first map has helper threads too early or too late.
+_delays: dict[int, int] = {}
+"""How many helper delays the next map of some code waits for helper threads, by the identity of the code; the code
+itself may refer to data. Where other code gets the identity of code that is gone, only its first map has helper threads
+too early or too late.
 """
 
 _REMEMBERED = 4096
-"""The maximum length of `_took_long`."""
+"""The maximum length of `_delays`."""
 
 
 def _delay_of(code: int, helper_delay: float) -> float:
     """Returns the seconds after which helper threads take part in a map of some code."""
-    long = _took_long.get(code)
-    if long is None or not math.isfinite(helper_delay):
-        return helper_delay
-    return 0.0 if long else _LONG_DELAYS * helper_delay
+    return _delays.get(code, 1) * helper_delay if math.isfinite(helper_delay) else helper_delay
 
 
-def _note(code: int, long: bool) -> None:
-    """Remembers whether a map of some code was long. Code 0 is unknown code."""
-    if not code or _took_long.get(code) is long:
+def _note(code: int, seconds: float, helper_delay: float) -> None:
+    """Remembers how long a map of some code took. Code 0 is unknown code."""
+    delays = 0 if seconds > _LONG * helper_delay else _LONG if seconds <= _SHORT * helper_delay else 1
+    if not code or _delays.get(code) == delays:
         return
-    if len(_took_long) >= _REMEMBERED:
-        _took_long.clear()
-    _took_long[code] = long
+    if len(_delays) >= _REMEMBERED:
+        _delays.clear()
+    _delays[code] = delays
 
 
 class Scheduler:

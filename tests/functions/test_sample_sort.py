@@ -156,7 +156,13 @@ def test_bytes_of_selections_on_simulated_devices(count: int) -> None:
 
 @everywhere
 def test_the_greatest_elements_of_split_lines(backend: str) -> None:
-    for shape, spec, mesh in [((N,), P("x"), (3,)), ((601, 3), P("x", "y"), (4, 2)), ((3,), P("x"), (8,))]:
+    layouts = [
+        ((N,), P("x"), (3,)),
+        ((6001, 3), P("x", "y"), (4, 2)),
+        ((60, 3), P("x", "y"), (4, 2)),
+        ((3,), P("x"), (8,)),
+    ]
+    for shape, spec, mesh in layouts:
         host = elements("float32", shape)
         x = st.device_put(host, st.NamedSharding(mesh_of(mesh, backend), spec))
         for k in {0, 2, shape[0] // 2, shape[0]}:
@@ -167,8 +173,12 @@ def test_the_greatest_elements_of_split_lines(backend: str) -> None:
             assert (indices.dtype, values.dtype) == (np.int64, np.float32)
             np.testing.assert_array_equal(np.asarray(indices), wanted)
             np.testing.assert_array_equal(np.asarray(values), np.take_along_axis(host, wanted, 0))
-            if shape == (601, 3) and k == 2:
+            if shape == (6001, 3) and k == 2:
                 assert log.bytes == 3 * 4 * k * 3 * (4 + 8)
+            if (
+                shape == (60, 3) and k == 2
+            ):  # The first device receives all others' elements, and sends them their parts.
+                assert log.bytes == (180 - 30) * 4 + (6 - 2) * (4 + 8)
 
 
 @everywhere
