@@ -442,6 +442,11 @@ def _meshgrid(arrays: Sequence[Any], indexing: str, sparse: bool, copy: bool) ->
     return tuple([spanned(lines, k, tuple(axes), dtype=result_type(x)) for k, x in enumerate(lines)])
 
 
+@implements(meshgrid, "small")
+def _meshgrid_on_host(arrays: Sequence[Any], indexing: Any, sparse: bool, copy: bool) -> Any:
+    return np.meshgrid(*arrays, indexing=indexing, sparse=sparse, copy=copy)
+
+
 def _spanned_rule(shapes: Sequence[Shape], *, which: int, axes: tuple[int, ...], dtype: Any) -> tuple[str, Shape]:
     order = sorted(range(len(axes)), key=axes.__getitem__)
     grid = " ".join([f"d{d}" for d in range(len(axes))])

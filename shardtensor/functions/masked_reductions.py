@@ -171,7 +171,10 @@ def spread_of(name: str, masked: Callable[..., Any]) -> Callable[..., Any]:
     def extended(x: Any, axis: Any, correction: float, keepdims: bool, *, where: Any, dtype: Any) -> Any:
         x = computed_in(x, dtype)
         if where is True:
-            return call(name, x, axis=axis, correction=correction, keepdims=keepdims)
-        return masked(x, axis, correction, keepdims, where=where)
+            found = call(name, x, axis=axis, correction=correction, keepdims=keepdims)
+        else:
+            found = masked(x, axis, correction, keepdims, where=where)
+        is_complex = dtype is not None and np.dtype(dtype).kind == "c"
+        return call("astype", found, dtype) if is_complex else found
 
     return extended

@@ -81,6 +81,9 @@ def _broadcast_arrays(arrays: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([broadcast_to(x, shape) for x in arrays])
 
 
+implements(broadcast_arrays, "small")(lambda arrays: np.broadcast_arrays(*arrays))
+
+
 # -- tile and repeat -------------------------------------------------------------------------------
 
 

@@ -277,6 +277,9 @@ def _isin_composed(x1: Any, x2: Any, invert: bool) -> Any:
     return isin_sorted(x1, ordered if runs_whole(x1) else call("sort", ordered, stable=False))
 
 
+implements(isin, "small")(lambda x1, x2, invert: np.isin(x1, x2, invert=invert))
+
+
 @implements(isin, "kernel")
 def _isin(xp: Any, context: ShardContext, x1: Any, x2: Any, *, invert: bool) -> Any:
     return xp.isin(xp.asarray(x1), xp.asarray(x2))

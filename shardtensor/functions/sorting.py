@@ -149,7 +149,8 @@ def _declare_partition(function: Callable[..., Any], ordered: Callable[..., Any]
         if axis is None:
             return function(reshape(x, (-1,)), kth, axis=0)
         if isinstance(kth, np.ndarray) and kth.ndim:
-            return function(x, tuple(kth.ravel().tolist()), axis=axis)
+            indices = _check_kth(kth, shape_of(x), normalize_axis(axis, len(shape_of(x)))).ravel().tolist()
+            return function(x, tuple(indices or [0]), axis=axis)  # Without indices, any order will do.
         if not isinstance(x, ShardedTensor) or x._aval.grid.counts[normalize_axis(axis, x.ndim)] == 1:
             return NotImplemented
         _check_kth(kth, x.shape, axis)
@@ -183,7 +184,7 @@ def _check_kth(kth: Any, shape: Shape, axis: int) -> Any:
         ArgumentError: an index is out of bounds, and there are elements.
     """
     found, size = np.asarray(kth), shape[axis]
-    if found.dtype.kind not in "iu" and found.size:
+    if found.dtype.kind not in "iu":
         raise ArgumentTypeError(f"kth is {kth!r:.60}; wanted integers")
     for k in found.ravel().tolist():
         if not -size <= k < size and 0 not in shape:

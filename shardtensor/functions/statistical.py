@@ -208,9 +208,9 @@ def var(
     """Returns the variance along ``axis``: Σ|x - x̄|² / (n - correction), with n elements and their mean x̄.
 
     The result is real, also for complex x, and has dtype float64 for integers and bools, otherwise the precision of x
-    (float16 is accumulated in float32). ``dtype`` is another floating-point dtype for the computation and the result,
-    complex for complex x. The partial results of shards are merged by the algorithm of Chan, Golub and
-    LeVeque (1979), which avoids cancellation.
+    (float16 is accumulated in float32). ``dtype`` is another floating-point dtype for the computation and the result;
+    a complex one, which complex x needs, makes the result complex, too. The partial results of shards are merged by
+    the algorithm of Chan, Golub and LeVeque (1979), which avoids cancellation.
 
     >>> st.var(st.asarray([1.0, 3.0, 5.0, 7.0])).item(), st.var(st.asarray([1.0, 3.0]), correction=1).item()
     (5.0, 2.0)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.small_floats import is_element
 from shardtensor.core import OPS, bind_into, call, named
-from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.flat import Flat
 from shardtensor.tensor.nested_lists import converted, from_lists
@@ -156,7 +156,13 @@ class Methods(Operators):
         (self if self._is_scalar else self.imag)[...] = value
 
     def fill(self, value: Any) -> None:
-        """Writes a scalar to every element."""
+        """Writes a scalar to every element.
+
+        Raises:
+            ShapeError: ``value`` has dimensions.
+        """
+        if isinstance(value, (list, tuple)) or getattr(value, "ndim", False):
+            raise ShapeError(f"fill: value is a {type(value).__name__} with dimensions; wanted a scalar")
         self[...] = value
 
     @property

@@ -65,6 +65,9 @@ RESULTS: dict[str, Call] = {
     "cumsum of durations": lambda p: np.cumsum(p(SPANS)),
     "cumsum of durations in rows": lambda p: p(SPANS.reshape(2, 2)).cumsum(axis=0),
     "cumsum as bools": lambda p: np.cumsum(p(I1), axis=1, dtype=bool),
+    "var in complex64": lambda p: np.var(p(F4), dtype=np.complex64),
+    "std of complex numbers in complex128": lambda p: np.std(p(F4 + 1j * F4[::-1]), dtype=complex),
+    "x.std of integers in complex128, where": lambda p: p(I1).std(axis=1, dtype=complex, where=p(I1 > 0)),
     "var of a dtype": lambda p: np.var(p(F4), dtype=np.float64, ddof=1),
     "x.std of a dtype, where": lambda p: p(F4).std(dtype=np.float64, where=p(F4 > 0)),
     "gradient of dates": lambda p: np.gradient(p(DATES)),
@@ -150,6 +153,10 @@ ERRORS: dict[str, tuple[type[Exception], Call]] = {
     "item with too few indices": (ValueError, lambda p: p(np.zeros((2, 2, 2))).item(0, 1)),
     "int of a complex number": (TypeError, lambda p: int(p(np.array(1j)))),
     "conjugate of dates": (TypeError, lambda p: p(DATES).conj()),
+    "partition by an empty list": (TypeError, lambda p: np.partition(p(F4), [])),
+    "argpartition by an empty array of floats": (TypeError, lambda p: np.argpartition(p(F4), np.zeros(0))),
+    "fill with a list": (ValueError, lambda p: p(F4.copy()).fill([1.0])),
+    "fill with an array of one element": (ValueError, lambda p: p(F4.copy()).fill(np.ones(1))),
     "argpartition by a float": (TypeError, lambda p: np.argpartition(p(F4), 1.0)),
     "isposinf of dates": (TypeError, lambda p: np.isposinf(p(DATES))),
     "gradient of bools": (TypeError, lambda p: np.gradient(p(BOOLS))),
@@ -194,7 +201,8 @@ def test_results_are_those_of_numpy(name: str, backend: str) -> None:
             continue
         assert isinstance(x, st.ShardedTensor)
         assert (x.shape, x.dtype) == (y.shape, y.dtype)
-        np.testing.assert_allclose(np.asarray(x).astype(float), y.astype(float), rtol=1e-12)
+        number = complex if y.dtype.kind == "c" else float
+        np.testing.assert_allclose(np.asarray(x).astype(number), y.astype(number), rtol=1e-12)
 
 
 def test_functions_of_lines_that_differ_are_called(backend: str) -> None:
