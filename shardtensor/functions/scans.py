@@ -14,6 +14,7 @@ from shardtensor.core import call as _call
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, AxisError, ShapeError
 from shardtensor.functions.algorithms.distributed import distributed
+from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.shards import MeshCommunicator as _MeshCommunicator
 from shardtensor.functions.algorithms.shards import Shards as _Shards
 from shardtensor.functions.creation import ones as _ones
@@ -38,7 +39,9 @@ def cumulative_sum(
 
     The result has x's shape and sharding. Each device computes the cumulative sums of its shard; where the axis is
     sharded, the totals of the shards are gathered along it, and the total of the shards before is added to each shard:
-    P devices send P (P - 1) sums of each line. The rounding of floating-point sums depends on the mesh only.
+    P devices send P (P - 1) sums of each line. Up to 64 KiB, the first device of one process receives all elements,
+    computes the same bits and sends the others their parts, unless the sums are not of integers and another dimension
+    is split, too. The rounding of floating-point sums depends on the mesh only.
 
     Args:
         x: a tensor or an array.
@@ -122,7 +125,10 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
     def on_device(xp: Any, context: None, x: Any, *, axis: int | None, dtype: Any, include_initial: bool) -> Any:
         return getattr(xp, local)(x, axis=_axis(axis, x.ndim), dtype=dtype)
 
-    @distributed(function, small=small)
+    def few(value: Aval, *, axis: int | None, **params: Any) -> bool:
+        return value.nbytes <= GATHERED and value.grid.counts[_axis(axis, value.ndim)] > 1
+
+    @distributed(function, small=small, few=few)
     def scan(
         x: _Shards, along: Callable[[int], _MeshCommunicator], *, axis: int | None, dtype: Any, include_initial: bool
     ) -> _Shards:

@@ -11,10 +11,14 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
+from shardtensor.functions.algorithms.sample_sort import GATHERED
 from tests.interpreters.test_infer import totals
 from tests.layouts import everywhere, mesh_of
 
-SPECS = [((9, 5), P("x"), 0), ((9, 5), P("x", "y"), 1), ((7, 600), P(None, ("y", "x")), 1), ((3,), P(("x", "y")), 0)]
+SPECS = [
+    ((9, 5), P("x"), 0), ((9, 5), P("x", "y"), 1), ((7, 600), P(None, ("y", "x")), 1), ((7, 1200), P(None, "x"), 1),
+    ((7, 6000), P(None, ("y", "x")), 1), ((3,), P(("x", "y")), 0), ((0, 4), P("x"), 0),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("shape", "spec", "axis"), SPECS)
@@ -34,6 +38,33 @@ def test_bits_and_bytes_depend_on_the_mesh_only(name: str, shape: Any, spec: Any
     given = st.empty(shape, dtype="float32", device=st.NamedSharding(mesh, spec))
     report = st.simulate(lambda: getattr(st, name)(given, axis=axis), mesh=mesh)
     assert report.bytes == sum(found[0][1].values())
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4, 8])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float64"])
+def test_up_to_64_kib_the_first_device_computes_all_sums(dtype: str, devices: int) -> None:
+    """The same bits, in messages of which there are fewer: what the others have, and their parts of the result."""
+    rows = st.NamedSharding(mesh_of((devices,), "checked"), P("x"))
+    count = GATHERED // np.dtype(dtype).itemsize // 24 * 24
+    x = np.random.default_rng(0).integers(-9, 9, count + 24 * devices).astype(dtype) / np.dtype(dtype).type(7)
+    x = x.astype(dtype)
+    few, more = (st.device_put(part, rows) for part in (x[:count], x))
+    assert few.nbytes <= GATHERED < more.nbytes
+    with st.transfers() as log:
+        result = st.cumulative_sum(few)
+    itemsize = few.dtype.itemsize + result.dtype.itemsize
+    assert log.bytes == st.explain(st.cumulative_sum, few).bytes == count * (devices - 1) // devices * itemsize
+    assert set(map(sharers_of, totals(log))) == {0}
+    own = st.device_put(x[:count], st.NamedSharding(mesh_of((devices,), "numpy"), P("x")))
+    assert np.asarray(result).tobytes() == np.asarray(st.cumulative_sum(own)).tobytes()
+    with st.transfers() as log:
+        result = st.cumulative_sum(more)
+    assert log.bytes == devices * (devices - 1) * result.dtype.itemsize
+
+
+def sharers_of(message: tuple[Any, ...]) -> int:
+    """Returns the lesser number of the two devices of a message: 0 if one of them is the first device."""
+    return min(message[2].id, message[3].id)
 
 
 def test_a_split_dimension_sends_one_slice_for_each_pair_of_devices() -> None:

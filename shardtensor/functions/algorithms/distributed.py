@@ -61,10 +61,11 @@ def distributed(
         layout: ``layout(*avals, **params)`` returns the sharding that the algorithm needs of each operand.
         small: ``small(aval, **params)`` returns the aval of the result and the function of a namespace and an array
             that computes it, with the algorithm's bits, from the whole buffer of a small operand on devices that share
-            a memory, as a new array; or None. The messages of the algorithm follow from the shapes.
+            a memory, as a new array; or None. The messages of the algorithm follow from the shapes. With ``few``, the
+            first device computes it in place of the algorithm.
         few: ``few(*avals, **params)`` returns whether the operands are so few bytes that the messages of the algorithm
             take longer than the elements: then they are sent to the first device, which runs the algorithm and sends
-            the parts of the result to the others, if all are in one process. ``result`` is given.
+            the parts of the result to the others, if all are in one process. ``result`` or ``small`` is given.
         known_messages: whether the messages follow from the shapes. Then ``whole`` runs where transfers are recorded,
             too, so that a log does not change the result.
     """
@@ -96,6 +97,20 @@ def distributed(
             return None
         return small(value, **dict(zip(op.params, params, strict=True)))
 
+    @functools.lru_cache(1024, typed=True)
+    def prepared_on_first(value: Aval, *params: Any) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
+        if small is None or not runs_on_one(value, *params):
+            return None
+        return small(value, **dict(zip(op.params, params, strict=True)))
+
+    def divided(x: ShardedTensor, made: Aval, compute: Callable[[Any, Any], Any]) -> Shards:
+        """Returns the shards of a result of x's shape that the first device computes of all elements."""
+        first = as_sharding(made.sharding.mesh.flat[0], x.ndim, op.name)
+        shards = (_abstract_operand if lacks_elements(x) else _operand)(x, first, op.name)
+        alone = aval(made.shape, made.dtype, first, made.committed)
+        found = shards.map(compute, shape=lambda shape: shape, dtype=made.dtype).assembled(alone)
+        return found.divided(made, op.name)
+
     def at_once(operands: Sequence[Any], params: tuple[Any, ...]) -> Any:
         assert whole is not None
         shardings = targets(*map(_kind_of, operands), *params)
@@ -120,10 +135,12 @@ def distributed(
 
     def attach(body: Callable[..., Any]) -> Callable[..., Any]:
         def run(x: ShardedTensor, others: Sequence[Any], params: tuple[Any, ...]) -> Any:
+            if ready := prepared_on_first(x._aval, *params):
+                return divided(x, *ready)
             operands = (x, *others)
             shardings = targets(*map(_kind_of, operands), *params)
             value = _laid_out(x, shardings[0])
-            on_one = runs_on_one(*map(_kind_of, operands), *params)
+            on_one = result is not None and runs_on_one(*map(_kind_of, operands), *params)
             if on_one:
                 needed, device = shardings, value.sharding.mesh.flat[0]
                 shardings = [as_sharding(device, y.ndim, op.name) for y in operands]
