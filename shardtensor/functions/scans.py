@@ -14,7 +14,7 @@ from shardtensor.core import call as _call
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, AxisError, ShapeError
 from shardtensor.functions.algorithms.distributed import distributed
-from shardtensor.functions.algorithms.sample_sort import GATHERED
+from shardtensor.functions.algorithms.sample_sort import is_short
 from shardtensor.functions.algorithms.shards import MeshCommunicator as _MeshCommunicator
 from shardtensor.functions.algorithms.shards import Shards as _Shards
 from shardtensor.functions.creation import ones as _ones
@@ -126,7 +126,7 @@ def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: 
         return getattr(xp, local)(x, axis=_axis(axis, x.ndim), dtype=dtype)
 
     def few(value: Aval, *, axis: int | None, **params: Any) -> bool:
-        return value.nbytes <= GATHERED and value.grid.counts[_axis(axis, value.ndim)] > 1
+        return is_short(value, axes=(_axis(axis, value.ndim),))
 
     @distributed(function, small=small, few=few)
     def scan(
