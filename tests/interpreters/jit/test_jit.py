@@ -339,6 +339,9 @@ def test_errors_name_the_call_that_needs_elements(escape: Any, caller: str, back
 
 
 def test_an_error_leaves_the_arguments_as_they_were(backend: str) -> None:
+    if backend == "cupy":
+        pytest.skip("CuPy's inverse of a singular matrix is NaN, and no error")
+
     def f(x: Any, y: Any) -> None:
         x += 1
         y[...] = st.linalg.inv(y)
