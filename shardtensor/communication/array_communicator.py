@@ -75,8 +75,8 @@ class ArrayCommunicator(Communicator):
         return tensor(value, offloaded(value, arrays))
 
     def result(self, array: Any, device: Device) -> Any:
-        """See `Communicator`."""
-        return array
+        """See `Communicator`. Programs that share an array get objects of their own, whose shapes they can set."""
+        return array.view() if type(array) is np.ndarray else array
 
     def dtype_of(self, array: Any) -> np.dtype[Any]:
         """See `Communicator`."""

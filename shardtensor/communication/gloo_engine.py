@@ -245,7 +245,10 @@ def _unreachable(launch: Launch, is_first: bool, error: Exception) -> Exception:
             f"process 0 cannot open port {port} of this host: another program, or another job, uses it, or {host} is "
             f"not this host; choose another port ({str(error).splitlines()[0]})"
         )
-    return TimeoutError(f"process 0 does not answer at {launch.address}; is it started, and is the port open?")
+    return TimeoutError(
+        f"process 0 does not answer at {launch.address}: it has not been started, it has ended or failed already, or "
+        "the port is closed"
+    )
 
 
 def _own_address(host: str) -> str:

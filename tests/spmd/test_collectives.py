@@ -616,6 +616,20 @@ def test_results_are_read_only(count: int, backend: str) -> None:
     together(body, [array((count, 6), "float64", k) for k in range(count)], mesh_of((count,), backend))
 
 
+@pytest.mark.parametrize("backend", READ_ONLY)
+def test_the_shape_of_a_result_belongs_to_its_program(backend: str) -> None:
+    def body(x: Any) -> Any:
+        results = [st.psum(x, "x"), st.pbroadcast(x, "x", 0), st.all_gather(x, "x", tiled=True)]
+        if st.axis_index("x") == 1:
+            for result in results:
+                result.shape = (2, result.size // 2)
+        st.psum(0, "x")  # Now all programs have their results.
+        return [result.shape for result in results]
+
+    found = together(body, [array((4,), "float64", k) for k in range(3)], mesh_of((3,), backend))
+    assert found == [[(4,), (4,), (12,)], [(2, 2), (2, 2), (2, 6)], [(4,), (4,), (12,)]]
+
+
 @pytest.mark.parametrize("size", [8, CHUNKED_FROM // 16])
 @pytest.mark.parametrize("count", [1, 4])
 def test_results_are_kept_without_a_copy(count: int, size: int) -> None:
