@@ -25,6 +25,7 @@ from shardtensor.errors import BackendError, CollectiveError, message_of
 from shardtensor.host import signals, threads
 from shardtensor.host.blas_threads import Limit
 from shardtensor.host.fork import in_children
+from shardtensor.spmd import helper_delays
 from shardtensor.spmd.breakpoints import count_prompts, restore_hook
 from shardtensor.spmd.program import (
     MapRun,
@@ -91,49 +92,16 @@ def run(
     check_room()
     if across and sum(not is_remote(device) for device in across) < 2:
         helper_delay = math.inf  # One program of this process needs one thread, and the others are none of its own.
-    scheduler = Scheduler(map_run, _delay_of(code, helper_delay))
+    scheduler = Scheduler(map_run, helper_delays.delay_of(code, helper_delay))
     try:
         scheduler.run()
         if not scheduler.prompts():
-            _note(code, scheduler.seconds, helper_delay)
+            helper_delays.note(code, scheduler.seconds, helper_delay)
         return map_run.outcome()
     finally:
         # The two refer to each other, and a helper thread may refer to the scheduler for a moment longer; either would
         # keep all results alive.
         del map_run.scheduler, scheduler.root
-
-
-_LONG = 4
-"""A map that takes more than this multiple of the helper delay has helper threads from the start the next time."""
-
-_SHORT = 2
-"""After one that takes up to this multiple, helper threads wait until the next one has become long: waking them takes
-longer than the rest of a map that is as short again.
-"""
-
-_delays: dict[int, int] = {}
-"""How many helper delays the next map of some code waits for helper threads, by the identity of the code; the code
-itself may refer to data. Where other code gets the identity of code that is gone, only its first map has helper threads
-too early or too late.
-"""
-
-_REMEMBERED = 4096
-"""The maximum length of `_delays`."""
-
-
-def _delay_of(code: int, helper_delay: float) -> float:
-    """Returns the seconds after which helper threads take part in a map of some code."""
-    return _delays.get(code, 1) * helper_delay if math.isfinite(helper_delay) else helper_delay
-
-
-def _note(code: int, seconds: float, helper_delay: float) -> None:
-    """Remembers how long a map of some code took. Code 0 is unknown code."""
-    delays = 0 if seconds > _LONG * helper_delay else _LONG if seconds <= _SHORT * helper_delay else 1
-    if not code or _delays.get(code) == delays:
-        return
-    if len(_delays) >= _REMEMBERED:
-        _delays.clear()
-    _delays[code] = delays
 
 
 class Scheduler:

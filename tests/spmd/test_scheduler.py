@@ -36,7 +36,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import shardtensor as st
 from shardtensor.communication import array_communicator
 from shardtensor.host import blas_threads, signals, threads
-from shardtensor.spmd import launch, scheduler
+from shardtensor.spmd import helper_delays, launch, scheduler
 from shardtensor.spmd import program as programs
 from shardtensor.tensor import ownership
 from tests.conftest import Late
@@ -103,7 +103,7 @@ def helped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Three helper threads, however many cores there are; they join after the first turn of work."""
     monkeypatch.setattr(threads, "usable_cores", lambda: 4)
     monkeypatch.setattr(threads, "_pool", threads._ThreadPool())
-    monkeypatch.setattr(scheduler, "_delays", {})  # No earlier map, whose tasks had the same code, took long.
+    monkeypatch.setattr(helper_delays, "_delays", {})  # No earlier map, whose tasks had the same code, took long.
     yield
     threads._pool.dissolve()
 
@@ -182,12 +182,12 @@ def test_a_short_map_after_a_long_one_goes_without_helpers(helped: None, monkeyp
     monkeypatch.setattr(scheduler, "Limit", Slow)
     code = id(monkeypatch)
     scheduler.run([lambda program: time.sleep(0.2)] * 3, labels(3), helper_delay=0.04, code=code)
-    assert scheduler._delay_of(code, 0.04) == 0.0
+    assert helper_delays.delay_of(code, 0.04) == 0.0
     scheduler.run([lambda program: None] * 3, labels(3), helper_delay=0.04, code=code)
-    assert scheduler._delay_of(code, 0.04) == 0.16
+    assert helper_delays.delay_of(code, 0.04) == 0.16
     scheduler.run([lambda program: time.sleep(0.11)], labels(1), helper_delay=0.04, code=code)
-    assert scheduler._delay_of(code, 0.04) in (0.0, 0.04)  # neither short nor, unless the machine is busy, long
-    assert scheduler._delay_of(id(code), 0.04) == 0.04  # unknown code
+    assert helper_delays.delay_of(code, 0.04) in (0.0, 0.04)  # neither short nor, unless the machine is busy, long
+    assert helper_delays.delay_of(id(code), 0.04) == 0.04  # unknown code
 
 
 def test_a_rendezvous_across_threads(helped: None) -> None:
