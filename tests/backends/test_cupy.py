@@ -909,13 +909,34 @@ def test_operators_on_two_gpus_are_one_launch_on_each(monkeypatch: pytest.Monkey
         same(z, 3 * host)
 
 
-def test_bits_depend_on_the_mesh_only() -> None:
+def test_partial_results_on_two_gpus_are_combined_on_each_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product and a variance launch the same kernels on each of the GPUs, then those that combine two results."""
+    host = np.random.default_rng(4).random((40, 5))
+    for call, most in ((lambda x: x.T @ x, 3), (lambda x: x.var(axis=0), 11)):
+        found = []
+        for gpu_count in (1, 2):
+            with machine(8, devices=gpu_count) as m:
+                x = st.device_put(host, m.mesh())
+                call(x)
+                with monkeypatch.context() as patch:
+                    names = launched(patch)
+                    call(x)
+                found.append(len([name for name in names if "copy" not in name]))
+        assert found[0] <= most
+        assert found[1] <= 2 * found[0] + 2
+
+
+@pytest.mark.parametrize(("rows", "count"), [(37, 4), (36, 4), (40, 8), (43, 8), (5, 8)])
+def test_bits_depend_on_the_mesh_only(rows: int, count: int) -> None:
     """The same mesh of logical devices, on one GPU, on two and on four."""
-    host, found = np.random.default_rng(3).random((37, 5)).astype(np.float32), set()
+    host, found = np.random.default_rng(3).random((rows, 5)).astype(np.float32), set()
     for gpu_count in (1, 2, 4):
-        with machine(4, devices=gpu_count) as m:
+        with machine(count, devices=gpu_count) as m:
             x = st.device_put(host, m.mesh())
             results = [x.sum(axis=0), x.var(axis=0), st.cumulative_sum(x, axis=0), x.prod(), st.argmax(x, axis=0)]
+            results += [x.std(), x.var(keepdims=True), (x + 1j).var(axis=0), x.T @ x]
+            np.testing.assert_allclose(np.asarray(results[-1]), host.T @ host, rtol=1e-5)
+            np.testing.assert_allclose(np.asarray(results[5]), host.std(), rtol=1e-5)
             found.add(b"".join([np.asarray(y).tobytes() for y in results]))
     assert len(found) == 1
 

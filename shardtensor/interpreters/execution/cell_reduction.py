@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shardtensor.backend.device import Device
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.protocol import Backend
 from shardtensor.communication.all_reduce import Tree, combine, flat_tree
@@ -71,10 +72,9 @@ def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[
     tree = groups[0].tree
     if longest > _TERMS * max(value.size, 1) or (len(boxes) > 1 and len(tree) * value.nbytes > COLLECTED):
         return general
-    cells = [_runs(bounds, *box) for box in boxes]
-    if moments:
-        return _moments(strategies, monoid, split, gone, cells[0], tree) if len(cells) == 1 else general
-    return _Reduction(strategies, monoid, source, split, gone, cells, tree).run
+    cells = [runs_in_box(bounds, *box) for box in boxes]
+    plan = (_Moments if moments else _Reduction)(strategies, monoid, source, split, gone, cells, tree)
+    return general if moments and len(cells) > 1 and not plan.apart else plan.run
 
 
 def _as_rows(backend: Backend, split: int, piece: Any, number: int) -> Any:
@@ -94,51 +94,19 @@ def _cut(backend: Backend, split: int, buffer: Any, begin: int, end: int) -> Any
     return backend.view(buffer, (*[slice(None)] * split, slice(begin, end)))
 
 
-def _runs(bounds: Sequence[int], begin: int, end: int) -> Runs:
+def runs_in_box(bounds: Sequence[int], begin: int, end: int) -> Runs:
     """Returns the runs of shards of equal size in the rows of a cell, relative to its first row."""
     return runs_between([bound - begin for bound in bounds if begin <= bound <= end])
 
 
-def _moments(strategies: Strategies, monoid: Monoid, split: int, gone: Sequence[int], runs: Runs, tree: Tree) -> Run:
-    """Returns the plan of `reduce_by_cells` for a variance in one memory, whose states take several kernels each."""
-    value, backend, params = strategies.value, strategies.backend, strategies.params
-    (move,), xp = strategies.moves, backend.xp
-    assert move is not None
-    rows = {**params, "axis": tuple([axis + 1 for axis in gone])}
-    launch, merge = backend.launcher([value.cells.grid.devices[0]]), functools.partial(monoid.merge, xp)
-
-    def states_of(piece: Any, number: int) -> Any:
-        parts = _as_rows(backend, split, piece, number)
-        context = ShardContext.everywhere(value.shape, [parts.shape], value.dtype)
-        return monoid.partial(xp, context, parts, **rows)  # type: ignore[misc]
-
-    def some(states: Any, *part: int | None) -> Any:
-        return each_array(lambda array: backend.view(array, slice(*part)), states)
-
-    def folded(states: Any, number: int) -> Any:
-        """Combines the states of shards of one size along a flat tree, all pairs of neighbours at once."""
-        if number & (number - 1):
-            left = 1 << (number.bit_length() - 1)
-            return merge(folded(some(states, left), left), folded(some(states, left, None), number - left))
-        while number > 1:
-            states, number = merge(some(states, None, None, 2), some(states, 1, None, 2)), number // 2
-        return states
-
-    def combined(buffer: Any) -> Any:
-        found = [(states_of(_cut(backend, split, buffer, a, b), n), n) for a, b, n in runs]
-        if len(found) == 1 and tree == flat_tree(found[0][1]):
-            state = folded(*found[0])
-        else:
-            states = [some(row, k, k + 1) for row, n in found for k in range(n)]
-            state = combine(tree, states.__getitem__, merge)
-        return whole_of(xp.reshape(monoid.finish(xp, strategies.contexts[0], state, **params), value.shape), value)
-
-    def run_plan(operands: Operands) -> ShardedTensor:
-        buffers = move.unrecorded(operands[0], strategies.name)
-        strategies.announce()
-        return tensor(value, Storage(tuple(launch([combined], [(buffers[0],)])), ([],)))
-
-    return run_plan
+def in_every_cell(value: Aval, total: Any, leader: Device) -> ShardedTensor:
+    """Returns a tensor that is the same in all of its cells, given its array on one of their devices."""
+    backend, devices = value.backend, value.cells.grid.devices
+    here = backend.memory_space(leader)
+    others = [device for device in devices if backend.memory_space(device) != here]
+    copies = dict(zip(others, backend.spread(total, leader, others), strict=True)) if others else {}
+    made = tuple([copies.get(device, total) for device in devices])
+    return tensor(value, Storage(made, tuple([[] for _ in made])))
 
 
 class _Reduction:
@@ -151,6 +119,9 @@ class _Reduction:
         gone: its dimensions that are reduced.
         cells: the runs of shards of equal size in each of its cells.
         tree: the tree along which the partial results of the shards are combined.
+
+    Attributes:
+        apart: whether each of several cells has a subtree of its own.
     """
 
     def __init__(
@@ -163,25 +134,21 @@ class _Reduction:
         cells: Sequence[Runs],
         tree: Tree,
     ) -> None:
-        self._strategies, self._value = strategies, strategies.value
+        self._strategies, self._value, self._monoid = strategies, strategies.value, monoid
         self._backend = backend = strategies.backend
         self._runs, self._split = [runs for runs in cells if runs], split
         self._numbers = [n for n, runs in enumerate(cells) if runs]
-        self._reduced: dict[str, Any] = {
-            "axis": tuple([axis + 1 for axis in gone]),
-            "keepdims": strategies.params["keepdims"],
-        }
+        self._axis = tuple([axis + 1 for axis in gone])
         self._count = source.size // max(self._value.size, 1) if monoid.partial else 0  # of a mean: its states are sums
         self._name = monoid.reduces
         counts = [sum(n for _, _, n in runs) for runs in self._runs]
         flat = tree == flat_tree(len(tree))
-        # Each cell has a subtree of its own where all of them have the same power of two of shards.
-        self._apart = len(counts) > 1 and flat and len(set(counts)) == 1 and not counts[0] & (counts[0] - 1)
-        self._tree = flat_tree(len(counts)) if self._apart else tree
+        # That is so where all of them have the same power of two of shards.
+        self.apart = len(counts) > 1 and flat and len(set(counts)) == 1 and not counts[0] & (counts[0] - 1)
+        self._tree = flat_tree(len(counts)) if self.apart else tree
         devices = source.cells.grid.devices
         self._holders = [devices[n] for n in self._numbers]
-        self._leader, here = self._holders[0], backend.memory_space(self._holders[0])
-        self._others = [d for d in self._value.cells.grid.devices if backend.memory_space(d) != here]
+        self._leader = self._holders[0]
         self._launch, self._launch_one = backend.launcher(self._holders), backend.launcher([self._leader])
 
     @functools.cached_property
@@ -191,7 +158,7 @@ class _Reduction:
 
     def run(self, operands: Operands) -> ShardedTensor:
         """Runs the plan."""
-        strategies, backend, value = self._strategies, self._backend, self._value
+        strategies, value = self._strategies, self._value
         move = strategies.moves[0]
         assert move is not None
         buffers = move.unrecorded(operands[0], strategies.name)
@@ -199,22 +166,20 @@ class _Reduction:
         strategies.announce()
         parts = self._launch([self._partials] * len(mine), zip(mine, self._runs, strict=True))
         (total,) = self._launch_one([self._total], [(parts,)])
-        copies = iter(backend.spread(total, self._leader, self._others)) if self._others else iter(())
-        away = set(self._others)
-        made = [next(copies) if d in away else total for d in value.cells.grid.devices]
-        return tensor(value, Storage(tuple(made), tuple([[] for _ in made])))
+        return in_every_cell(value, total, self._leader)
 
     def _partials(self, buffer: Any, runs: Runs) -> Any:
         """Returns the partial results of the shards in a buffer, or all of them combined, as rows of one array."""
         backend, reduction, split = self._backend, self._functions[0], self._split
         pieces = [buffer] if len(runs) == 1 else [_cut(backend, split, buffer, a, b) for a, b, _ in runs]
         # Shards are short, so that a copy takes less time than a kernel for each of them.
+        params = {"axis": self._axis, "keepdims": self._strategies.params["keepdims"]}
         sums = [
-            reduction(_as_rows(backend, split, piece, n), **self._reduced)
+            reduction(_as_rows(backend, split, piece, n), **params)
             for piece, (_, _, n) in zip(pieces, runs, strict=True)
         ]
         rows = sums[0] if len(sums) == 1 else backend.xp.concat(sums)
-        return self._combined(rows, flat_tree(rows.shape[0])) if self._apart else rows
+        return self._combined(rows, flat_tree(rows.shape[0])) if self.apart else rows
 
     def _total(self, parts: Sequence[Any]) -> Any:
         """Returns the result on the first device, from the rows of all cells."""
@@ -233,3 +198,57 @@ class _Reduction:
         if rows.shape[0] == 1:
             return rows
         return merged(backend, self._name, tree, [view(rows, slice(k, k + 1)) for k in range(rows.shape[0])])
+
+
+class _Moments(_Reduction):
+    """The plan of `reduce_by_cells` for a variance, whose states take several kernels each."""
+
+    def _merge(self, earlier: Any, later: Any) -> Any:
+        return self._monoid.merge(self._backend.xp, earlier, later)
+
+    def _partials(self, buffer: Any, runs: Runs) -> Any:
+        """Returns the states of the shards in a buffer combined, as the state of one row."""
+        backend, split, params, xp = self._backend, self._split, self._strategies.params, self._backend.xp
+        states = []
+        for begin, end, number in runs:
+            parts = _as_rows(backend, split, _cut(backend, split, buffer, begin, end), number)
+            context = ShardContext.everywhere(self._value.shape, [parts.shape], self._value.dtype)
+            states.append(self._monoid.partial(xp, context, parts, **{**params, "axis": self._axis}))  # type: ignore[misc]
+        numbers = [number for _, _, number in runs]
+        tree = flat_tree(sum(numbers)) if self.apart else self._tree
+        if len(states) == 1 and tree == flat_tree(numbers[0]):
+            state = self._folded(states[0], numbers[0])
+        else:
+            rows = [self._some(state, k, k + 1) for state, n in zip(states, numbers, strict=True) for k in range(n)]
+            state = combine(tree, rows.__getitem__, self._merge)
+        return each_array(backend.contiguous, state) if self.apart else state  # to be sent
+
+    def _total(self, parts: Sequence[Any]) -> Any:
+        """Returns the result on the first device, from the states of all cells."""
+        backend, value, strategies = self._backend, self._value, self._strategies
+        state = parts[0]
+        if len(parts) > 1:
+            counts, *columns = zip(*parts, strict=True)
+            rows = [backend.collect(column, self._holders, self._leader) for column in columns]
+            if len(set(counts)) == 1:
+                state = self._folded((counts[0], *rows), len(parts))
+            else:
+                states = [(count, *self._some(tuple(rows), k, k + 1)) for k, count in enumerate(counts)]
+                state = combine(self._tree, states.__getitem__, self._merge)
+        result = self._monoid.finish(backend.xp, strategies.contexts[0], state, **strategies.params)
+        return whole_of(backend.xp.reshape(result, value.shape), value)
+
+    def _folded(self, states: Any, number: int) -> Any:
+        """Combines the states of shards of one size along a flat tree, all pairs of neighbours at once."""
+        if number & (number - 1):
+            left, some = 1 << (number.bit_length() - 1), self._some
+            return self._merge(
+                self._folded(some(states, 0, left), left), self._folded(some(states, left, None), number - left)
+            )
+        while number > 1:
+            states = self._merge(self._some(states, None, None, 2), self._some(states, 1, None, 2))
+            number //= 2
+        return states
+
+    def _some(self, states: Any, *part: int | None) -> Any:
+        return each_array(lambda array: self._backend.view(array, slice(*part)), states)
