@@ -16,6 +16,7 @@ from shardtensor.functions.algorithms import requests
 from shardtensor.functions.algorithms.distinct import SAMPLES
 from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.selection import CANDIDATES, rounds
+from shardtensor.functions.split_search import isin_sorted, searchsorted_split
 from shardtensor.sharding.layout import offsets
 from tests.layouts import assert_same, everywhere, mesh_of
 
@@ -179,6 +180,18 @@ def test_the_greatest_elements_of_split_lines(backend: str) -> None:
                 shape == (60, 3) and k == 2
             ):  # The first device receives all others' elements, and sends them their parts.
                 assert log.bytes == (180 - 30) * 4 + (6 - 2) * (4 + 8)
+
+
+@everywhere
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
+def test_searches_among_few_elements_that_two_axes_split(n: int, backend: str) -> None:
+    """2 elements over 2 x 3 devices lie in parts 0 and 3."""
+    put = st.NamedSharding(mesh_of((2, 3), backend), P(("x", "y")))
+    ordered, elements = np.arange(1.0, 2 * n, 2), np.arange(12.0)
+    x, y = st.device_put(elements, put), st.device_put(ordered, put)
+    for side in ("left", "right"):
+        assert_same(searchsorted_split(x, y, side=side), np.searchsorted(ordered, elements, side=side))
+    assert_same(isin_sorted(x, y), np.isin(elements, ordered))
 
 
 @everywhere

@@ -56,7 +56,8 @@ def search(
     comm, common = along(range(x.value.ndim)), np.result_type(x.value.dtype, ordered.value.dtype)
     bounds, value = ordered.value.grid.offsets[0].tolist(), x.value
     result = aval(value.shape, np.dtype(dtype), value.sharding, value.committed)
-    filled = sum(a < b for a, b in itertools.pairwise(bounds))
+    filled = [k for k, (a, b) in enumerate(itertools.pairwise(bounds)) if a < b]
+    gaps = filled != list(range(len(filled)))  # Fewer elements than parts of several axes lie in the first of each.
     parts = ordered.map(lambda xp, a: xp.asarray(a, dtype=common), shape=lambda shape: shape, dtype=common)
     lasts = comm.all_gather(parts.map(_last, shape=lambda _: (1,), dtype=common), 0)
     begins = [bounds[k] for k in comm.index]
@@ -64,8 +65,10 @@ def search(
     def owners(xp: Any, elements: Any, ends: Any) -> Any:
         if not filled:
             return xp.zeros(elements.shape, dtype=_INT)
-        found = xp.asarray(xp.searchsorted(ends[:filled], elements, side=side), dtype=_INT)
-        return xp.clip(found, 0, filled - 1)
+        numbers = xp.asarray(filled, dtype=_INT) if gaps else None
+        known = xp.take(ends, numbers, axis=0) if gaps else ends[: len(filled)]
+        found = xp.clip(xp.asarray(xp.searchsorted(known, elements, side=side), dtype=_INT), 0, len(filled) - 1)
+        return xp.take(numbers, found, axis=0) if gaps else found
 
     def answer(xp: Any, elements: Any, part: Any, begin: int) -> Any:
         return xp.asarray(reply(xp, part, elements, begin), dtype=result.dtype)
