@@ -366,14 +366,25 @@ def _constant(path: str, x: Any) -> Output:
         return Output(constant=array.copy)
     if x is None or type(x) in SCALARS or isinstance(x, (str, bytes, np.generic, type)):
         return Output(constant=lambda: x)
-    hashes: Any = type(x).__hash__
-    # An object that is equal to itself only (an iterator, a function, an object with attributes) may hold tracers.
-    if hashes is None or hashes is object.__hash__:
+    if not _is_constant(x):
         raise ArgumentTypeError(
             f"jit: {path} is a {type(x).__name__}, which is no tensor and can change; return tensors, numbers, text, "
             f"or containers of them{hint_to_register(x)}"
         )
     return Output(constant=lambda: x)
+
+
+def _is_constant(x: Any) -> bool:
+    """Tells whether an object can neither change nor hold tracers, which cannot be hashed, as far as its hash tells."""
+    # Methods, weak references and objects that are equal to themselves only may hold tracers, and have a hash.
+    hashes: Any = type(x).__hash__
+    if callable(x) or hashes is None or hashes is object.__hash__:
+        return False
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
 
 
 def _from_struct(x: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import gc
@@ -483,11 +484,17 @@ def test_results_that_are_no_tensors() -> None:
     assert st.jit(lambda x: ("a", 3, None, np.float32(2)))(st.ones(1)) == ("a", 3, None, np.float32(2))
     first = st.jit(lambda x: np.arange(3))
     assert first(st.ones(1)) is not first(st.ones(1))
-    assert st.jit(lambda x: (x.sharding, Color.RED))(st.ones(1)) == (st.ones(1).sharding, Color.RED)
+    mixed = st.jit(lambda x: (x.sharding, Color.RED, Frozen(3)))
+    assert mixed(st.ones(1)) == (st.ones(1).sharding, Color.RED, Frozen(3))
 
 
 class Color(enum.Enum):
     RED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Any
 
 
 @pytest.mark.parametrize(
@@ -497,6 +504,10 @@ class Color(enum.Enum):
         (lambda x: x.flat, "Flat"),
         (lambda x: (row * 2 for row in x), "generator"),
         (lambda x: lambda: x, "function"),
+        (lambda x: x.sum, "method"),
+        (lambda x: [x].append, "builtin_function_or_method"),
+        (weakref.ref, "ReferenceType"),
+        (lambda x: Frozen(x), "Frozen"),
         (lambda x: types.SimpleNamespace(x=x), "SimpleNamespace"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
