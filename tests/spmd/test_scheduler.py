@@ -260,23 +260,23 @@ def divided(callers: Task, *helpers: Task) -> Task:
 
 
 def map_inside(program: programs.Program) -> list[bool]:
-    """Maps two programs, each in a thread of its own; the one in the other thread ends last."""
-    started, here = threading.Barrier(2), threading.get_ident()
+    """Maps three programs, each in a thread of its own; one that is not in the caller's thread ends last."""
+    started, here, ends_last = threading.Barrier(3), threading.get_ident(), [False, True]
 
     def inner(program: programs.Program) -> bool:
         started.wait(5)
-        if threading.get_ident() != here:
+        if threading.get_ident() != here and ends_last.pop():
             until_others_wait(program)
         return threading.get_ident() != here
 
-    return sorted(scheduler.run([inner] * 2, labels(2)))
+    return sorted(scheduler.run([inner] * 3, labels(3)))
 
 
 WAKES: dict[str, tuple[Task, Task, Any]] = {
     "a rendezvous": (lambda program: meets(program, 1), lambda program: meets(program, 1), [3, 3, 3]),
     "an error": (lambda program: meets(program, 1), lambda program: {}[1], KeyError),
     "a deadlock": (lambda program: meets(program, 1), lambda program: None, st.CollectiveError),
-    "an inner map": (lambda program: None, map_inside, [None, None, [False, True]]),
+    "an inner map": (lambda program: None, map_inside, [None, None, [False, True, True]]),
     "the end": (lambda program: None, lambda program: None, [None] * 3),
 }
 
