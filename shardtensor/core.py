@@ -55,7 +55,6 @@ class Op:
         positional: the number of arguments that can be passed by position.
         variadic: whether the operator takes a sequence of arrays, as one argument or as ``*arrays``.
         dispatch: the function that users call.
-        split: a function with the signature of `dispatch` that returns the operands and the params of the call.
         rule: how the dimensions of the operands correspond to those of the result (see `shardtensor.sharding.rules`);
             for an operator that creates arrays, a function that returns the shape and dtype of the result; None for an
             operator with a `movement`, `composite` or `algorithm` that determines the layout itself.
@@ -153,10 +152,10 @@ class Op:
     positional: int = dataclasses.field(init=False)
     is_ufunc: bool = dataclasses.field(init=False)
     creates: bool = dataclasses.field(init=False)
-    split: Callable[..., tuple[Operands, Params]] = dataclasses.field(init=False)
     dispatch: Function = dataclasses.field(init=False)
     placeable: bool = dataclasses.field(init=False)
     _placed: Op | None = dataclasses.field(default=None, init=False)
+    _split: Function | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self, function: Function) -> None:
         self.name = function.__name__
@@ -172,8 +171,17 @@ class Op:
         elementwise = self.rule in ("... -> ...", "..., ... -> ...")
         self.is_ufunc = elementwise and isinstance(getattr(np, self.name, None), np.ufunc)
         self.creates = "device" in self.params and not isinstance(self.rule, str)
-        self.dispatch = _dispatcher(self, function, list(arguments.values()))
+        dispatch = _dispatcher(self, list(arguments.values()))
+        self.dispatch = functools.update_wrapper(dispatch, function)  # Editors find the declaration by __wrapped__.
         self.placeable = "out_sharding" in arguments
+
+    def split(self, *args: Any, **kwargs: Any) -> tuple[Operands, Params]:
+        """Returns the operands and the params of a call with these arguments."""
+        if self._split is None:  # Compiled at the first use: for all operators, it takes 5 % of the import.
+            arguments = list(inspect.signature(self.dispatch).parameters.values())
+            self._split = _compiled(self, arguments, ", ".join(_operands_and_params(self)))
+        found: tuple[Operands, Params] = self._split(*args, **kwargs)
+        return found
 
     @property
     def placed(self) -> Op | None:
@@ -457,38 +465,44 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
         del error  # The reference cycle of the error and this frame would keep the operands alive.
 
 
-def _dispatcher(op: Op, function: Function, arguments: Sequence[inspect.Parameter]) -> Function:
-    """Makes the function that users call, and sets ``op.split``.
-
-    The function is compiled from the declared signature, so that Python binds arguments and defaults, which is ten
-    times faster than `inspect.Signature.bind`.
-    """
-    operands = f"_several(_op, {op.operands[0]})" if op.variadic else f"({''.join(n + ', ' for n in op.operands)})"
-    params = f"({''.join(n + ', ' for n in op.params)})"
-    placed = "out_sharding" in [a.name for a in arguments]
-    scope: dict[str, Any] = {"_bind": bind, "_extended": _extended, "_op": op, "_place": _place, "_several": _several}
-    scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
-    exec(_compiled(_header(arguments), operands, params, op.options, placed), scope)
-    op.split = scope["_split"]
-    dispatch: Function = scope["_dispatch"]
-    dispatch.__code__ = dispatch.__code__.replace(co_name=op.name, co_filename=f"<operator {op.name}>")
-    return functools.update_wrapper(dispatch, function)  # Editors find the declaration by the attribute __wrapped__.
-
-
-@functools.cache  # Many operators have the same signature, and compiling takes most of the time of a declaration.
-def _compiled(header: str, operands: str, params: str, options: tuple[str, ...], placed: bool) -> Any:
+def _dispatcher(op: Op, arguments: Sequence[inspect.Parameter]) -> Function:
+    """Makes the function that users call."""
+    operands, params = _operands_and_params(op)
     result = f"_bind(_op, {operands}, {params})"
-    named = "".join([f", {n}={n}" for n in options])
-    given = " or ".join([f"{n} is not _default_{n}" for n in options])
-    if options:  # Comparing them with their defaults costs the calls without options a few nanoseconds.
+    named = "".join([f", {n}={n}" for n in op.options])
+    given = " or ".join([f"{n} is not _default_{n}" for n in op.options])
+    if op.options:  # Comparing them with their defaults costs the calls without options a few nanoseconds.
         result = f"_extended(_op, {operands}, {params}{named}) if {given} else {result}"
-    if placed:
+    if "out_sharding" in [a.name for a in arguments]:
         result = (
             f"({result}) if out_sharding is None else "
             f"_place(_op, {operands}, {params}, out_sharding, {given or False}{named})"
         )
-    source = f"def _dispatch({header}): return {result}\n"
-    source += f"def _split({header}): return {operands}, {params}"
+    return _compiled(op, arguments, result)
+
+
+def _operands_and_params(op: Op) -> tuple[str, str]:
+    """Returns the sources of the tuples of operands and of parameters of a call."""
+    operands = f"_several(_op, {op.operands[0]})" if op.variadic else f"({''.join(n + ', ' for n in op.operands)})"
+    return operands, f"({''.join(n + ', ' for n in op.params)})"
+
+
+def _compiled(op: Op, arguments: Sequence[inspect.Parameter], result: str) -> Function:
+    """Returns a function with the signature of the operator whose result is an expression, given as source.
+
+    The function is compiled from the declared signature, so that Python binds arguments and defaults, which is ten
+    times faster than `inspect.Signature.bind`.
+    """
+    scope: dict[str, Any] = {"_bind": bind, "_extended": _extended, "_op": op, "_place": _place, "_several": _several}
+    scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
+    exec(_code(f"def _function({_header(arguments)}): return {result}"), scope)
+    function: Function = scope["_function"]
+    function.__code__ = function.__code__.replace(co_name=op.name, co_filename=f"<operator {op.name}>")
+    return function
+
+
+@functools.cache  # Many operators have the same signature, and compiling takes most of the time of a declaration.
+def _code(source: str) -> Any:
     return compile(source, "<operator>", "exec")
 
 
