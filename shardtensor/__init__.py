@@ -102,14 +102,6 @@ from shardtensor.functions.placement import (
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
 )
-from shardtensor.functions.scans import (
-    cumprod as cumprod,
-    cumsum as cumsum,
-    cumulative_prod as cumulative_prod,
-    cumulative_sum as cumulative_sum,
-    diff as diff,
-)
-from shardtensor.functions.searching import *
 from shardtensor.functions.shard_lists import shard as shard, to_batched_list as to_batched_list
 from shardtensor.functions.statistical import *
 from shardtensor.host.memory_pool import (
@@ -171,6 +163,8 @@ _CHAPTERS = {
         "hstack insert ravel rollaxis rot90 split swapaxes vsplit vstack"
     ),
     "functions.repetition": "broadcast_arrays broadcast_shapes pad repeat resize tile",
+    "functions.scans": "cumprod cumsum cumulative_prod cumulative_sum diff",
+    "functions.searching": "argmax argmin argwhere count_nonzero flatnonzero nonzero searchsorted where",
     "functions.selection": (
         "apply_over_axes choose compress extract fill_diagonal piecewise place put_along_axis putmask select trim_zeros"
     ),
@@ -385,6 +379,23 @@ if _typing.TYPE_CHECKING:
         repeat as repeat,
         resize as resize,
         tile as tile,
+    )
+    from shardtensor.functions.scans import (
+        cumprod as cumprod,
+        cumsum as cumsum,
+        cumulative_prod as cumulative_prod,
+        cumulative_sum as cumulative_sum,
+        diff as diff,
+    )
+    from shardtensor.functions.searching import (
+        argmax as argmax,
+        argmin as argmin,
+        argwhere as argwhere,
+        count_nonzero as count_nonzero,
+        flatnonzero as flatnonzero,
+        nonzero as nonzero,
+        searchsorted as searchsorted,
+        where as where,
     )
     from shardtensor.functions.selection import (
         apply_over_axes as apply_over_axes,

@@ -30,7 +30,7 @@ class Exported(DeferredStorage):
         self._value = value
         self.exported = storage
         self.leases = leases
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A finalizer that the garbage collector calls may read the tensor, too.
 
     def stored(self) -> Storage:
         """Returns the original storage if no consumer holds its memory, otherwise a storage with a copy."""

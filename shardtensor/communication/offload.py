@@ -72,8 +72,10 @@ class OffloadedStorage(DeferredStorage):
         return read_only(out)
 
 
-_PREFETCHED = threading.Lock()
-"""Held while a prefetched storage becomes a plain one: several threads may read one tensor."""
+_PREFETCHED = threading.RLock()
+"""Held while a prefetched storage becomes a plain one: several threads may read one tensor, and so may a finalizer that
+the garbage collector calls meanwhile.
+"""
 
 
 class PrefetchedStorage(DeferredStorage):

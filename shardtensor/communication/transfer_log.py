@@ -9,25 +9,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import threading
-from array import array
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.errors import ArgumentError, TransferError
-from shardtensor.host.fork import in_children
 from shardtensor.sharding.mesh import span
 
 if TYPE_CHECKING:
     from logging import Logger
 
     from shardtensor.communication.traffic_picture import Moved
+
+
+_T = TypeVar("_T")
 
 
 def logger() -> Logger:
@@ -165,6 +166,37 @@ def _each(kinds: Sequence[_Kind], devices: Sequence[Device], columns: _Columns) 
             yield Transfer(nbytes, copied, devices[source], devices[destination], operator, explicit, axis)
 
 
+_FIELDS = ("kind", "source", "destination", "bytes", "copied")  # in the order that `_each` expects
+_ROW = np.dtype(list(zip(_FIELDS, ("i4", "i4", "i4", "i8", "i8"), strict=True)))
+"""A row of a log."""
+
+_packed = struct.Struct("=iiiqq").pack  # a row
+
+
+def _kind(record: Transfer | TransferBatch) -> _Kind:
+    return record.operator, record.axis, record.explicit
+
+
+class _Numbers(Generic[_T]):
+    """Numbers objects from 0 on.
+
+    Attributes:
+        items: the objects by number. If several threads add equal ones at once, all but the first remain unused.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[_T] = []
+        self._known: dict[_T, int] = {}
+
+    def number(self, item: _T) -> int:
+        """Returns the number of an object, and adds it if it is new."""
+        number = self._known.get(item)
+        if number is None:
+            self.items.append(item)
+            number = self._known[item] = self.items.index(item)
+        return number
+
+
 Recorded = TransferBatch | tuple[Transfer, ...]
 """The records of one call of `record_transfer`."""
 
@@ -177,49 +209,40 @@ class TransferLog:
     memory.
     """
 
+    # There is no lock: a finalizer that the garbage collector calls while the lock is held would wait for ever. Each
+    # addition is one call of a built-in type, which no other thread and no finalizer can see half done.
+
     def __init__(self) -> None:
-        self._kinds: dict[_Kind, int] = {}
-        self._devices: dict[Device, int] = {}
-        self._columns = tuple([array(code) for code in "iiiqq"])  # in the order that `_each` expects
+        self._kinds, self._devices = _Numbers[_Kind](), _Numbers[Device]()
+        self._records = bytearray()  # Rows of the dtype `_ROW`.
 
     def record(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
         """See `TransferListener`."""
         new = made()
-        with _lock:
-            if isinstance(new, TransferBatch):
-                if len(new):  # otherwise the table would list an operator without transfers
-                    self._append(new)
-            else:
-                for r in new:
-                    row = (self._kind(r), self._device(r.source), self._device(r.destination), r.bytes, r.copied)
-                    for column, value in zip(self._columns, row, strict=True):
-                        column.append(value)
-
-    def _append(self, batch: TransferBatch) -> None:
-        devices = np.array([self._device(device) for device in batch.devices], np.int64)
-        sources, destinations, nbytes, copied = batch.columns
-        kinds = np.full(len(batch), self._kind(batch))
-        rows = (kinds, devices[sources], devices[destinations], nbytes, copied)
-        for column, values in zip(self._columns, rows, strict=True):
-            column.frombytes(values.astype(column.typecode).tobytes())
-
-    def _kind(self, record: Transfer | TransferBatch) -> int:
-        return self._kinds.setdefault((record.operator, record.axis, record.explicit), len(self._kinds))
-
-    def _device(self, device: Device) -> int:
-        return self._devices.setdefault(device, len(self._devices))
+        kind, device = self._kinds.number, self._devices.number
+        if not isinstance(new, TransferBatch):
+            for r in new:
+                self._records += _packed(kind(_kind(r)), device(r.source), device(r.destination), r.bytes, r.copied)
+        elif len(new):  # otherwise the table would list an operator without transfers
+            sources, destinations, *sizes = new.columns
+            devices = np.array([device(d) for d in new.devices])
+            rows = np.empty(len(new), _ROW)
+            columns = kind(_kind(new)), devices[sources], devices[destinations], *sizes
+            for name, column in zip(_FIELDS, columns, strict=True):
+                rows[name] = column
+            self._records += rows.tobytes()
 
     def _snapshot(self) -> tuple[list[_Kind], list[Device], _Columns]:
         """Returns copies of kinds, devices and columns, as other threads may record further transfers."""
-        with _lock:
-            columns = tuple([np.array(column, np.int64) for column in self._columns])
-            return list(self._kinds), list(self._devices), columns
+        rows = np.frombuffer(self._records[:], _ROW)  # Taken first: whatever has a number in it is listed by then.
+        columns = tuple([rows[name].astype(np.int64) for name in _FIELDS])
+        return self._kinds.items[:], self._devices.items[:], columns
 
     def __iter__(self) -> Iterator[Transfer]:
         return _each(*self._snapshot())
 
     def __len__(self) -> int:
-        return len(self._columns[-1])
+        return len(self._records) // _ROW.itemsize
 
     @property
     def bytes(self) -> int:
@@ -245,8 +268,9 @@ class TransferLog:
         groups, devices, columns = self._snapshot()
         heads = [(name, axis, "yes" if explicit else "no") for name, axis, explicit in groups]
         rows: list[Sequence[str]] = [("operator", "axis", "explicit", "transfers", "bytes", "copied", "per device")]
-        figures = _figures(len(groups), devices, columns)
-        for head, line in zip([*heads, ("total", "", "")], figures, strict=True):
+        *lines, total = _figures(len(groups), devices, columns)
+        used = [(head, line) for head, line in zip(heads, lines, strict=True) if line[0]]
+        for head, line in [*used, (("total", "", ""), total)]:
             rows.append((*head, *[f"{n:,}" for n in line]))
         return rows
 
@@ -365,26 +389,18 @@ class TransferListener(Protocol):
         """
 
 
-_open: list[TransferListener] = []
-_lock = threading.Lock()
-
-
-@in_children
-def _unlock() -> None:
-    global _lock
-    _lock = threading.Lock()
+_open: dict[object, TransferListener] = {}  # The keys are of one `with` block each.
 
 
 @contextlib.contextmanager
 def opened(listener: TransferListener) -> Iterator[None]:
     """Registers a listener for the transfers of the whole process, while the ``with`` block runs."""
-    with _lock:
-        _open.append(listener)
+    block = object()
+    _open[block] = listener
     try:
         yield
     finally:
-        with _lock:
-            _open[:] = [other for other in _open if other is not listener]
+        del _open[block]
 
 
 @contextlib.contextmanager
@@ -464,9 +480,7 @@ def copies_recorded() -> Iterator[None]:
     """Records only what is copied here while the ``with`` block runs: the bytes of its transfers have been recorded by
     an inference, and the guard has been applied to them.
     """
-    with _lock:
-        listeners = tuple(_listeners())
-    with recorded_by(*[_Copies(listener) for listener in listeners]):
+    with recorded_by(*[_Copies(listener) for listener in _listeners()]):
         yield
 
 
@@ -485,7 +499,7 @@ class _Copies:
 
 def _listeners() -> Sequence[TransferListener]:
     own = _own.get()
-    return _open if own is None else own
+    return tuple(_open.copy().values()) if own is None else own  # Other threads may open and close some meanwhile.
 
 
 def is_recording() -> bool:
@@ -508,10 +522,8 @@ def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callabl
                 "move the operand yourself with st.device_put or st.reshard, or create it where it is needed"
             )
         logger().warning("%s: moves %d bytes implicitly", operator, nbytes)
-    if (_open or _owners) and _listeners():
+    if (_open or _owners) and (listeners := _listeners()):
         made = functools.cache(lambda: new if isinstance(new := records(), TransferBatch) else tuple(new))
-        with _lock:
-            listeners = tuple(_listeners())
         for listener in listeners:
             listener.record(records, made)
 

@@ -23,7 +23,7 @@ class _Shares:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A finalizer that the garbage collector calls may multiply matrices, too.
         self._wanted: list[int] = []
         self._libraries: list[tuple[Callable[[], int], Callable[[int], None]]] | None = None
         self._before: list[int] = []

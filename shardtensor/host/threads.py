@@ -115,7 +115,7 @@ class _ThreadPool:
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Helpers | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A finalizer that the garbage collector calls may start threads, too.
         self.is_closed = self.is_inherited = False
 
     def submit(self, work: Helpers, count: int) -> None:
@@ -128,7 +128,7 @@ class _ThreadPool:
             return
         if len(self._threads) < count:
             with self._lock:
-                for number in range(len(self._threads), 0 if self.is_closed else count):
+                while not self.is_closed and (number := len(self._threads)) < count:
                     thread = threading.Thread(target=_serve, args=(self,), name=f"shardtensor_{number}", daemon=True)
                     try:
                         # Where threads inherit the context of their starter, it would keep a map's arguments alive.

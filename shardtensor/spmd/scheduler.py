@@ -411,8 +411,10 @@ class Scheduler:
 _running: list[Scheduler] = []
 """Of all threads."""
 
-_lock = threading.Lock()
-"""Held while `_running` changes, and with it the debugger's hook."""
+_lock = threading.RLock()
+"""Held while `_running` changes, and with it the debugger's hook. A finalizer that the garbage collector calls meanwhile
+may call a map, too.
+"""
 
 
 @in_children
@@ -421,7 +423,7 @@ def _abandon() -> None:
     run operators and maps of its own, and gets an error if it continues such a map.
     """
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     restore_hook()
     for scheduler in _running:
         scheduler.abandon()

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import time
 import tracemalloc
 from concurrent import futures
@@ -19,7 +18,6 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend.registry import shared_memory
-from shardtensor.communication import transfer_log
 from shardtensor.communication.traffic_picture import Moved, TextPicture, picture
 from shardtensor.communication.transfer_log import TransferBatch, record_transfer
 from shardtensor.host.units import readable
@@ -232,26 +230,31 @@ def test_a_log_is_read_while_it_is_written() -> None:
     assert len(log) == log.bytes == 200_000
 
 
-def test_a_log_that_is_opened_while_another_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    closing, opened = threading.Event(), threading.Event()
+def test_a_finalizer_records_while_a_record_is_made() -> None:
+    """The hash of a device calls the library, as a finalizer does that the garbage collector calls at any moment."""
+    here, there = devices(2)
+    pending = [True]
 
-    class Slow(list[Any]):
-        def __setitem__(self, at: Any, items: Any) -> None:
-            closing.set()
-            opened.wait(0.1)  # It ends only without a lock.
-            super().__setitem__(at, items)
+    def record(ends: list[st.Device], operator: str) -> None:
+        record_transfer(operator, 0, True, lambda: TransferBatch([0], [1], [2], ends.__getitem__, operator=operator))
+        record_transfer(operator, 0, True, lambda: [st.Transfer(1, 0, ends[0], ends[1], operator, True)])
 
-    monkeypatch.setattr(transfer_log, "_open", Slow())
-    other = st.transfers()
-    other.__enter__()
-    with futures.ThreadPoolExecutor(1) as pool:
-        closed = pool.submit(other.__exit__, None, None, None)
-        assert closing.wait(10)
-        with st.transfers() as log:
-            opened.set()
-            closed.result(10)
-            record_transfer("a", 0, True, lambda: TransferBatch([0], [1], [1], devices(2).__getitem__, operator="a"))
-    assert len(log) == 1
+    class Finalizing(st.Device):
+        def __hash__(self) -> int:
+            if pending:
+                pending.clear()
+                with st.transfers() as inner:
+                    record([there, here], "inner")
+                assert inner.bytes == log.bytes == 3
+            return 0
+
+    with st.transfers() as log:
+        record([here, Finalizing("numpy", 9)], "outer")
+    assert not pending
+    assert [(t.operator, t.source.id, t.destination.id, t.bytes) for t in log] == [
+        ("inner", 1, 0, 2), ("inner", 1, 0, 1), ("outer", 0, 9, 2), ("outer", 0, 9, 1)
+    ]  # fmt: skip
+    assert [row["transfers"] for row in table(log)] == ["1", "1", "1", "1", "4"]
 
 
 # -- by device -------------------------------------------------------------------------------------
