@@ -48,7 +48,7 @@ class _Shares:
 
     def abandon(self) -> None:
         """Restores the numbers in the child of a fork, where the lock may be held by a thread that does not exist."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         if self._wanted:
             self._set(_UNLIMITED)
 

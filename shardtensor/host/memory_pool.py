@@ -7,9 +7,11 @@ next result.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import math
 import sys
+import threading
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -28,6 +30,9 @@ _CHECKED_FROM = 1 << 28
 """The minimum size in bytes of new memory for which the free memory of the host is checked first. The check takes a
 fraction of the time of touching that much memory.
 """
+
+_FINALIZED = 1e-3
+"""The seconds after which a finalizer has ended."""
 
 _LINE = 64
 """The size in bytes of a cache line. Buffers are aligned to it."""
@@ -76,7 +81,11 @@ class Lease(np.ndarray):
     def __del__(self) -> None:
         buffer = getattr(self, "buffer", None)  # A view of a lease has no such attribute.
         if buffer is not None and _pool is not None:  # Globals may be None while the interpreter shuts down.
-            _pool.take_back(self, buffer)
+            try:
+                _pool.take_back(self, buffer)
+            except KeyboardInterrupt:  # Python only prints what a finalizer raises: the user would have to press again.
+                _pool.forget(self)
+                threading.Timer(_FINALIZED, _thread.interrupt_main).start()
 
 
 class Pool:
@@ -153,12 +162,16 @@ class Pool:
     def take_back(self, lease: Lease, buffer: _Buffer) -> None:
         """Caches the buffer of a lease that no array uses any more, if the limit allows it."""
         capacity, limit = buffer.size, self._limit or 0
-        self._leased.pop(id(lease), None)
+        self.forget(lease)
         if capacity <= limit:
             idle = self._idle.pop(capacity, None) or deque()
             idle.append(buffer)
             self._idle[capacity] = idle  # moves the capacity to the end
             self._shrink(limit)
+
+    def forget(self, lease: Lease) -> None:
+        """Counts the memory of a lease as unused; its buffer is freed."""
+        self._leased.pop(id(lease), None)
 
     @property
     def _cached(self) -> int:

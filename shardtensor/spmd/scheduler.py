@@ -390,7 +390,8 @@ class Scheduler:
         """Resolves a deadlock: releases every waiting program with an error that names each device and the call in
         which it waits.
         """
-        found = list(self.pending_rendezvous.values())
+        # In the order of the programs, which the timing of the threads does not change.
+        found = sorted(self.pending_rendezvous.values(), key=lambda r: r.arrived[0].coordinates)
         assert found, "no program is ready, none waits for another, and not all are done"
         waiting: dict[str, list[str]] = {}
         for rendezvous in found:
@@ -412,9 +413,7 @@ _running: list[Scheduler] = []
 """Of all threads."""
 
 _lock = threading.RLock()
-"""Held while `_running` changes, and with it the debugger's hook. A finalizer that the garbage collector calls meanwhile
-may call a map, too.
-"""
+"""Held while `_running` changes, and with it the debugger's hook. It is reentrant, since finalizers may call maps."""
 
 
 @in_children

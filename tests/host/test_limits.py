@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -479,6 +480,26 @@ def test_the_limit(kept: None) -> None:
     st.set_cache_limit(1 << 20)
     del (arrays := [memory_pool.empty((1 << 20,), np.uint8)])[:]
     assert change(before) == (0, 1 << 20, 0, 8)
+
+
+def test_an_interrupt_while_memory_is_taken_back_is_not_lost(kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python itself only prints an exception that a finalizer raises."""
+
+    def interrupt(limit: int) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    def drop() -> None:
+        held.clear()
+        for _ in range(2000):
+            time.sleep(0.005)
+
+    held = [memory_pool.empty((1 << 20,), np.uint8)]
+    before = st.cache_info().used
+    monkeypatch.setattr(memory_pool._pool, "_shrink", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        drop()
+    assert st.cache_info().used == before - (1 << 20)
 
 
 def test_free_cache(kept: None) -> None:
