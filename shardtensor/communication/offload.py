@@ -101,6 +101,7 @@ class PrefetchedStorage(DeferredStorage):
                 for device, token in zip(self._value.grid.devices, self._tokens, strict=True):
                     if token is not None:
                         self._value.backend.wait(device, token)
+            if self._storage is None:  # A finalizer may have read the tensor meanwhile.
                 self._storage = Storage(self._arrays or (), tuple([[] for _ in self._tokens]))
                 self._arrays = None
             return self._storage
