@@ -182,24 +182,39 @@ class _Rendezvous:
 
     def __init__(self, store: Any, launch: Launch, deadline: float) -> None:
         self.store, self.launch, self.deadline = store, launch, deadline
+        self._missing = list(range(launch.process_count))
 
     def join(self) -> None:
         """Announces this process, and waits until all have."""
+        try:
+            self._announce()
+            self._wait()
+        except RuntimeError as error:  # The store has ended with process 0, whose own time limit may have passed.
+            missing = [k for k in self._missing if k not in (0, self.launch.process_index)]
+            others = f", and processes {missing} of {self.launch.process_count} have not come" if missing else ""
+            raise TimeoutError(
+                f"process 0 does not answer any more: it has ended or failed already{others}; start all of them again"
+            ) from error
+
+    def _announce(self) -> None:
         index, count = self.launch[:2]
         if not 0 <= index < count:
             self._refuse(f"process_id is {index}; wanted a number from 0 to {count - 1}, one less than num_processes")
         if self.store.add(f"taken/{index}", 1) > 1:
             self._refuse(f"two processes have the number {index} of {count}; give each its own process_id")
         self.store.set(f"count/{index}", str(count))
-        missing = list(range(count))
-        while missing:
+
+    def _wait(self) -> None:
+        count = self.launch.process_count
+        while self._missing:
             self._check_refused()
-            missing = [k for k in missing if not self.store.check([f"count/{k}"])]
+            self._missing = [k for k in self._missing if not self.store.check([f"count/{k}"])]
             if time.monotonic() > self.deadline:
                 raise TimeoutError(
-                    f"processes {missing} of {count} have not come; start them, or pass another initialization_timeout"
+                    f"processes {self._missing} of {count} have not come; start them, or pass another "
+                    "initialization_timeout"
                 )
-            if missing:
+            if self._missing:
                 time.sleep(_POLL)
         counts = [int(self.store.get(f"count/{k}")) for k in range(count)]
         if wrong := [k for k, n in enumerate(counts) if n != counts[0]]:

@@ -20,6 +20,8 @@ import shardtensor as st
 from shardtensor import distributed, launcher
 from shardtensor.backend import registry
 from shardtensor.backend.protocol import hardware_shares
+from shardtensor.communication import gloo_engine
+from shardtensor.communication.engine import Launch
 from shardtensor.communication.launch import first_host, found_launches
 from shardtensor.errors import ArgumentError, DistributedError
 from tests.communication.test_engines import NO_GLOO, NO_MPI
@@ -302,6 +304,29 @@ def test_a_process_that_never_comes_is_named(port: int) -> None:
     for status, text in start(*(f"'127.0.0.1:{port}', 3, {k}, initialization_timeout=8" for k in (0, 2))):
         assert status == 1
         assert "processes [1] of 3 have not come" in text
+
+
+def test_process_0_gives_up_while_another_one_waits() -> None:
+    class Ending:
+        """A store with processes 0 and 2, which ends with process 0 when it has been asked ten times."""
+
+        asked = 0
+
+        def add(self, key: str, number: int) -> int:
+            return number
+
+        def set(self, key: str, value: str) -> None:
+            pass
+
+        def check(self, keys: list[str]) -> bool:
+            self.asked += 1
+            if self.asked > 10:
+                raise RuntimeError("Failed to recv, got 0 bytes.")
+            return keys[0] in ("count/0", "count/2")
+
+    waiting = gloo_engine._Rendezvous(Ending(), Launch(2, 3, "10.0.0.1:8476", "the call"), time.monotonic() + 60)
+    with pytest.raises(TimeoutError, match=r"it has ended or failed already, and processes \[1\] of 3 have not come"):
+        waiting.join()
 
 
 @pytest.mark.full
