@@ -12,7 +12,9 @@ import pytest
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions.algorithms import requests
+from shardtensor.functions import order_statistics, sets, sorting
+from shardtensor.functions.algorithms import order_statistics as algorithms_of_order
+from shardtensor.functions.algorithms import requests, sample_sort
 from shardtensor.functions.algorithms.distinct import SAMPLES
 from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.selection import CANDIDATES, rounds
@@ -192,6 +194,27 @@ def test_searches_among_few_elements_that_two_axes_split(n: int, backend: str) -
     for side in ("left", "right"):
         assert_same(searchsorted_split(x, y, side=side), np.searchsorted(ordered, elements, side=side))
     assert_same(isin_sorted(x, y), np.isin(elements, ordered))
+
+
+@everywhere
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
+def test_algorithms_on_few_elements_that_two_axes_split(n: int, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each algorithm runs on the parts, of which those that hold elements are not the first ones."""
+    for module in (sample_sort, algorithms_of_order, order_statistics, sets, sorting):
+        monkeypatch.setattr(module, "GATHERED", 0)  # Otherwise the first device computes them all.
+    host = np.random.default_rng(n).integers(-3, 4, n).astype("float32")
+    x = st.device_put(host, st.NamedSharding(mesh_of((2, 3), backend), P(("x", "y"))))
+    order = np.argsort(host, stable=True)
+    with st.transfers():  # Devices that share a memory run the algorithms only where transfers are recorded.
+        found = st.argsort(x)
+        assert_same(found, order)
+        assert_same(st.sort(x), host[order])
+        assert_same(st.take_along_axis(x, found, axis=0), host[order])
+        assert_same(st.cumulative_sum(x), np.cumsum(host))
+        assert_same(st.median(x), np.median(host))
+        assert_same(st.topk(x, 1)[0], host[order[-1:]])
+        for values, wanted in zip(st.unique_all(x), np.unique_all(host), strict=True):
+            assert_same(values, wanted)
 
 
 @everywhere
