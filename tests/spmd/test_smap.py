@@ -521,17 +521,16 @@ def test_memory_is_flat_over_many_maps(backend: str) -> None:
         nonlocal parts
         parts = st.pmap(lambda x: x + 1, parts)
 
+    used = []
     tracemalloc.start()
-    for _ in range(600):  # what lives on, and what Python keeps for the next time, is counted from the start
-        turn()
-    gc.collect()
-    before = in_use(backend)
-    for _ in range(300):
-        turn()
-    gc.collect()
-    after = in_use(backend)
+    for count in (600, 300, 300, 300):  # What lives on, and what Python keeps, is counted from the start.
+        for _ in range(count):
+            turn()
+        gc.collect()
+        used.append(in_use(backend))
     tracemalloc.stop()
-    assert after - before < 20_000
+    # What leaks is there after each time; other threads of the process allocate at one time or another.
+    assert min(after - before for before, after in itertools.pairwise(used)) < 20_000
 
 
 @everywhere
