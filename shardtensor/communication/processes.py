@@ -100,7 +100,7 @@ def described(x: Any) -> str:
     tensor its aval, of a host array a checksum of its elements, or of some of them if there are many.
     """
     if isinstance(x, np.ndarray):
-        return f"host array {x.dtype}{list(x.shape)} with checksum {_checksum(x):08x}"
+        return described_array(x, compared(x))
     if isinstance(x, tuple):
         return f"({', '.join(map(described, x))})"
     if x is None or x is Ellipsis or isinstance(x, (*_EXACT, np.generic, np.dtype)):
@@ -119,14 +119,20 @@ _SAMPLE = 1 << 11
 """About as many of them are compared."""
 
 
-def _checksum(array: HostArray) -> int:
+def compared(array: HostArray) -> HostArray:
+    """Returns the elements of a host array that are compared between processes: all, or some of them if there are
+    many.
+    """
+    return array if array.nbytes < _SAMPLED_FROM else array.flat[:: -(-array.size // _SAMPLE)]
+
+
+def described_array(array: HostArray, elements: HostArray) -> str:
+    """Returns a text of a host array with a checksum of these elements."""
     import zlib  # Programs of one process do not need it.
 
-    if array.nbytes >= _SAMPLED_FROM:
-        array = array.flat[:: -(-array.size // _SAMPLE)]
-    if array.dtype.char in "gG":  # Some of their bytes are padding.
-        array = array.astype(np.complex128)
-    return zlib.crc32(array.tobytes())
+    if elements.dtype.char in "gG":  # Some of their bytes are padding.
+        elements = elements.astype(np.complex128)
+    return f"host array {array.dtype}{list(array.shape)} with checksum {zlib.crc32(elements.tobytes()):08x}"
 
 
 def gather_texts(call: str, text: str) -> list[str]:

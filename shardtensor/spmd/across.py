@@ -18,7 +18,7 @@ from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import backend_of, is_remote, is_spanning, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
-from shardtensor.communication.processes import connected, described, gather_texts, note
+from shardtensor.communication.processes import compared, connected, described_array, gather_texts, note
 from shardtensor.errors import BackendError, CollectiveError, ShapeError
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import Mesh
@@ -280,9 +280,10 @@ def _on_hosts(x: ShardedTensor) -> list[HostArray]:
 
 def _digest(array: HostArray) -> str:
     """Returns a text that is equal for equal arrays; zeros of both signs are equal, and so are all NaNs."""
+    elements = compared(array)
     if array.dtype.kind in "fc":
-        array = np.where(np.isnan(array), np.asarray(np.nan, array.dtype), array + np.asarray(0, array.dtype))
-    return described(array)
+        elements = np.where(np.isnan(elements), np.asarray(np.nan, array.dtype), elements + np.asarray(0, array.dtype))
+    return described_array(array, elements)
 
 
 def _elsewhere(kind: Any, device: Device, caller: str) -> Any:
