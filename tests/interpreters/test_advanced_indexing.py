@@ -486,6 +486,18 @@ def test_scalars_through_masks_move_nothing(scalar: Any, backend: str) -> None:
         assert_same(x, answer, exact=True)
 
 
+def test_negative_indices_of_small_dtypes(backend: str) -> None:
+    """The dtype of the indices does not hold the size of the dimension."""
+    where = np.array([83, 64, -69, -128], "int8")
+    for x in rows_and_columns(backend, (300, 6)):
+        answer = np.array(x)
+        for index, plain in ((where, where), (st.asarray(where), where), ((where, 2), (where, 2))):
+            assert_same(x[index], answer[plain], exact=True)
+            x[index] = x[::-1][index]
+            answer[plain] = answer[::-1][plain]
+            assert_same(x, answer, exact=True)
+
+
 def test_masks_of_rows_move_nothing(backend: str) -> None:
     """The mask covers the first dimensions, and has their layout."""
     for x in rows_and_columns(backend)[:3]:

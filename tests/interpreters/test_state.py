@@ -770,6 +770,12 @@ FOUND = {
         h4 = xp.reshape(h1, (1, -1))
         h4[..., :] += put(array((1, 1), 'int64', 79), layout((2, 3), 1, P('x')))
         """,
+    "negative indices of a dtype that does not hold the size": """
+        h2 = zeros((8, 5, 4), 'int64', layout((2,), 2, P()))
+        h6 = xp.reshape(h2, (-1,))
+        h12 = h6.astype('float64')
+        h12[np.array([83, 64, -69], 'int8')] = apart(h12[147:144:-1])
+        """,
 }
 
 

@@ -173,7 +173,8 @@ class _IndexArray:
             raise IndexingError(
                 f"index {int(array[wrong].flat[0])} is out of bounds for axis {self.d} with size {self.size}"
             )
-        return (np.where(array < 0, array + self.size, array).astype(np.intp),)
+        array = array.astype(np.intp)  # Small dtypes do not hold the size of a large dimension.
+        return (np.where(array < 0, array + self.size, array),)
 
 
 def _is_mask(entry: Any) -> TypeGuard[HostArray]:
