@@ -770,6 +770,12 @@ FOUND = {
         h4 = xp.reshape(h1, (1, -1))
         h4[..., :] += put(array((1, 1), 'int64', 79), layout((2, 3), 1, P('x')))
         """,
+    "a mask of positions apart, where devices share memories": """
+        h1 = xp.asarray(array((2, 3, 4), 'int64', 81))
+        h3 = xp.unstack(h1, axis=-2)[0]
+        h7 = xp.reshape(h3, (2, -1))
+        h7[h7 > -1] = 10**12
+        """,
     "negative indices of a dtype that does not hold the size": """
         h2 = zeros((8, 5, 4), 'int64', layout((2,), 2, P()))
         h6 = xp.reshape(h2, (-1,))
@@ -781,7 +787,7 @@ FOUND = {
 
 @pytest.mark.parametrize("program", FOUND)
 def test_what_failed_before(program: str) -> None:
-    replay(FOUND[program], backends=USABLE)
+    replay(FOUND[program], backends=(*USABLE, "grouped"))
 
 
 @pytest.mark.slow

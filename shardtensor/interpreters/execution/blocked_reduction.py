@@ -117,7 +117,7 @@ class BlockedReduction:
         self._name = name
         self.value = value
         self.monoid = MONOIDS[combine]
-        self.compute = _computed if value.dtype.kind in self.monoid.exact or len(rule.operands) > 1 else in_one_array
+        self._is_exact = value.dtype.kind in self.monoid.exact
         self.partial = self.monoid.partial or kernel
         self.params = params
         self._kernel = kernel
@@ -211,6 +211,12 @@ class BlockedReduction:
             return self(*arrays)
         return self._run(arrays, finishes=False).state()
 
+    def state_of_block(self, context: ShardContext, arrays: Sequence[Any]) -> Any:
+        """Returns the state of one block of the operands."""
+        if self._is_exact:
+            return self.partial(np, context, *arrays, **self.params)
+        return in_one_array(self.partial, context, arrays, self.params)
+
     def _run(self, arrays: Sequence[Any], finishes: bool = True) -> _Run:
         arrays = tuple(
             [array.T if transposed else array for array, transposed in zip(arrays, self._transposed, strict=True)]
@@ -280,8 +286,8 @@ class _Run:
 
     def compute(self, k: int) -> None:
         """Computes the state of the k-th block."""
-        context, reduction = self._tiling.blocks[k], self._reduction
-        self._states[k] = reduction.compute(reduction.partial, context, self._parts(context), reduction.params)
+        context = self._tiling.blocks[k]
+        self._states[k] = self._reduction.state_of_block(context, self._parts(context))
 
     def finish(self, n: int) -> None:
         """Merges the states of the blocks of the n-th tile and writes the tile to the result."""
@@ -368,26 +374,17 @@ def matmul(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
     return xp.matmul(x1, x2)
 
 
-def _computed(
-    kernel: Callable[..., Any], context: ShardContext, arrays: Sequence[Any], params: Mapping[str, Any]
-) -> Any:
-    return kernel(np, context, *arrays, **params)
-
-
 def in_one_array(
     kernel: Callable[..., Any], context: ShardContext, arrays: Sequence[Any], params: Mapping[str, Any]
 ) -> Any:
-    """Runs the kernel of a reduction on host arrays, and returns its result or state.
+    """Runs the kernel of a reduction on parts of the operands, host arrays, and returns its result or state.
 
-    The bits are those of the same parts in one array, in whatever memory they are.
+    The bits are those that the parts give in one array, in whatever memory they are. (Products are BLAS's.)
     """
-    if len(arrays) > 1 or "axis" not in params:
-        return _computed(kernel, context, arrays, params)
-    (x,), box, shape = arrays, context.boxes[0], context.shapes[0]
-    axes = reduced_axes(params["axis"], len(box))
-    if not may_differ(box, shape, axes):
-        return _computed(kernel, context, arrays, params)
-    x, twice = as_part(x, box, shape, axes)
+    box, shape, axes = context.boxes[0], context.shapes[0], reduced_axes(params.get("axis"), len(context.boxes[0]))
+    if len(arrays) > 1 or "axis" not in params or not may_differ(box, shape, axes):
+        return kernel(np, context, *arrays, **params)
+    x, twice = as_part(arrays[0], box, shape, axes)
     made = kernel(np, context, x, **params)
     if not twice:
         return made

@@ -111,10 +111,10 @@ class WriteTransaction:
         if not cells.apart:
             self.announce(write_op)
         devices = cells.grid.devices
-        here, self.view_spec, write_op = self._located(write_op, cells.grid)
-        straight = len(self.view_spec.boxes) == 1
-        touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
         with contextlib.nullcontext() if cells.apart else recorded_by():
+            here, self.view_spec, write_op = self._located(write_op, cells.grid)
+            straight = len(self.view_spec.boxes) == 1
+            touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
             commit = write_op.stage(here.grid, taken)
         alone = {}
         for _, k in touched:  # After the transfers: an exclusive shard then has no pending reads by other devices.
