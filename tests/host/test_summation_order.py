@@ -41,8 +41,9 @@ def alone(whole: np.ndarray, box: Any, order: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("function", [np.sum, np.mean, np.prod], ids=lambda f: f.__name__)
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=150)
 @hypothesis.given(drawn=parts())
+@np.errstate(all="ignore")
 def test_parts_have_the_bits_of_the_whole(function: Any, drawn: Any) -> None:
     whole, box, axes, order = drawn
     # What is kept, is whole: a result is computed beside its neighbours.
