@@ -40,6 +40,11 @@ def alone(whole: np.ndarray, box: Any, order: Any) -> np.ndarray:
     return np.ascontiguousarray(part).reshape(part.shape).transpose(np.argsort(order))
 
 
+def once(ndim: int, twice: tuple[int, ...]) -> tuple[slice, ...]:
+    """Returns the index of one of each two equal elements."""
+    return tuple([slice(0, 1) if d in twice else slice(None) for d in range(ndim)])
+
+
 @pytest.mark.parametrize("function", [np.sum, np.mean, np.prod], ids=lambda f: f.__name__)
 @hypothesis.settings(max_examples=150)
 @hypothesis.given(drawn=parts())
@@ -52,9 +57,34 @@ def test_parts_have_the_bits_of_the_whole(function: Any, drawn: Any) -> None:
     wanted = function(whole[added], axis=axes, keepdims=True)[kept]
     x = alone(whole, box, order)
     part, twice = as_part(x, box, whole.shape, axes)
-    some_of_it = tuple([slice(0, 1) if d in twice else slice(None) for d in range(x.ndim)])
+    some_of_it = once(x.ndim, twice)
     np.testing.assert_array_equal(part[some_of_it], x)
     made = function(part, axis=axes, keepdims=True)[some_of_it]
     assert made.tobytes() == wanted.tobytes()
     if part is not x:
         assert may_differ(box, whole.shape, axes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "box", "axes"),
+    [
+        ((1500, 203), ((0, 1500), (20, 71)), (0, 1)),
+        ((900, 8), ((0, 900), (3, 4)), (0,)),
+        ((50, 7, 90), ((0, 50), (2, 3), (0, 90)), (0, 2)),
+        ((50, 7, 90), ((0, 50), (2, 3), (0, 90)), (0, 1, 2)),
+    ],
+    ids=str,
+)
+def test_parts_alone_have_other_bits(shape: tuple[int, ...], box: Any, axes: tuple[int, ...]) -> None:
+    numbers, differ = np.random.default_rng(0), 0
+    for _ in range(20):
+        whole = numbers.normal(size=shape)
+        added = whole[tuple([slice(*ends) if d in axes else slice(None) for d, ends in enumerate(box)])]
+        kept = tuple([slice(None) if d in axes else slice(*ends) for d, ends in enumerate(box)])
+        wanted = np.sum(added, axis=axes, keepdims=True)[kept]
+        x = alone(whole, box, range(len(shape)))
+        part, twice = as_part(x, box, shape, axes)
+        made = np.sum(part, axis=axes, keepdims=True)[once(x.ndim, twice)]
+        assert made.tobytes() == wanted.tobytes()
+        differ += np.sum(x, axis=axes, keepdims=True).tobytes() != wanted.tobytes()
+    assert differ
