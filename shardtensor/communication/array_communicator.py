@@ -330,6 +330,8 @@ def reduce_ops(
 
     def here(function: Callable[..., Any]) -> Callable[..., Any]:
         def on_device(k: int, *args: Any) -> Any:
+            if backends[k].on_host:  # NumPy has no current device.
+                return function(k, *args)
             with backends[k].on(devices[k]):
                 return function(k, *args)
 

@@ -7,6 +7,7 @@ array of their own than in the array that they are a part of. Here a part is lai
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from shardtensor.host import memory_pool
 
-Box = Sequence[tuple[int, int]]
+Box = tuple[tuple[int, int], ...]
 HostArray = np.ndarray[Any, Any]
 
 
@@ -31,7 +32,8 @@ def empty_like(x: HostArray) -> HostArray:
     return dense.transpose([order.index(d) for d in range(x.ndim)])
 
 
-def may_differ(box: Box, shape: Sequence[int], axes: Sequence[int]) -> bool:
+@functools.lru_cache(4096)
+def may_differ(box: Box, shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
     """Whether the order in which a part is added can depend on whether it is in an array of its own.
 
     Args:

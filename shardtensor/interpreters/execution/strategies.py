@@ -346,7 +346,8 @@ class Strategies:
             computed = elsewhere | {k: self.run(partial, k, rows[k]) for k in here}
             self.announce()
             made = reduced({k: computed[source] for k, source in sources})
-            return tensor(value, Storage(tuple([made.get(first, other) for first, other in places])))
+            buffers = tuple([made.get(first, other) for first, other in places])
+            return tensor(value, Storage(buffers, tuple([[] for _ in buffers])))  # Reductions return new arrays.
 
         if value.spans:
             from shardtensor.communication.short_all_reduce import AllReduceAcross  # Few programs need it.
