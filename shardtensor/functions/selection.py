@@ -120,9 +120,10 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
     made: Any = zeros_like(given)
     for condition, function in zip(conditions, funclist, strict=True):
         if not callable(function):
-            made = where(
-                condition, astype(call("asarray", _values_for(made.dtype, function, "piecewise")), made.dtype), made
-            )
+            if isinstance(function, ShardedTensor) and not function.ndim:  # It may be known only when traced code runs.
+                made = where(condition, astype(function, made.dtype), made)
+            else:
+                made[condition] = function
         elif given.ndim:
             chosen = given[condition]
             if 0 not in shape_of(chosen):
