@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.host import memory_pool
+from shardtensor.host.summation_order import empty_like
 from shardtensor.sharding.rules import reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
 
@@ -102,7 +102,7 @@ def var_partial(
     if squared := _fused(xp, x, _squared_deviation):
         return _count(context, axis), *_reshaped(xp, mean, xp.sum(squared(x, mean), axis=axis, keepdims=keepdims))
     # NumPy writes into memory from the pool: allocating as much new memory would cost more than the sums.
-    deviation = xp.subtract(x, mean, out=memory_pool.empty(x.shape, x.dtype)) if xp is np else xp.subtract(x, mean)
+    deviation = xp.subtract(x, mean, out=empty_like(x)) if xp is np else xp.subtract(x, mean)
     # Arrays of the host have the same bits in shared and in separate memories.
     spread = _short_sums(deviation, axes, keepdims) if isinstance(deviation, np.ndarray) else None
     if spread is None:

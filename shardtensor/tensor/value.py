@@ -18,6 +18,7 @@ from shardtensor.backend.registry import (
     backend_of_group,
     is_remote,
     is_spanning,
+    load,
     memory_space,
     shared_memory,
 )
@@ -101,6 +102,11 @@ def memory_of_all(sharding: NamedSharding) -> Hashable | None:
 def is_offloaded(sharding: NamedSharding) -> bool:
     """Whether the storage is an `OffloadedStorage`: on some backends host memory and device memory are the same."""
     return sharding.memory_kind == "pinned_host" and backend_of_group(sharding.mesh.flat).pinned_host
+
+
+def spans_hosts(value: Aval) -> bool:
+    """Whether the arrays of a tensor are NumPy's arrays of several processes."""
+    return value.spans and load(value.backend.name).on_host
 
 
 @functools.lru_cache(8192)

@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "many_processes.md"
 CHECKS, OPERATORS = str(HERE / "spanning.py"), str(HERE / "spanning_operators.py")
 PROGRAMS, MAPS = str(HERE / "spanning_programs.py"), str(HERE / "spanning_maps.py")
+REDUCTIONS = str(HERE / "spanning_reductions.py")
 TRAFFIC, NOTEBOOKS = str(HERE / "spanning_traffic.py"), str(HERE / "spanning_notebooks.py")
 
 SLICE = ["add", "argmax", "cumulative_sum", "getitem", "matmul", "reshape", "reshard", "sort", "sum", "take", "where"]
@@ -116,10 +117,14 @@ def lines_of(path: Path) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in path.read_text().splitlines())
 
 
-def alone(program: str, path: Path, *arguments: str, devices: int, sharing: int = 1) -> dict[str, str]:
-    """Returns the output of a program in one process that has all devices, as many of which share a memory."""
+def alone(
+    program: str, path: Path, *arguments: str, devices: int, sharing: int = 1, backend: str = "checked"
+) -> dict[str, str]:
+    """Returns the output of a program in one process that has all devices, as many of which share a memory; all of them
+    do on the backend numpy.
+    """
     environ = {**os.environ, "SHARDTENSOR_ALONE": str(sharing), "SHARDTENSOR_NUM_DEVICES": str(devices)}
-    environ |= {"SHARDTENSOR_BACKEND": "checked", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environ |= {"SHARDTENSOR_BACKEND": backend, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, program, str(path), *arguments], env=environ, check=True)
     return lines_of(path)
 
@@ -141,7 +146,28 @@ def test_operators_have_the_bits_of_one_process(
     found = lines_of(spanning)
     errors = [f"{name}: {line}" for name, line in found.items() if len(line) != 16]
     assert not errors
-    assert found == alone(OPERATORS, tmp_path / "alone.txt", str(examples), *names, devices=processes * devices)
+    for backend in ("checked", "numpy"):
+        path, every = tmp_path / f"{backend}.txt", processes * devices
+        assert found == alone(OPERATORS, path, str(examples), *names, devices=every, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("processes", "count", "step"),
+    [
+        pytest.param(2, 4, 11, id="slice"),
+        pytest.param(2, 4, 1, id="all-2x4", marks=FULL),
+        pytest.param(4, 2, 5, id="all-4x2", marks=FULL),
+        pytest.param(3, 1, 2, id="all-3x1", marks=FULL),
+    ],
+)
+def test_reductions_have_the_bits_of_one_process(processes: int, devices: int, step: int, tmp_path: Path) -> None:
+    spanning = tmp_path / "spanning.txt"
+    status, text = launch("mpi", processes, REDUCTIONS, str(spanning), str(step), limit=300)
+    assert status == 0, text
+    found, every = lines_of(spanning), processes * devices
+    wanted = alone(REDUCTIONS, tmp_path / "alone.txt", str(step), devices=every, backend="numpy")
+    assert len(found) > 300
+    assert [name for name in wanted if found.get(name) != wanted[name]] == []
 
 
 @pytest.mark.parametrize(

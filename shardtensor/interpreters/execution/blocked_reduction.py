@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.communication.all_reduce import Tree, combine
+from shardtensor.communication.array_communicator import each_array
 from shardtensor.core import implements
 from shardtensor.functions import linear_algebra
 from shardtensor.functions.monoids import MONOIDS
@@ -28,9 +29,10 @@ from shardtensor.host.blas_threads import Limit
 from shardtensor.host.blockwise import BYTE, LONG, as_dtype
 from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.signals import Interrupts
+from shardtensor.host.summation_order import as_part, may_differ, memory_order
 from shardtensor.host.threads import each
-from shardtensor.sharding.rules import Rule
-from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.sharding.rules import Rule, reduced_axes
+from shardtensor.sharding.shard_context import Box, ShardContext
 
 Ranges = Mapping[str, tuple[int, int]]
 """Begin and end along each named dimension."""
@@ -90,6 +92,9 @@ _MULTIPLICATION = 10e-12
 class BlockedReduction:
     """One reduction or product of host arrays. A call with the operands runs it and returns the result.
 
+    Of an array that several processes share, a process computes its own part, in the blocks and with the bits that the
+    part has in an array of one process.
+
     Args:
         name: the name of the operation in NumPy's floating-point errors.
         combine: the name of the monoid that merges states.
@@ -101,28 +106,36 @@ class BlockedReduction:
         params: the operator's parameters by name.
         shares: for each part of the result the shards that contribute to it; None where the boundaries of shards do not
             affect the result, so that the whole array is one part.
+        held: the position of the arrays that are given, if they are parts of the operands; then there are no shares.
     """
 
     def __init__(
         self, name: str, combine: str, rule: Rule, sizes: Mapping[str, int], value: Any, context: ShardContext,
         kernel: Callable[..., Any], params: Mapping[str, Any], shares: Sequence[Share] | None,
+        held: ShardContext | None = None,
     ) -> None:  # fmt: skip
         self._name = name
         self.value = value
         self.monoid = MONOIDS[combine]
+        self.compute = _computed if value.dtype.kind in self.monoid.exact or len(rule.operands) > 1 else in_one_array
         self.partial = self.monoid.partial or kernel
         self.params = params
         self._kernel = kernel
         self._sizes = sizes
         self._local = {name: end - begin for name, (begin, end) in _ranges(rule, context).items()}
         self._vanishing = {name: size for name, size in self._local.items() if name not in rule.result}
-        self._parts = _whole(rule, sizes) if shares is None else [_part(rule, *share) for share in shares]
+        held = held or ShardContext.everywhere(value.shape, context.shapes, value.dtype)
+        self._parts = [_part(rule, *share) for share in ([([held], ((),))] if shares is None else shares)]
         self._transposed = (False,) * len(rule.operands)
         if kernel is not matmul and (matrices := _as_matrices(rule, combine)):
             (rule, self._transposed), self._kernel, self.partial, self.params = matrices, matmul, matmul, {}
         self._rule = rule
         shapes = [s[::-1] if transposed else s for s, transposed in zip(context.shapes, self._transposed, strict=True)]
         self._shapes = tuple(shapes)
+        boxes = [b[::-1] if transposed else b for b, transposed in zip(held.boxes, self._transposed, strict=True)]
+        self.shape = held.local_shape
+        self.origin = [begin for begin, _ in held.box]
+        self.origins = [[begin for begin, _ in box] for box in boxes]
         self._block = _block(combine, math.prod(sizes.values()))
         self._product = len(shapes) > 1
         self._cuts: dict[tuple[str, ...], _Tiling] = {}
@@ -137,8 +150,7 @@ class BlockedReduction:
         if self._product:
             order: tuple[str, ...] = ("square",) if self._is_square(*arrays) else ()
         else:
-            strides = arrays[0].strides
-            order = tuple([names[d] for d in sorted(range(len(names)), key=lambda d: -abs(strides[d]))])
+            order = tuple([names[d] for d in memory_order(arrays[0])])
         if order not in self._cuts:
             if self._product:
                 most = _SQUARE if order else _FACTORS if self.value.dtype.kind in "fc" else _PLAIN
@@ -183,7 +195,7 @@ class BlockedReduction:
         return ShardContext(box, tuple(boxes), self.value.shape, self._shapes, self.value.dtype)
 
     def __call__(self, *arrays: Any) -> Any:
-        """Returns the result, a new array of the shape and dtype of ``value``.
+        """Returns the result, a new array of the dtype of ``value`` and its shape, or that of the part that is held.
 
         Args:
             arrays: the operands, host arrays.
@@ -191,13 +203,22 @@ class BlockedReduction:
         Raises:
             DeviceMemoryError: the memory for the result or for intermediate states cannot be allocated.
         """
+        return self._run(arrays).out
+
+    def state(self, *arrays: Any) -> Any:
+        """Returns the state of the monoid for the part of the operands that is held; see `__call__`."""
+        if not self.monoid.partial:  # The state is the result.
+            return self(*arrays)
+        return self._run(arrays, finishes=False).state()
+
+    def _run(self, arrays: Sequence[Any], finishes: bool = True) -> _Run:
         arrays = tuple(
             [array.T if transposed else array for array, transposed in zip(arrays, self._transposed, strict=True)]
         )
         if self._kernel is matmul:  # The whole operands are converted once, instead of every block when it is read.
             arrays = tuple([as_dtype(array, self.value.dtype) for array in arrays])
         tiling = self.tiling_for(arrays)
-        job = _Run(self, tiling, arrays)
+        job = _Run(self, tiling, arrays, finishes)
         if self._product:
             seconds = _MULTIPLICATION * math.prod(self._sizes.values())
         else:
@@ -211,7 +232,7 @@ class BlockedReduction:
             else:
                 each(job.compute, len(tiling.blocks), threads=threads)
                 each(job.finish, len(tiling.tiles), threads=threads)
-        return job.out
+        return job
 
 
 class _Tiling:
@@ -242,24 +263,25 @@ class _Run:
     """One execution of a `BlockedReduction`. Threads call its methods for different blocks or tiles.
 
     Attributes:
-        out: the result.
+        out: the result; None if only states are computed.
     """
 
-    def __init__(self, reduction: BlockedReduction, tiling: _Tiling, arrays: Sequence[Any]) -> None:
+    def __init__(self, reduction: BlockedReduction, tiling: _Tiling, arrays: Sequence[Any], finishes: bool) -> None:
         self._reduction = reduction
         self._tiling = tiling
         self._arrays = arrays
         self._states: list[Any] = [None] * len(tiling.blocks)
-        self.out = memory_pool.empty(reduction.value.shape, reduction.value.dtype)
+        self._totals: list[Any] = [None] * len(tiling.tiles)
+        self.out = memory_pool.empty(reduction.shape, reduction.value.dtype) if finishes else None
 
     def _parts(self, context: ShardContext) -> list[Any]:
-        pairs = zip(self._arrays, context.boxes, strict=True)
-        return [array[tuple([slice(*ends) for ends in box])] for array, box in pairs]
+        rows = zip(self._arrays, context.boxes, self._reduction.origins, strict=True)
+        return [array[_within(box, origin)] for array, box, origin in rows]
 
     def compute(self, k: int) -> None:
         """Computes the state of the k-th block."""
-        context = self._tiling.blocks[k]
-        self._states[k] = self._reduction.partial(np, context, *self._parts(context), **self._reduction.params)
+        context, reduction = self._tiling.blocks[k], self._reduction
+        self._states[k] = reduction.compute(reduction.partial, context, self._parts(context), reduction.params)
 
     def finish(self, n: int) -> None:
         """Merges the states of the blocks of the n-th tile and writes the tile to the result."""
@@ -281,7 +303,27 @@ class _Run:
 
         total = combine(self._tiling.trees[n], state, functools.partial(monoid.merge, np))
         context = tile[0][0]
-        self.out[_index(context)] = monoid.finish(np, context, total, **self._reduction.params)
+        if self.out is None:
+            self._totals[n] = total
+        else:
+            made = monoid.finish(np, context, total, **self._reduction.params)
+            self.out[_within(context.box, self._reduction.origin)] = made
+
+    def state(self) -> Any:
+        """Returns the states of all tiles as one state."""
+        if len(self._totals) == 1:
+            return self._totals[0]
+        places = [_within(tile[0][0].box, self._reduction.origin) for tile in self._tiling.tiles]
+
+        def joined(parts: Sequence[Any]) -> Any:
+            if type(parts[0]) in (int, float):  # It is the same number for each tile.
+                return parts[0]
+            whole = memory_pool.empty(self._reduction.shape, parts[0].dtype)
+            for place, part in zip(places, parts, strict=True):
+                whole[place] = part
+            return whole
+
+        return tuple(map(joined, zip(*self._totals, strict=True)))
 
     def do(self, n: int) -> None:
         """Computes the states of the blocks of the n-th tile and then the tile."""
@@ -293,7 +335,8 @@ class _Run:
         """Computes the n-th tile of a matrix product in place, adding the products of the shards along their tree."""
         tile = self._tiling.tiles[n]
         spare: list[Any] = []
-        index = _index(tile[0][0])
+        index = _within(tile[0][0].box, self._reduction.origin)
+        assert self.out is not None  # The state of a product is the result.
         if self._tiling.square and index[0].start > index[1].start:
             return
         out = self.out[(*index, ...)]  # The ellipsis makes a 0-d tile an array, which `out=` requires.
@@ -325,6 +368,34 @@ def matmul(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
     return xp.matmul(x1, x2)
 
 
+def _computed(
+    kernel: Callable[..., Any], context: ShardContext, arrays: Sequence[Any], params: Mapping[str, Any]
+) -> Any:
+    return kernel(np, context, *arrays, **params)
+
+
+def in_one_array(
+    kernel: Callable[..., Any], context: ShardContext, arrays: Sequence[Any], params: Mapping[str, Any]
+) -> Any:
+    """Runs the kernel of a reduction on host arrays, and returns its result or state.
+
+    The bits are those of the same parts in one array, in whatever memory they are.
+    """
+    if len(arrays) > 1 or "axis" not in params:
+        return _computed(kernel, context, arrays, params)
+    (x,), box, shape = arrays, context.boxes[0], context.shapes[0]
+    axes = reduced_axes(params["axis"], len(box))
+    if not may_differ(box, shape, axes):
+        return _computed(kernel, context, arrays, params)
+    x, twice = as_part(x, box, shape, axes)
+    made = kernel(np, context, x, **params)
+    if not twice:
+        return made
+    kept = [d for d in range(x.ndim) if params.get("keepdims") or d not in axes]
+    once = tuple([slice(0, 1) if d in twice else slice(None) for d in kept])
+    return each_array(lambda array: array[once], made)
+
+
 def is_long(combine: str, rule: Rule, sizes: Mapping[str, int]) -> bool:
     """Whether a reduction has more than one block, or a product is so large that BLAS would use its own threads.
 
@@ -342,11 +413,6 @@ def is_long(combine: str, rule: Rule, sizes: Mapping[str, int]) -> bool:
 
 
 # -- parts of the result and their shards ----------------------------------------------------------
-
-
-def _whole(rule: Rule, sizes: Mapping[str, int]) -> list[Part]:
-    stays = {name: (0, size) for name, size in sizes.items() if name in rule.result}
-    return [(stays, [{name: (0, size) for name, size in sizes.items() if name not in stays}], ((),))]
 
 
 def _part(rule: Rule, contexts: Sequence[ShardContext], tree: Tree) -> Part:
@@ -441,5 +507,6 @@ def _boxes(ranges: Ranges, sides: Mapping[str, int]) -> list[dict[str, tuple[int
     return [dict(zip(ranges, box, strict=True)) for box in itertools.product(*runs)]
 
 
-def _index(context: ShardContext) -> tuple[Any, ...]:
-    return tuple([slice(*ends) for ends in context.box])
+def _within(box: Box, origin: Sequence[int]) -> tuple[Any, ...]:
+    """Returns the index of a box in an array that begins at ``origin``."""
+    return tuple([slice(begin - at, end - at) for (begin, end), at in zip(box, origin, strict=True)])

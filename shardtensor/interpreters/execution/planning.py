@@ -47,7 +47,7 @@ from shardtensor.tensor.tensor import (
     tensor,
     without_elements,
 )
-from shardtensor.tensor.value import Aval, aval, memory_kind
+from shardtensor.tensor.value import Aval, aval, memory_kind, spans_hosts
 
 Kind = Aval | HostAval | type | None
 """An operand as plans see it: its aval, or the type of a Python scalar; None for an optional operand that is absent."""
@@ -312,6 +312,8 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
         strategies = Strategies(op, value, params, moves, _contexts(value, targets, shapes), schedules)
         chosen.append(strategies)
         on_host, shared = value.backend.on_host, value.memory is not None
+        if spans_hosts(value) and not target.unreduced:
+            strategies.divide(rule)
         if on_host and not target.unreduced and (in_blocks := strategies.in_blocks(rule, partial_axes)):
             return "blocks", _in_parts(in_blocks, value, target)
         if panelled:

@@ -30,7 +30,7 @@ from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid, sample_state
 from shardtensor.host.blockwise import elementwise
 from shardtensor.host.memory_pool import POOLED_FROM
-from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, Share, is_long
+from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, Share, in_one_array, is_long
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.sharding.cells import Part
 from shardtensor.sharding.rules import Rule, name_sizes
@@ -83,6 +83,9 @@ class Strategies:
         self.given = op.kernel
         self.of_buffers: Callable[..., Any] | None = None
         self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
+        # Whether the bits of a reduction depend on how its elements are grouped.
+        self._is_grouped = op.combine is not None and value.dtype.kind not in MONOIDS[op.combine].exact
+        self._blocks: Callable[[ShardContext], BlockedReduction] | None = None
 
     def _from_namespace(self, xp: Any, context: ShardContext, *arrays: Any, **params: Any) -> Any:
         return self._function(*arrays, **params)
@@ -143,19 +146,15 @@ class Strategies:
             rule: names the dimensions of the operands and of the result.
             partial_axes: the mesh axes along which partial results are combined.
         """
-        op, value, moves, contexts, name = self.op, self.value, self.moves, self.contexts, self.name
-        combine = op.combine
-        if combine is None or None in moves or not op.blocks:
-            return None
-        sizes = name_sizes(rule, contexts[0].shapes)
-        if not value.size or not is_long(combine, rule, sizes):
+        value, moves, name = self.value, self.moves, self.name
+        if not self._is_long(rule):
             return None
         shares: list[Share] | None = None
-        if partial_axes and value.dtype.kind not in MONOIDS[combine].exact:
+        if partial_axes and self._is_grouped:
+            contexts = self.contexts
             groups = {contexts[g.members[0]].box: g for g in reduction_groups(value, moves, partial_axes)}
             shares = [([contexts[k] for k in g.contributors], g.tree) for g in groups.values()]
-        kernel, ufunc = op.blockwise or self.kernel, "reduce" if len(moves) == 1 else op.ufunc
-        reduction = BlockedReduction(ufunc, combine, rule, sizes, value, contexts[0], kernel, self.params, shares)
+        reduction = self._blocked(rule, shares)
 
         def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
@@ -163,6 +162,25 @@ class Strategies:
             return tensor(value, Storage((whole_of(reduction(*wholes), value),)))
 
         return run_plan
+
+    def divide(self, rule: Rule) -> None:
+        """Lets `run` compute a long reduction or product of processes' host arrays in the blocks of `in_blocks`."""
+        if self._is_long(rule):
+            self._blocks = functools.cache(lambda held: self._blocked(rule, None, held))
+
+    def _is_long(self, rule: Rule) -> bool:
+        combine, moves = self.op.combine, self.moves
+        if combine is None or None in moves or not self.op.blocks or not self.value.size:
+            return False
+        return is_long(combine, rule, name_sizes(rule, self.contexts[0].shapes))
+
+    def _blocked(
+        self, rule: Rule, shares: Sequence[Share] | None, held: ShardContext | None = None
+    ) -> BlockedReduction:
+        op, context = self.op, self.contexts[0]
+        kernel, ufunc = op.blockwise or self.kernel, "reduce" if len(self.moves) == 1 else op.ufunc
+        sizes, combine = name_sizes(rule, context.shapes), op.combine or ""
+        return BlockedReduction(ufunc, combine, rule, sizes, self.value, context, kernel, self.params, shares, held)
 
     def per_cell(self) -> Run:
         """Returns the plan that runs the operator once per cell of the result, on the first of its devices; or once per
@@ -259,7 +277,9 @@ class Strategies:
         device, context = self.devices[groups[n][0]], self._around(groups[n])
         backend = backend_of(device)
         function: Callable[..., Any]
-        if self.given:
+        if backend.on_host and (self._blocks or self._is_grouped):
+            function = lambda *arrays: self._on_host(self.kernel, context, arrays)  # noqa: E731
+        elif self.given:
             function = functools.partial(self.given, backend.xp, context, **self.params)
         else:
             function = functools.partial(function_of(backend, name), **self.params)
@@ -481,9 +501,22 @@ class Strategies:
             backend = backend_of(self.devices[k])
         else:
             backend = self.backend
+        context = context or self.contexts[k]
         with backend.on(self.devices[k]):
-            result = kernel(backend.xp, context or self.contexts[k], *arrays, **self.params)
+            if backend.on_host:
+                result = self._on_host(kernel, context, arrays)
+            else:
+                result = kernel(backend.xp, context, *arrays, **self.params)
             return whole_of(result, self.value) if kernel is self.kernel else result
+
+    def _on_host(self, kernel: Callable[..., Any], context: ShardContext, arrays: Sequence[Any]) -> Any:
+        """Runs a kernel on host arrays, with the bits that it has in one process."""
+        if self._blocks and all(array.size for array in arrays):
+            reduction = self._blocks(context)
+            return reduction(*arrays) if kernel is self.kernel else reduction.state(*arrays)
+        if self._is_grouped:
+            return in_one_array(kernel, context, arrays, self.params)
+        return kernel(np, context, *arrays, **self.params)
 
     def state_of(self, kernel: Callable[..., Any], k: int, context: ShardContext | None = None) -> Any:
         """Returns the shapes and dtypes of what a kernel computes on a device of another process."""

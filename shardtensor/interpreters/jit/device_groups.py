@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.registry import load
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.jit.cuda_source import has_cuda
 from shardtensor.interpreters.jit.expressions import C_TYPES, has_c
@@ -30,11 +29,6 @@ def language_of(value: Aval) -> str | None:
     """
     backend = value.backend
     return None if value.offloaded or backend.simulated else backend.kernel_language
-
-
-def spans_hosts(value: Aval) -> bool:
-    """Whether a value consists of NumPy's arrays of several processes: kernels on them run on NumPy, too."""
-    return value.spans and load(value.backend.name).on_host
 
 
 def has_operands(equation: Equation, value: Aval) -> bool:

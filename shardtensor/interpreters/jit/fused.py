@@ -14,7 +14,6 @@ from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit import blocked
 from shardtensor.interpreters.jit.c_executor import CompiledKernel
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel
-from shardtensor.interpreters.jit.device_groups import spans_hosts
 from shardtensor.interpreters.jit.groups import Group, function_of, plan_of
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
 from shardtensor.interpreters.jit.program import Equation, Var, exact_key, shape_of, vars_of
@@ -23,7 +22,7 @@ from shardtensor.interpreters.jit.window_writes import WindowWrite, computed_ava
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
-from shardtensor.tensor.value import Aval
+from shardtensor.tensor.value import Aval, spans_hosts
 
 _EMPTY: Mapping[Var, WindowWrite] = MappingProxyType({})
 

@@ -13,7 +13,7 @@ from shardtensor.communication.transfer import buffers_of
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit import blocked
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel, fits
-from shardtensor.interpreters.jit.device_groups import language_of, spans_hosts
+from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, is_row_major, reports_errors
 from shardtensor.interpreters.jit.groups import plan_of
 from shardtensor.interpreters.jit.program import Equation, Var
@@ -22,7 +22,7 @@ from shardtensor.interpreters.jit.window_writes import WindowWrite, is_writable
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
-from shardtensor.tensor.value import Aval
+from shardtensor.tensor.value import Aval, spans_hosts
 
 _EMPTY: Mapping[Var, WindowWrite] = MappingProxyType({})
 

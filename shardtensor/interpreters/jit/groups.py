@@ -35,7 +35,7 @@ from shardtensor.interpreters.jit.window_writes import (
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.tensor import SCALARS
-from shardtensor.tensor.value import Aval
+from shardtensor.tensor.value import Aval, spans_hosts
 
 LEAST = 1 << 14
 """The minimum number of elements of a loop on NumPy's arrays: on fewer, calls of NumPy's functions take less time than
@@ -240,7 +240,7 @@ def _is_local(equation: Equation, wide: bool) -> bool:
     if not avals:
         return False
     if not all(_is_on_host(k) for k in (*avals, value)):
-        return (wide or device_groups.spans_hosts(value)) and _is_local_on_devices(equation, avals[0], value)
+        return (wide or spans_hosts(value)) and _is_local_on_devices(equation, avals[0], value)
     if is_reduction(equation):
         return avals[0].size >= max(LEAST, 1) and reduces_rows(equation, avals[0]) and (wide or not is_wide(equation))
     made = computed_aval(equation)
@@ -271,7 +271,7 @@ def _is_local_in_processes(equation: Equation, shape: Shape) -> bool:
     plan, value = plan_of(equation), equation.results.kind
     if plan is None or equation.writes or any(t is not None and not t.stays for t in plan.transfers):
         return False
-    return not device_groups.spans_hosts(value) or math.prod(shape) >= LEAST * len(value.cells.positions)
+    return not spans_hosts(value) or math.prod(shape) >= LEAST * len(value.cells.positions)
 
 
 def _split_as(equation: Equation) -> Aval | None:
