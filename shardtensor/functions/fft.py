@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import OPS, implements, named, operator
+from shardtensor.core import OPS, composition, implements, named, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError
 from shardtensor.functions.algorithms.transpose_fft import needs_transposition, transform
 from shardtensor.functions.data_types import astype
@@ -202,7 +202,7 @@ def fftn(
     >>> st.fft.fftn(st.ones((2, 2))).tolist()
     [[(4+0j), 0j], [0j, 0j]]
     """
-    return _transformed(fft, x, *_cooked("fftn", x, s, axes), norm)
+    return _several(fft, x, *_cooked("fftn", x, s, axes), norm)
 
 
 @named
@@ -214,7 +214,7 @@ def ifftn(
     >>> st.fft.ifftn(st.ones((2, 2))).tolist()
     [[(1+0j), 0j], [0j, 0j]]
     """
-    return _transformed(ifft, x, *_cooked("ifftn", x, s, axes), norm)
+    return _several(ifft, x, *_cooked("ifftn", x, s, axes), norm)
 
 
 @named
@@ -228,7 +228,10 @@ def rfftn(
     """
     sizes, along = _cooked("rfftn", x, s, axes)
     _check_some("rfftn", along)
-    return _transformed(fft, rfft(x, sizes[-1], along[-1], norm), sizes[:-1], along[:-1], norm)
+    first: tuple[_Step, ...] = (("rfft", sizes[-1], along[-1]),)
+    if isinstance(x, ShardedTensor) and x.sharding.spec.chains_of(x.ndim)[along[-1]]:
+        x, first = _transformed(x, first, norm), ()  # Its layout decides the order of the others.
+    return _transformed(x, first + _steps(fft, x, sizes[:-1], along[:-1]), norm)  # type: ignore[no-any-return]
 
 
 @named
@@ -242,7 +245,8 @@ def irfftn(
     """
     sizes, along = _cooked("irfftn", x, s, axes)
     _check_some("irfftn", along)
-    return irfft(_transformed(ifft, x, sizes[:-1], along[:-1], norm), sizes[-1], along[-1], norm)
+    last = ("irfft", sizes[-1], along[-1])
+    return _transformed(x, (*_steps(ifft, x, sizes[:-1], along[:-1]), last), norm)  # type: ignore[no-any-return]
 
 
 @named
@@ -320,15 +324,37 @@ def _cooked(
     return sizes, along
 
 
-def _transformed(
+def _several(
     function: Callable[..., Any], x: Any, sizes: Sequence[int | None], axes: Sequence[int], norm: str | None
 ) -> ShardedTensor:
-    """Transforms one dimension after the other: from the last to the first as NumPy, but those that are split last."""
+    steps = _steps(function, x, sizes, axes)
+    made: ShardedTensor = _transformed(x, steps, norm) if steps else astype(x, function(np.ones(1, x.dtype)).dtype)
+    return made
+
+
+_Step = tuple[str, int | None, int]
+"""A transform: its name, ``n`` and ``axis``."""
+
+
+def _steps(function: Callable[..., Any], x: Any, sizes: Sequence[int | None], axes: Sequence[int]) -> tuple[_Step, ...]:
+    """Returns the transforms in their order: from the last dimension to the first as NumPy, but those split last."""
     split = x.sharding.spec.chains_of(x.ndim) if isinstance(x, ShardedTensor) else [()] * len(shape_of(x))
     order = sorted(range(len(axes)), key=lambda k: (bool(split[axes[k]]), -k))
-    for k in order:
-        x = function(x, sizes[k], axes[k], norm)
-    return x if order else astype(x, function(np.ones(1, x.dtype)).dtype)
+    return tuple([(function.__name__, sizes[k], axes[k]) for k in order])
+
+
+def _transformed_by_numpy(x: Any, steps: tuple[_Step, ...], norm: str | None) -> Any:
+    for name, n, axis in steps:
+        x = getattr(np.fft, name)(x, n, axis, norm)
+    return x
+
+
+@composition(_transformed_by_numpy)
+def _transformed(x: Any, steps: tuple[_Step, ...], norm: str | None) -> Any:
+    """Transforms one dimension after the other."""
+    for name, n, axis in steps:
+        x = OPS[name].dispatch(x, n, axis, norm)
+    return x
 
 
 # -- frequencies and shifts ------------------------------------------------------------------------

@@ -169,8 +169,11 @@ def _short_sums(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 def sum_of_squares(x: Any, axes: tuple[int, ...]) -> Any:
     """Computes the sums of the squares of real deviations along the last dimensions of a NumPy array, which remain, as
     for a variance.
+
+    Args:
+        x: the deviations.
+        axes: the dimensions, numbers from 0.
     """
-    axes = reduced_axes(axes, x.ndim)
     sums = _short_sums(x, axes, True)
     return np.add.reduce(np.multiply(x, x), axis=axes, keepdims=True) if sums is None else sums
 

@@ -78,16 +78,16 @@ def contract(x1: ArrayLike, x2: ArrayLike, /, *, rule: str, out_sharding: Where 
 
 
 @functools.lru_cache(1024)
-def _groups(rule: str) -> tuple[tuple[list[int], ...], tuple[list[int], ...]]:
+def _groups(rule: str) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
     """Returns the dimensions of x1 and those of x2 in groups: of both in the result, own ones, contracted ones."""
     left, _, result = rule.partition("->")
     a, b = [term.split() for term in left.split(",")]
     names = result.split()
     batch, gone = [n for n in names if n in a and n in b], [n for n in a if n not in names]
 
-    def groups(term: list[str]) -> tuple[list[int], ...]:
+    def groups(term: list[str]) -> tuple[tuple[int, ...], ...]:
         own = [n for n in names if n in term and n not in batch]
-        return tuple([[term.index(n) for n in group] for group in (batch, own, gone)])
+        return tuple([tuple([term.index(n) for n in group]) for group in (batch, own, gone)])
 
     return groups(a), groups(b)
 
@@ -122,12 +122,20 @@ def matrices(rule: str, x1: Any, x2: Any) -> tuple[Any, Any] | None:
     return _grouped(np, x1, (batch, rows, inner)), _grouped(np, x2, (batch2, inner2, columns))
 
 
-def _grouped(xp: Any, x: Any, groups: Sequence[Sequence[int]]) -> Any:
+def _grouped(xp: Any, x: Any, groups: tuple[tuple[int, ...], ...]) -> Any:
     """Permutes the dimensions of an array, and merges each group; an empty first group has no dimension."""
+    order, shape = _arrangement(tuple(x.shape), groups)
+    x = x if order is None else xp.permute_dims(x, order)
+    return x if shape is None else xp.reshape(x, shape)
+
+
+@functools.lru_cache(1024)
+def _arrangement(shape: Shape, groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...] | None, Shape | None]:
+    """Returns the permutation and then the shape of `_grouped`; None for one that changes nothing."""
     order = tuple([d for group in groups for d in group])
-    shape = tuple([math.prod([x.shape[d] for d in group]) for group in (groups if groups[0] else groups[1:])])
-    x = x if order == tuple(range(x.ndim)) else xp.permute_dims(x, order)
-    return x if tuple(x.shape) == shape else xp.reshape(x, shape)
+    merged = tuple([math.prod([shape[d] for d in group]) for group in (groups if groups[0] else groups[1:])])
+    permuted = tuple([shape[d] for d in order])
+    return None if order == tuple(range(len(shape))) else order, None if merged == permuted else merged
 
 
 @functools.lru_cache(1024)

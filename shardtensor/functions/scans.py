@@ -17,6 +17,7 @@ from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.sample_sort import is_short
 from shardtensor.functions.algorithms.shards import MeshCommunicator as _MeshCommunicator
 from shardtensor.functions.algorithms.shards import Shards as _Shards
+from shardtensor.functions.comparisons import array_like as _array_like
 from shardtensor.functions.creation import ones as _ones
 from shardtensor.functions.creation import zeros as _zeros
 from shardtensor.functions.elementwise import not_equal as _not_equal
@@ -26,6 +27,7 @@ from shardtensor.functions.manipulation import broadcast_to as _broadcast_to
 from shardtensor.functions.manipulation import reshape as _reshape
 from shardtensor.sharding.equal_parts import Runs, equal_runs
 from shardtensor.sharding.rules import normalize_axis
+from shardtensor.tensor.methods import cumulative as _cumulative
 from shardtensor.tensor.operands import dtype_of, shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
@@ -203,22 +205,26 @@ def _accumulate(ufunc: np.ufunc, array: Any, axis: int, out: Any, offset: Any) -
             ufunc(out[part], offset[part], out=out[part])
 
 
-def cumsum(a: ArrayLike, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> ShardedTensor:
+def cumsum(
+    a: ArrayLike, axis: int | None = None, dtype: npt.DTypeLike | None = None, out: ShardedTensor | None = None
+) -> ShardedTensor:
     """Computes the cumulative sum along an axis; of the flattened array by default. See `cumulative_sum`.
 
     >>> st.cumsum(st.ones((2, 2))).tolist(), st.cumsum(st.ones((2, 2)), 0).tolist()
     ([1.0, 2.0, 3.0, 4.0], [[1.0, 1.0], [2.0, 2.0]])
     """
-    return cumulative_sum(a if axis is not None else _reshape(a, (-1,)), axis=axis or 0, dtype=dtype)
+    return _cumulative("cumulative_sum", _array_like(a, "cumsum"), axis, dtype, out)  # type: ignore[no-any-return]
 
 
-def cumprod(a: ArrayLike, axis: int | None = None, dtype: npt.DTypeLike | None = None) -> ShardedTensor:
+def cumprod(
+    a: ArrayLike, axis: int | None = None, dtype: npt.DTypeLike | None = None, out: ShardedTensor | None = None
+) -> ShardedTensor:
     """Computes the cumulative product along an axis; of the flattened array by default. See `cumulative_prod`.
 
     >>> st.cumprod(st.asarray([[1, 2], [3, 4]])).tolist()
     [1, 2, 6, 24]
     """
-    return cumulative_prod(a if axis is not None else _reshape(a, (-1,)), axis=axis or 0, dtype=dtype)
+    return _cumulative("cumulative_prod", _array_like(a, "cumprod"), axis, dtype, out)  # type: ignore[no-any-return]
 
 
 def _accumulate_parts(
@@ -243,7 +249,7 @@ def _accumulate_parts(
     parts = []
     for begin, end, count in runs:
         x = whole[(*before, slice(begin, end))]
-        parts.append(xp.reshape(x, (*x.shape[:axis], count, -1, *x.shape[axis + 1 :])))
+        parts.append(x.reshape((*x.shape[:axis], count, -1, *x.shape[axis + 1 :])))
     totals = [reduce(x, axis=axis + 1, dtype=dtype) for x in parts]
     offsets = accumulate(totals[0] if len(totals) == 1 else xp.concat(totals, axis=axis), axis=axis, dtype=dtype)
     out = []
@@ -253,7 +259,7 @@ def _accumulate_parts(
         skipped, end = int(first == 0), first + x.shape[axis]  # Nothing precedes the first part.
         later = sums[(*before, slice(skipped, None))]
         combine(later, offsets[(*before, slice(first + skipped - 1, end - 1), None)], out=later)
-        out.append(xp.reshape(sums, (*x.shape[:axis], -1, *x.shape[axis + 2 :])))
+        out.append(sums.reshape((*x.shape[:axis], -1, *x.shape[axis + 2 :])))
         first = end
     return out[0] if len(out) == 1 else xp.concat(out, axis=axis)
 

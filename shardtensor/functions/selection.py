@@ -120,9 +120,10 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
     made: Any = zeros_like(given)
     for condition, function in zip(conditions, funclist, strict=True):
         if not callable(function):
-            made = where(
-                condition, astype(call("asarray", _values_for(made.dtype, function, "piecewise")), made.dtype), made
-            )
+            if isinstance(function, ShardedTensor) and not function.ndim:  # It may be known only when traced code runs.
+                made = where(condition, astype(function, made.dtype), made)
+            else:
+                made[condition] = function
         elif given.ndim:
             chosen = given[condition]
             if 0 not in shape_of(chosen):
@@ -306,7 +307,8 @@ def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
         given, numbers = small
         if numbers.size and given.size == arr.size:
             selected = given.reshape(arr.shape).astype(bool, copy=False)
-            arr[selected] = np.resize(numbers, np.count_nonzero(selected)).astype(arr.dtype, copy=False)
+            positions = np.arange(np.count_nonzero(selected)) % numbers.size
+            arr[selected] = numbers.ravel()[positions].astype(arr.dtype, copy=False)
             return
     values, given_mask = reshape(vals, (-1,)), array_like(mask, "place")
     if math.prod(shape_of(given_mask)) != arr.size:
@@ -342,15 +344,15 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
     given, chosen = _values_for(a.dtype, values, "putmask"), array_like(mask, "putmask")
     if shape_of(chosen) != a.shape:
         raise ShapeError(f"putmask: mask has shape {shape_of(chosen)}; wanted a's shape, {a.shape}")
+    if 0 in shape_of(given):
+        return
+    if small := small_on_host(a, chosen, given):
+        selected, numbers = small[0].astype(bool, copy=False), small[1].ravel()
+        a[selected] = numbers[np.flatnonzero(selected) % numbers.size].astype(a.dtype, copy=False)
+        return
     if shape_of(given) and shape_of(given) != a.shape:
-        if not np.prod(shape_of(given)):
-            return
         # Repeated on the host, the values are one array to send; repeating them on devices copies each repetition.
         given = np.resize(given, a.shape) if type(given) is np.ndarray else resize(given, a.shape)
-    if small := small_on_host(a, chosen, given):
-        selected, numbers = small[0].astype(bool, copy=False), np.broadcast_to(small[1], a.shape)
-        a[selected] = numbers[selected].astype(a.dtype, copy=False)
-        return
     a[...] = where(chosen, astype(given, a.dtype, copy=False), a)
 
 

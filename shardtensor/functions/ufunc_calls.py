@@ -231,16 +231,19 @@ def _reduce(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
 
 
 def _dtype_of_loop(ufunc: np.ufunc, what: str, dtype: Any, out: Any, x: Any) -> Any:
-    """Returns the dtype in which a method of a ufunc computes: by default that of ``out``, as in NumPy, or None.
+    """Returns the dtype in which a method of a ufunc computes: by default, as in NumPy, the one to which those of x and
+    ``out`` are promoted, or None.
 
     Raises:
         ArgumentTypeError: NumPy has no loop of that dtype, or only one of x and ``out`` is of durations.
     """
     if out is not None and {dtype_of(x).kind, out.dtype.kind} in ({"m", "f"}, {"m", "c"}):
         raise ArgumentTypeError(f"numpy.{what}: out is of {out.dtype} for elements of {dtype_of(x)}")
-    if dtype is None and (out is None or out.dtype.kind in "mM" or ufunc.__name__ in ("logical_and", "logical_or")):
+    if dtype is None and (out is None or ufunc.__name__ in ("logical_and", "logical_or")):
         return None
-    dtype = np.dtype(out.dtype if dtype is None else dtype)
+    if dtype is None and (out.dtype.kind in "mM" or dtype_of(x).kind in "mM"):
+        return None
+    dtype = np.promote_types(dtype_of(x), out.dtype) if dtype is None else np.dtype(dtype)
     try:
         ufunc.resolve_dtypes((dtype, dtype, None), signature=(dtype, dtype, None), casting="unsafe")
     except TypeError as error:

@@ -30,43 +30,24 @@ class FloatingPointErrors(AbstractContextManager["FloatingPointErrors"]):
         self._errors: list[dict[str, int]] = [{} for _ in names]
 
     def __enter__(self) -> FloatingPointErrors:
-        self._modes: Any = np.geterr()
-        self._call: Any = np.geterrcall()
-        kinds: Any = {kind: "ignore" if mode == "ignore" else "call" for kind, mode in self._modes.items()}
-        self._state = np.errstate(**kinds, call=self._errors[0].__setitem__)
+        self._state = np.errstate(all="call", call=self._errors[0].__setitem__)
         self._state.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._state.__exit__(None, None, None)
-        if error[0] is not None:
+        if error[0] is not None or not any(self._errors):
             return
+        modes: Any = np.geterr()
         for name, errors in zip(self._names, self._errors, strict=True):
             for kind in ("divide", "over", "under", "invalid"):
                 text = _TEXTS[kind]
                 if text in errors:
-                    self._report(self._modes[kind], name, text, errors[text])
+                    _report(modes[kind], name, text, errors[text])
 
     def step(self) -> Step:
         """Returns the context of a thread that runs several of the functions."""
         return Step(self._errors)
-
-    def _report(self, mode: str, name: str, text: str, flag: int) -> None:
-        message = f"{text} encountered in {name}"
-        if mode == "warn":
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
-        elif mode == "raise":
-            raise FloatingPointError(message)
-        elif mode == "print":
-            print(f"Warning: {message}", file=sys.stderr)
-        elif mode == "call":
-            if self._call is None:
-                raise NameError(f"python callback specified for {text} (in  {name}) but no function found.")
-            self._call(text, flag)
-        elif mode == "log":
-            if self._call is None:
-                raise NameError(f"log specified for {text} (in {name}) but no object with write method found.")
-            self._call.write(f"Warning: {message}\n")
 
 
 class Step(AbstractContextManager["Step"]):
@@ -92,6 +73,25 @@ class Step(AbstractContextManager["Step"]):
 
     def _note(self, text: str, flag: int) -> None:
         self._errors[self.at][text] = flag
+
+
+def _report(mode: str, name: str, text: str, flag: int) -> None:
+    call: Any = np.geterrcall()
+    message = f"{text} encountered in {name}"
+    if mode == "warn":
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    elif mode == "raise":
+        raise FloatingPointError(message)
+    elif mode == "print":
+        print(f"Warning: {message}", file=sys.stderr)
+    elif mode == "call":
+        if call is None:
+            raise NameError(f"python callback specified for {text} (in  {name}) but no function found.")
+        call(text, flag)
+    elif mode == "log":
+        if call is None:
+            raise NameError(f"log specified for {text} (in {name}) but no object with write method found.")
+        call.write(f"Warning: {message}\n")
 
 
 _TEXTS = {"divide": "divide by zero", "over": "overflow", "under": "underflow", "invalid": "invalid value"}

@@ -32,6 +32,9 @@ _Layout = Any
 _MOST_BYTES = 1 << 17
 """The size of operands up to which one call of NumPy in one thread takes less time than those of several operators."""
 
+_PLAIN = frozenset([bool, int, str, type(None)])
+"""Types of arguments that are no arrays, hold none, and are equal only if they are the same."""
+
 _FAILURES = (ArithmeticError, LookupError, TypeError, ValueError)
 """The errors of NumPy's functions."""
 
@@ -124,7 +127,7 @@ def _key(x: Any, tensors: list[ShardedTensor]) -> Any:
     if kind is tuple or kind is list:
         if len(x) > _MOST_ITEMS:
             raise TypeError("the list is long")
-        return (kind, *[_key(item, tensors) for item in x])
+        return (kind, *[(type(item), item) if type(item) in _PLAIN else _key(item, tensors) for item in x])
     if kind is np.ndarray:
         return host_aval(x.shape, x.dtype)
     if isinstance(x, (float, complex, np.inexact)) and (not x or isinstance(x, (complex, np.complexfloating))):
@@ -212,7 +215,7 @@ def _computed(host: Function, layout: _Layout, args: Any, kwargs: dict[str, Any]
         array.flags.writeable = False  # NumPy's functions that write to an operand raise an error.
         return array
 
-    arrays = map_items(whole, args)
+    arrays = [x if type(x) in _PLAIN else map_items(whole, x) for x in args]
     named = {name: map_items(whole, x) for name, x in kwargs.items()}
     try:
         made = host(*arrays, **named)

@@ -44,6 +44,7 @@ class BoxIndex:
     entries: tuple[int | Span, ...]
     order: tuple[int | None, ...]
     shape: Shape
+    _steps: tuple[Any, ...] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def is_whole(self) -> bool:
@@ -103,16 +104,26 @@ class BoxIndex:
 
     def of(self, backend: Backend, array: Any) -> Any:
         """Applies the box index to an array of a backend; the result is a view, 0-d if all entries are integers."""
-        if self.is_whole:
-            return array
-        if self.in_order:
-            return backend.view(array, (*to_numpy(self.index), Ellipsis))
-        return self.arranged(backend.xp, backend.view(array, (*to_numpy(self.entries), Ellipsis)))
+        index, is_arranged = (self._steps or self._prepared())[:2]
+        if index is not None:
+            array = backend.view(array, index)
+        return array if is_arranged else self.arranged(backend.xp, array)
 
     def arranged(self, xp: Any, array: Any) -> Any:
         """Permutes ``array``, the elements at `entries`, to the order of the result and inserts the new dimensions."""
-        array = xp.permute_dims(array, self.axes)
-        return array[to_numpy(self.new)] if None in self.order else array
+        *_, axes, new = self._steps or self._prepared()
+        array = xp.permute_dims(array, axes)
+        return array if new is None else array[new]
+
+    def _prepared(self) -> tuple[Any, ...]:
+        """Returns the index of NumPy's form that selects the elements, None for all of them, whether it also arranges
+        them, and else the permutation and the index of the new dimensions. They are kept: views are read repeatedly.
+        """
+        is_all = all(e == (0, n, 1) for e, n in zip(self.entries, self.over, strict=True))
+        entries = self.index if self.in_order else self.entries
+        index = None if is_all and None not in entries else (*to_numpy(entries), Ellipsis)
+        self._steps = index, self.in_order, self.axes, to_numpy(self.new) if None in self.order else None
+        return self._steps
 
 
 @functools.lru_cache(4096)

@@ -6,7 +6,7 @@ import builtins
 import importlib
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +39,17 @@ def _method(name: str) -> Callable[..., ShardedTensor]:
     return method
 
 
-def _cumulative(name: str, x: Any, axis: int | None, dtype: Any, out: Any) -> Any:
+def cumulative(name: str, x: Any, axis: int | None, dtype: Any, out: Any) -> Any:
+    """Returns `numpy.cumsum` or `numpy.cumprod` of an array, by the operator ``name``."""
     x = call("reshape", x, shape=(-1,)) if axis is None else x
     return with_out(OPS[name], (x,), {"axis": axis or 0, "dtype": dtype, "out": out})
+
+
+def _integers(given: tuple[Any, ...]) -> Any:
+    """Returns sizes or axes that a method takes one by one or as one sequence."""
+    if len(given) != 1 or (hasattr(given[0], "__index__") and not getattr(given[0], "ndim", 0)):
+        return given
+    return tuple(given[0]) if getattr(given[0], "ndim", 0) else given[0]
 
 
 class _Lacking:
@@ -177,7 +185,7 @@ class Methods(Operators):
 
     def transpose(self, *axes: Any) -> ShardedTensor:
         """Returns a view with the dimensions in the order ``axes``; in reverse order if none are given."""
-        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], SupportsIndex) else axes
+        order = _integers(axes)
         return self.T if order is None or not len(order) else call("permute_dims", self, tuple(order))
 
     def swapaxes(self, axis1: int, axis2: int, /) -> ShardedTensor:
@@ -217,7 +225,7 @@ class Methods(Operators):
         """Returns the elements in another shape, read and placed in row-major order, or in column-major order for
         ``order="F"``: see `st.reshape`.
         """
-        sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], SupportsIndex) else shape
+        sizes = _integers(shape)
         if is_column_major(order, "reshape"):
             return call("reshape", self.T, shape=tuple(sizes)[::-1], copy=copy).T  # type: ignore[no-any-return]
         return call("reshape", self, shape=sizes, copy=copy)  # type: ignore[no-any-return]
@@ -331,11 +339,11 @@ class Methods(Operators):
 
     def cumsum(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
         """The cumulative sum along an axis; of the flattened tensor by default. See `st.cumulative_sum`."""
-        return _cumulative("cumulative_sum", self, axis, dtype, out)
+        return cumulative("cumulative_sum", self, axis, dtype, out)
 
     def cumprod(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
         """The cumulative product along an axis; of the flattened tensor by default. See `st.cumulative_prod`."""
-        return _cumulative("cumulative_prod", self, axis, dtype, out)
+        return cumulative("cumulative_prod", self, axis, dtype, out)
 
     def conj(self, out: Any = None) -> ShardedTensor:
         """``st.conj`` of this tensor; the tensor itself if it is not complex, as in NumPy."""

@@ -61,7 +61,8 @@ def with_out(op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if op.name in _REDUCTIONS and hasattr(out, "dtype"):
         x = args[0]
-        if not isinstance(x, Handle) or (x.shape, x.dtype) != (out.shape, out.dtype):  # of a scan, written in place
+        # A scan of the same dtype is written in place, but truth values are counted in the dtype of ``out``.
+        if not isinstance(x, Handle) or (x.shape, x.dtype) != (out.shape, out.dtype) or x.dtype == bool:
             return _reduced_into(op, args, kwargs, out)
     if not isinstance(out, Handle) or any(name in kwargs for name in op.options):
         return _written(op.name, op.dispatch(*args, **kwargs), out)
@@ -78,9 +79,9 @@ def _reduced_into(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
     if op.name in ("mean", "nanmean"):  # Those of integers are always computed in float64.
         chooses = dtype.kind in "fc" and np.can_cast(dtype, out.dtype)
     else:
-        chooses = op.name.endswith(("sum", "prod")) and np.can_cast(dtype, out.dtype, "same_kind")
+        chooses = op.name.endswith(("sum", "prod")) and dtype.kind not in "mM"
     if chooses and out.dtype.kind not in "mM" and kwargs.get("dtype") is None:
-        kwargs["dtype"] = out.dtype
+        kwargs["dtype"] = np.promote_types(dtype, out.dtype)
     if dtype == np.float16 and op.name.endswith(("std", "var")):  # NumPy rounds results only if there is no ``out``.
         kwargs.setdefault("dtype", np.promote_types(np.float32, out.dtype if out.dtype.kind == "f" else np.float32))
     made = op.dispatch(*args, **kwargs)
@@ -107,7 +108,9 @@ _REDUCTIONS = frozenset([
     "all", "any", "cumulative_prod", "cumulative_sum", "max", "mean", "min", "nancumprod", "nancumsum", "nanmax",
     "nanmean", "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "prod", "std", "sum", "var",
 ])  # fmt: skip
-"""Functions that NumPy computes in the dtype of ``out`` where it chooses one, and that write results of any dtype."""
+"""Functions of which NumPy promotes the dtype to that of ``out`` where it chooses one, and that write results of any
+dtype.
+"""
 
 
 # -- calls -----------------------------------------------------------------------------------------

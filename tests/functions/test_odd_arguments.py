@@ -132,6 +132,23 @@ RESULTS: dict[str, Call] = {
     "multiply.accumulate into float64": lambda p: into(
         p, 3, float, lambda out: np.multiply.accumulate(p(np.full(3, 0.1, "f2")), out=out)
     ),
+    "add.accumulate of floats into integers": lambda p: into(p, 5, int, lambda out: np.add.accumulate(p(F4), out=out)),
+    "add.reduce of floats into integers": lambda p: into(
+        p, (), int, lambda out: np.add.reduce(p(np.full(4, 0.5)), out=out)
+    ),
+    "cumsum of floats into integers": lambda p: into(p, 5, int, lambda out: np.cumsum(p(F4), out=out)),
+    "cumprod of an array into integers": lambda p: into(p, 5, int, lambda out: np.cumprod(F4, out=out)),
+    "cumsum in float32 into integers": lambda p: into(p, 5, int, lambda out: np.cumsum(p(F4), dtype="f4", out=out)),
+    "cumsum of float64 into float32": lambda p: into(p, 3, "f4", lambda out: np.cumsum(p(np.array([1e8, 1, -1e8])), out=out)),
+    "sum of float64 into float32": lambda p: into(p, (), "f4", lambda out: np.sum(p(np.array([1e8, 1, -1e8])), out=out)),
+    "cumsum of a list into integers": lambda p: into(p, 3, int, lambda out: np.cumsum([1.5, 2.5, 1], out=out)),
+    "cumsum of truth values into such": lambda p: into(p, 5, bool, lambda out: np.cumsum(p(F4 > 0), out=out)),
+    "add.reduce of durations into integers": lambda p: into(
+        p, (), int, lambda out: np.add.reduce(p(np.array([1, 2], "m8[s]")), out=out)
+    ),
+    "reshape by an array": lambda p: p(F4[:4]).reshape(np.array([2, 2])),
+    "transpose by an array": lambda p: p(I1).transpose(np.array([1, 0])),
+    "piecewise with as many values as elements": lambda p: np.piecewise(p(F4), [p(F4 < 0), p(F4 >= 0)], [[4, 5], 7]),
 }  # fmt: skip
 
 ERRORS: dict[str, tuple[type[Exception], Call]] = {
@@ -143,6 +160,11 @@ ERRORS: dict[str, tuple[type[Exception], Call]] = {
     "add.reduce of numbers into durations": (TypeError, lambda p: np.add.reduce(p(F4), out=p(np.array(0, "m8[s]")))),
     "max into another shape": (ValueError, lambda p: np.max(p(I1[0]), out=p(np.zeros(2, "i1")))),
     "std of integers into integers": (TypeError, lambda p: np.std(p(I1), out=p(np.array(0)))),
+    "a nested list for a slice": (ValueError, lambda p: p(F4).__setitem__(slice(1), [[4]])),
+    "a list for one element": (ValueError, lambda p: p(F4.copy()).__setitem__((0, ...), [4])),
+    "piecewise with a nested list": (TypeError, lambda p: np.piecewise(p(F4), [p(F4 < 0)], [[[4]], 7])),
+    "piecewise with complex numbers": (TypeError, lambda p: np.piecewise(p(I1), [p(I1 > 0)], [4j, 7])),
+    "piecewise with too many values": (ValueError, lambda p: np.piecewise(p(F4), [p(F4 < 0)], [F4, 7])),
     "putmask of large integers in a list": (OverflowError, lambda p: np.putmask(p(I1.copy()), p(I1 > 0), [300])),
     "put of large integers in a list": (OverflowError, lambda p: np.put(p(I1.copy()), [1], [300])),
     "insert of large integers in a list": (OverflowError, lambda p: np.insert(p(I1[0]), [0], [300])),

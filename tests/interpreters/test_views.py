@@ -366,6 +366,23 @@ def test_views_of_views_see_the_same_base(backend: str) -> None:
         assert_same(view, np.full(view.shape, 3.0), exact=True)
 
 
+def test_equal_indices_of_other_types_are_told_apart(backend: str) -> None:
+    data = np.arange(12.0).reshape(2, 6)
+    x = put(data, backend)
+    indices = [1, True, 0, False, (1,), (True,), slice(1), slice(True), slice(None, 1.0), (0, ...), [1], 1.0, None, 70]
+    for index in 2 * indices:  # What a view is, is kept from the first time on.
+        try:
+            expected = data[index]
+        except (IndexError, TypeError) as error:
+            with pytest.raises(type(error)):
+                x[index]
+        else:
+            assert_same(x[index], expected)
+    assert_same(x.transpose(1, 0), data.T)
+    with pytest.raises(TypeError):
+        x.transpose(1.0, 0.0)
+
+
 def test_rows_and_elements_of_a_loop(backend: str) -> None:
     """A row of a matrix is a view; an element of a row is a number, as in NumPy."""
     a = np.arange(12.0).reshape(4, 3)

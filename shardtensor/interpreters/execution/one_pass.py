@@ -93,14 +93,17 @@ class _Parts:
         self._split, ndim = split, len(shape)
         self._order = (split, *[d for d in range(ndim + 1) if d != split])
         self._runs = [
-            ((*[slice(None)] * split, slice(a, b)), (*shape[:split], n, (b - a) // n, *shape[split + 1 :]))
+            (
+                None if b - a == shape[split] else (*[slice(None)] * split, slice(a, b)),
+                (*shape[:split], n, (b - a) // n, *shape[split + 1 :]),
+            )
             for a, b, n in runs
         ]
         self.shapes = [tuple([divided[d] for d in self._order]) for _, divided in self._runs]
 
     def of(self, x: Array) -> list[Array]:
         """Returns a view for each run of parts of equal size."""
-        found = [x[index].reshape(divided) for index, divided in self._runs]
+        found = [(x if index is None else x[index]).reshape(divided) for index, divided in self._runs]
         return [part.transpose(self._order) for part in found] if self._split else found
 
 
@@ -160,12 +163,14 @@ def _variances(
             means, spreads = [np.concatenate([state[k] for state in states]) for k in (0, 1)]
         for by_later, by_both in factors:
             end = 2 * len(by_later)
-            earlier, delta, odd = means[:end:2], means[1::2] - means[:end:2], len(means) % 2
+            earlier, odd = means[:end:2], len(means) % 2
+            delta = means[1::2] - earlier
             pairs = spreads[:end:2] + spreads[1::2]
-            merged = earlier + delta * by_later
+            if len(means) > 2:  # The last mean is not needed.
+                merged = earlier + delta * by_later
+                means = np.concatenate([merged, means[-1:]]) if odd else merged
             np.multiply(delta, delta, out=delta)
             pairs += np.multiply(delta, by_both, out=delta)
-            means = np.concatenate([merged, means[-1:]]) if odd else merged
             spreads = np.concatenate([pairs, spreads[-1:]]) if odd else pairs
         return finish((sum(counts), None, spreads.reshape(value.shape)))
 

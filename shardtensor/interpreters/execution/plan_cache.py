@@ -132,7 +132,7 @@ def _is_hashable(value: Any) -> bool:
 
 def _hashable(op: Op, name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return tuple(_hashable(op, name, v) for v in value)
+        return tuple([v if type(v) is int else _hashable(op, name, v) for v in value])
     if isinstance(value, (np.ndarray, ShardedTensor)) and value.ndim == 0:
         return value.item()
     if not _is_hashable(value):

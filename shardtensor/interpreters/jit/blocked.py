@@ -309,7 +309,7 @@ def _mean(x: HostArray, *, out: HostArray | None, axes: tuple[int, ...]) -> Host
 
 
 def _sum_of_squares(x: HostArray, *, out: HostArray | None, axes: tuple[int, ...]) -> HostArray:
-    made: HostArray = sum_of_squares(x, axes)
+    made: HostArray = sum_of_squares(x, tuple([x.ndim + d for d in axes]))
     if out is None:
         return made
     np.copyto(out, made)

@@ -9,6 +9,7 @@ and cached until the base is written.
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -208,19 +209,80 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
     None where the result is no view. No elements are read.
     """
     base, view_spec = x._base_and_view()
-    assert op.view_spec is not None
-    view_spec = op.view_spec(view_spec, *params)
-    if view_spec is None or 0 in view_spec.shape:
-        return None
-    if isinstance(view_spec.part, str) and base._aval.dtype.kind != "c":
-        if view_spec.part == "imag":
+    identity = None
+    if base is x and x._aval.ndim:
+        identity = _identity(params, _MOST_REPEATED if op.name == "getitem" else sys.maxsize)
+    if identity is None:
+        found = _inferred(op, base._aval, view_spec, x._is_scalar, params)
+    else:
+        key = (op, x._aval, identity)
+        found = _known.get(key, _UNKNOWN)
+        if found is _UNKNOWN:
+            found = _inferred(op, x._aval, view_spec, False, params)
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()  # in one step, as other threads may do the same
+            _known[key] = found
+    return found and (base, *found)
+
+
+_UNKNOWN: Any = object()
+
+_known: dict[Any, tuple[ViewSpec, Aval, bool] | None] = {}
+_MOST_KNOWN = 4096
+
+_MOST_REPEATED = 64
+"""The greatest index up to which views are kept: ``x[1:]`` occurs again, but a loop meets each of many rows once."""
+
+_SIMPLE = frozenset([bool, str, type(None), type(Ellipsis)])
+
+
+def _identity(items: tuple[Any, ...], most: int) -> tuple[Any, ...] | None:
+    """Returns types and values of parameters in hashable form; None if one is none of simple values, slices and tuples,
+    or an integer greater than ``most``.
+
+    Values that are equal, such as 1 and True, may differ in type, and slices have no hash before Python 3.12.
+    """
+    identity: list[Any] = []
+    for x in items:
+        kind = type(x)
+        if kind is slice or kind is tuple:
+            x = _identity(x if kind is tuple else (x.start, x.stop, x.step), most)
+            if x is None:
+                return None
+        elif kind is int:
+            if not -most <= x <= most:
+                return None
+        elif kind not in _SIMPLE:
             return None
-        view_spec = view_spec.only(None)
-    is_element = view_spec.scalar or (x._is_scalar and not view_spec.shape and not op.array_views)
-    is_linear = not (is_element or x._is_scalar or isinstance(view_spec.part, (np.dtype, tuple)))
-    sums = base._aval.sharding.spec.unreduced if is_linear else frozenset()
-    value = aval_of_view(base._aval, view_spec.chains, view_spec.shape, view_spec.part, sums)
-    return base, view_spec, value, is_element
+        identity += kind, x
+    return tuple(identity)
+
+
+def _inferred(
+    op: Op, base: Aval, view_spec: ViewSpec, scalar: bool, params: Params
+) -> tuple[ViewSpec, Aval, bool] | None:
+    """Returns the view spec of the result of an operator on a view, its aval, and whether it is a scalar; None where it
+    is no view.
+
+    Args:
+        op: the operator.
+        base: the aval of the base.
+        view_spec: that of the operand.
+        scalar: whether the operand is one.
+        params: the values of the operator's parameters.
+    """
+    assert op.view_spec is not None
+    made = op.view_spec(view_spec, *params)
+    if made is None or 0 in made.shape:
+        return None
+    if isinstance(made.part, str) and base.dtype.kind != "c":
+        if made.part == "imag":
+            return None
+        made = made.only(None)
+    is_element = made.scalar or (scalar and not made.shape and not op.array_views)
+    is_linear = not (is_element or scalar or isinstance(made.part, (np.dtype, tuple)))
+    sums = base.sharding.spec.unreduced if is_linear else frozenset()
+    return made, aval_of_view(base, made.chains, made.shape, made.part, sums), is_element
 
 
 @functools.lru_cache(8192)

@@ -120,7 +120,8 @@ def _assignment(view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any
         chosen.check()
         return None
     target = view_spec.at(at)
-    value = _checked_value(value, dtype, target.shape, one_element=not target.shape and not has_ellipsis(index))
+    one_element = not target.shape and not has_ellipsis(index)
+    value = _checked_value(value, dtype, target.shape, basic=True, one_element=one_element)
     return (target, Elementwise("setitem", None, (value,), dtype)) if target.size else None
 
 
@@ -161,7 +162,13 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _checked_value(
-    value: Any, dtype: np.dtype[Any], shape: Shape, *, one_element: bool = False, one_mask: bool = False
+    value: Any,
+    dtype: np.dtype[Any],
+    shape: Shape,
+    *,
+    basic: bool = False,
+    one_element: bool = False,
+    one_mask: bool = False,
 ) -> Any:
     """Converts a value to a tensor, a host array or a scalar of ``dtype`` that can be written to elements of ``shape``.
 
@@ -169,6 +176,7 @@ def _checked_value(
         value: the value.
         dtype: the dtype of the elements that are written.
         shape: the shape of the elements that are written.
+        basic: whether they are selected by integers and slices: NumPy then takes no deeper lists.
         one_element: whether they are one element by an index that gives a scalar.
         one_mask: whether they are selected by one mask of all dimensions.
 
@@ -195,6 +203,9 @@ def _checked_value(
         if math.prod(value.shape) != 1 or listed:
             raise ShapeError(f"value has shape {value.shape}, and one element is written; give a scalar")
         return value.reshape(())  # NumPy accepted arrays of one element here up to version 2.3.
+    if basic and listed and value.ndim > len(shape):
+        advice = "wanted a list of at most as many dimensions" if shape else "give a scalar"
+        raise ShapeError(f"value is a list of shape {value.shape}, for elements of shape {shape}; {advice}")
     if one_mask and value.ndim > 1:
         raise ArgumentTypeError(
             f"value has {value.ndim} dimensions; for a mask of all wanted a scalar or one dimension"
