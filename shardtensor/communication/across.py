@@ -211,31 +211,60 @@ def reduce_scatter_across(
         groups, states, ops, devices, caller: see `all_reduce_across`.
         part: ``part(state, j, k)`` returns the part of a state on device j that device k combines.
     """
-    here, messages, places = process_index(), list[tuple[Any, int, int]](), list[tuple[int, Subtrees, Subtree]]()
-    for group in groups:
-        contributors = group.contributors
-        trees = subtrees(group.tree, tuple([devices[j].process_index for j in contributors]))
-        for k, (tree, owner) in itertools.product(group.members, trees.owners.items()):
-            first = contributors[tree.rank]
+    shares = [
+        _Share(k, trees, tree, group.contributors)
+        for group in groups
+        for trees in [subtrees(group.tree, tuple([devices[j].process_index for j in group.contributors]))]
+        for k, tree in itertools.product(group.members, trees.owners)
+    ]
 
-            def piece(rank: int, k: int = k, first: int = first, of: Sequence[int] = contributors) -> Any:
-                own = part(states[of[rank]], of[rank], k)
-                return own if of[rank] == first else ops.send(own, of[rank], first)
+    def is_here(k: int) -> bool:
+        return devices[k].process_index == process_index()
 
-            merge = functools.partial(ops.merge, first)
-            made = trees.combined(tree, piece, merge, {}) if owner == here else piece(tree.rank)
-            messages.append((made, first, k))
-            places.append((k, trees, tree))
-    known: dict[int, tuple[Subtrees, dict[Subtree, Any]]] = {}
-    arrived = States(devices, caller).cross(messages)
-    for (k, trees, tree), (_, first, _), state in zip(places, messages, arrived, strict=True):
-        if devices[k].process_index == here:
-            is_own = devices[first].process_index == here
-            held = ops.send(state, first, k) if is_own and first != k else state
-            known.setdefault(k, (trees, {}))[1][tree] = held
+    def combined(share: _Share) -> Any:
+        """Returns the state that a share's holder sends: of one in another process, the structure of it."""
+
+        def leaf(rank: int) -> Any:
+            j = share.contributors[rank]
+            own = part(states[j], j, share.receiver)
+            return own if j == share.holder else ops.send(own, j, share.holder)
+
+        if not is_here(share.holder):
+            return leaf(share.tree.rank)
+        return share.trees.combined(share.tree, leaf, functools.partial(ops.merge, share.holder), {})
+
+    arrived = States(devices, caller).cross([(combined(share), share.holder, share.receiver) for share in shares])
+    received: dict[int, tuple[Subtrees, dict[Subtree, Any]]] = {}
+    for share, state in zip(shares, arrived, strict=True):
+        k = share.receiver
+        if is_here(k):
+            moves = is_here(share.holder) and share.holder != k  # What comes from another process is on its device.
+            held = received.setdefault(k, (share.trees, {}))[1]
+            held[share.tree] = ops.send(state, share.holder, k) if moves else state
     return {
-        k: trees.combined(trees.root, None, functools.partial(ops.merge, k), held) for k, (trees, held) in known.items()
+        k: trees.combined(trees.root, None, functools.partial(ops.merge, k), held)
+        for k, (trees, held) in received.items()
     }
+
+
+class _Share(NamedTuple):
+    """The combined states of the leaves of one subtree, which are all in one process, for the part of one device.
+
+    Attributes:
+        receiver: the position of the device that combines the shares of its part.
+        trees, tree: the subtrees of the group, and that of this share.
+        contributors: the positions of the leaves of the group's tree.
+    """
+
+    receiver: int
+    trees: Subtrees
+    tree: Subtree
+    contributors: Sequence[int]
+
+    @property
+    def holder(self) -> int:
+        """The device on which the states are combined: the first of the subtree's leaves."""
+        return self.contributors[self.tree.rank]
 
 
 class _GroupAcross:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,94 +80,125 @@ def cumulative_prod(
     """
 
 
-def _declare(function: Callable[..., Any], name: str, ufunc: np.ufunc, initial: Callable[..., Any]) -> None:
-    """Implements a cumulative function, given the name of its reduction and the ufunc that it applies."""
-    local = "cumsum" if name == "sum" else "cumprod"
+class _Scan(NamedTuple):
+    """A cumulative function.
 
-    def functions(xp: Any) -> tuple[Callable[..., Any], ...]:
+    Attributes:
+        function: the operator.
+        reduction: the name of its reduction, which is that of the cumulative function without "cum".
+        ufunc: the ufunc that it applies.
+        initial: makes the array of what precedes the first elements: `zeros` or `ones`.
+    """
+
+    function: Callable[..., Any]
+    reduction: str
+    ufunc: np.ufunc
+    initial: Callable[..., Any]
+
+    def of(self, xp: Any) -> tuple[Callable[..., Any], ...]:
         """The reduction, the cumulative function and the ufunc of a namespace; NumPy's are methods of the ufunc."""
         if xp is np:
-            return ufunc.reduce, ufunc.accumulate, ufunc
-        return getattr(xp, name), getattr(xp, local), getattr(xp, ufunc.__name__)
+            return self.ufunc.reduce, self.ufunc.accumulate, self.ufunc
+        return getattr(xp, self.reduction), getattr(xp, f"cum{self.reduction}"), getattr(xp, self.ufunc.__name__)
 
-    @implements(function, "composite")
-    def with_initial(x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Any:
+    def dtype(self, value: Aval, wanted: Any) -> np.dtype[Any]:
+        """Returns the dtype of the result."""
+        if wanted is not None:
+            return sharded_dtype(wanted)
+        return getattr(np, self.reduction)(np.ones(1, value.dtype)).dtype  # type: ignore[no-any-return]
+
+    def composed(self, x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Any:
+        """Converts operands for which NumPy has no loop, and joins what precedes the first elements to the result."""
         if axis is None and not shape_of(x):  # NumPy takes a scalar for one element.
-            return function(_reshape(x, (1,)), axis=0, dtype=dtype, include_initial=include_initial)
+            return self.function(_reshape(x, (1,)), axis=0, dtype=dtype, include_initial=include_initial)
         given, wanted = dtype_of(x).kind, None if dtype is None else np.dtype(dtype).kind
         if wanted and given != wanted and (wanted == "b" or given == "m"):
             x = _call("astype", x, dtype)  # NumPy's loops of bools take no numbers, and those of numbers no durations.
-            return function(x, axis=axis, dtype=dtype, include_initial=include_initial)
+            return self.function(x, axis=axis, dtype=dtype, include_initial=include_initial)
         if not include_initial:
             return NotImplemented
-        sums = function(x, axis=axis, dtype=dtype)
+        sums = self.function(x, axis=axis, dtype=dtype)
         along = _axis(axis, sums.ndim)
         first = (*sums.shape[:along], 1, *sums.shape[along + 1 :])
         if isinstance(sums, ShardedTensor):
-            before = initial(first, dtype=sums.dtype, device=sums.sharding if sums.committed else None)
+            before = self.initial(first, dtype=sums.dtype, device=sums.sharding if sums.committed else None)
         else:  # In a mapped function, arrays are those of the backend.
             backend = array_backend(sums)
-            before = initial(first, dtype=backend.dtype_of(sums) if backend else sums.dtype)
+            before = self.initial(first, dtype=backend.dtype_of(sums) if backend else sums.dtype)
         return _concat([before, sums], axis=along)
 
-    def small(
-        value: Aval, *, axis: int | None, dtype: Any, include_initial: bool
+    def on_device(self, xp: Any, context: None, x: Any, *, axis: int | None, dtype: Any, include_initial: bool) -> Any:
+        """Computes the cumulative function in a mapped function."""
+        return getattr(xp, f"cum{self.reduction}")(x, axis=_axis(axis, x.ndim), dtype=dtype)
+
+    def is_short(self, value: Aval, *, axis: int | None, dtype: Any, include_initial: bool) -> bool:
+        """Whether the first device computes the result for all others."""
+        return is_short(value, axes=(_axis(axis, value.ndim),))
+
+    def at_once(
+        self, value: Aval, *, axis: int | None, dtype: Any, include_initial: bool
     ) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
+        """Returns the aval of the result, and the function that computes it of all elements; see `distributed`."""
         d = _axis(axis, value.ndim)
-        made = aval(value.shape, _dtype(name, value.dtype, dtype), value.sharding, value.committed)
+        made = aval(value.shape, self.dtype(value, dtype), value.sharding, value.committed)
         if value.grid.counts[d] == 1 or made.dtype.kind in "iu":
-            return made, lambda xp, whole: functions(xp)[1](whole, axis=d, dtype=_loop(made.dtype))
+            return made, lambda xp, whole: self.of(xp)[1](whole, axis=d, dtype=_loop(made.dtype))
         runs = equal_runs(value.grid, d)
         parts = value.grid.counts[d] if value.size else 0
         if not runs or sum(n for *_, n in runs) != min(parts, value.shape[d]):
             return None
-        return made, functools.partial(_accumulate_parts, functions, runs, d, _loop(made.dtype))
+        return made, functools.partial(_accumulate_parts, self.of, runs, d, _loop(made.dtype))
 
-    @implements(function, "kernel")
-    def on_device(xp: Any, context: None, x: Any, *, axis: int | None, dtype: Any, include_initial: bool) -> Any:
-        return getattr(xp, local)(x, axis=_axis(axis, x.ndim), dtype=dtype)
-
-    def few(value: Aval, *, axis: int | None, **params: Any) -> bool:
-        return is_short(value, axes=(_axis(axis, value.ndim),))
-
-    @distributed(function, small=small, few=few)
-    def scan(
-        x: _Shards, along: Callable[[int], _MeshCommunicator], *, axis: int | None, dtype: Any, include_initial: bool
+    def of_parts(
+        self,
+        x: _Shards,
+        along: Callable[[int], _MeshCommunicator],
+        *,
+        axis: int | None,
+        dtype: Any,
+        include_initial: bool,
     ) -> _Shards:
+        """The algorithm: each device has the totals of all parts, and accumulates its part after those before it."""
         d = _axis(axis, x.value.ndim)
-        result = _dtype(name, x.value.dtype, dtype)
+        comm, result = along(d), self.dtype(x.value, dtype)
         loop = _loop(result)
+        accumulate = functools.partial(self._accumulate_part, d, loop)
+        if comm.size == 1:
+            return x.fill(accumulate, [None] * len(comm.index), comm.index, dtype=result)
 
         def total(xp: Any, array: Any) -> Any:
-            return getattr(xp, name)(array, axis=d, dtype=loop, keepdims=True)
+            return self.of(xp)[0](array, axis=d, dtype=loop, keepdims=True)
 
-        def accumulate(xp: Any, out: Any, array: Any, before: Any, index: int) -> None:
-            offset = None
-            if index:
-                earlier = before[(slice(None),) * d + (slice(index),)]
-                offset = getattr(xp, local)(earlier, axis=d, dtype=loop)[(slice(None),) * d + (slice(-1, None),)]
-            if xp is np:
-                _accumulate(ufunc, array, d, out, offset)
-                return
-            out[...] = getattr(xp, local)(array, axis=d, dtype=loop)
-            if offset is not None:
-                getattr(xp, ufunc.__name__)(out, offset, out=out)
-
-        comm = along(d)
-        if comm.size == 1:
-            return x.fill(accumulate, [None] * len(comm.index), [0] * len(comm.index), dtype=result)
         totals = x.map(total, shape=lambda shape: (*shape[:d], 1, *shape[d + 1 :]), dtype=result)
         return x.fill(accumulate, comm.all_gather(totals, d), comm.index, dtype=result)
+
+    def _accumulate_part(
+        self, axis: int, loop: np.dtype[Any] | None, xp: Any, out: Any, array: Any, totals: Any, index: int
+    ) -> None:
+        """Writes the result for the part of that index along ``axis``, given the totals of all parts."""
+        _, accumulate, combine = self.of(xp)
+        before, offset = (slice(None),) * axis, None
+        if index:
+            earlier = accumulate(totals[(*before, slice(index))], axis=axis, dtype=loop)
+            offset = earlier[(*before, slice(-1, None))]
+        if xp is np:
+            _accumulate(self.ufunc, array, axis, out, offset)
+            return
+        out[...] = accumulate(array, axis=axis, dtype=loop)
+        if offset is not None:
+            combine(out, offset, out=out)
+
+
+def _declare(scan: _Scan) -> None:
+    implements(scan.function, "composite")(scan.composed)
+    implements(scan.function, "kernel")(scan.on_device)
+    distributed(scan.function, small=scan.at_once, few=scan.is_short)(scan.of_parts)
 
 
 def _axis(axis: int | None, ndim: int) -> int:
     if axis is None and ndim != 1:
         raise AxisError(f"axis is None, and x has {ndim} dimensions; wanted an axis")
     return normalize_axis(0 if axis is None else axis, ndim)
-
-
-def _dtype(name: str, given: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
-    return getattr(np, name)(np.ones(1, given)).dtype if wanted is None else sharded_dtype(wanted)
 
 
 def _loop(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -273,8 +304,8 @@ _LINES = 500
 _BLOCK = 1 << 16
 """Elements of a block of lines, which stays in the cache."""
 
-_declare(cumulative_sum, "sum", np.add, _zeros)
-_declare(cumulative_prod, "prod", np.multiply, _ones)
+_declare(_Scan(cumulative_sum, "sum", np.add, _zeros))
+_declare(_Scan(cumulative_prod, "prod", np.multiply, _ones))
 
 
 # -- differences -----------------------------------------------------------------------------------

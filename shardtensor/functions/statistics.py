@@ -7,7 +7,6 @@ sharding.
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from shardtensor.functions.statistical import max as _max
 from shardtensor.functions.statistical import mean as _mean
 from shardtensor.functions.statistical import min as _min
 from shardtensor.functions.statistical import sum as _sum
+from shardtensor.host.fp_errors import warn_caller
 from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
@@ -222,7 +222,7 @@ def _divisor(count: int, weights: Any, aweights: Any, ddof: int) -> Any:
     lost = ddof * (weights * on_host(aweights)).sum() / total if aweights is not None and ddof else ddof
     divisor = np.float64(total - lost)
     if divisor <= 0:
-        warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=3)
+        warn_caller("Degrees of freedom <= 0 for slice")
         return np.float64(0.0)
     return divisor
 

@@ -42,11 +42,12 @@ def transformed(data: Any, name: str, backend: str, sides: Any = (1, 2, 3, 5, 8)
         return
     found = getattr(fft, name)(x, s, axes, norm)
     # NaN spreads to all elements that depend on it, of which NumPy's real transforms leave some out.
-    if np.isnan(host).any():
-        elements = np.asarray(found)
-        wanted = np.where(np.isnan(elements) & np.isnan(wanted).any(), elements, wanted)
-    # The rounding errors of each element are those of the largest ones.
-    scale = float(np.abs(wanted[np.isfinite(wanted)]).max(initial=1))
+    along, elements = tuple(range(host.ndim)) if axes is None else tuple(axes), np.asarray(found)
+    has_nan = np.isnan(wanted).any(axis=along, keepdims=True)
+    wanted = np.where(has_nan & np.isnan(elements), elements, wanted)
+    # The rounding errors of each element are those of the largest one of the same transform.
+    scale = np.abs(wanted).max(axis=along, keepdims=True, initial=0, where=np.isfinite(wanted))
+    scale = np.where(scale > 0, scale, 1).astype(elements.real.dtype)
     assert_same(found / scale, wanted / scale)
     inferred = st.eval_shape(lambda x: getattr(fft, name)(x, s, axes, norm), x)
     assert (inferred.shape, inferred.dtype, inferred.sharding) == (found.shape, found.dtype, found.sharding)

@@ -531,6 +531,16 @@ def test_errors_are_reported_as_by_numpy(name: str, mode: str) -> None:
 
 
 @in_blocks
+@pytest.mark.parametrize("name", sorted(COMPLAINTS.keys() - {"nothing", "none of NaN"}))
+def test_warnings_name_the_line_of_the_caller(name: str) -> None:
+    function, *arrays = COMPLAINTS[name]
+    tensors = [st.asarray(x) for x in arrays]
+    with pytest.warns(RuntimeWarning) as warned, np.errstate(all="warn"):
+        function(st, *tensors)
+    assert {w.filename for w in warned} == {__file__}
+
+
+@in_blocks
 def test_errors_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
     x = np.arange(50.0) % 2
     given = st.asarray(x)

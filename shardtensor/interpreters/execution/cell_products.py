@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardtensor.backend.device import Device
 from shardtensor.communication.all_reduce import Tree, flat_tree
@@ -18,7 +18,7 @@ from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.equal_parts import equal_runs
 from shardtensor.sharding.rules import Rule, name_sizes
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import whole_of
+from shardtensor.tensor.value import Aval, whole_of
 
 _MOST_BYTES = 1 << 20
 """The size of operands and of all partial results up to which launches take longer than a copy of an operand, which a
@@ -40,55 +40,24 @@ def product_by_cells(strategies: Strategies, rule: Rule, partial_axes: tuple[str
         partial_axes: the mesh axes along which partial results are combined.
         general: see `Strategies.reduce`.
     """
-    value, backend, moves = strategies.value, strategies.backend, strategies.moves
-    first, second = moves
+    value, backend, (first, second) = strategies.value, strategies.backend, strategies.moves
     if first is None or second is None or value.spans or value.offloaded:
         return general
-    if (
-        value.dtype.kind not in "fc"
-        or value.dtype.itemsize < 4
-        or {first.source.dtype, second.source.dtype} != {value.dtype}
-    ):
+    if value.dtype.kind not in "fc" or value.dtype.itemsize < 4:
         return general
-    grids = [move.target.grid(move.source.shape) for move in (first, second)]
-    gone = [name for name in rule.operands[0] if name not in rule.result]
-    split = [n for n in gone if n in rule.operands[1] and grids[0].counts[rule.operands[0].index(n)] > 1]
-    if len(split) != 1:
+    if {first.source.dtype, second.source.dtype} != {value.dtype}:
         return general
-    axes = [names.index(split[0]) for names in rule.operands]
-    runs, others = [equal_runs(grid, axis) for grid, axis in zip(grids, axes, strict=True)]
-    groups = reduction_groups(value, moves, partial_axes)
-    tree = groups[0].tree
-    if runs is None or runs != others or len(runs) != 1 or runs[0][2] != len(tree):
+    moves = first, second
+    axes = _split_axes(rule, moves)
+    parts = _parts_in_memories(value, moves, axes, partial_axes) if axes else None
+    if not axes or parts is None or not _is_outer(rule, moves):
         return general
-    count = len(tree)
-    holders: Sequence[Device] = value.cells.grid.devices[:1]
-    if value.memory is None:
-        held = [_cells_along(move, axis) for move, axis in zip((first, second), axes, strict=True)]
-        if len(groups) > 1 or held[0] is None or held[0] != held[1] or count * value.nbytes > COLLECTED:
-            return general
-        holders, boxes = held[0]
-        count //= len(boxes)
-        # Each memory has a subtree of its own where all of them have the same power of two of parts.
-        if len({end - begin for begin, end in boxes}) > 1 or count & (count - 1) or tree != flat_tree(len(tree)):
-            return general
-    most = max(first.source.nbytes + second.source.nbytes, len(tree) * value.nbytes)
-    sizes = name_sizes(rule, [first.source.shape, second.source.shape])
-    broadcasts = any(
-        sizes[name] != n
-        for names, move in zip(rule.operands, (first, second), strict=True)
-        for name, n in zip(names, move.source.shape, strict=True)
-    )
-    in_both, *own = [
-        [n for n in rule.result if (n in rule.operands[0], n in rule.operands[1]) == where]
-        for where in ((True, True), (True, False), (False, True))
-    ]
-    if most > _MOST_BYTES or broadcasts or (*in_both, *own[0], *own[1]) != rule.result:
+    holders, count, tree = parts
+    if max(first.source.nbytes + second.source.nbytes, len(holders) * count * value.nbytes) > _MOST_BYTES:
         return general
-    terms = [[*names[:axis], "#", *names[axis:]] for names, axis in zip(rule.operands, axes, strict=True)]
-    text = f"{' '.join(terms[0])}, {' '.join(terms[1])} -> {' '.join(['#', *rule.result])}"
+    terms = [" ".join([*names[:axis], "#", *names[axis:]]) for names, axis in zip(rule.operands, axes, strict=True)]
+    text = f"{', '.join(terms)} -> {' '.join(['#', *rule.result])}"
     launch, launch_one = backend.launcher(holders), backend.launcher(holders[:1])
-    last = flat_tree(len(holders)) if len(holders) > 1 else ()
 
     def combined(rows: Any, subtree: Tree) -> Any:
         if len(subtree) == 1:
@@ -96,25 +65,93 @@ def product_by_cells(strategies: Strategies, rule: Rule, partial_axes: tuple[str
         return merged(backend, "add", subtree, [backend.view(rows, slice(k, k + 1)) for k in range(len(subtree))])
 
     def compute(*arrays: Any) -> Any:
-        parts = [
+        """Returns the sum of the products of the parts in one memory."""
+        divided = [
             backend.xp.reshape(x, (*x.shape[:axis], count, -1, *x.shape[axis + 1 :]))
             for x, axis in zip(arrays, axes, strict=True)
         ]
-        rows = contracted(backend.xp, None, *parts, rule=text)
-        return backend.contiguous(combined(rows, flat_tree(count) if last else tree))
+        return backend.contiguous(combined(contracted(backend.xp, None, *divided, rule=text), tree))
 
-    def finished(*parts: Any) -> Any:
-        rows = combined(backend.collect(parts, holders, holders[0]), last) if last else parts[0]
+    def finished(*sums: Any) -> Any:
+        """Returns the result, given the sums of the memories."""
+        rows = sums[0]
+        if len(holders) > 1:
+            rows = combined(backend.collect(sums, holders, holders[0]), flat_tree(len(holders)))
         return whole_of(backend.xp.reshape(rows, value.shape), value)
 
     def run_plan(operands: Operands) -> ShardedTensor:
-        columns = [move.buffers(x, strategies.name) for move, x in zip((first, second), operands, strict=True)]
+        columns = [move.buffers(x, strategies.name) for move, x in zip(moves, operands, strict=True)]
         strategies.announce()
-        parts = launch([compute] * len(holders), zip(*columns, strict=True))
-        (total,) = launch_one([finished], [parts])
+        sums = launch([compute] * len(holders), zip(*columns, strict=True))
+        (total,) = launch_one([finished], [sums])
         return in_every_cell(value, total, holders[0])
 
     return run_plan
+
+
+def _split_axes(rule: Rule, moves: Sequence[OperandTransfer]) -> tuple[int, ...] | None:
+    """Returns where the operands have the one contracted dimension that is split; None if there is not one."""
+    counts = moves[0].target.grid(moves[0].source.shape).counts
+    first, second = rule.operands
+    split = [n for n in first if n not in rule.result and n in second and counts[first.index(n)] > 1]
+    return tuple([names.index(split[0]) for names in rule.operands]) if len(split) == 1 else None
+
+
+class _Parts(NamedTuple):
+    """The parts of the contracted dimension.
+
+    Attributes:
+        holders: the first device of each memory, in the order of their parts.
+        number: how many parts each of them has.
+        tree: the tree along which the partial results of one memory are combined.
+    """
+
+    holders: Sequence[Device]
+    number: int
+    tree: Tree
+
+
+def _parts_in_memories(
+    value: Aval, moves: Sequence[OperandTransfer], axes: Sequence[int], partial_axes: tuple[str, ...]
+) -> _Parts | None:
+    """Returns the parts of a dimension, at the position ``axes`` of the operands; None if they differ in size, or if
+    the tree of the partial results is not one of the sums of memories.
+    """
+    runs, others = [
+        equal_runs(move.target.grid(move.source.shape), axis) for move, axis in zip(moves, axes, strict=True)
+    ]
+    groups = reduction_groups(value, moves, partial_axes)
+    tree = groups[0].tree
+    if runs is None or runs != others or len(runs) != 1 or runs[0][2] != len(tree):
+        return None
+    if value.memory is not None:
+        return _Parts(value.cells.grid.devices[:1], len(tree), tree)
+    held, same = [_cells_along(move, axis) for move, axis in zip(moves, axes, strict=True)]
+    if len(groups) > 1 or held is None or held != same or len(tree) * value.nbytes > COLLECTED:
+        return None
+    holders, boxes = held
+    count = len(tree) // len(boxes)
+    # Each memory has a subtree of its own where all of them have the same power of two of parts.
+    if len({end - begin for begin, end in boxes}) > 1 or count & (count - 1) or tree != flat_tree(len(tree)):
+        return None
+    return _Parts(holders, count, flat_tree(count))
+
+
+def _is_outer(rule: Rule, moves: Sequence[OperandTransfer]) -> bool:
+    """Whether no operand is broadcast, and the result has the dimensions that both have, then those of the first
+    operand alone, then those of the second.
+    """
+    shapes = [move.source.shape for move in moves]
+    sizes = name_sizes(rule, shapes)
+    if any(tuple([sizes[name] for name in names]) != shape for names, shape in zip(rule.operands, shapes, strict=True)):
+        return False
+    ordered = [
+        name
+        for where in ((True, True), (True, False), (False, True))
+        for name in rule.result
+        if (name in rule.operands[0], name in rule.operands[1]) == where
+    ]
+    return tuple(ordered) == rule.result
 
 
 def _cells_along(move: OperandTransfer, axis: int) -> tuple[Sequence[Device], list[tuple[int, int]]] | None:
