@@ -123,7 +123,7 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
             if isinstance(function, ShardedTensor) and not function.ndim:  # It may be known only when traced code runs.
                 made = where(condition, astype(function, made.dtype), made)
             else:
-                made[condition] = function
+                made[condition] = _values_for(made.dtype, function, "piecewise")
         elif given.ndim:
             chosen = given[condition]
             if 0 not in shape_of(chosen):
