@@ -19,6 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 from shardtensor.host import memory_pool
 from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.host.signals import Interrupts
+from shardtensor.host.summation_order import memory_order
 from shardtensor.host.threads import each
 
 HostArray: TypeAlias = npt.NDArray[Any]
@@ -181,6 +182,12 @@ def copied(array: HostArray) -> HostArray:
     out = memory_pool.empty(array.shape, array.dtype)
     copy_into(out, array, breaks=True)
     return out
+
+
+def copied_in_order(array: HostArray) -> HostArray:
+    """Returns a copy of an array whose dimensions have the same order in memory, in which NumPy adds elements."""
+    order = memory_order(array)
+    return copied(array.transpose(order)).transpose(np.argsort(order))
 
 
 def as_dtype(array: HostArray, dtype: np.dtype[Any]) -> HostArray:

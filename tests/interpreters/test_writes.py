@@ -159,6 +159,21 @@ def test_in_place_operators_are_numpys(name: str, backend: str) -> None:
             assert_same(x, wanted)
 
 
+@everywhere
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_sums_after_a_write_do_not_depend_on_other_handles(backend: str, all_of_it: bool) -> None:
+    """A write copies an array that another handle holds, and keeps the order of dimensions, in which NumPy adds."""
+    x = st.asarray(np.random.default_rng(0).standard_normal((30, 170)), device=st.devices(backend)[0])
+    sums = []
+    for copies in (False, True):
+        y = x.T * 0.5
+        kept = y.copy() if copies else None
+        y[... if all_of_it else slice(1, None)] = x.T[... if all_of_it else slice(1, None)] * 0.25
+        sums.append(np.asarray(st.sum(y)).tobytes())
+        del kept
+    assert sums[0] == sums[1]
+
+
 @pytest.mark.parametrize("name", sorted(set(IN_PLACE) - {"imatmul"}))
 def test_in_place_operators_on_views_and_items(name: str, backend: str) -> None:
     """All forms of `x[i] ⊕= v`: a view is written, and then assigned to the part that it is a view of."""

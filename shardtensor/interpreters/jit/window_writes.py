@@ -16,6 +16,7 @@ import numpy as np
 from shardtensor.backend.device import HostArray
 from shardtensor.communication.transfer import whole_array
 from shardtensor.host import blockwise, memory_pool
+from shardtensor.host.summation_order import empty_like
 from shardtensor.interpreters.jit.program import Equation, Program, Var
 from shardtensor.sharding.index import Index, to_numpy
 from shardtensor.sharding.view_spec import ViewSpec
@@ -122,7 +123,8 @@ class WindowWrite:
             out = view_spec.of(backend, array)
             if not any(_interferes(x, out, array) for x in inputs):
                 return tensor(kind, base._storage), out
-        made = memory_pool.empty(kind.shape, kind.dtype)
+        # Like eager mode, on whose order in memory the bits of later sums depend.
+        made = empty_like(array) if len(view_spec.boxes) == 1 else memory_pool.empty(kind.shape, kind.dtype)
         copy_rest(made, array, view_spec)
         return tensor(kind, Storage((made,), ([],))), view_spec.of(backend, made)
 

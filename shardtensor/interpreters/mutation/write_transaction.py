@@ -7,11 +7,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from shardtensor.backend.protocol import Backend
 from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import are_joined, joined
 from shardtensor.communication.transfer_log import is_recording, record_copy, recorded_by
-from shardtensor.host import blockwise, memory_pool
+from shardtensor.host import blockwise
+from shardtensor.host.summation_order import empty_like
 from shardtensor.interpreters.mutation.views import local_view, locate
 from shardtensor.interpreters.mutation.write_ops import WriteOp
 from shardtensor.sharding.layout import Grid
@@ -71,10 +74,11 @@ class WriteTransaction:
         self.announce(write_op)
         fresh = array
         if not alone or (len(view_spec.boxes) > 1 and not array.flags.c_contiguous):
+            # The order in memory, on which the bits of later sums depend, must not depend on other handles.
             if self._is_all(write_op):
-                fresh = memory_pool.empty(value.shape, value.dtype)
+                fresh = empty_like(array)
             else:
-                fresh = blockwise.copied(array)
+                fresh = (blockwise.copied_in_order if len(view_spec.boxes) == 1 else blockwise.copied)(array)
                 record_copy(write_op.name, fresh.nbytes, self.device)
         out = view_spec.of(self.backend, fresh)
         old = out if fresh is array else view_spec.of(self.backend, array)
@@ -127,9 +131,11 @@ class WriteTransaction:
             if not mine:
                 with backend.on(devices[k]):
                     if self._is_all(write_op):
-                        new[k] = backend.xp.empty(tuple(arrays[k].shape), dtype=self.value.dtype)
+                        like = empty_like if type(arrays[k]) is np.ndarray else backend.xp.empty_like
+                        new[k] = like(arrays[k])
                     else:
-                        new[k] = backend.contiguous(backend.xp.asarray(arrays[k], copy=True))
+                        copy = backend.xp.asarray(arrays[k], copy=True)
+                        new[k] = copy if straight else backend.contiguous(copy)
                         record_copy(write_op.name, int(arrays[k].nbytes), devices[k])
 
         def written() -> Storage:
