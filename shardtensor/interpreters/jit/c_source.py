@@ -343,6 +343,7 @@ class _Rows(_Body):
         """
         lanes, ends, joins = [], [], []
         element = self._element(stage)
+        first_read = set(self._needed[stage]).difference(*self._needed[:stage])
         places = {v: k for k, (v, _) in enumerate(self._reductions(stage))}
         for k, (v, node) in enumerate(self._reductions(stage)):
             kind, name = C_TYPES[node.dtype], _suffix(node)
@@ -369,6 +370,7 @@ class _Rows(_Body):
             *_indented(lanes, 2),
             f"        for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
             f"            const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
+            *[f"            ST_PREFETCH(x{v} + first, {LANES});" for v in sorted(first_read) if v < self.inputs],
             "            #pragma omp simd",
             "            for (int j = 0; j < m; j++) {",
             *_indented(["const long long i = first + j;", *element], 4),

@@ -17,7 +17,7 @@ from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.jit.cuda_source import has_cuda
 from shardtensor.interpreters.jit.expressions import C_TYPES, has_c
 from shardtensor.interpreters.jit.kernel import KernelBuilder, dtype_name
-from shardtensor.interpreters.jit.program import Equation, Var, vars_of
+from shardtensor.interpreters.jit.program import Equation, Var, kind_of, vars_of
 from shardtensor.interpreters.jit.window_writes import function_operands, is_whole
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.value import Aval
@@ -34,7 +34,7 @@ def language_of(value: Aval) -> str | None:
 def has_operands(equation: Equation, value: Aval) -> bool:
     """Returns whether the operands of an equation are numbers and tensors that are split as its result is."""
     language = language_of(value)
-    if language is None or any(isinstance(v.kind, HostAval) for v in vars_of(equation.operands)):
+    if language is None or any(isinstance(kind_of(x), HostAval) for x in equation.operands):
         return False
     if equation.writes and not is_whole(equation) and (value.memory is None or language != "cuda"):
         return False

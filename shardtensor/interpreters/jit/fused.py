@@ -16,7 +16,7 @@ from shardtensor.interpreters.jit.c_executor import CompiledKernel
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel
 from shardtensor.interpreters.jit.groups import Group, function_of, plan_of
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
-from shardtensor.interpreters.jit.program import Equation, Var, exact_key, shape_of, vars_of
+from shardtensor.interpreters.jit.program import Equation, Var, exact_key, kind_of, shape_of, vars_of
 from shardtensor.interpreters.jit.reductions import add_reduction, divisor, is_reduction, is_wide, outer_shape
 from shardtensor.interpreters.jit.window_writes import WindowWrite, computed_aval, function_operands
 from shardtensor.sharding.layout import Shape
@@ -79,23 +79,19 @@ class Fused:
         for equation in self.equations:
             flat = self._is_flat(equation)
             for x in (*function_operands(equation), *self._constants(equation)):
-                key = (x, flat) if type(x) is Var else exact_key(x)
-                if x in made or key in self._values:
+                key = _key(x, flat)
+                if key in self._values or (type(x) is Var and x in made):
                     continue
-                if type(x) is not Var:
-                    self._values[key] = self._builder.input(type(x))
-                    self._inputs.append((-1, x, None))
-                elif isinstance(x.kind, type):
-                    self._values[key] = self._builder.input(x.kind)
-                    self._inputs.append((x.number, None, None))
-                else:
+                kind, index, varies = kind_of(x), None, None
+                if not isinstance(kind, type):
+                    kind, shape = kind.dtype.str, kind.shape
                     after = self._group.row_ndim * flat
-                    own = self.shape[len(self.shape) - after - len(x.kind.shape) : len(self.shape) - after]
-                    varies = [n == m for n, m in zip(x.kind.shape, own, strict=True)] + [False] * after
+                    own = self.shape[len(self.shape) - after - len(shape) : len(self.shape) - after]
+                    varies = [n == m for n, m in zip(shape, own, strict=True)] + [False] * after
                     varies = [False] * (len(self.shape) - len(varies)) + varies
-                    index = None if len(x.kind.shape) in (0, len(self.shape)) else _expanding(x.kind.shape, self, flat)
-                    self._values[key] = self._builder.input(x.kind.dtype.str, varies)
-                    self._inputs.append((x.number, None, index))
+                    index = None if len(shape) in (0, len(self.shape)) else _expanding(shape, self, flat)
+                self._values[key] = self._builder.input(kind, varies)
+                self._inputs.append((x.number, None, index) if type(x) is Var else (-1, x, index))
 
     def _is_flat(self, equation: Equation) -> bool:
         """Returns whether the operands of an equation lack the reduced dimensions."""
@@ -113,9 +109,9 @@ class Fused:
         taken = []
         for x in function_operands(equation):
             found = self._values.get(x) if type(x) is Var else None
-            taken.append(found if found is not None else self._values[(x, flat) if type(x) is Var else exact_key(x)])
+            taken.append(found if found is not None else self._values[_key(x, flat)])
         if is_reduction(equation):
-            constants = [self._values[exact_key(number)] for number in self._constants(equation)]
+            constants = [self._values[_key(number, flat)] for number in self._constants(equation)]
             plan, value = plan_of(equation), equation.results.kind
             on_numpy = value.backend.on_host or spans_hosts(value)
             in_blocks = not on_numpy or plan is None or plan.strategy == "blocks"
@@ -192,6 +188,13 @@ class Fused:
         for (v, _, _), result in zip(self._kept, made, strict=True):
             values[v.number] = result
         return True
+
+
+def _key(x: Any, flat: bool) -> Any:
+    """Returns what an operand that a group does not compute is found by."""
+    if type(x) is Var:
+        return x, flat
+    return (id(x), flat) if isinstance(x, np.ndarray) else exact_key(x)
 
 
 def _expanding(shape: Shape, fused: Fused, flat: bool) -> Any:

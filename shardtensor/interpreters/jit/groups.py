@@ -23,7 +23,7 @@ from shardtensor.interpreters.execution.planning import Plan
 from shardtensor.interpreters.jit import device_groups
 from shardtensor.interpreters.jit.expressions import EXPENSIVE
 from shardtensor.interpreters.jit.kernel import KernelBuilder
-from shardtensor.interpreters.jit.program import Equation, Program, Var, shape_of, vars_of
+from shardtensor.interpreters.jit.program import Equation, Program, Var, kind_of, shape_of, vars_of
 from shardtensor.interpreters.jit.reductions import is_reduction, is_wide, outer_shape, reduces_rows
 from shardtensor.interpreters.jit.window_writes import (
     computed_aval,
@@ -33,7 +33,7 @@ from shardtensor.interpreters.jit.window_writes import (
     without_copies,
 )
 from shardtensor.sharding.layout import Shape
-from shardtensor.tensor.operands import HostAval, host_aval
+from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.tensor import SCALARS
 from shardtensor.tensor.value import Aval, spans_hosts
 
@@ -51,22 +51,14 @@ def plan_of(equation: Equation) -> Plan | None:
     op = equation.op
     if op.view_spec or op.composite or op.algorithm or op.creates or type(equation.results) is not Var:
         return None
-    kinds: list[Any] = []
-    tensors = 0
-    for x in equation.operands:
-        if type(x) is Var:
-            tensors += isinstance(x.kind, Aval)
-            # A scalar may be an element of another tensor, with which devices that own the element compute.
-            if isinstance(x.kind, Aval) and (not x.kind.ndim or x.kind.unreduced):
-                return None
-            kinds.append(x.kind)
-        elif x is None or type(x) in SCALARS:
-            kinds.append(None if x is None else type(x))
-        elif isinstance(x, (np.ndarray, np.generic)):
-            kinds.append(host_aval(x.shape, x.dtype))
-        else:
-            return None
-    return plan_for(op, kinds, equation.params) if tensors and op.params[-1:] != ("layout",) else None
+    kinds: list[Any] = [None if x is None else kind_of(x) for x in equation.operands]
+    if any(isinstance(kind, type) and kind not in SCALARS for kind in kinds):
+        return None
+    tensors = [kind for kind in kinds if isinstance(kind, Aval)]
+    # A scalar may be an element of another tensor, with which devices that own the element compute.
+    if not tensors or any(not kind.ndim or kind.unreduced for kind in tensors) or op.params[-1:] == ("layout",):
+        return None
+    return plan_for(op, kinds, equation.params)
 
 
 class Group:
@@ -132,7 +124,7 @@ class _Grouping:
         """See `grouped`."""
         alone: list[tuple[int, Equation]] = []
         for k, equation in enumerate(_live(without_copies(self._program), self._wide).equations):
-            group = self._joined(equation) if _is_local(equation, self._wide) else None
+            group = self._joined(equation) if _is_possible(equation, self._wide) else None
             outside = [v for v in equation.reads() if self._open.get(v.number) is not group]
             for v in outside:
                 self._close(v)
@@ -161,13 +153,15 @@ class _Grouping:
             self._open.pop(equation.results.number, None)
 
     def _joined(self, equation: Equation) -> Group | None:
-        """Returns the group of an equation that a kernel can compute: that of its operands, or a new one; None for an
-        assignment of a value that no group computes.
+        """Returns the group of an equation that a kernel can compute: that of its operands, or a new one.
+
+        None for what no group begins with: an assignment of a value that no group computes, and few elements. The few
+        elements that a group computes from its reductions (the square roots of a variance of each row) are computed
+        by it: its loop ended otherwise, and another one read its operands again.
         """
         reduces = is_reduction(equation)
         given = vars_of(function_operands(equation))
-        operand_shapes = [v.kind.shape for v in given if not isinstance(v.kind, type)]
-        shape = operand_shapes[0] if reduces else computed_aval(equation).shape
+        shape = _loop_of(equation)
         rows = len(shape) - len(outer_shape(equation, shape)) if reduces else 0
         base = self._open.get(equation.operands[0].number) if equation.writes and not is_whole(equation) else None
         groups = []
@@ -176,7 +170,7 @@ class _Grouping:
             fits = group is not None and group is not base and group not in groups
             if group is not None and fits and self._fits(group, equation, shape, rows):
                 groups.append(group)
-        if equation.writes and equation.op.assigns and not groups:
+        if not groups and ((equation.writes and equation.op.assigns) or not _is_long(equation)):
             return None
         made = groups[0] if groups else Group(shape, _split_as(equation))
         if not groups:
@@ -210,7 +204,7 @@ class _Grouping:
             return all(not shape_of(v) or group.role(shape_of(v)) != "flat" for v in inside)
         if role != "flat":
             return False
-        return all(isinstance(v.kind, type) or v.kind.shape in (shape, ()) for v in vars_of(equation.operands))
+        return all(getattr(kind, "shape", ()) in (shape, ()) for kind in map(kind_of, equation.operands))
 
 
 def _live(program: Program, wide: bool) -> Program:
@@ -229,7 +223,27 @@ def _live(program: Program, wide: bool) -> Program:
 
 
 def _is_local(equation: Equation, wide: bool) -> bool:
-    """Whether a kernel can compute an equation from whole buffers of host memory."""
+    """Whether a kernel can compute an equation, and takes less time than NumPy's functions."""
+    return _is_possible(equation, wide) and _is_long(equation)
+
+
+def _is_long(equation: Equation) -> bool:
+    """Whether the loop of a possible equation has the elements for which a kernel is worth its call."""
+    if not _is_on_host(equation.results.kind):
+        return True
+    return math.prod(_loop_of(equation)) >= LEAST
+
+
+def _loop_of(equation: Equation) -> Shape:
+    """Returns the shape of the loop that computes an equation."""
+    if is_reduction(equation):
+        shape: Shape = equation.operands[0].kind.shape
+        return shape
+    return computed_aval(equation).shape
+
+
+def _is_possible(equation: Equation, wide: bool) -> bool:
+    """Whether a kernel can compute an equation, from whole buffers of host memory or from the parts of devices."""
     if type(equation.results) is not Var or not isinstance(equation.results.kind, Aval):
         return False
     if equation.writes and not has_function(equation):
@@ -242,9 +256,8 @@ def _is_local(equation: Equation, wide: bool) -> bool:
     if not all(_is_on_host(k) for k in (*avals, value)):
         return (wide or spans_hosts(value)) and _is_local_on_devices(equation, avals[0], value)
     if is_reduction(equation):
-        return avals[0].size >= max(LEAST, 1) and reduces_rows(equation, avals[0]) and (wide or not is_wide(equation))
-    made = computed_aval(equation)
-    return len(made.shape) > 0 and math.prod(made.shape) >= LEAST and function_of(equation) is not None
+        return avals[0].size > 0 and reduces_rows(equation, avals[0]) and (wide or not is_wide(equation))
+    return len(_loop_of(equation)) > 0 and function_of(equation) is not None
 
 
 # -- on devices ------------------------------------------------------------------------------------
@@ -254,7 +267,7 @@ def _is_local_on_devices(equation: Equation, x: Aval, value: Aval) -> bool:
     """Whether compiled kernels can compute an equation from the arrays of devices."""
     if not device_groups.has_operands(equation, value):
         return False
-    shape = x.shape if is_reduction(equation) else computed_aval(equation).shape
+    shape = _loop_of(equation)
     if not shape or not _has_parts(None, equation, shape, 0):
         return False
     if value.spans and not _is_local_in_processes(equation, shape):
@@ -311,11 +324,18 @@ def _is_on_host(value: Aval) -> bool:
         and value.backend.on_host
         and not value.unreduced
         and not value.backend.simulated
-        and value.dtype.kind in "biufc"
-        and not is_small_float(value.dtype)
-        and value.dtype.isnative
-        and value.dtype.itemsize <= 16
-        and value.dtype != np.dtype(np.longdouble)
+        and _is_computed(value.dtype)
+    )
+
+
+def _is_computed(dtype: np.dtype[Any]) -> bool:
+    """Whether kernels compute elements of a dtype. They have no long double, and no other byte order."""
+    return (
+        dtype.kind in "biufc"
+        and not is_small_float(dtype)
+        and dtype.isnative
+        and dtype.itemsize <= 16
+        and dtype != np.dtype(np.longdouble)
     )
 
 
@@ -335,18 +355,13 @@ def function_of(equation: Equation) -> str | None:
     else:
         return None
     kinds: list[Any] = []
-    for x in function_operands(equation):
-        kind = x.kind if type(x) is Var else x
-        if isinstance(kind, (Aval, HostAval)):
+    for kind in map(kind_of, function_operands(equation)):
+        if isinstance(kind, (Aval, HostAval)) and _is_computed(kind.dtype):
             kinds.append(kind.dtype)
-        elif isinstance(kind, type):
+        elif isinstance(kind, type) and kind in SCALARS:
             kinds.append(kind)
-        elif type(kind) in SCALARS:
-            kinds.append(type(kind))
         else:
             return None
-    if any(isinstance(k, np.dtype) and (k.kind not in "biufc" or is_small_float(k)) for k in kinds):
-        return None
     # A Python integer that does not fit the dtype of the others is an error of eager mode.
     if int in kinds and not any(k.kind in "fc" or k == np.int64 for k in kinds if isinstance(k, np.dtype)):
         return None

@@ -16,7 +16,7 @@ import numpy as np
 from shardtensor.core import Op
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.view_spec import ViewSpec
-from shardtensor.tensor.operands import HostAval
+from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.value import Aval
 
@@ -190,6 +190,17 @@ class Program:
 
     def __hash__(self) -> int:
         return hash((tuple(self.inputs), tuple(self.outputs), len(self.equations)))
+
+
+def kind_of(operand: Any) -> Any:
+    """Returns what is known of an operand before a call: its aval, also of an array that is a constant, or the type of
+    a Python scalar or of another constant.
+    """
+    if type(operand) is Var:
+        return operand.kind
+    if isinstance(operand, (np.ndarray, np.generic)):
+        return host_aval(operand.shape, operand.dtype)
+    return type(operand)
 
 
 def shape_of(v: Var) -> Shape:

@@ -146,11 +146,15 @@ def _is_elementwise(equation: Equation, shape: Shape) -> bool:
 
 
 def _slices(program: Program, equations: Sequence[Equation], makers: Mapping[Var, int]) -> dict[Var, Slice] | None:
-    """Returns the values that equations read from outside; None if one is no array of the shape of the window."""
+    """Returns the values that equations read from outside; None if an array is none of the shape of the window, or is a
+    host array: devices have no part of it.
+    """
     write = equations[-1]
     value, shape = write.results.kind, write.window.shape  # type: ignore[union-attr]
     made = {e.results for e in equations}
     found: dict[Var, Slice] = {}
+    if any(isinstance(x, np.ndarray) and x.ndim for e in equations for x in function_operands(e)):
+        return None
     for v in dict.fromkeys([v for e in equations for v in vars_of(function_operands(e))]):
         if v in made or isinstance(v.kind, type):
             continue

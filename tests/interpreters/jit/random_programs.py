@@ -26,6 +26,7 @@ STEPS = (
     "add", "scale", "tanh", "slice", "rows", "transpose", "reverse", "sum", "mean", "copy", "where", "write", "write row",
     "in place", "in place rows", "out", "reshard", "matmul", "sort", "concat", "index", "stencil", "stencil of a copy",
     "write a chain", "add products", "cast", "compare", "extrema", "var", "count", "time steps",
+    "host array", "host stencil",
 )  # fmt: skip
 
 WIDE = ["float64", "float64", "int64", "int32"]
@@ -112,6 +113,12 @@ def run_step(xp: Any, values: list[Any], step: Step, placed: Any) -> None:
         case "time steps":
             for _ in range(n % 5 * _fits(x * 0.5 + y, x)):
                 x[1:-1] = 0.5 * x[:-2] - 0.25 * x[2:] + (y[1:-1] if x.shape == y.shape and n % 2 else n)
+        case "host array":
+            h = array([x.shape, x.shape[1:], (*x.shape[:1], 1)][n % 3], x.dtype, n)
+            values.append(x * h + h)
+        case "host stencil":
+            h = array([x[1:-1].shape, x.shape[1:]][n % 2], x.dtype, n)
+            x[1:-1] = 0.5 * x[:-2] + h if _fits(x * 0.5, x) else x[2:] + h
 
 
 def _fits(y: Any, x: Any) -> bool:

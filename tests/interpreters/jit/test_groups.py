@@ -14,9 +14,12 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.interpreters.jit import groups
 from shardtensor.interpreters.jit.compiler import find_compiler
+from shardtensor.tensor.pytree import leaves
 from tests.interpreters.jit.test_operators import agrees, same
 from tests.interpreters.test_infer import split
 from tests.layouts import MESHES, array, mesh_of, specs
+
+IN_C = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
 
 
 @pytest.fixture(autouse=True)
@@ -75,11 +78,46 @@ def test_what_is_one_kernel() -> None:
     assert sizes(softmax, rows(spec=(None, "x"))) == [(2, 1)]  # The rows are split.
 
 
+def layer_norm(x: Any) -> Any:
+    weight, bias = np.linspace(1, 2, x.shape[-1], dtype=x.dtype), np.ones(x.shape[-1:], x.dtype)
+    variance = x.var(axis=-1, keepdims=True)
+    return (x - x.mean(axis=-1, keepdims=True)) / st.sqrt(variance + 1e-5) * weight + bias
+
+
+@pytest.mark.parametrize("executor", ["numpy", pytest.param("c", marks=IN_C)])
+def test_few_elements_of_each_row_are_computed_with_the_rows(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "LEAST", 1 << 14)
+    mesh = mesh_of((4,), "numpy")
+    x = st.device_put(array((20, 1000), "float32", 1), st.NamedSharding(mesh, st.P("x")))
+    few = lambda x: st.sqrt(st.log(x[:, :1] + 5) * 2)  # noqa: E731
+    assert sizes(layer_norm, x, executor=executor) == [(8, 1)]
+    assert sizes(lambda x: (x - x.mean(axis=1, keepdims=True)) * few(x), x, executor=executor) == [(3, 1)]
+    assert sizes(few, x, executor=executor) == []
+    flat = lambda x: x.sum(axis=-1) * np.arange(20.0) + np.ones(1)  # noqa: E731
+    with_output = lambda x: (x - x.max(axis=-1, keepdims=True) * 2, x.max(axis=-1, keepdims=True) * 2)  # noqa: E731
+    for f in (layer_norm, flat, with_output):
+        found, wanted = st.jit(f, executor=executor)(x), f(x)
+        if executor == "numpy":
+            same(found, wanted)
+        for a, b in zip(leaves(found), leaves(wanted), strict=True):
+            assert (a.sharding, a.dtype) == (b.sharding, b.dtype)
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
+
+
+def test_host_arrays_are_operands_of_kernels() -> None:
+    x, column = rows(), np.arange(10.0)[:, None]
+    assert sizes(lambda x: x * column + np.ones(6, "float32") - column, x) == [(3, 1)]
+    swapped = column.astype(">f8")
+    agrees(lambda x: (x * column + np.ones(6, "float32") - column, np.float32(2) * x + np.array(1.5) - swapped), x)
+    agrees(lambda x: (x.sum(axis=1) * column[:, 0] + np.ones(1)) * x.mean(axis=1), x)
+    agrees(lambda x, y: x * y - swapped + y, x, swapped)
+
+
 def test_constants_of_kernels_are_compared_to_the_bit() -> None:
     agrees(lambda x: (st.copysign(x, 0.0) * st.copysign(x, -0.0), x + 1 - x * 1.0 + st.where(x > 0, True, 1)), rows())
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
+@IN_C
 def test_recorded_and_guarded_calls_have_the_bits_of_others() -> None:
     f = lambda x, y: (softmax(x), st.exp(x) + y, (x.T @ x) * 2 + x.T @ y)  # noqa: E731
     x, y = rows(), rows(spec=(None, "x"))
@@ -96,7 +134,7 @@ def test_recorded_and_guarded_calls_have_the_bits_of_others() -> None:
     assert "test_groups.py" in error.value.__notes__[0]
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
+@IN_C
 def test_what_is_one_kernel_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     x = rows()
     assert sizes(lambda x: (x * 2 + 1).sum() * x * 2, x, executor=None) == [(5, 1)]
@@ -149,7 +187,7 @@ def test_variances_of_short_and_long_arrays_have_the_bits_of_eager_mode(dtype: s
     same(st.jit(f, executor="numpy")(x), f(x))
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
+@IN_C
 def test_reductions_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     dtypes = ["float32", "float64", "int8", "uint32", "bool"]

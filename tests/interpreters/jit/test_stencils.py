@@ -65,6 +65,22 @@ def test_jacobi_moves_the_halo_rows_only(form: Any, backend: str) -> None:
 
 
 @everywhere
+def test_host_arrays_have_no_halo(backend: str) -> None:
+    mesh, host = mesh_of((4,), backend), array((30, 6), "float32", 1)
+    x = st.device_put(host, st.NamedSharding(mesh, st.P("x")))
+
+    def step(u: Any, added: Any) -> Any:
+        new = u.copy()
+        new[1:-1] = 0.5 * (u[:-2] + u[2:]) + added
+        return new
+
+    for shape in ((28, 6), (6,), (28, 1), (1,), ()):
+        added = array(shape, "float32", 2)
+        np.testing.assert_array_equal(np.asarray(st.jit(lambda u, a=added: step(u, a))(x)), step(host, added))
+        np.testing.assert_array_equal(np.asarray(st.jit(step)(x, added)), step(host, added))
+
+
+@everywhere
 @pytest.mark.parametrize("spec", [(("x", "y"),), ("y", "x"), (None, "x"), ("x",), ()], ids=str)
 def test_stencils_on_meshes_of_two_axes(spec: Any, backend: str) -> None:
     mesh = mesh_of((2, 3), backend)
