@@ -124,8 +124,10 @@ class _Grouping:
         """See `grouped`."""
         alone: list[tuple[int, Equation]] = []
         for k, equation in enumerate(_live(without_copies(self._program), self._wide).equations):
-            group = self._joined(equation) if _is_possible(equation, self._wide) else None
-            outside = [v for v in equation.reads() if self._open.get(v.number) is not group]
+            reads = equation.reads()
+            can_join = _is_possible if any(v.number in self._open for v in reads) else _is_local
+            group = self._joined(equation) if can_join(equation, self._wide) else None
+            outside = [v for v in reads if self._open.get(v.number) is not group]
             for v in outside:
                 self._close(v)
             if group is None:
@@ -224,27 +226,32 @@ def _live(program: Program, wide: bool) -> Program:
 
 def _is_local(equation: Equation, wide: bool) -> bool:
     """Whether a kernel can compute an equation, and takes less time than NumPy's functions."""
-    return _is_possible(equation, wide) and _is_long(equation)
+    return _has_loop(equation) and _is_long(equation) and _is_possible(equation, wide)
+
+
+def _has_loop(equation: Equation) -> bool:
+    """Whether an equation computes one tensor, so that it may have a loop."""
+    return type(equation.results) is Var and isinstance(equation.results.kind, Aval)
 
 
 def _is_long(equation: Equation) -> bool:
-    """Whether the loop of a possible equation has the elements for which a kernel is worth its call."""
+    """Whether a loop has the elements for which a kernel is worth its call."""
     if not _is_on_host(equation.results.kind):
         return True
     return math.prod(_loop_of(equation)) >= LEAST
 
 
 def _loop_of(equation: Equation) -> Shape:
-    """Returns the shape of the loop that computes an equation."""
+    """Returns the shape of the loop of an equation."""
     if is_reduction(equation):
-        shape: Shape = equation.operands[0].kind.shape
+        shape: Shape = getattr(kind_of(equation.operands[0]), "shape", ())
         return shape
     return computed_aval(equation).shape
 
 
 def _is_possible(equation: Equation, wide: bool) -> bool:
     """Whether a kernel can compute an equation, from whole buffers of host memory or from the parts of devices."""
-    if type(equation.results) is not Var or not isinstance(equation.results.kind, Aval):
+    if not _has_loop(equation):
         return False
     if equation.writes and not has_function(equation):
         return False
