@@ -67,7 +67,9 @@ def steps_of(
     given = {*program.inputs, *program.captured}
     made: list[Step] = []
     kernels: dict[int, Fused] = {}
-    dropped = [[v.number for v, use in last.items() if use == k] for k in range(len(nodes))]
+    dropped: list[list[int]] = [[] for _ in (*nodes, "outputs")]
+    for v, use in last.items():
+        dropped[use].append(v.number)
     for k, node in enumerate(nodes):
         dead = dropped[k]
         in_place = {e.results for e in node if e.writes and e.operands[0].number in dead and e.operands[0] not in given}
