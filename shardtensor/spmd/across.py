@@ -182,15 +182,24 @@ def _described(rendezvous: Rendezvous) -> tuple[Any, ...]:
 
 def _kind(leaf: Any, device: Device) -> Any:
     """Returns what other processes know of an array, or a Python scalar itself."""
-    if leaf is None or type(leaf) in (bool, int, float):
-        return leaf
-    if type(leaf) is complex or isinstance(leaf, ShardedTensor):
-        raise BackendError("collectives across processes take arrays on single devices, and real scalars")
+    if leaf is None or type(leaf) in SCALARS:
+        return _encoded(leaf)
+    if isinstance(leaf, ShardedTensor):
+        raise BackendError("collectives across processes take arrays on single devices, and scalars")
     return text_of(backend_of(device).dtype_of(leaf)), list(leaf.shape)
 
 
 def _remote(kind: Any) -> Any:
-    return RemoteArray(kind[1], np.dtype(kind[0])) if isinstance(kind, list) else kind
+    return RemoteArray(kind[1], np.dtype(kind[0])) if isinstance(kind, list) else _decoded(kind)
+
+
+def _encoded(scalar: Any) -> Any:
+    """Returns a Python scalar or None as JSON has it, which has no complex numbers."""
+    return {"complex": [scalar.real, scalar.imag]} if type(scalar) is complex else scalar
+
+
+def _decoded(scalar: Any) -> Any:
+    return complex(*scalar["complex"]) if isinstance(scalar, dict) else scalar
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -223,11 +232,11 @@ def results_across(results: Sequence[Any], across: Sequence[Device], caller: str
 def _result_kind(leaf: Any, caller: str) -> Any:
     if isinstance(leaf, ShardedTensor) and leaf.sharding.mesh.size == 1:
         return text_of(leaf.dtype), list(leaf.shape)
-    if leaf is None or (type(leaf) in SCALARS and type(leaf) is not complex):
-        return leaf
+    if leaf is None or type(leaf) in SCALARS:
+        return _encoded(leaf)
     raise BackendError(
         f"{caller}: a call returns {leaf!r:.60}, a {type(leaf).__name__}; over several processes, functions return "
-        "arrays on single devices and real numbers"
+        "arrays on single devices and numbers"
     )
 
 
@@ -288,7 +297,7 @@ def _digest(array: HostArray) -> str:
 
 def _elsewhere(kind: Any, device: Device, caller: str) -> Any:
     if not isinstance(kind, list):
-        return kind
+        return _decoded(kind)
     shape, dtype = tuple(kind[1]), np.dtype(kind[0])
     value = aval(shape, dtype, as_sharding(device, len(shape), caller), True)
     return tensor(value, Storage((RemoteArray(shape, dtype),)))

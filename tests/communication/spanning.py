@@ -367,6 +367,12 @@ def maps_and_their_collectives() -> None:
         np.testing.assert_array_equal(mean, (x[:2] + x[2:]).reshape(2, n // 2, -1).sum(axis=1) / n)
         same(added, x + np.arange(n // 2).repeat(2))
     same(st.pmap(lambda a: st.psum(a, "i"), np.arange(n), axis_name="i", devices=mesh), np.full(n, n * (n - 1) // 2))
+    # Python's numbers, complex ones too, are exchanged as they are.
+    numbers = [complex(k, -0.5) for k in range(n)]
+    total = sum(numbers)
+    made = st.pmap(lambda k: (st.psum(numbers[int(k)], "i"), numbers[int(k)]), np.arange(n), axis_name="i", devices=mesh)
+    same(made[0], np.full(n, total))
+    same(made[1], np.array(numbers))
 
 
 def lists_are_of_this_process() -> None:
@@ -534,12 +540,14 @@ CHECKS = [
     devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
     memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, replicas_are_sent_once,
     device_arrays_are_sent_from_pinned_memory, memory_of_transfers_is_limited, reductions_and_products,
-    medians_where_a_process_has_no_lines, placed_reductions_take_one_exchange, algorithms_whose_parts_differ, meshes_may_leave_out_processes,
+    medians_where_a_process_has_no_lines, placed_reductions_take_one_exchange, algorithms_whose_parts_differ,
+    meshes_may_leave_out_processes,
     views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
     maps_and_their_collectives, lists_are_of_this_process, jit_has_the_bits_of_eager_mode,
     gradients_are_added_in_one_message, kernels_run_in_each_process,
-    a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos, what_needs_one_array_is_an_error, values_that_differ_are_errors,
-    calls_that_differ_are_errors, local_tensors_concern_nobody_else,
+    a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,
+    what_needs_one_array_is_an_error, values_that_differ_are_errors, calls_that_differ_are_errors,
+    local_tensors_concern_nobody_else,
 ]  # fmt: skip
 
 if __name__ == "__main__":
