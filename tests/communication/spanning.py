@@ -370,7 +370,9 @@ def maps_and_their_collectives() -> None:
     # Python's numbers, complex ones too, are exchanged as they are.
     numbers = [complex(k, -0.5) for k in range(n)]
     total = sum(numbers)
-    made = st.pmap(lambda k: (st.psum(numbers[int(k)], "i"), numbers[int(k)]), np.arange(n), axis_name="i", devices=mesh)
+    made = st.pmap(
+        lambda k: (st.psum(numbers[int(k)], "i"), numbers[int(k)]), np.arange(n), axis_name="i", devices=mesh
+    )
     same(made[0], np.full(n, total))
     same(made[1], np.array(numbers))
 
