@@ -9,73 +9,113 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
-from shardtensor.backend.registry import backend_of, is_remote, is_spanning, processes_of
+from shardtensor.backend.registry import array_backend, backend_of, is_remote, is_spanning, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
 from shardtensor.communication.processes import compared, connected, described_array, gather_texts, note
 from shardtensor.errors import BackendError, CollectiveError, ShapeError
-from shardtensor.sharding.layout import as_sharding
+from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.spec import P
 from shardtensor.spmd.axes import AxisPosition
-from shardtensor.spmd.program import Program, Rendezvous
+from shardtensor.spmd.program import Across, CollectiveCall, MapRun, Program, Rendezvous, current
 from shardtensor.tensor.pytree import form_of, leaves, replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, shard_arrays, tensor
-from shardtensor.tensor.value import aval
+from shardtensor.tensor.value import aval, new_buffers
+
+Devices = tuple[Device, ...]
+"""The devices of one program."""
 
 
-def devices_across(submeshes: Sequence[Mesh], caller: str) -> tuple[Device, ...]:
-    """Returns the device of each program of a map, if some of them are in other processes; otherwise nothing.
+def devices_across(submeshes: Sequence[Mesh], caller: str) -> tuple[Devices, ...]:
+    """Returns the devices of each program of a map, if some of them are in other processes; otherwise nothing.
+
+    A program runs in the processes of its devices: in one of them, or in all.
 
     Raises:
-        BackendError: a program has devices of several processes, or a process has no program.
+        BackendError: a program has devices of some processes, or a process has no program.
     """
-    devices = tuple([device for mesh in submeshes for device in mesh.flat])
-    if not is_spanning(devices):
+    devices = tuple([mesh.flat for mesh in submeshes])
+    every = tuple(itertools.chain.from_iterable(devices))
+    if not is_spanning(every):
         return ()
-    if any(len(processes_of(mesh.flat)) > 1 for mesh in submeshes):
-        raise BackendError(f"{caller}: a call of the function has devices of several processes; map over more axes")
     count = connected(caller).engine.process_count
-    if len(processes_of(devices)) < count:
+    if len(processes_of(every)) < count:
+        raise BackendError(f"{caller}: the devices are in {len(processes_of(every))} of {count} processes; wanted all")
+    of_each = {len(processes_of(own)) for own in devices}
+    if of_each not in ({1}, {count}):
         raise BackendError(
-            f"{caller}: the devices are in {len(processes_of(devices))} of {count} processes; wanted all"
+            f"{caller}: a call of the function has devices of {max(of_each)} of {count} processes; wanted those of one "
+            "process for each call, or those of all"
         )
-    return tuple([mesh.flat[0] for mesh in submeshes])
+    return devices
 
 
-def programs_across(program: Program, at: AxisPosition, caller: str) -> tuple[int, ...]:
-    """Returns the numbers of the programs of a collective, in order of their indices, if some of them are in other
-    processes; otherwise nothing.
+def is_elsewhere(devices: Devices) -> bool:
+    """Whether a program on these devices does not run in this process."""
+    return all(map(is_remote, devices))
+
+
+def programs_across(program: Program, at: AxisPosition, caller: str) -> Across | None:
+    """Returns the programs of a collective if some of them are in other processes; otherwise None. Programs of inner
+    maps are numbered over all calls of the outermost map.
 
     Raises:
-        BackendError: the collective is called in a map inside of a map over several processes, along axes of that one.
+        BackendError: the program runs on other devices of the call of the outermost map than those that other processes
+            expect.
     """
     run = program.run
-    around = run.parent
-    while around is not None:
-        if around.run.across:
-            inner = len(run.axes) - len(around.run.axes)
-            own = {coordinates[-inner:] for coordinates in map(run.coordinates, range(len(run.tasks)))}
-            if at.size > len(own):
-                raise BackendError(
-                    f"{caller}: a collective along axes of a map over several processes does not work in a map inside "
-                    "of it"
-                )
-            return ()
-        around = around.run.parent
-    if not run.across:
-        return ()
-    every = {n: run.coordinates(n) for n in range(len(run.tasks))}
-    found = ((at.at(c), n) for n, c in every.items())
-    members = sorted((there.index, n) for there, n in found if there.key == at.key)
-    numbers = tuple([n for _, n in members])
-    return numbers if len(processes_of(tuple([run.across[n] for n in numbers]))) > 1 else ()
+    if not _outermost(run).devices:
+        return None
+    number, numbers = _number_of(run.extents, program.coordinates), _members(run.extents, at)
+    devices = [_devices_of(run, n) for n in numbers]
+    if not is_spanning(tuple(itertools.chain.from_iterable(devices))):
+        return None
+    assert program.execution_context is not None
+    if program.execution_context.devices != (wanted := _devices_of(run, number)):
+        raise BackendError(
+            f"{caller}: {program} is call {number} of maps over several processes, and other processes expect it on "
+            f"{', '.join(map(str, wanted))}; give the inner maps all devices of the outer call, in its order"
+        )
+    return Across(numbers, sum(not is_elsewhere(own) for own in devices))
+
+
+def _number_of(extents: tuple[int, ...], coordinates: tuple[int, ...]) -> int:
+    """Returns the number of a program, row-major along the axes of all maps around it."""
+    return int(np.ravel_multi_index(coordinates, extents))
+
+
+def _members(extents: tuple[int, ...], at: AxisPosition) -> tuple[int, ...]:
+    """Returns the numbers of the programs of a collective, given the position of one of them."""
+    every = enumerate(itertools.product(*map(range, extents)))
+    members = [(there.index, n) for n, coordinates in every if (there := at.at(coordinates)).key == at.key]
+    return tuple([n for _, n in sorted(members)])
+
+
+def _outermost(run: MapRun) -> MapRun:
+    while run.parent is not None:
+        run = run.parent.run
+    return run
+
+
+def _devices_of(run: MapRun, number: int) -> Devices:
+    """Returns the devices of a program, given its number (see `programs_across`): the inner maps divide the devices of
+    a call of the outermost one in order, or have several programs on each.
+    """
+    outermost = _outermost(run)
+    inner = math.prod(run.extents[len(outermost.axes) :])
+    call, k = divmod(number, inner)
+    devices = outermost.devices[call]
+    first = k * len(devices) // inner
+    return devices[first : first + max(len(devices) // inner, 1)]
 
 
 def met(found: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:
@@ -126,15 +166,14 @@ def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Re
         (call,), kinds = groups[numbers]
         mine, job = own.get(numbers), connected("a collective of a map")
         like = mine or next((r for r in found if _call_of(r) == call), None)
-        if like is None or like.work is None:
+        if like is None:
             job.accompany(call)
             continue
-        across = like.arrived[0].run.across
-        contributions = []
+        run, contributions = like.arrived[0].run, []
         for k, n in enumerate(numbers):
-            here = mine is not None and not is_remote(across[n])
-            given = mine.contributions[k] if mine and here else ((across[n],), [_remote(x) for x in kinds[k]], ())
-            contributions.append(given)
+            here = mine.contributions[k] if mine else None
+            devices = _devices_of(run, n)
+            contributions.append(here or (devices, [_decoded(x, devices) for x in kinds[k]], ()))
         all_know = len(waiting) == len(rows) and all(call in calls for calls in known)
         with job.settled() if all_know else job.accompanied(call):
             made = like.work(contributions)
@@ -167,77 +206,138 @@ class _Collective(NamedTuple):
 
 def _call_of(rendezvous: Rendezvous) -> str:
     """Returns a text of a call, the same for calls that can meet."""
-    return f"{rendezvous.call.description} with {rendezvous.call.details!r}"
+    run = rendezvous.arrived[0].run
+    inside = f" in maps over {run.axes}{run.extents}" if run.parent else ""
+    return f"{rendezvous.call.description} with {rendezvous.call.details!r}{inside}"
 
 
 def _described(rendezvous: Rendezvous) -> tuple[Any, ...]:
     """Returns the numbers of the programs of a rendezvous, its call, and what the programs of this process give."""
     members = {
-        k: [_kind(leaf, contribution[0][0]) for leaf in contribution[1]]
+        k: [_encoded(leaf, contribution[0]) for leaf in contribution[1]]
         for k, contribution in enumerate(rendezvous.contributions)
         if contribution is not None
     }
     return rendezvous.numbers, _call_of(rendezvous), members
 
 
-def _kind(leaf: Any, device: Device) -> Any:
-    """Returns what other processes know of an array, or a Python scalar itself."""
+# -- values as texts -------------------------------------------------------------------------------
+
+
+def _encoded(leaf: Any, devices: Devices) -> Any:
+    """Returns what other processes know of a value of a program on these devices, as JSON has it: of an array, dtype
+    and shape; of a tensor over several devices, the layout, too; a Python scalar or None itself.
+
+    Raises:
+        BackendError: it is another object, or a tensor on other devices.
+    """
+    if type(leaf) is _Text:
+        return {"text": leaf}
     if leaf is None or type(leaf) in SCALARS:
-        return _encoded(leaf)
-    if isinstance(leaf, ShardedTensor):
-        raise BackendError("collectives across processes take arrays on single devices, and scalars")
-    return text_of(backend_of(device).dtype_of(leaf)), list(leaf.shape)
+        return {"complex": [leaf.real, leaf.imag]} if type(leaf) is complex else leaf
+    if not isinstance(leaf, ShardedTensor):
+        if array_backend(leaf) is None and not isinstance(leaf, (np.ndarray, np.generic)):
+            raise BackendError(f"{leaf!r:.60} is a {type(leaf).__name__}; wanted arrays and numbers")
+        return text_of(backend_of(devices[0]).dtype_of(leaf)), list(leaf.shape)
+    kind = text_of(leaf.dtype), list(leaf.shape)
+    mesh = leaf.sharding.mesh
+    if mesh.flat == devices[:1]:
+        return kind
+    if leaf.sharding.spec.unreduced or not {*mesh.flat} <= {*devices}:
+        raise BackendError(
+            f"a tensor has {leaf.sharding.spec} on {mesh}; wanted tensors on devices of the call, without partial sums"
+        )
+    places = [devices.index(device) for device in mesh.flat]
+    return *kind, leaf.sharding.spec.chains_of(leaf.ndim), mesh.axis_names, mesh.axis_sizes, places
 
 
-def _remote(kind: Any) -> Any:
-    return RemoteArray(kind[1], np.dtype(kind[0])) if isinstance(kind, list) else _decoded(kind)
-
-
-def _encoded(scalar: Any) -> Any:
-    """Returns a Python scalar or None as JSON has it, which has no complex numbers."""
-    return {"complex": [scalar.real, scalar.imag]} if type(scalar) is complex else scalar
-
-
-def _decoded(scalar: Any) -> Any:
-    return complex(*scalar["complex"]) if isinstance(scalar, dict) else scalar
+def _decoded(kind: Any, devices: Devices) -> Any:
+    """Returns what stands for a value of a program on these devices, of other processes: arrays without elements."""
+    if isinstance(kind, dict):
+        return complex(*kind["complex"]) if "complex" in kind else _Text(kind["text"])
+    if not isinstance(kind, list):
+        return kind
+    dtype, shape, *layout = kind
+    if not layout:
+        return RemoteArray(shape, np.dtype(dtype))
+    chains, names, sizes, places = layout
+    mesh = Mesh(np.asarray([devices[i] for i in places], object).reshape(sizes), tuple(names))
+    sharding = NamedSharding(mesh, P(*[tuple(chain) or None for chain in chains]))
+    value = aval(tuple(shape), np.dtype(dtype), sharding, True)
+    return tensor(value, Storage(new_buffers(value)[0]))
 
 
 # -- results ---------------------------------------------------------------------------------------
 
 
-def results_across(results: Sequence[Any], across: Sequence[Device], caller: str) -> list[Any]:
+def results_across(results: Sequence[Any], across: Sequence[Devices], caller: str) -> list[Any]:
     """Returns the results of all programs: those of other processes as tensors without elements here.
 
     Raises:
         ShapeError: programs return pytrees of different forms.
         BackendError: a program returns something else than tensors and numbers.
     """
-    own = {n: x for n, x in enumerate(results) if not is_remote(across[n])}
+    own = {n: x for n, x in enumerate(results) if not is_elsewhere(across[n])}
+    if len(own) == len(results):
+        return list(results)
     first = next(iter(own.values()))
-    record = {n: (str(form_of(x)), [_result_kind(leaf, caller) for leaf in leaves(x)]) for n, x in own.items()}
+    record = {n: (str(form_of(x)), _result_kinds(x, across[n], caller)) for n, x in own.items()}
     made = list(results)
-    rows = _exchanged(record)
-    while any(isinstance(row, list) for row in rows):  # Programs elsewhere still run.
-        _executed(rows, ())
-        rows = _exchanged(record)
-    for key, (form, kinds) in itertools.chain.from_iterable(row.items() for row in rows):
+    for key, (form, given) in itertools.chain.from_iterable(row.items() for row in _ended(record, caller)):
         if form != str(form_of(first)):
             raise ShapeError(f"{caller}: calls return pytrees of different forms, {form} and {form_of(first)}")
         if int(key) not in own:
-            device = across[int(key)]
-            made[int(key)] = replaced(first, [_elsewhere(kind, device, caller) for kind in kinds])
+            made[int(key)] = replaced(first, [_elsewhere(kind, across[int(key)], caller) for kind in given])
     return made
 
 
-def _result_kind(leaf: Any, caller: str) -> Any:
-    if isinstance(leaf, ShardedTensor) and leaf.sharding.mesh.size == 1:
-        return text_of(leaf.dtype), list(leaf.shape)
-    if leaf is None or type(leaf) in SCALARS:
-        return _encoded(leaf)
-    raise BackendError(
-        f"{caller}: a call returns {leaf!r:.60}, a {type(leaf).__name__}; over several processes, functions return "
-        "arrays on single devices and numbers"
-    )
+def _ended(record: Any, caller: str) -> Sequence[Any]:
+    """Returns the results of the programs of each process, as texts have them, once all of them have ended."""
+    program = current()
+    if program is None:
+        rows = _exchanged(record)
+        while any(isinstance(row, list) for row in rows):  # Programs elsewhere still run.
+            _executed(rows, ())
+            rows = _exchanged(record)
+        return rows
+    # Maps that programs of all processes call end in another order in each process, so that these programs meet.
+    import json  # Programs of one process do not need it.
+
+    engine, run = connected(caller).engine, program.run
+    count = engine.process_count
+    numbers = (_number_of(run.extents, program.coordinates),) * count
+    found: Sequence[Any] = program.meet(
+        ("end", run.axes, program.coordinates), CollectiveCall(f"the end of {caller}"), count, engine.process_index,
+        ((), [_Text(json.dumps(record))], ()), _parsed_all, Across(numbers, 1),
+    )  # fmt: skip
+    return found
+
+
+def _parsed_all(contributions: Sequence[Any]) -> Sequence[Any]:
+    rows = [_parsed(str(text)) for _, (text,), _ in contributions]
+    return [rows] * len(rows)
+
+
+class _Text(str):
+    """A text that programs of several processes exchange."""
+
+    __slots__ = ()
+
+
+def _result_kinds(result: Any, devices: Devices, caller: str) -> list[Any]:
+    try:
+        return [_encoded(leaf, devices) for leaf in leaves(result)]
+    except BackendError as error:
+        raise BackendError(f"{caller}: a call returns what a map over several processes cannot join: {error}") from None
+
+
+def _elsewhere(kind: Any, devices: Devices, caller: str) -> Any:
+    """Returns what stands for a result of a program of another process: for an array, a tensor."""
+    found = _decoded(kind, devices)
+    if type(found) is not RemoteArray:
+        return found
+    value = aval(found.shape, found.dtype, as_sharding(devices[0], found.ndim, caller), True)
+    return tensor(value, Storage((found,)))
 
 
 def twins_here(
@@ -258,10 +358,12 @@ def twins_here(
         groups.setdefault(first, [first]).append(other)
     firsts, pairs = list[ShardedTensor](), list[tuple[int, int]]()
     for members in groups.values():
-        devices = tuple([blocks[k].sharding.mesh.flat[0] for k in members])
-        own = [k for k, device in zip(members, devices, strict=True) if not is_remote(device)]
+        devices = [blocks[k].sharding.mesh.flat for k in members]
+        own = [k for k, there in zip(members, devices, strict=True) if not is_elsewhere(there)]
         pairs += [(own[0], k) for k in own[1:]]
-        if len(processes_of(devices)) == connected("shard_map").engine.process_count:
+        in_one = all(len(processes_of(there)) == 1 for there in devices)
+        count = len(processes_of(tuple(itertools.chain.from_iterable(devices))))
+        if in_one and count == connected("shard_map").engine.process_count:
             firsts.append(blocks[own[0]])
     return firsts, pairs
 
@@ -293,11 +395,3 @@ def _digest(array: HostArray) -> str:
     if array.dtype.kind in "fc":
         elements = np.where(np.isnan(elements), np.asarray(np.nan, array.dtype), elements + np.asarray(0, array.dtype))
     return described_array(array, elements)
-
-
-def _elsewhere(kind: Any, device: Device, caller: str) -> Any:
-    if not isinstance(kind, list):
-        return _decoded(kind)
-    shape, dtype = tuple(kind[1]), np.dtype(kind[0])
-    value = aval(shape, dtype, as_sharding(device, len(shape), caller), True)
-    return tensor(value, Storage((RemoteArray(shape, dtype),)))

@@ -190,13 +190,16 @@ class _Map:
         return given
 
     def run(
-        self, tasks: Sequence[Callable[[Program], Any]], helper_delay: float, across: tuple[Device, ...] = ()
+        self,
+        tasks: Sequence[Callable[[Program], Any]],
+        helper_delay: float,
+        devices: tuple[tuple[Device, ...], ...] = (),
     ) -> list[Any]:
         """Runs the tasks of all calls, and returns their results; an error gets a note of the shard and the device."""
         labels, code = _Labels(self.submeshes), id(_code_of(self.fn))
         try:
             return run(
-                tasks, labels, names=self.names, sizes=self.sizes, helper_delay=helper_delay, code=code, across=across
+                tasks, labels, names=self.names, sizes=self.sizes, helper_delay=helper_delay, code=code, devices=devices
             )
         except Failed as failure:
             number, error = failure.number, failure.error
@@ -231,7 +234,7 @@ def _execute_map(called: _Map, places: _Places) -> list[Any]:
     across = _devices_across(called) if in_job() else ()
     tasks = [
         _nothing
-        if across and is_remote(across[i])
+        if across and all(map(is_remote, across[i]))
         else functools.partial(_call_on, called, i, *given, places.interpreters[i], modes)
         for i, given in enumerate(called.arguments(_array_onto))
     ]
@@ -247,13 +250,13 @@ def _execute_map(called: _Map, places: _Places) -> list[Any]:
             backend.make_caller_wait(device)
 
 
-def _devices_across(called: _Map) -> tuple[Device, ...]:
+def _devices_across(called: _Map) -> tuple[tuple[Device, ...], ...]:
     from shardtensor.spmd.across import devices_across  # Programs of one process do not need it.
 
     return devices_across(called.submeshes, called.caller)
 
 
-def _results_across(results: Sequence[Any], across: Sequence[Device], caller: str) -> list[Any]:
+def _results_across(results: Sequence[Any], across: Sequence[tuple[Device, ...]], caller: str) -> list[Any]:
     from shardtensor.spmd.across import results_across  # See `_devices_across`.
 
     return results_across(results, across, caller)

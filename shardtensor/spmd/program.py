@@ -13,9 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from shardtensor.backend.registry import is_remote
 from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.errors import CollectiveError, ShardTensorError, message_of
 from shardtensor.host.signals import hear
@@ -184,13 +183,13 @@ class MapRun:
         axes: the names of the axes of the maps around this one and of this one, outermost first.
         extents: the sizes of these axes.
         failed: the reason why the programs must not wait any more; None while there is none.
-        across: the device of each program, if some of them run in other processes.
+        devices: the devices of each program, if some of them are in other processes.
     """
 
     axes: tuple[str, ...] = ()
     extents: tuple[int, ...] = ()
     depth = 0
-    across: tuple[Device, ...] = ()
+    devices: tuple[tuple[Device, ...], ...] = ()
     failed: str | None = None
     scheduler: SchedulerProtocol
     _next = 0
@@ -263,26 +262,36 @@ class MapRun:
         raise Failed(number, error)
 
 
+class Across(NamedTuple):
+    """The programs of a collective, some of which run in other processes.
+
+    Attributes:
+        numbers: their numbers, in order of their indices.
+        here: how many of them run in this process.
+    """
+
+    numbers: tuple[int, ...]
+    here: int
+
+
 class Rendezvous:
     """The programs that have made one collective call, and their contributions; complete when none is missing.
 
     Attributes:
         numbers: the numbers of all programs, if some of them run in other processes: they have to meet, too.
-        work: computes the results, if so.
+        work: computes the results.
     """
 
     __slots__ = ("call", "contributions", "key", "members", "missing", "numbers", "work")
 
-    def __init__(
-        self, key: Hashable, call: CollectiveCall, size: int, numbers: tuple[int, ...] = (), work: Work | None = None
-    ) -> None:
+    def __init__(self, key: Hashable, call: CollectiveCall, size: int, work: Work, across: Across | None) -> None:
         self.key = key
         self.call = call
-        self.numbers = numbers
         self.work = work
         self.members: list[Program | None] = [None] * size
         self.contributions: list[Any] = [None] * size
-        self.missing = size
+        self.numbers: tuple[int, ...] = across.numbers if across else ()
+        self.missing = across.here if across else size
 
     @property
     def arrived(self) -> list[Program]:
@@ -374,7 +383,7 @@ class Program:
         position: int,
         contribution: Any,
         work: Work,
-        numbers: tuple[int, ...] = (),
+        across: Across | None = None,
     ) -> Any:
         """Contributes to a collective, waits until ``size`` programs have contributed under ``key``, and returns this
         program's item of the results of ``work``.
@@ -388,7 +397,7 @@ class Program:
             position: the index of this program among them.
             contribution: the item of this program in the argument of ``work``.
             work: computes the results of all programs from their contributions.
-            numbers: the numbers of the programs, if some of them run in other processes.
+            across: the programs, if some of them run in other processes.
 
         Raises:
             CollectiveError: a program made another call, or cannot arrive any more.
@@ -402,7 +411,7 @@ class Program:
             )
         self.thread.inside = False
         try:
-            result = self._meet(key, call, size, position, contribution, work, numbers)
+            result = self._meet(key, call, size, position, contribution, work, across)
         finally:
             self.thread.inside = True
         hear()
@@ -416,7 +425,7 @@ class Program:
         position: int,
         contribution: Any,
         work: Work,
-        numbers: tuple[int, ...],
+        across: Across | None,
     ) -> Any:
         scheduler = self.run.scheduler
         with scheduler.lock:
@@ -424,9 +433,7 @@ class Program:
                 raise secondary(f"{call.description}: {self.run.failed}")
             rendezvous = scheduler.pending_rendezvous.get(key)
             if rendezvous is None:
-                rendezvous = scheduler.pending_rendezvous[key] = Rendezvous(key, call, size, numbers, work)
-                if numbers:
-                    rendezvous.missing = sum(not is_remote(self.run.across[n]) for n in numbers)
+                rendezvous = scheduler.pending_rendezvous[key] = Rendezvous(key, call, size, work, across)
             elif call != rendezvous.call:
                 raise CollectiveError(_disagreement(self, call, rendezvous))
             rendezvous.members[position] = self
@@ -434,7 +441,7 @@ class Program:
             rendezvous.missing -= 1
             # Other threads decrement it as soon as the lock is released. The scheduler meets other processes when all
             # programs wait, so that they meet in the same order there.
-            last = not (rendezvous.missing or numbers)
+            last = not (rendezvous.missing or across)
             if last:
                 del scheduler.pending_rendezvous[key]
             else:

@@ -19,7 +19,7 @@ from shardtensor.communication.communicators import communicator
 from shardtensor.communication.transfer import array_on
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
 from shardtensor.spmd.axes import AxisPosition
-from shardtensor.spmd.program import CollectiveCall, Program, current
+from shardtensor.spmd.program import Across, CollectiveCall, Program, current
 from shardtensor.tensor.ownership import Lent
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
@@ -68,8 +68,8 @@ def rendezvous(
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
     call = CollectiveCall(f"{caller} over {at.description}", compared, lambda there: at.at(there).key)
-    numbers = _programs_across(program, at, caller) if in_job() else ()
-    kind = communicator if numbers else program.communicator
+    across = _programs_across(program, at, caller) if in_job() else None
+    kind = communicator if across else program.communicator
 
     def work(contributions: list[Any]) -> Sequence[Any]:
         groups, leaves_of, lent = zip(*contributions, strict=True)
@@ -81,11 +81,11 @@ def rendezvous(
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)
 
-    results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.lent), work, numbers)
+    results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.lent), work, across)
     return replaced(x, results) if form is not None else results[0]
 
 
-def _programs_across(program: Program, at: AxisPosition, caller: str) -> tuple[int, ...]:
+def _programs_across(program: Program, at: AxisPosition, caller: str) -> Across | None:
     from shardtensor.spmd.across import programs_across  # Programs of one process do not need it.
 
     return programs_across(program, at, caller)

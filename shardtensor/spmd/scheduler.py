@@ -52,7 +52,7 @@ _POLL = 0.05
 
 def run(
     tasks: Sequence[Task], labels: Sequence[str], *, names: Sequence[str] = (), sizes: Sequence[int] = (),
-    helper_delay: float = 200e-6, code: int = 0, across: tuple[Device, ...] = (),
+    helper_delay: float = 200e-6, code: int = 0, devices: tuple[tuple[Device, ...], ...] = (),
 ) -> list[Any]:  # fmt: skip
     """Runs each task as a program, and returns the results of all tasks, in order.
 
@@ -68,7 +68,7 @@ def run(
         helper_delay: seconds of the caller's work after which helper threads take part (waking one costs about 50 µs).
         code: the identity of the code of the programs. If a map of the same code took long the last time, helper
             threads take part from the start; if it took a short time, they wait longer, since it will soon be done.
-        across: the device of each program, if some of them run in other processes.
+        devices: the devices of each program, if some of them are in other processes.
 
     Returns:
         The list of results.
@@ -78,7 +78,7 @@ def run(
     """
     parent = around()
     map_run = MapRun(tasks, labels, names, sizes or (len(tasks),), parent)
-    map_run.across = across
+    map_run.devices = devices
     if not tasks:
         return []
     if sys.is_finalizing():
@@ -90,8 +90,10 @@ def run(
         parent.await_run(map_run)
         return map_run.outcome()
     check_room()
-    if across and sum(not is_remote(device) for device in across) < 2:
-        helper_delay = math.inf  # One program of this process needs one thread, and the others are none of its own.
+    if devices and (len(devices[0]) > 1 or sum(not is_remote(own[0]) for own in devices) < 2):
+        # One program of this process needs one thread, and the others are none of its own. Programs of several
+        # processes make the same calls in the same order in each of them.
+        helper_delay = math.inf
     scheduler = Scheduler(map_run, helper_delays.delay_of(code, helper_delay))
     try:
         scheduler.run()

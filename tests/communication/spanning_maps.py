@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from shardtensor import distributed
 
@@ -18,22 +20,22 @@ if __name__ == "__main__":
 import shardtensor as st
 from tests.interpreters.test_state import Dice, assert_alike, quietly
 from tests.layouts import NAMES
-from tests.spmd.test_spmd_programs import GRIDS, Author, Blocks, OnDevice, by_shard_map
+from tests.spmd import test_spmd_programs as programs
 
 
-class OuterAuthor(Author):
-    """Writes programs without nested maps, whose collectives cannot span processes."""
+class OnRow(programs.OnRow):
+    """The namespace of a program that owns several devices, of one process or of all."""
 
-    def nested(self, name: str, x: Blocks) -> str:
-        return ""
+    def on_host(self, x: Any) -> Any:
+        return super().on_host(x) if x.is_fully_addressable else distributed.process_allgather(x)
 
 
-def results(lines: Sequence[str], mesh: st.Mesh) -> dict[int, dict[str, Any]]:
-    """Runs a program on all devices; returns the arrays of the devices of this process, by position and name."""
+def results(lines: Sequence[str], map_by: Callable[..., None], mesh: st.Mesh, in_rows: bool) -> dict[int, Any]:
+    """Runs a program on all devices; returns the arrays of the programs of this process, by position and name."""
     found: dict[int, dict[str, Any]] = {}
 
     def body() -> None:
-        here = OnDevice(mesh.axis_names)
+        here: Any = OnRow(("x",)) if in_rows else programs.OnDevice(mesh.axis_names)
         for line in lines:
             exec(line, here.space)
         found[here.position] = {
@@ -42,29 +44,54 @@ def results(lines: Sequence[str], mesh: st.Mesh) -> dict[int, dict[str, Any]]:
             if name[0] == "v"
         }
 
-    by_shard_map(body, mesh)
+    map_by(body, mesh)
     return found
 
 
 def run(seed: int) -> None:
-    """Runs one program."""
+    """Runs one program, by one map, by one in another for each axis, or by one whose calls have several devices: all of
+    a process, or some of each.
+    """
     dice = Dice(seed)
-    author = OuterAuthor(dice, dice.pick([grid for grid in GRIDS if math.prod(grid) == st.device_count()]), "numpy")
+    count, processes = st.device_count(), distributed.process_count()
+    ways = {"shard_map": 3, "maps_in_maps": 2, "pmap_of_arrays": 2, "rows_by_shard_map": 1, "rows_by_pmap_of_arrays": 1}
+    way = dice.pick([way for way, times in ways.items() for _ in range(times)])
+    in_rows = way in programs.ROWS
+    grids = [grid for grid in programs.GRIDS if math.prod(grid) == count]
+    if way in ("maps_in_maps", "pmap_of_arrays"):
+        grids = [grid for grid in grids if len(grid) == 1 or grid[0] % processes == 0 == grid[-1] % processes]
+    if in_rows:
+        grids = [(n,) for n in range(1, count) if n % processes == 0 == count // n % processes]
+    if not grids:
+        return
+    grid = dice.pick(grids)
+    author = (programs.AuthorOfRows if in_rows else programs.Author)(dice, grid, "numpy")
     with quietly():
         for _ in range(12):
             author.write()
-        grid = author.oracle.grid
-        mesh = st.make_mesh(grid, NAMES[: len(grid)], devices=author.permuted(st.devices()))
-        found = results(author.lines, mesh)
-    assert set(found) == {k for k, device in enumerate(mesh.flat) if device in st.local_devices()}
+    devices = np.array(st.devices(), object)
+    if way == "shard_map" or (len(grid) == 1 and not in_rows):
+        devices = np.array(author.permuted(st.devices()), object)
+    elif dice.once_in(2):
+        devices = devices.reshape(processes, -1).T.ravel()
+    sizes, names = ((*grid, count // grid[0]), ("x", "r")) if in_rows else (grid, NAMES[: len(grid)])
+    mesh = st.make_mesh(sizes, names, devices=list(devices))
+    with quietly():
+        found = results(author.lines, (programs.WAYS | programs.ROWS)[way], mesh, in_rows)
+    rows = np.reshape(np.array(mesh.flat, object), (math.prod(grid), -1))
+    assert set(found) == {k for k, row in enumerate(rows) if not {*row}.isdisjoint(st.local_devices())}
     for k, arrays in found.items():
         for name, parts in arrays.items():
             wanted = author.oracle.space[name]
             for part, answer in zip(parts, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-                assert_alike(part, answer[k], f"seed {seed}: {name} on device {k}")
+                assert_alike(part, answer[k], f"seed {seed}: {name} of program {k}, by {way} over {mesh}")
 
 
 if __name__ == "__main__":
     for number in range(*map(int, sys.argv[1:])):
-        run(number)
+        try:
+            run(number)
+        except BaseException as error:
+            error.add_note(f"seed {number}")
+            raise
     distributed.shutdown()
