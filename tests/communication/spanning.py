@@ -377,6 +377,47 @@ def maps_and_their_collectives() -> None:
     same(made[1], np.array(numbers))
 
 
+def maps_in_maps() -> None:
+    """The outer map is over processes, so that its calls have the devices of one, or over the devices of each."""
+    p, n = distributed.process_count(), len(st.local_devices())
+    mesh = st.make_mesh((p, n), ("h", "d"))
+    values = np.arange(4.0 * p * n * n).reshape(2 * p, 2 * n * n)
+    x = st.device_put(values, st.NamedSharding(mesh, st.P("h", "d")))
+
+    def outer(f: Any, axis: str, out: st.P) -> Any:
+        spec = st.P("h") if axis == "h" else st.P(None, "d")
+        return st.shard_map(f, mesh=mesh, in_specs=spec, out_specs=out, axis_names={axis})(x)
+
+    def inside(f: Any, axis: str, out: st.P) -> Any:
+        spec = st.P("h") if axis == "h" else st.P(None, "d")
+        return lambda b: st.shard_map(f, in_specs=spec, out_specs=out)(b)
+
+    by_rows, by_columns = values.reshape(p, 2, -1), values.reshape(2 * p, n, -1)
+    same(outer(lambda b: b * 2 + b.sum(axis=1, keepdims=True), "h", st.P("h")), values * 2 + values.sum(1)[:, None])
+    same(outer(lambda b: b * 2 + b.sum(axis=0), "d", st.P(None, "d")), values * 2 + values.sum(axis=0))
+    same(outer(lambda b: st.psum(b, "h"), "h", st.P()), by_rows.sum(axis=0))
+    same(outer(lambda b: st.psum(b, "d"), "d", st.P()), by_columns.sum(axis=1))
+    for axes in (("h", "d"), ("d", "h")):
+        both = inside(lambda c, axes=axes: st.psum(c, axes), axes[1], st.P())
+        same(outer(both, axes[0], st.P()), values.reshape(p, 2, n, -1).sum(axis=(0, 2)))
+    same(outer(inside(lambda c: st.psum(c, "h"), "d", st.P(None, "d")), "h", st.P()), by_rows.sum(axis=0))
+    same(outer(inside(lambda c: st.psum(c, "d"), "h", st.P("h")), "d", st.P()), by_columns.sum(axis=1))
+    numbered = inside(lambda c: c * 0 + st.axis_index(("d", "h")), "d", st.P(None, "d"))
+    same(outer(numbered, "h", st.P("h")), np.kron(np.arange(p * n).reshape(n, p).T, np.ones((2, 2 * n))))
+    pairs = st.pmap(st.pmap(lambda v: st.pmax(v, ("a", "b")), axis_name="b"), np.arange(p * n).reshape(p, n),
+                    axis_name="a", devices=mesh)  # fmt: skip
+    same(pairs, np.full((p, n), p * n - 1))
+    if n > 1:
+        reverse = st.make_mesh((n,), ("d",), devices=st.local_devices()[::-1])
+
+        def backward(b: Any) -> Any:
+            total = lambda: st.psum(st.axis_index("d"), ("h", "d"))  # noqa: E731
+            return st.shard_map(total, mesh=reverse, in_specs=(), out_specs=st.P())()
+
+        with pytest.raises(st.BackendError, match=r"other processes expect it on .*give the inner maps all devices"):
+            outer(backward, "h", st.P())
+
+
 def lists_are_of_this_process() -> None:
     parts = st.pmap(lambda a: a + 1, st.shard(np.arange(10)))
     assert [part.device for part in parts] == st.local_devices() or st.num_shards() > 10
@@ -545,7 +586,7 @@ CHECKS = [
     medians_where_a_process_has_no_lines, placed_reductions_take_one_exchange, algorithms_whose_parts_differ,
     meshes_may_leave_out_processes,
     views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
-    maps_and_their_collectives, lists_are_of_this_process, jit_has_the_bits_of_eager_mode,
+    maps_and_their_collectives, maps_in_maps, lists_are_of_this_process, jit_has_the_bits_of_eager_mode,
     gradients_are_added_in_one_message, kernels_run_in_each_process,
     a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,
     what_needs_one_array_is_an_error, values_that_differ_are_errors, calls_that_differ_are_errors,

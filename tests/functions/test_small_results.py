@@ -80,6 +80,10 @@ def same(found: Any, wanted: Any) -> None:
         return
     assert isinstance(found, list)
     for x, y in zip(found, wanted, strict=True):
+        if isinstance(y, int):  # the rank of lstsq
+            assert type(x) is int
+            assert x == y
+            continue
         assert (x._aval, x._is_scalar) == (y._aval, y._is_scalar)
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 

@@ -132,7 +132,8 @@ class _Layout:
             for k, once in enumerate(per_row)
         ]
         self.sizes = [np.int64(size) for size, _ in (*outer, *inner)]
-        self.segments, length = min(-(-n // SEGMENT), BLOCKS // self.rows), n
+        # Without reductions there is nothing to join, and the values of each row are written at once.
+        self.segments, length = min(-(-n // SEGMENT), BLOCKS // self.rows) if self.source.stages else 1, n
         threads = min(MOST_THREADS if n >= SEGMENT else _BLOCK, _power_of_two(n))
         together = min(max(_BLOCK // threads, 1), _power_of_two(self.rows))
         if self.segments > 1:
