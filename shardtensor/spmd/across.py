@@ -308,12 +308,12 @@ def _ended(record: Any, caller: str) -> Sequence[Any]:
     numbers = (_number_of(run.extents, program.coordinates),) * count
     found: Sequence[Any] = program.meet(
         ("end", run.axes, program.coordinates), CollectiveCall(f"the end of {caller}"), count, engine.process_index,
-        ((), [_Text(json.dumps(record))], ()), _parsed_all, Across(numbers, 1),
+        ((), [_Text(json.dumps(record))], ()), _rows_of, Across(numbers, 1),
     )  # fmt: skip
     return found
 
 
-def _parsed_all(contributions: Sequence[Any]) -> Sequence[Any]:
+def _rows_of(contributions: Sequence[Any]) -> Sequence[Any]:
     rows = [_parsed(str(text)) for _, (text,), _ in contributions]
     return [rows] * len(rows)
 

@@ -90,9 +90,7 @@ def run(
         parent.await_run(map_run)
         return map_run.outcome()
     check_room()
-    if devices and (len(devices[0]) > 1 or sum(not is_remote(own[0]) for own in devices) < 2):
-        # One program of this process needs one thread, and the others are none of its own. Programs of several
-        # processes make the same calls in the same order in each of them.
+    if devices and not _may_have_helpers(devices):
         helper_delay = math.inf
     scheduler = Scheduler(map_run, helper_delays.delay_of(code, helper_delay))
     try:
@@ -104,6 +102,15 @@ def run(
         # The two refer to each other, and a helper thread may refer to the scheduler for a moment longer; either would
         # keep all results alive.
         del map_run.scheduler, scheduler.root
+
+
+def _may_have_helpers(devices: Sequence[tuple[Device, ...]]) -> bool:
+    """Returns whether helper threads may run programs on these devices, some of which are in other processes."""
+    here = [own for own in devices if not all(map(is_remote, own))]
+    # Programs of all processes make the same calls in the same order in each of them.
+    in_all = any(map(is_remote, here[0]))
+    # A single program on one device needs one thread.
+    return not in_all and (len(here) > 1 or len(here[0]) > 1)
 
 
 class Scheduler:
