@@ -106,11 +106,11 @@ def _column(
         communicator.lent = lent
         results = _run_body(body, communicator, column)
         return [communicator.result(array, device) for array, device in zip(results, communicator.devices, strict=True)]
-    rows = []
     shards = communicator_of(()).shards
-    for devices, arrays in zip(zip(*groups, strict=True), zip(*map(shards, column), strict=True), strict=True):
-        communicator = communicator_of(devices)
-        rows.append(_run_body(body, communicator, arrays))
+    communicators = [communicator_of(devices) for devices in zip(*groups, strict=True)]
+    parts = zip(*map(shards, column), strict=True)
+    rows = [_run_body(body, of_row, arrays) for of_row, arrays in zip(communicators, parts, strict=True)]
+    communicator = communicators[0]  # That of the first array of each tensor, which may be in another process.
     made = []
     for x, arrays in zip(column, zip(*rows, strict=True), strict=True):
         if [tuple(a.shape) for a in arrays] != [x._aval.grid.shape(k) for k in range(len(arrays))]:
