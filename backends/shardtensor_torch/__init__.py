@@ -264,7 +264,7 @@ class TorchBackend(Backend):
         return array.detach()
 
     def lend(self, array: Any) -> tuple[Any, Callable[[], object] | None]:
-        """Returns what `export` does. The lease ends when only ``array``, or the tensor of which it is a view, uses the
+        """Returns what `export` does. The lease ends when only ``array`` and the tensor of which it is a view use the
         storage, or nothing does.
 
         The use counts of the storage are asked, since nothing else knows all of its users: ``detach`` makes a tensor
@@ -272,13 +272,13 @@ class TorchBackend(Backend):
         A storage of its own for each export, by DLPack, would take a hundred times as long to make, could not have
         pending conjugation, and would not be resizable, as memory is that only this library and its users hold.
         """
-        # A view of what a tensor's storage holds may end before the tensor does.
-        lender = weakref.ref(array if array._base is None else array._base)
+        # A view may end before the tensor does, and the other way round.
+        lenders = [weakref.ref(x) for x in (array, array._base) if x is not None]
         storage = self._weak(array.untyped_storage())
 
         def lease() -> object:
-            mine = lender()
-            ended = storage.expired() if mine is None else self._storage_uses(mine) == self._own_uses
+            mine = [x for lender in lenders if (x := lender()) is not None]
+            ended = self._storage_uses(mine[0]) == self._uses_by(len(mine)) if mine else storage.expired()
             return None if ended else self
 
         return self.export(array), lease if self._own_uses is not None else None
@@ -300,6 +300,10 @@ class TorchBackend(Backend):
         memory = [array.untyped_storage()]
         objects = references(memory)
         return None if self._uses is None or objects == sys.maxsize else (self._uses(memory[0]._cdata), objects)
+
+    def _uses_by(self, tensors: int) -> tuple[int, int] | None:
+        """Returns what `_storage_uses` does where so many tensors, and nothing else, use a storage."""
+        return None if self._own_uses is None else (self._own_uses[0] + tensors - 1, self._own_uses[1])
 
     def _counts(self, held: list[Any]) -> tuple[tuple[int, int], int] | None:
         """Returns the reference counts of a tensor's storage and of the tensor itself; None if they are not exposed."""

@@ -221,9 +221,10 @@ def test_the_meter_sees_a_gather(meter: Meter) -> None:
     )
 
 
-OTHERS = {"outer", "hfft", "irfft"}
-"""Not called with these operands: a result that is larger than they are, and spectra, whose sizes here have no factors
-(see `LONG`, and the test of real spectra).
+OTHERS = {"outer", "tril", "triu", "hfft", "irfft", "quantile", "nanquantile"}
+"""Not called with these operands: results that are larger than they are (``tril`` of a vector is a square matrix),
+spectra, whose sizes here have no factors (see `LONG`, and the test of real spectra), and quantiles, of which each device
+holds all (see `ARGUMENTS`).
 """
 
 ROWS = sorted(
@@ -284,6 +285,8 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], Callable[[int], list[Any]]]] = {
     "histogramdd": (lambda x: st.histogramdd(x, 3), table),
     "digitize": (st.digitize, lambda n: [numbers(n), np.sort(numbers(n))]),
     "topk": (lambda x: st.topk(x, 5), line),
+    "tril": (st.tril, table),
+    "triu": (st.triu, table),
     "vecmat": (lambda v, x: st.vecmat(v, x), lambda n: [numbers(n // 4), numbers(n // 4, 4)]),
     "bincount": (st.bincount, integers),
     "unique": (st.unique, integers),
