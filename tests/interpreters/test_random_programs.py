@@ -102,7 +102,8 @@ def agree(result: st.ShardedTensor, answer: np.ndarray) -> None:
         np.testing.assert_array_equal(on_host(shard.data, shard.device), whole[shard.index])
 
 
-def run_programs(examples: int, length: int, backends: tuple[str, ...]) -> None:
+def run_programs(examples: int, length: int, backends: tuple[str, ...], part: int = 0) -> None:
+    @hypothesis.seed(part)
     @hypothesis.settings(max_examples=examples)
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
@@ -147,6 +148,7 @@ def test_programs(backends: tuple[str, ...]) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("part", range(1, 21))
 @sets
-def test_long_programs(backends: tuple[str, ...]) -> None:
-    run_programs(3000 if backends == ("numpy", "checked") else 1000, 12, backends)
+def test_long_programs(backends: tuple[str, ...], part: int) -> None:
+    run_programs(150 if backends == ("numpy", "checked") else 50, 12, backends, part)

@@ -76,16 +76,31 @@ def test_random_programs(examples: int, fuses: bool, backend: str, monkeypatch: 
     run()
 
 
-@pytest.mark.parametrize("count", [pytest.param(40), pytest.param(10**5, marks=pytest.mark.full)])
-def test_many_random_programs(count: int) -> None:
-    run_seeds("numpy", 0, count)
+def test_random_programs() -> None:
+    run_seeds("numpy", 0, 40)
 
 
-@pytest.mark.parametrize("count", [pytest.param(20), pytest.param(10**4, marks=pytest.mark.full)])
-def test_programs_move_no_more_bytes_than_eager_mode(count: int) -> None:
-    run_seeds(None, 0, count, every=1)
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(50))
+def test_a_hundred_thousand_random_programs(part: int) -> None:
+    run_seeds("numpy", 2000 * part, 2000)
 
 
-@pytest.mark.parametrize("count", [pytest.param(3), pytest.param(3000, marks=pytest.mark.full)])
-def test_many_random_programs_in_c(count: int) -> None:
-    run_seeds("c", 0, count)
+def test_programs_move_no_more_bytes_than_eager_mode() -> None:
+    run_seeds(None, 0, 20, every=1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(20))
+def test_ten_thousand_programs_move_no_more_bytes_than_eager_mode(part: int) -> None:
+    run_seeds(None, 500 * part, 500, every=1)
+
+
+def test_random_programs_in_c() -> None:
+    run_seeds("c", 0, 3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(20))
+def test_three_thousand_random_programs_in_c(part: int) -> None:
+    run_seeds("c", 150 * part, 150)
