@@ -85,6 +85,8 @@ def _elementwise(name: str, draw: Draw, function: Function) -> Call:
     ]
     if name in ("bitwise_left_shift", "bitwise_right_shift", "pow") and dtypes[1] in INTEGERS:
         operands[1] = np.abs(operands[1] % np.asarray(8, dtypes[1])).astype(dtypes[1])
+    if complexes and name in ("divide", "reciprocal"):  # They also differ for quotients by zero.
+        operands[-1] = np.where(operands[-1] == 0, 1, operands[-1]).astype(operands[-1].dtype)
     signs = not complexes and name not in ("maximum", "minimum")  # The standard does not order 0.0 and -0.0.
     return Call(function, operands, rtol=64 if complexes else 8, scale=16 * complexes, signs=signs)
 

@@ -375,7 +375,7 @@ def reduced_by(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, axi
         x = xp.not_equal(x, 0)
     elif context is not None:
         x = xp.asarray(x, dtype=context.dtype)
-    x = xp.abs(x) if ufunc == "hypot" else x  # Also where there is only one element.
+    x = xp.abs(x) if ufunc in ("gcd", "hypot") else x  # Also where there is only one element.
     kept = tuple([1 if d in axes else n for d, n in enumerate(x.shape)])
     if 0 in [x.shape[d] for d in axes]:
         zero = xp.zeros(kept, dtype=x.dtype)

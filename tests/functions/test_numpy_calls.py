@@ -17,9 +17,11 @@ from tests.numpy_table import leaves
 
 DRAWN = sorted(
     {*st.core.OPS.chapters} & {*MAIN}
-    - {"lexsort", "partition", "argpartition", "unique_values", "block", "row_stack", "polyfit", "info"}
+    - {"lexsort", "partition", "argpartition", "unique_values", "block", "row_stack", "polyfit", "info", "from_dlpack"}
 )  # fmt: skip
-"""Functions of modules that are imported on first use, except those whose results are not determined by the elements."""
+"""Functions of modules that are imported on first use, except those whose results are not determined by the elements,
+and ``from_dlpack``, which returns NumPy's arrays.
+"""
 
 
 def outcome(call: Any, operands: Operands) -> tuple[list[Any], type[Exception] | None]:

@@ -74,7 +74,7 @@ def computed(call: Callable[[Any], Any], operands: Any) -> list[Any] | type[Exce
             return type(error)
 
 
-def same(found: Any, wanted: Any) -> None:
+def same(found: Any, wanted: Any, *, to_the_bit: bool = True) -> None:
     if not isinstance(wanted, list):
         assert found is wanted
         return
@@ -85,7 +85,10 @@ def same(found: Any, wanted: Any) -> None:
             np.testing.assert_array_equal(x, y)
             continue
         assert (x._aval, x._is_scalar) == (y._aval, y._is_scalar)
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        if to_the_bit:
+            assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        else:
+            np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-12)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "checked"], indirect=True)
@@ -300,8 +303,8 @@ def test_recorded_operators_are_those_of_the_composition(backend: str) -> None:
             given = [st.device_put(x, st.NamedSharding(mesh, spec)), st.device_put(y, mesh)]
             with st.transfers():
                 wanted = list(_of_several_kinds(*given))
-            for _ in range(4):
-                same(list(_of_several_kinds(*given)), wanted)
+            for _ in range(4):  # CuPy's sums depend on the order of the dimensions in memory.
+                same(list(_of_several_kinds(*given)), wanted, to_the_bit=backend != "cupy")
             found = _of_several_kinds(*given)
             found[2][...] = 3  # It is an array.
             assert found[2].tolist() == 3

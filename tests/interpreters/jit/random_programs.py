@@ -201,8 +201,11 @@ class Case:
             with st.transfers() as moved:
                 again, its = self.answer(st, traced)
             assert sum(totals(moved).values()) <= sum(totals(sent).values())
+            # Where transfers are recorded, devices on one memory have buffers of other strides, and the C compiler
+            # vectorizes functions of other elements; NumPy's buffers are equal.
+            limit = 1e-14 if executor == "c" and its[0].sharding.mesh.flat[0].backend == "torch" else 0
             for a, b in zip([*found, *after_call], [*again, *its], strict=True):
-                np.testing.assert_array_equal(np.asarray(b), np.asarray(a))
+                np.testing.assert_allclose(np.asarray(b), np.asarray(a), rtol=limit, atol=limit)
 
 
 _SMALL = (
