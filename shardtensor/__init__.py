@@ -163,7 +163,7 @@ _CHAPTERS = {
         "hstack insert ravel rollaxis rot90 split swapaxes vsplit vstack"
     ),
     "functions.repetition": "broadcast_arrays broadcast_shapes pad repeat resize tile",
-    "functions.scans": "cumprod cumsum cumulative_prod cumulative_sum diff",
+    "functions.scans": "cumprod cumsum cumulative_prod cumulative_sum diff logcumsumexp",
     "functions.searching": "argmax argmin argwhere count_nonzero flatnonzero nonzero searchsorted where",
     "functions.selection": (
         "apply_over_axes choose compress extract fill_diagonal piecewise place put_along_axis putmask select trim_zeros"
@@ -386,6 +386,7 @@ if _typing.TYPE_CHECKING:
         cumulative_prod as cumulative_prod,
         cumulative_sum as cumulative_sum,
         diff as diff,
+        logcumsumexp as logcumsumexp,
     )
     from shardtensor.functions.searching import (
         argmax as argmax,

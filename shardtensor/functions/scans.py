@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +14,8 @@ from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, AxisError, ShapeError
 from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.sample_sort import is_short
+from shardtensor.functions.algorithms.scan import scan as _scan
+from shardtensor.functions.algorithms.scan import scan_of_whole as _scan_of_whole
 from shardtensor.functions.algorithms.shards import MeshCommunicator as _MeshCommunicator
 from shardtensor.functions.algorithms.shards import Shards as _Shards
 from shardtensor.functions.comparisons import array_like as _array_like
@@ -25,7 +26,6 @@ from shardtensor.functions.elementwise import subtract as _subtract
 from shardtensor.functions.joining import concat as _concat
 from shardtensor.functions.manipulation import broadcast_to as _broadcast_to
 from shardtensor.functions.manipulation import reshape as _reshape
-from shardtensor.sharding.equal_parts import Runs, equal_runs
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.methods import cumulative as _cumulative
 from shardtensor.tensor.operands import dtype_of, shape_of, sharded_dtype
@@ -80,7 +80,7 @@ def cumulative_prod(
     """
 
 
-class _Scan(NamedTuple):
+class _Cumulative(NamedTuple):
     """A cumulative function.
 
     Attributes:
@@ -135,19 +135,14 @@ class _Scan(NamedTuple):
         """Whether the first device computes the result for all others."""
         return is_short(value, axes=(_axis(axis, value.ndim),))
 
-    def at_once(
+    def of_whole(
         self, value: Aval, *, axis: int | None, dtype: Any, include_initial: bool
     ) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
         """Returns the aval of the result, and the function that computes it of all elements; see `distributed`."""
-        d = _axis(axis, value.ndim)
         made = aval(value.shape, self.dtype(value, dtype), value.sharding, value.committed)
-        if value.grid.counts[d] == 1 or made.dtype.kind in "iu":
-            return made, lambda xp, whole: self.of(xp)[1](whole, axis=d, dtype=_loop(made.dtype))
-        runs = equal_runs(value.grid, d)
-        parts = value.grid.counts[d] if value.size else 0
-        if not runs or sum(n for *_, n in runs) != min(parts, value.shape[d]):
-            return None
-        return made, functools.partial(_accumulate_parts, self.of, runs, d, _loop(made.dtype))
+        exact, loop = made.dtype.kind in "iu", _loop(made.dtype)
+        compute = _scan_of_whole(value, _axis(axis, value.ndim), self.of, loop=loop, exact=exact)
+        return None if compute is None else (made, compute)
 
     def of_parts(
         self,
@@ -158,41 +153,15 @@ class _Scan(NamedTuple):
         dtype: Any,
         include_initial: bool,
     ) -> _Shards:
-        """The algorithm: each device has the totals of all parts, and accumulates its part after those before it."""
-        d = _axis(axis, x.value.ndim)
-        comm, result = along(d), self.dtype(x.value, dtype)
-        loop = _loop(result)
-        accumulate = functools.partial(self._accumulate_part, d, loop)
-        if comm.size == 1:
-            return x.fill(accumulate, [None] * len(comm.index), comm.index, dtype=result)
-
-        def total(xp: Any, array: Any) -> Any:
-            return self.of(xp)[0](array, axis=d, dtype=loop, keepdims=True)
-
-        totals = x.map(total, shape=lambda shape: (*shape[:d], 1, *shape[d + 1 :]), dtype=result)
-        return x.fill(accumulate, comm.all_gather(totals, d), comm.index, dtype=result)
-
-    def _accumulate_part(
-        self, axis: int, loop: np.dtype[Any] | None, xp: Any, out: Any, array: Any, totals: Any, index: int
-    ) -> None:
-        """Writes the result for the part of that index along ``axis``, given the totals of all parts."""
-        _, accumulate, combine = self.of(xp)
-        before, offset = (slice(None),) * axis, None
-        if index:
-            earlier = accumulate(totals[(*before, slice(index))], axis=axis, dtype=loop)
-            offset = earlier[(*before, slice(-1, None))]
-        if xp is np:
-            _accumulate(self.ufunc, array, axis, out, offset)
-            return
-        out[...] = accumulate(array, axis=axis, dtype=loop)
-        if offset is not None:
-            combine(out, offset, out=out)
+        """The algorithm; see `shardtensor.functions.algorithms.scan`."""
+        d, result = _axis(axis, x.value.ndim), self.dtype(x.value, dtype)
+        return _scan(x, along(d), d, self.of, dtype=result, loop=_loop(result))
 
 
-def _declare(scan: _Scan) -> None:
-    implements(scan.function, "composite")(scan.composed)
-    implements(scan.function, "kernel")(scan.on_device)
-    distributed(scan.function, small=scan.at_once, few=scan.is_short)(scan.of_parts)
+def _declare(cumulative: _Cumulative) -> None:
+    implements(cumulative.function, "composite")(cumulative.composed)
+    implements(cumulative.function, "kernel")(cumulative.on_device)
+    distributed(cumulative.function, small=cumulative.of_whole, few=cumulative.is_short)(cumulative.of_parts)
 
 
 def _axis(axis: int | None, ndim: int) -> int:
@@ -204,36 +173,6 @@ def _axis(axis: int | None, ndim: int) -> int:
 def _loop(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     """Returns the dtype that selects NumPy's loop; None for durations, whose unit a loop does not have."""
     return None if dtype.kind == "m" else dtype
-
-
-def _accumulate(ufunc: np.ufunc, array: Any, axis: int, out: Any, offset: Any) -> None:
-    """Computes ``ufunc.accumulate`` into ``out``, and applies the ufunc to it and ``offset``, unless that is None.
-
-    NumPy walks along the axis for one line after the other. Where the lines are columns of long rows, that takes 40
-    times as long as adding one row after the other. Otherwise it is called for blocks of many lines, or for each line
-    if they are few and long, because it only then releases Python's lock, so that other threads compute meanwhile.
-    """
-    at, length = (slice(None),) * axis, array.shape[axis]
-    lines = array.size // max(length, 1)
-    if axis < array.ndim - 1 and lines >= _ROW and length:
-        out[(*at, 0)] = array[(*at, 0)]
-        for i in range(1, length):
-            ufunc(out[(*at, i - 1)], array[(*at, i)], out=out[(*at, i)])
-        if offset is not None:
-            ufunc(out, offset, out=out)
-        return
-    parts: list[Any] = [(...,)]
-    if lines <= _LINES < length:
-        others = [n for d, n in enumerate(array.shape) if d != axis]
-        parts = [(*line[:axis], slice(None), *line[axis:]) for line in np.ndindex(*others)]
-    elif axis and lines:
-        step = max(_BLOCK, (_LINES + 1) * length) * len(array) // array.size + 1
-        parts = [(slice(i, i + step),) for i in range(0, len(array), step)]
-    for part in parts:
-        along = 0 if len(part) == array.ndim else axis  # A part is one line, or has all dimensions.
-        ufunc.accumulate(array[part], axis=along, dtype=_loop(out.dtype), out=out[part])
-        if offset is not None:
-            ufunc(out[part], offset[part], out=out[part])
 
 
 def cumsum(
@@ -258,54 +197,32 @@ def cumprod(
     return _cumulative("cumulative_prod", _array_like(a, "cumprod"), axis, dtype, out)  # type: ignore[no-any-return]
 
 
-def _accumulate_parts(
-    functions: Callable[[Any], tuple[Callable[..., Any], ...]],
-    runs: Runs,
-    axis: int,
-    dtype: np.dtype[Any] | None,
-    xp: Any,
-    whole: Any,
-) -> Any:
-    """Computes what the algorithm does, for all shards at once: the dimension is divided into parts and their elements.
+_declare(_Cumulative(cumulative_sum, "sum", np.add, _zeros))
+_declare(_Cumulative(cumulative_prod, "prod", np.multiply, _ones))
+
+
+def logcumsumexp(x: ArrayLike, /, *, axis: int | None = None) -> ShardedTensor:
+    """Computes the logarithm of the cumulative sum of exponentials along an axis, without overflow: element i of the
+    result is ``log(exp(x[0]) + ... + exp(x[i]))``.
+
+    Shape, sharding, messages and errors are those of `cumulative_sum`; integers become floating-point numbers. The
+    function is ``np.logaddexp.accumulate``, and PyTorch's of the same name.
 
     Args:
-        functions: returns the reduction, the cumulative function and the ufunc of a namespace.
-        runs: the parts of the axis.
-        axis, dtype: see `cumulative_sum`.
-        xp: the namespace of the array.
-        whole: all elements.
+        x: a tensor or an array of real numbers.
+        axis: the dimension; it may be None if x has one dimension, and negative ones count from the end.
+
+    Raises:
+        AxisError: x has no such axis, or ``axis`` is None and x does not have one dimension.
+        ArgumentTypeError: x has complex elements.
+
+    >>> st.logcumsumexp(st.asarray([1000.0, 1000.0, -np.inf])).round(4).tolist()
+    [1000.0, 1000.6931, 1000.6931]
     """
-    reduce, accumulate, combine = functions(xp)
-    before = (slice(None),) * axis
-    parts = []
-    for begin, end, count in runs:
-        x = whole[(*before, slice(begin, end))]
-        parts.append(xp.reshape(x, (*x.shape[:axis], count, -1, *x.shape[axis + 1 :])))
-    totals = [reduce(x, axis=axis + 1, dtype=dtype) for x in parts]
-    offsets = accumulate(totals[0] if len(totals) == 1 else xp.concat(totals, axis=axis), axis=axis, dtype=dtype)
-    out = []
-    first = 0
-    for x in parts:
-        sums = accumulate(x, axis=axis + 1, dtype=dtype)
-        skipped, end = int(first == 0), first + x.shape[axis]  # Nothing precedes the first part.
-        later = sums[(*before, slice(skipped, None))]
-        combine(later, offsets[(*before, slice(first + skipped - 1, end - 1), None)], out=later)
-        out.append(xp.reshape(sums, (*x.shape[:axis], -1, *x.shape[axis + 2 :])))
-        first = end
-    return out[0] if len(out) == 1 else xp.concat(out, axis=axis)
-
-
-_ROW = 1 << 9
-"""Elements of a row from which the call of a ufunc takes less time than its elements."""
-
-_LINES = 500
-"""The number of lines up to which NumPy keeps Python's lock while it accumulates."""
-
-_BLOCK = 1 << 16
-"""Elements of a block of lines, which stays in the cache."""
-
-_declare(_Scan(cumulative_sum, "sum", np.add, _zeros))
-_declare(_Scan(cumulative_prod, "prod", np.multiply, _ones))
+    x = _array_like(x, "logcumsumexp")
+    if axis is None and not shape_of(x):
+        x = _reshape(x, (1,))
+    return _call("running", x, ufunc="logaddexp", axis=_axis(axis, len(shape_of(x))))  # type: ignore[no-any-return]
 
 
 # -- differences -----------------------------------------------------------------------------------

@@ -308,7 +308,8 @@ def _accumulate(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     else:
         _check_binary(ufunc, what)
         x = x if dtype is None else call("astype", x, dtype, copy=False)
-        found = methods.accumulated(x, ufunc=_operator_of(ufunc, what, 2).name, axis=axis)
+        name = _operator_of(ufunc, what, 2).name
+        found = (methods.running if name in methods.ASSOCIATIVE else methods.accumulated)(x, ufunc=name, axis=axis)
     return _reduced_into(what, found, out)
 
 

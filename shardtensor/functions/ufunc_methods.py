@@ -1,15 +1,16 @@
 """What the methods of NumPy's ufuncs compute, for ufuncs whose reductions and cumulative functions are no operators.
 
-`fold` reduces by an associative ufunc, `accumulated` and `segments` combine elements along a dimension that is whole on
-each device, and `updated` writes to elements that may occur several times. Public functions are those of the ufuncs:
-see `shardtensor.functions.ufunc_calls`.
+`fold` reduces by an associative ufunc and `running` is its scan. `accumulated` and `segments` combine elements along a
+dimension that is whole on each device, and `updated` writes to elements that may occur several times. Public functions
+are those of the ufuncs: see `shardtensor.functions.ufunc_calls`.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +19,17 @@ from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.core import OPS, bind_into, call, implements, operator
 from shardtensor.errors import ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.functions.algorithms.distributed import distributed
+from shardtensor.functions.algorithms.sample_sort import is_short
+from shardtensor.functions.algorithms.scan import scan, scan_of_whole
+from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.monoids import FOLDS, folded, reduced_by
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import reduction
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.value import Aval, aval
 
 
 def neutral_of(name: str, dtype: np.dtype[Any]) -> Any:
@@ -57,6 +63,97 @@ def fold(
 implements(fold, "kernel")(reduced_by)
 
 
+# -- scans -----------------------------------------------------------------------------------------
+
+
+@operator(ufunc="accumulate", error_name="accumulate")
+def running(x: ArrayLike, /, *, ufunc: str, axis: int) -> ShardedTensor:
+    """Applies an associative ufunc to each element and the result before it: `numpy.ufunc.accumulate`.
+
+    Shape, sharding and messages are those of `cumulative_sum`.
+
+    >>> from shardtensor.functions.ufunc_methods import running
+    >>> running(st.asarray([2, 5, 3]), ufunc="maximum", axis=0).tolist()
+    [2, 5, 5]
+    """
+
+
+ASSOCIATIVE = frozenset(
+    (*FOLDS, "add", "fmax", "fmin", "logaddexp2", "logical_and", "logical_or", "maximum", "minimum", "multiply")
+)
+"""The ufuncs that give the same result however elements are grouped, but for rounding."""
+
+
+class _Running(NamedTuple):
+    """The functions of a scan by an associative ufunc; see `shardtensor.functions.algorithms.scan.Functions`."""
+
+    ufunc: str
+
+    def __call__(self, xp: Any) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+        if xp is np:
+            ufunc = getattr(np, self.ufunc)
+            return self._reduce, ufunc.accumulate, ufunc
+        return functools.partial(self._folded, xp), functools.partial(self._accumulated, xp), self._combine
+
+    def _reduce(self, x: Any, *, axis: int, dtype: None, keepdims: bool = False) -> Any:
+        if x.shape[axis]:
+            return getattr(np, self.ufunc).reduce(x, axis=axis, keepdims=keepdims)
+        return self._nothing(np, x, axis)
+
+    def _folded(self, xp: Any, x: Any, *, axis: int, dtype: None, keepdims: bool = False) -> Any:
+        if not x.shape[axis]:
+            return self._nothing(xp, x, axis)
+        found = folded(xp, _function(self.ufunc, x), self._operand(xp, x), axis)
+        return found if keepdims else found[(*(slice(None),) * axis, 0)]
+
+    def _accumulated(self, xp: Any, x: Any, *, axis: int, dtype: None) -> Any:
+        apply, at = _function(self.ufunc, x), (slice(None),) * axis
+        x, step = self._operand(xp, x), 1
+        while step < x.shape[axis]:  # Each pass doubles the number of elements that each element combines.
+            sums = apply(x[(*at, slice(None, -step))], x[(*at, slice(step, None))])
+            x, step = xp.concat([x[(*at, slice(step))], sums], axis=axis), 2 * step
+        return xp.asarray(x, copy=True) if step == 1 else x
+
+    def _combine(self, x: Any, y: Any, out: Any) -> None:
+        out[...] = _function(self.ufunc, x)(x, y)
+
+    def _operand(self, xp: Any, x: Any) -> Any:
+        """Returns an array in the dtype of the result, in which elements are combined."""
+        if self.ufunc.startswith("logical"):
+            return x != 0
+        backend = array_backend(x) or backend_of(HOST)
+        return xp.asarray(x, dtype=_running_dtype(self.ufunc, backend.dtype_of(x)))
+
+    def _nothing(self, xp: Any, x: Any, axis: int) -> Any:
+        """Returns the total of a part without elements, after which there are only parts without elements."""
+        return xp.zeros((*x.shape[:axis], 1, *x.shape[axis + 1 :]), dtype=x.dtype)
+
+
+@implements(running, "kernel")
+def _running_kernel(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, axis: int) -> Any:
+    return _Running(ufunc)(xp)[1](x, axis=axis, dtype=None)
+
+
+def _running_of_whole(value: Aval, *, ufunc: str, axis: int) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
+    made = aval(value.shape, _running_dtype(ufunc, value.dtype), value.sharding, value.committed)
+    compute = scan_of_whole(value, axis, _Running(ufunc), loop=None, exact=made.dtype.kind in "biumM")
+    return None if compute is None else (made, compute)
+
+
+def _running_is_short(value: Aval, *, ufunc: str, axis: int) -> bool:
+    return is_short(value, axes=(axis,))
+
+
+@distributed(running, small=_running_of_whole, few=_running_is_short)
+def _running(x: Shards, along: Callable[[int], MeshCommunicator], *, ufunc: str, axis: int) -> Shards:
+    dtype = _running_dtype(ufunc, x.value.dtype)
+    return scan(x, along(axis), axis, _Running(ufunc), dtype=dtype, loop=None)
+
+
+def _running_dtype(ufunc: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return getattr(np, ufunc).accumulate(np.ones(1, dtype)).dtype  # type: ignore[no-any-return]
+
+
 # -- along a dimension that is whole ---------------------------------------------------------------
 
 
@@ -76,13 +173,13 @@ def _accumulated_dtype(x: Any, *, ufunc: str, axis: int) -> Any:
 
 @operator(_accumulated_rule, dtype=_accumulated_dtype, blocks=False, error_name="accumulate")
 def accumulated(x: ArrayLike, /, *, ufunc: str, axis: int) -> ShardedTensor:
-    """Applies a ufunc of two arrays to each element and the result before it: `numpy.ufunc.accumulate`.
+    """Applies a ufunc that is not associative to each element and the result before it: `numpy.ufunc.accumulate`.
 
     The result has x's shape. A split of ``axis`` moves to another dimension.
 
     >>> from shardtensor.functions.ufunc_methods import accumulated
-    >>> accumulated(st.asarray([2, 5, 3]), ufunc="maximum", axis=0).tolist()
-    [2, 5, 5]
+    >>> accumulated(st.asarray([2, 5, 3]), ufunc="subtract", axis=0).tolist()
+    [2, -3, -6]
     """
 
 
@@ -91,19 +188,10 @@ def _accumulated(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, a
     if xp is np:
         return getattr(np, ufunc).accumulate(x, axis=axis)
     apply, at = _function(ufunc, x), (slice(None),) * axis
-    if ufunc in _ASSOCIATIVE:  # Each pass doubles the number of elements that each element combines.
-        step = 1
-        while step < x.shape[axis]:
-            sums = apply(x[(*at, slice(None, -step))], x[(*at, slice(step, None))])
-            x, step = xp.concat([x[(*at, slice(step))], sums], axis=axis), 2 * step
-        return xp.asarray(x, copy=True) if step == 1 else x
     lines = [x[(*at, slice(1))]] if x.shape[axis] else [x]
     for i in range(1, x.shape[axis]):
         lines.append(apply(lines[-1], x[(*at, slice(i, i + 1))]))
     return xp.concat(lines, axis=axis)
-
-
-_ASSOCIATIVE = frozenset((*FOLDS, "add", "fmax", "fmin", "logical_and", "logical_or", "maximum", "minimum", "multiply"))
 
 
 def _function(name: str, x: Any) -> Any:
@@ -160,7 +248,7 @@ def _segments(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, star
     apply, at, parts = _function(ufunc, x), (slice(None),) * axis, []
     for start, end in itertools.pairwise((*starts, x.shape[axis])):
         part = x[(*at, slice(start, max(end, start + 1)))]
-        parts.append(folded(xp, apply, part, axis) if ufunc in _ASSOCIATIVE else _in_order(apply, part, at))
+        parts.append(folded(xp, apply, part, axis) if ufunc in ASSOCIATIVE else _in_order(apply, part, at))
     return xp.concat(parts, axis=axis) if parts else x[(*at, slice(0))]
 
 

@@ -42,10 +42,20 @@ def _line(data: Any) -> tuple[HostArray, int]:
     return x, data.draw(some.integers(0, x.ndim - 1))
 
 
+@case("running")
+def _running(data: Any) -> Case:
+    dtype = data.draw(some.sampled_from(["bool", "int32", "float32", "float64"]))
+    x = some_array(data, 1, dtypes=[dtype])
+    axis = data.draw(some.integers(0, x.ndim - 1))
+    names = {"int32": ["gcd", "bitwise_and", "bitwise_xor"], "bool": ["logical_or", "logical_and"]}
+    name = data.draw(some.sampled_from([*names.get(dtype, ["logaddexp", "logical_or", "fmin"]), "maximum", "minimum"]))
+    return Case([x], params={"ufunc": name, "axis": axis}, answer=getattr(np, name).accumulate(x, axis=axis))
+
+
 @case("accumulated")
 def _accumulated(data: Any) -> Case:
     x, axis = _line(data)
-    name = data.draw(some.sampled_from(["maximum", "minimum", "subtract", "add"]))
+    name = data.draw(some.sampled_from(["subtract", "add"]))
     return Case([x], params={"ufunc": name, "axis": axis}, answer=getattr(np, name).accumulate(x, axis=axis))
 
 

@@ -155,7 +155,8 @@ def test_methods_keep_data_sharded() -> None:
     with st.transfer_guard("disallow"):
         assert np.maximum.accumulate(x, axis=1).sharding == x.sharding
         assert np.add.reduceat(x, [0, 2], axis=1).sharding == x.sharding
-    assert np.maximum.accumulate(x, axis=0).sharding.spec == st.P(None, "x")
+    assert np.maximum.accumulate(x, axis=0).sharding == x.sharding
+    assert np.subtract.accumulate(x, axis=0).sharding.spec == st.P(None, "x")
 
 
 def test_inference_and_maps() -> None:
