@@ -450,13 +450,15 @@ def _raise_named(name: str, error: ShardTensorError) -> NoReturn:
 
 def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
     """Raises the error, with the operator's name in front of the message unless the message begins with the name of a
-    function already. The name of an operator of which this one is composed is replaced.
+    function already. The names of an internal operator and of an operator of which this one is composed are replaced.
     """
     text = str(error)
     name, _, rest = text.partition(":")
     try:
+        internal = name == op.name and name != op.error_name
         # `place_result` is called with the operator that the user called.
-        if op.composite and not op.spmd and "op" not in op.params and name != op.error_name and name in OPS:
+        composed = op.composite and not op.spmd and "op" not in op.params and name != op.error_name and name in OPS
+        if internal or composed:
             text = rest.strip()
         elif name.isidentifier():
             raise error

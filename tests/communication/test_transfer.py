@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,6 +191,23 @@ def test_guard_disallows_before_anything_moves(backend: str) -> None:
         st.sum(x)
         repr(x)
     assert_same(x + y, np.full(8, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    {
+        "apply_along_axis": lambda x: np.apply_along_axis(np.sort, 0, x),
+        "accumulate": np.subtract.accumulate,
+        "reduceat": lambda x: np.subtract.reduceat(x, [0, 2]),
+        "packbits": lambda x: np.packbits(x > 3),
+        "fft": st.fft.fft,
+    }.items(),
+)
+def test_the_guard_names_the_function_that_was_called(name: str, call: Callable[[Any], Any]) -> None:
+    """And not the internal operator that it calls, which a user cannot look up."""
+    x = st.device_put(np.arange(40.0), mesh_of((4,), "checked"))
+    with st.transfer_guard("disallow"), pytest.raises(st.TransferError, match=f"^{name}: moves"):
+        call(x)
 
 
 def test_guard_logs(backend: str, caplog: pytest.LogCaptureFixture) -> None:
