@@ -6,16 +6,12 @@ arrays. The messages are those of a gather to the first device, and of the parts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import OperandTransfer, operand_transfer
-from shardtensor.core import Operands
 from shardtensor.functions.algorithms.one_memory import may_run_on_first
 from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.interpreters.execution.strategies import Moves, Run
-from shardtensor.sharding.layout import NamedSharding, as_sharding
+from shardtensor.sharding.layout import as_sharding
 from shardtensor.tensor.tensor import tensor
 from shardtensor.tensor.value import Aval, aval
 
