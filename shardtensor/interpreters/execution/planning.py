@@ -379,7 +379,7 @@ def _on_first(
 
     def execution() -> tuple[str, Run]:
         def strategy(value: Aval, moves: Sequence[OperandTransfer | None]) -> Run:
-            contexts = _contexts(value, [m and m.target for m in moves], shapes)
+            contexts = _contexts(value, [m.target if m else None for m in moves], shapes)
             strategies = Strategies(op, value, params, moves, contexts)
             return strategies.whole() if value.backend.on_host else strategies.per_cell()
 
