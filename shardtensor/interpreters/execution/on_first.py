@@ -6,13 +6,18 @@ arrays. The messages are those of a gather to the first device, and of the parts
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from shardtensor.communication.offload import offloaded
+from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer import OperandTransfer, operand_transfer
+from shardtensor.communication.transfer_log import is_recording
+from shardtensor.core import Operands
 from shardtensor.functions.algorithms.one_memory import may_run_on_first
 from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.interpreters.execution.strategies import Moves, Run
 from shardtensor.sharding.layout import as_sharding
-from shardtensor.tensor.tensor import tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -37,18 +42,38 @@ def _is_split(value: Aval) -> bool:
     return max(value.grid.counts, default=1) > 1
 
 
-def moves_to_first(value: Aval, moves: Moves, caller: str) -> list[OperandTransfer | None]:
-    """Returns the transfers of operands to the first device of a result."""
+def on_first(
+    caller: str,
+    value: Aval,
+    kept: Aval,
+    moves: Moves,
+    strategy: Callable[[Aval, Moves], Run],
+    everywhere: Callable[[], Run],
+) -> tuple[tuple[OperandTransfer | None, ...], Callable[[], Sequence[Schedule]], Callable[[], tuple[str, Run]]]:
+    """Returns the transfers, schedules and execution of the plan of an operator that the first device runs.
+
+    Args:
+        caller: the name of the operator.
+        value: the aval of its result on all devices.
+        kept: the aval of the result of the plan, which may be split.
+        moves: the transfer of each operand to all devices.
+        strategy: returns the plan on the devices of an aval, to which the operands are transferred.
+        everywhere: returns the plan on all devices, which runs where they share a memory and no listener records it.
+    """
     device = value.sharding.mesh.flat[0]
-    return [m and operand_transfer(m.source, as_sharding(device, len(m.source.shape), caller)) for m in moves]
+    alone = aval(value.shape, value.dtype, as_sharding(device, value.ndim, caller), value.committed)
+    gathers = [m and operand_transfer(m.source, as_sharding(device, len(m.source.shape), caller)) for m in moves]
+    back = operand_transfer(alone, kept.sharding)
 
+    def execution() -> tuple[str, Run]:
+        compute = strategy(alone, gathers)
 
-def on_first(value: Aval, caller: str) -> Aval:
-    """Returns the aval of a result while only its first device has it."""
-    first = as_sharding(value.sharding.mesh.flat[0], value.ndim, caller)
-    return aval(value.shape, value.dtype, first, value.committed)
+        def run(operands: Operands) -> ShardedTensor:
+            return tensor(kept, offloaded(kept, back.buffers(compute(operands), caller)))
 
+        if value.memory is None:
+            return "first", run
+        fast = everywhere()
+        return "whole", lambda operands: (run if is_recording() else fast)(operands)
 
-def sent_from_first(run: Run, made: OperandTransfer, value: Aval, caller: str) -> Run:
-    """Returns the plan that sends the result of a plan of one device to the devices of the given aval."""
-    return lambda operands: tensor(value, offloaded(value, made.buffers(run(operands), caller)))
+    return tuple(gathers), lambda: (back.schedule(caller),), execution

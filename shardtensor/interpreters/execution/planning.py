@@ -29,9 +29,9 @@ from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.combination import combination_of
 from shardtensor.interpreters.execution.movement import execute_movement
-from shardtensor.interpreters.execution.on_first import moves_to_first, on_first, runs_on_first, sent_from_first
+from shardtensor.interpreters.execution.on_first import on_first, runs_on_first
 from shardtensor.interpreters.execution.products import cheapest
-from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
+from shardtensor.interpreters.execution.strategies import Moves, Named, Run, Strategies
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import Chains, Rule, parse, propagate
@@ -304,7 +304,16 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
     if value.memory is not None:  # The whole product is one call, which reads the operands where they are.
         panelled = None
     if not panelled and not partial_axes and runs_on_first(value, moves):
-        return _on_first(op, value, kept, params, moves, shapes)
+
+        def strategy(value: Aval, moves: Moves) -> Run:
+            contexts = _contexts(value, [m.target if m else None for m in moves], shapes)
+            strategies = Strategies(op, value, params, moves, contexts)
+            return strategies.whole() if value.backend.on_host else strategies.per_cell()
+
+        def everywhere() -> Run:
+            return _in_parts(strategy(value, moves), value, kept)
+
+        return Plan(op, kept, (), *on_first(op.name, value, kept, moves, strategy, everywhere))
 
     @functools.cache
     def schedules() -> Sequence[Schedule]:
@@ -359,37 +368,6 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
     return Plan(
         op, target, partial_axes, transfers, schedules, execution, lambda: chosen[0].of_buffers if chosen else None
     )
-
-
-def _on_first(
-    op: Op, value: Aval, kept: Aval, params: Named, moves: Sequence[OperandTransfer | None], shapes: Sequence[Shape]
-) -> Plan:
-    """Returns the plan of an operator that the first device runs for all others.
-
-    Args:
-        op: the operator.
-        value: the aval of its result on all devices.
-        kept: the aval of the result of the plan, which may be split.
-        params: the operator's parameters by name.
-        moves: the transfer of each operand to all devices.
-        shapes: the shape of each operand.
-    """
-    alone, gathers = on_first(value, op.name), moves_to_first(value, moves, op.name)
-    back = operand_transfer(alone, kept.sharding)
-
-    def execution() -> tuple[str, Run]:
-        def strategy(value: Aval, moves: Sequence[OperandTransfer | None]) -> Run:
-            contexts = _contexts(value, [m.target if m else None for m in moves], shapes)
-            strategies = Strategies(op, value, params, moves, contexts)
-            return strategies.whole() if value.backend.on_host else strategies.per_cell()
-
-        run = sent_from_first(strategy(alone, gathers), back, kept, op.name)
-        if value.memory is None:
-            return "first", run
-        fast = _in_parts(strategy(value, moves), value, kept)  # Nothing is sent, unless a listener records it.
-        return "whole", lambda operands: (run if is_recording() else fast)(operands)
-
-    return Plan(op, kept, (), tuple(gathers), lambda: (back.schedule(op.name),), execution)
 
 
 def _kept_chains(names: Sequence[str], chains: Chains, rule: Rule) -> Chains:
