@@ -7,7 +7,7 @@ array is copied to its place in the result.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from shardtensor.backend.device import Device
@@ -27,16 +27,29 @@ class Outgoing:
         backend: the backend of all devices.
         arrays: the arrays, those of one device one after the other.
         sources: the device of each.
+        packs: for each array a function that returns what is sent of it, in row-major order; all of it, by default.
 
     Attributes:
         packed: the arrays in row-major order.
     """
 
-    def __init__(self, backend: Backend, arrays: Sequence[Any], sources: Sequence[Device]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        arrays: Sequence[Any],
+        sources: Sequence[Device],
+        packs: Sequence[Callable[[Any], Any]] | None = None,
+    ) -> None:
         self._backend = backend
         self._sources = sources
-        self.packed = backend.launcher(sources)([backend.contiguous] * len(arrays), zip(arrays, strict=True))
+        packs = packs or [backend.contiguous] * len(arrays)
+        self.packed = backend.launcher(sources)(packs, zip(arrays, strict=True))
         self._tokens = {source: backend.record(source) for source in dict.fromkeys(sources)}
+
+    def wait(self, destination: Device, sources: Iterable[Device]) -> None:
+        """Orders a device after the packing of the arrays of other devices."""
+        for source in sources:
+            self._backend.wait(destination, self._tokens[source])
 
     def place(self, numbers: Sequence[int], outs: Sequence[Any], destination: Device) -> None:
         """Copies some of the arrays, given by their numbers, into views of arrays on another device, which is current.
@@ -49,8 +62,7 @@ class Outgoing:
                 away.append((number, out))
             else:
                 out[...] = self.packed[number]
-        for source in dict.fromkeys([self._sources[number] for number, _ in away]):
-            backend.wait(destination, self._tokens[source])
+        self.wait(destination, dict.fromkeys([self._sources[number] for number, _ in away]))
         if away:
             arrays, sources = zip(*[(self.packed[number], self._sources[number]) for number, _ in away], strict=True)
             backend.place(arrays, sources, [out for _, out in away], destination)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +24,7 @@ from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each
 from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies
-from shardtensor.sharding.layout import Grid
+from shardtensor.sharding.layout import Grid, Shape
 
 
 class RecordedPlan(abc.ABC):
@@ -44,20 +46,61 @@ class RecordedPlan(abc.ABC):
         record_transfer(operator, self.size * itemsize, explicit, made)
 
 
-class _Parts(NamedTuple):
-    """The parts of the operands that are copied, each once.
+class _Part(NamedTuple):
+    """A part of an operand that is copied.
 
     Attributes:
-        firsts: a piece of each part; first those of parts that are sent to another memory, then the others.
-        sent: the number of parts that are sent.
-        here, away: for each device of the result the pieces that it copies from its memory, and those that it receives,
-            each with the number of the part.
+        operand, j: the number of the operand, and the position of the device that has the part.
+        device: this device.
+        index: the index into the array of the device; None for the whole.
     """
 
-    firsts: list[Piece]
-    sent: int
-    here: list[list[tuple[Piece, int]]]
-    away: list[list[tuple[Piece, int]]]
+    operand: int
+    j: int
+    device: Device
+    index: Any
+
+    def of(self, operands: Sequence[Sequence[Any]], backend: Backend) -> Any:
+        """Returns the part, a view of an array of an operand. Its device or one of the same memory is current."""
+        array = operands[self.operand][self.j]
+        return array if self.index is None else backend.view(array, self.index)
+
+
+class _Receiver(NamedTuple):
+    """A device of the result, and where it copies the parts to.
+
+    Attributes:
+        device: the device.
+        shape: the shape of its array.
+        here: the parts in its memory, each with its place.
+        numbers, sources, places: of the parts that are sent to it the numbers, devices, and places; the place of a part
+            that is the whole array is None.
+        one: whether its array is one part.
+    """
+
+    device: Device
+    shape: Shape
+    here: tuple[tuple[_Part, Any], ...]
+    numbers: tuple[int, ...]
+    sources: tuple[Device, ...]
+    places: tuple[Any, ...]
+    one: bool
+
+
+class _Routes(NamedTuple):
+    """The copies between the memories of a backend.
+
+    Attributes:
+        sent: the parts that are sent to other memories, each once; those of one device are neighbours.
+        devices: the device of each of them.
+        packs: for each of them a function of its array that returns the part in row-major order.
+        receivers: the devices of the result.
+    """
+
+    sent: tuple[_Part, ...]
+    devices: tuple[Device, ...]
+    packs: tuple[Callable[[Any], Any], ...]
+    receivers: tuple[_Receiver, ...]
 
 
 class TransferPlan(RecordedPlan):
@@ -129,43 +172,69 @@ class TransferPlan(RecordedPlan):
 
         See `Outgoing` for the order of the copies.
         """
-        firsts, count, here, away = self._parts
-        sources = list(map(self._source, firsts))
-        arrays = [self._view(piece, operands) for piece in firsts]
-        outgoing = Outgoing(backend, arrays[:count], sources[:count])
+        sent, sources, packs, receivers = self._routes
+        outgoing = Outgoing(backend, [operands[part.operand][part.j] for part in sent], sources, packs)
         results = []
-        for k, device in enumerate(self.result.devices):
-            pieces = [piece for piece, _ in here[k]]
-            messages = [Message(arrays[number], sources[number], device) for _, number in here[k]]
-            if not away[k]:
-                results.append(self.receive(k, pieces, messages, dtype, as_they_lie, fill))
-                continue
-            out = self.new(k, dtype, fill)
-            self.receive(k, pieces, messages, dtype, as_they_lie, fill, out)
+        for row in receivers:
+            device = row.device
             with backend.on(device):
-                places = [backend.view(out, piece.to) if out.ndim else out for piece, _ in away[k]]
-                outgoing.place([number for _, number in away[k]], places, device)
+                outgoing.wait(device, dict.fromkeys(row.sources))
+                if row.one:
+                    if row.numbers:
+                        made = backend.to_device(outgoing.packed[row.numbers[0]], row.sources[0], device)
+                    else:
+                        made = row.here[0][0].of(operands, backend)
+                        # Replicas must be reduced in the same order on every device.
+                        made = made if as_they_lie else backend.contiguous(made)
+                    results.append(as_dtype(backend, made, dtype))
+                    continue
+                out = backend.xp.empty(row.shape, dtype=dtype)
+                if fill is not None:
+                    out[...] = fill
+                for part, to in row.here:
+                    out[to] = part.of(operands, backend)
+                if row.numbers:
+                    arrays = [outgoing.packed[number] for number in row.numbers]
+                    outs = [out if to is None else backend.view(out, to) for to in row.places]
+                    backend.place(arrays, row.sources, outs, device)
             results.append(out)
         return tuple(results)
 
     @functools.cached_property
-    def _parts(self) -> _Parts:
-        """The distinct parts of the operands; those that several devices receive are packed once."""
-        known, sent = dict[Any, Piece](), set[Any]()
-        here, away = [[list[tuple[Piece, Any]]() for _ in self.incoming] for _ in range(2)]
-        for k, pieces in enumerate(self.incoming):
-            for piece in pieces:
-                key = self.regions[piece.region].operand, piece.j, _hashable(piece.index)
-                known.setdefault(key, piece)
-                stays = shared_memory((self._source(piece), self.result.devices[k])) is not None
-                (here if stays else away)[k].append((piece, key))
-                if not stays:
-                    sent.add(key)
-        # The parts of one source are neighbours.
-        order = sorted(known, key=lambda key: (key not in sent, self._source(known[key])))
-        numbers = {key: number for number, key in enumerate(order)}
-        rows = [[[(piece, numbers[key]) for piece, key in row] for row in rows] for rows in (here, away)]
-        return _Parts([known[key] for key in order], len(sent), *rows)
+    def _routes(self) -> _Routes:
+        """The copies between memories; parts that several devices receive are packed once."""
+        assert self._backend is not None
+        rows = [[self._part(piece) for piece in pieces] for pieces in self.incoming]
+        far = [
+            [shared_memory((part.device, device)) is None for part in row]
+            for row, device in zip(rows, self.result.devices, strict=True)
+        ]
+        parts = {_key_of(p): p for row, away in zip(rows, far, strict=True) for p in itertools.compress(row, away)}
+        sent = sorted(parts.values(), key=lambda part: part.device)
+        numbers = {_key_of(part): number for number, part in enumerate(sent)}
+        receivers = []
+        for k, (row, away) in enumerate(zip(rows, far, strict=True)):
+            pieces, shape = self.incoming[k], self.result.shape(k)
+            others = list(itertools.compress(row, away))
+            receiver = _Receiver(
+                device=self.result.devices[k],
+                shape=shape,
+                here=tuple([(part, piece.to) for part, piece, a in zip(row, pieces, away, strict=True) if not a]),
+                numbers=tuple([numbers[_key_of(part)] for part in others]),
+                sources=tuple([part.device for part in others]),
+                places=tuple([_unless_whole(piece.to, shape) for piece in itertools.compress(pieces, away)]),
+                one=self.is_one_piece(k) and None not in pieces[0].index,
+            )
+            receivers.append(receiver)
+        packs = tuple([functools.partial(_packed, self._backend, part.index) for part in sent])
+        return _Routes(tuple(sent), tuple([part.device for part in sent]), packs, tuple(receivers))
+
+    def _part(self, piece: Piece) -> _Part:
+        """Returns the part of an operand that a piece copies."""
+        operand = self.regions[piece.region].operand
+        source = self.sources[operand]
+        index = _unless_whole(piece.index, source.shape(piece.j))
+        return _Part(operand, piece.j, source.devices[piece.j], index)
 
     def _source(self, piece: Piece) -> Device:
         return self.sources[self.regions[piece.region].operand].devices[piece.j]
@@ -263,11 +332,35 @@ class TransferPlan(RecordedPlan):
         device, shape = self.result.devices[k], self.result.shape(k)
         backend = backend_of(device)
         with backend.on(device):
-            empty = memory_pool.empty if backend.on_host else backend.xp.empty
-            out = empty(shape, dtype=dtype)
-            if fill is not None:
-                out[...] = fill
+            if not backend.on_host:
+                out = backend.xp.empty(shape, dtype=dtype)
+                if fill is not None:
+                    out[...] = fill  # By one kernel.
+                return out
+            out = memory_pool.empty(shape, dtype=dtype)
+            for index in () if fill is None else self._uncovered[k]:
+                out[index] = fill
         return out
+
+    @functools.cached_property
+    def _uncovered(self) -> list[Sequence[Any]]:
+        """For each device of the result indices of boxes that contain all elements which no region covers: those around
+        the elements that the device receives, or the whole array, if these are not a box.
+        """
+        found: list[Sequence[Any]] = []
+        for k, pieces in enumerate(self.incoming):
+            shape, boxes = self.result.shape(k), [piece.to for piece in pieces]
+            ends = [(min(s.start for s in lines), max(s.stop for s in lines)) for lines in zip(*boxes, strict=True)]
+            received = sum([math.prod([s.stop - s.start for s in box]) for box in boxes])
+            if not boxes or received != math.prod([end - begin for begin, end in ends]):
+                found.append([...])
+                continue
+            around: list[Any] = []
+            for d, ((begin, end), size) in enumerate(zip(ends, shape, strict=True)):
+                within = tuple([slice(*pair) for pair in ends[:d]])
+                around += [(*within, slice(*line)) for line in ((0, begin), (end, size)) if line[0] < line[1]]
+            found.append(around)
+        return found
 
     def message(self, piece: Piece, operands: Sequence[Sequence[Any]], destination: Device) -> Message:
         """Returns the message with the elements of one piece, a view of the operand's array."""
@@ -279,7 +372,7 @@ class TransferPlan(RecordedPlan):
     def _view(self, piece: Piece, operands: Sequence[Sequence[Any]]) -> Any:
         """Returns the elements of one piece, a view of the operand's array."""
         source, array = self._source(piece), operands[self.regions[piece.region].operand][piece.j]
-        if piece.index == tuple([slice(0, n, 1) for n in array.shape]):
+        if _unless_whole(piece.index, array.shape) is None:
             return array
         with backend_of(source).on(source):
             return backend_of(source).view(array, piece.index)
@@ -342,6 +435,22 @@ def _place(plan: TransferPlan, piece: Piece, out: Any) -> Any:
 def _key(plan: TransferPlan, piece: Piece) -> Any:
     """Identifies the elements of a piece, and the process that receives them."""
     return piece.region, piece.j, _hashable(piece.index), process_of(plan.result.devices[piece.k])
+
+
+def _unless_whole(index: tuple[Any, ...], shape: Shape) -> Any:
+    """Returns an index; None if it selects all elements of an array of that shape, in order."""
+    lines = tuple([(i.start, i.stop, i.step or 1) if isinstance(i, slice) else i for i in index])
+    return None if lines == tuple([(0, n, 1) for n in shape]) else index
+
+
+def _packed(backend: Backend, index: Any, array: Any) -> Any:
+    """Returns a part of an array in row-major order."""
+    return backend.contiguous(array if index is None else backend.view(array, index))
+
+
+def _key_of(part: _Part) -> Any:
+    """Identifies a part of the operands."""
+    return part.operand, part.j, None if part.index is None else _hashable(part.index)
 
 
 def _hashable(index: Sequence[Any]) -> Any:

@@ -2,7 +2,8 @@
 
 Where a reduced dimension is split, the split moves to another dimension that is not reduced. If there is none, the
 elements are selected by few messages (`shardtensor.functions.algorithms.order_statistics`); for arrays of quantiles on
-devices, they are gathered. The other dimensions keep their sharding. Common to all functions:
+devices, they are gathered. Up to 64 KiB, the first device computes the result, and sends it to the others. The other
+dimensions keep their sharding. Common to all functions:
 
 - ``axis`` is None (all dimensions), an integer or a tuple of integers; negative ones count from the end.
 - With ``keepdims``, the reduced dimensions remain, with size 1.

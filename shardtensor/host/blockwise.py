@@ -280,14 +280,37 @@ def select(x: HostArray, index: tuple[Any, ...]) -> HostArray:
     out = memory_pool.empty((*block, *x.shape[len(index) :]), x.dtype)
     rows = out.reshape(math.prod(block), *x.shape[len(index) :])
 
-    taken = len(flat) == 1 and x.flags.c_contiguous  # `take` checks each index as it reads it, but copies other arrays.
+    taken = len(flat) == 1 and x.flags.c_contiguous  # `take` copies other arrays.
 
     def work(k: int) -> None:
         part = slice(k * _ROWS, (k + 1) * _ROWS)
-        rows[part] = np.take(x, flat[0][part], axis=0) if taken else x[tuple([e[part] for e in flat])]
+        if taken:
+            _take(x, flat[0][part], rows[part])
+        else:
+            rows[part] = x[tuple([e[part] for e in flat])]
 
     each(work, -(-len(rows) // _ROWS))
     return out
+
+
+def _take(x: HostArray, index: HostArray, out: HostArray) -> None:
+    """Writes the rows of an array that an index array selects to ``out``.
+
+    NumPy's `take` checks each index as it reads it, and takes longer for that than two passes over an index array in
+    the cache. Its mode for indices within the bounds that may be negative is "wrap".
+
+    Raises:
+        IndexError: an index is out of bounds.
+    """
+    if index.min() < -len(x) or index.max() >= len(x):
+        raise IndexError(_out_of_bounds(index, len(x)))
+    np.take(x, index.astype(np.intp, copy=False), axis=0, out=out, mode="wrap")
+
+
+def _out_of_bounds(index: HostArray, size: int) -> str:
+    """Returns NumPy's message about the first index that is out of bounds."""
+    wrong = index[(index < -size) | (index >= size)][0]
+    return f"index {wrong} is out of bounds for axis 0 with size {size}"
 
 
 def _sides(shape: tuple[int, ...], fastest: Sequence[int]) -> list[int]:

@@ -31,6 +31,9 @@ _SHORT = 1 << 12
 _DIVIDED_FROM = 1 << 16
 """Elements from which sorting is divided over threads."""
 
+_SEARCHED_IN_ORDER = 1 << 18
+"""Bytes of an array from which it is searched for elements in order, so that branches and caches are predicted well."""
+
 _INDEX = np.uint64((1 << 32) - 1)
 """The bits of a word that hold an index."""
 
@@ -259,18 +262,35 @@ def _transpose(source: Any, target: Any) -> None:
 
 
 def searchsorted(x1: Any, x2: Any, side: str) -> Any:
-    """Returns for each element of x2 the index in x1, which is in order, before which it is inserted."""
+    """Returns for each element of x2 the index in x1, which is in order, before which it is inserted.
+
+    In a large array, NumPy searches blocks of elements that are in order several times as fast as others.
+    """
     if x2.size < _DIVIDED_FROM or not x2.flags.c_contiguous:
         return np.searchsorted(x1, x2, side=side)  # type: ignore[call-overload]
     out, flat = memory_pool.empty(x2.shape, np.dtype(np.int64)), x2.reshape(-1)
-    into = out.reshape(-1)
+    into, in_order = out.reshape(-1), x1.nbytes >= _SEARCHED_IN_ORDER and x2.dtype.kind in "biuf"
 
     def work(k: int) -> None:
         part = slice(k * _BLOCK, (k + 1) * _BLOCK)
-        into[part] = np.searchsorted(x1, flat[part], side=side)  # type: ignore[call-overload]
+        wanted, found = flat[part], into[part]
+        if not in_order or bool((wanted[1:] >= wanted[:-1]).all()):
+            found[...] = np.searchsorted(x1, wanted, side=side)  # type: ignore[call-overload]
+            return
+        order = _order(wanted)
+        found[order] = np.searchsorted(x1, wanted[order], side=side)  # type: ignore[call-overload]
 
     each(work, -(-x2.size // _BLOCK))
     return out
+
+
+def _order(x: Any) -> Any:
+    """Returns indices that sort an array of one dimension of real numbers."""
+    if x.dtype.itemsize > 4:
+        return np.argsort(x)
+    words = _words(x, 0, False)
+    words.sort()
+    return _indices_of(words)
 
 
 # -- selection -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -140,13 +140,19 @@ def _bare(x: Any, caller: str) -> Any:
                 f"{caller}: an array in the memory of {device} is accessed while {_device(caller)} is current"
             )
         return x.view(np.ndarray)
+    if kind in _SCALARS:  # The most frequent arguments of all: no call for what they contain.
+        return x
     if kind is np.ndarray:
         raise ArgumentTypeError(f"{caller}: a host array beside arrays of {_device(caller)}; transfer it there first")
-    if kind in (list, tuple):
-        return kind([_bare(item, caller) for item in x])
+    if kind is list or kind is tuple:
+        return kind([item if type(item) in _SCALARS else _bare(item, caller) for item in x])
     if kind is dict:
-        return {key: _bare(value, caller) for key, value in x.items()}
+        return {key: _bare(value, caller) for key, value in x.items()} if x else x
     return x
+
+
+_SCALARS = frozenset({int, float, bool, str, slice, type(None), type(Ellipsis)})
+"""Types of arguments that contain no arrays."""
 
 
 def _tagged(result: Any, parents: Sequence[Any] = ()) -> Any:
@@ -163,13 +169,13 @@ def _tagged(result: Any, parents: Sequence[Any] = ()) -> Any:
 
 def _tagged_array(result: HostArray, parents: Sequence[Any]) -> CheckedArray:
     array = result.view(CheckedArray)
-    array._memory = _memory_of_views(array, parents) or _Memory(_device("result"))
+    array._memory = (parents and _memory_of_views(result, parents)) or _Memory(_device("result"))
     return array
 
 
-def _memory_of_views(array: CheckedArray, parents: Sequence[Any]) -> _Memory | None:
+def _memory_of_views(array: HostArray, parents: Sequence[Any]) -> _Memory | None:
     """Returns the memory of the first of the parents of which an array is a view; None if there is none."""
-    owner = _owner(array) if parents else None
+    owner = _owner(array)
     for parent in parents:
         if type(parent) is CheckedArray and _owner(parent) is owner:
             return parent._memory
@@ -260,14 +266,13 @@ def _function(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
 class _Clocks:
     """The vector clocks of all devices.
 
-    Each device has a row: its own logical time, and for every other device the time up to which it is ordered after
-    that device. A row is also the token of an event. Rows returned as tokens are never modified: the next change of the
-    device's clock copies the row first, so that events without a change in between share one row.
+    Each device has its own logical time, and a row, which is not modified: for every other device the time up to which
+    it is ordered after that device. A device, its time and its row are the token of an event.
     """
 
     def __init__(self) -> None:
+        self._times: dict[int, int] = {}
         self._rows: dict[int, npt.NDArray[np.int64]] = {}
-        self._shared: set[int] = set()
         self._lock = threading.Lock()
 
     def unlock(self) -> None:
@@ -276,40 +281,44 @@ class _Clocks:
 
     def tick(self, device: Device) -> int:
         """Advances the clock of a device, and returns its new time."""
-        k = device.id
         with self._lock:
-            row = self._own(k, k + 1)
-            row[k] += 1
-            return int(row[k])
+            time = self._times[device.id] = self._times.get(device.id, 0) + 1
+            return time
 
     def known(self, device: Device, other: Device) -> int:
         """Returns the time of ``other`` up to which ``device`` is ordered after it."""
-        with self._lock:
-            row = self._rows.get(device.id, _NO_TIME)
-            return int(row[other.id]) if other.id < len(row) else 0
+        return self._known(device.id, other.id)
 
-    def token(self, device: Device) -> npt.NDArray[np.int64]:
-        """Returns the current row of a device, as the token of an event."""
+    def token(self, device: Device) -> _Token:
+        """Returns the token of an event after all that a device has done so far."""
+        k = device.id
         with self._lock:
-            self._shared.add(device.id)
-            return self._rows.get(device.id, _NO_TIME)
+            return k, self._times.get(k, 0), self._rows.get(k, _NO_TIME)
 
-    def learn(self, device: Device, token: npt.NDArray[np.int64]) -> None:
-        """Orders the device after an event: takes the elementwise maximum of its row and the token."""
+    def learn(self, device: Device, token: _Token) -> None:
+        """Orders the device after an event: takes the elementwise maximum of its row and that of the token."""
+        other, time, theirs = token
+        k = device.id
         with self._lock:
-            row = self._own(device.id, len(token))
-            np.maximum(row[: len(token)], token, out=row[: len(token)])  # A token never exceeds the device's own time.
+            if self._known(k, other) >= time:  # Then it is ordered after all that the other was ordered after, too.
+                return
+            self._times[k] = self._times.get(k, 0) + 1  # Tokens of one time have one row.
+            row, length = self._rows.get(k, _NO_TIME), other + 1
+            if len(row) != len(theirs) or len(row) < length:
+                length = max(length, len(row), len(theirs))
+                row, theirs = [np.append(r, np.zeros(length - len(r), np.int64)) for r in (row, theirs)]
+            made = np.maximum(row, theirs)
+            made[other] = time
+            self._rows[k] = made
 
-    def _own(self, k: int, length: int) -> npt.NDArray[np.int64]:
-        """Returns a writable row of a device, of at least that length."""
+    def _known(self, k: int, other: int) -> int:
+        if k == other:
+            return self._times.get(k, 0)
         row = self._rows.get(k, _NO_TIME)
-        if k in self._shared or len(row) < length:
-            row = np.concatenate([row, np.zeros(max(length - len(row), 0), np.int64)])
-            self._rows[k] = row
-            self._shared.discard(k)
-        return row
+        return int(row[other]) if other < len(row) else 0
 
 
+_Token: TypeAlias = tuple[int, int, npt.NDArray[np.int64]]
 _NO_TIME = np.zeros(0, np.int64)
 _clocks = _Clocks()
 
@@ -371,7 +380,7 @@ class CheckedBackend(Backend):
 
     def memory_space(self, device: Device) -> Device:
         """Returns the first of the devices that share the memory of ``device``."""
-        ahead = device.id % self._sharing
+        ahead = device.id % self._sharing if self._sharing > 1 else 0
         return self._devices[device.id - ahead] if ahead else device
 
     def on(self, device: Device) -> contextlib.AbstractContextManager[None]:
@@ -384,7 +393,17 @@ class CheckedBackend(Backend):
 
     def contiguous(self, array: Any) -> Any:
         """Returns the array if it is in row-major order, else a copy that is."""
-        return _tagged(np.asarray(_bare(array, "contiguous"), order="C"), (array,))
+        bare = _bare(array, "contiguous")
+        return array if bare.flags.c_contiguous else _tagged(np.array(bare, order="C"))
+
+    def view(self, array: Any, index: Any) -> Any:
+        """Returns the view of an array at a basic index, in the memory of the array."""
+        found = _bare(array, "getitem")[index]
+        if type(found) is not np.ndarray:
+            return _tagged(found)
+        made = found.view(CheckedArray)
+        made._memory = array._memory
+        return made
 
     def device_of(self, array: Any) -> Device:
         """Returns the device whose memory holds the array: if several share it, the current one or the first."""
@@ -411,10 +430,12 @@ class CheckedBackend(Backend):
     def _check_copy(self, array: Any, source: Device, destination: Device) -> None:
         """Raises the errors of `to_device`."""
         self._owned(array, source, "to_device")
-        source, destination = self.memory_space(source), self.memory_space(destination)
-        if _device("to_device") != destination:
-            raise BackendError(f"to_device: {_device('to_device')} is current and the copy goes to {destination}")
-        if source != destination and _clocks.known(destination, source) < _memory_of(array, "to_device").written:
+        memory, current = _memory_of(array, "to_device"), _device("to_device")
+        destination = self.memory_space(destination)
+        if current is not destination and current != destination:
+            raise BackendError(f"to_device: {current} is current and the copy goes to {destination}")
+        source = memory.device
+        if source.id != destination.id and _clocks.known(destination, source) < memory.written:
             raise BackendError(
                 f"to_device: no event orders {destination} after the last write of {source} to the array; call "
                 "`record` and `wait`"
@@ -474,6 +495,6 @@ class CheckedBackend(Backend):
         _clocks.learn(self.memory_space(device), token)
 
     def _owned(self, array: Any, device: Device, caller: str) -> None:
-        owner = _memory_of(array, caller).device
-        if owner != self.memory_space(device):
+        owner, wanted = _memory_of(array, caller).device, self.memory_space(device)
+        if owner is not wanted and owner != wanted:
             raise BackendError(f"{caller}: the array is in the memory of {owner}, not of {device}")

@@ -631,7 +631,7 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "what is collected is kept": (
         Copier.collect, "away.append((array, source.stream))", "pass", "collects"),
     "what is exchanged is waited for": (
-        Outgoing.place, "backend.wait(destination, self._tokens[source])", "pass", "exchanges"),
+        Outgoing.wait, "self._backend.wait(destination, self._tokens[source])", "pass", "exchanges"),
     "what is exchanged is kept": (
         Copier._land, "self.flights.add(event, array, owner, spare=destination.spare if n == len(away) else None)", "pass",
         "exchanges"),

@@ -861,11 +861,12 @@ def test_index_arrays_select_in_threads(monkeypatch: pytest.MonkeyPatch, rest: t
     x = generator.random((50, 7, *rest))
     rows = np.asfortranarray(generator.integers(-50, 50, (9, 11)))
     columns = generator.integers(0, 7, (9, 11)).astype(np.uint8)
-    for index in [(rows,), (rows, columns)]:
+    for index in [(rows,), (rows, columns), (columns,), (columns.astype(np.uint64),), (rows.astype(np.int8),)]:
         np.testing.assert_array_equal(blockwise.select(x, index), x[index], strict=True)
-    rows[3, 4] = 50
-    with pytest.raises(IndexError, match="index 50 is out of bounds"):
-        blockwise.select(x, (rows,))
+    for wrong in 50, -51:
+        rows[3, 4] = wrong
+        with pytest.raises(IndexError, match=f"index {wrong} is out of bounds for axis 0 with size 50"):
+            blockwise.select(x, (rows,))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -47,3 +47,23 @@ def test_zeros_are_found_without_a_copy_of_the_line() -> None:
         assert tracemalloc.get_traced_memory()[1] < 4096
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "int64", "float16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_large_arrays_are_searched_for_elements_in_order(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, side: str
+) -> None:
+    """Blocks of elements in any order, in order, equal, and with NaN and zeros of both signs, are found as by NumPy."""
+    for name, least in ("_SEARCHED_IN_ORDER", 8), ("_DIVIDED_FROM", 16), ("_BLOCK", 32):
+        monkeypatch.setattr(sorting, name, least)
+    generator = np.random.default_rng(0)
+    table = np.sort(generator.integers(-9, 9, 20).astype(dtype))
+    wanted = generator.integers(-12, 12, 150).astype(dtype)
+    wanted[32:64].sort()
+    wanted[64:96] = wanted[64]
+    if wanted.dtype.kind in "fc":
+        wanted[::7], wanted[1::9], table[-1] = np.nan, -0.0, np.nan
+    for x2 in wanted, wanted.reshape(10, 15), wanted.astype("f8") if wanted.dtype.kind != "c" else wanted[:0]:
+        found = sorting.searchsorted(table, x2, side)
+        np.testing.assert_array_equal(found, np.searchsorted(table, x2, side=side), strict=True)

@@ -79,6 +79,41 @@ def test_strategies(backend: str, name: str, wanted: str) -> None:
     assert (found.strategy, found.op.name) == (wanted, name.removeprefix("long "))
 
 
+@pytest.mark.parametrize(
+    ("name", "params", "call", "shape"),
+    [
+        ("median", (None, False), st.median, (6, 8)), ("fft", (None, -1, "backward"), st.fft.fft, (8,)),
+        ("det", (), st.linalg.det, (4, 4)), ("inv", (), st.linalg.inv, (4, 4)),
+    ],
+)  # fmt: skip
+def test_few_bytes_that_are_gathered_are_computed_on_the_first_device(
+    backend: str, name: str, params: tuple[Any, ...], call: Any, shape: tuple[int, ...]
+) -> None:
+    """The first device receives what it lacks, and sends the others what they have of the result; the log, the
+    simulation and the plan agree.
+    """
+    host = np.random.default_rng(0).random(shape)
+    spec = st.P(*[None] * (len(shape) - 1), "x")
+    x = st.device_put(host, st.NamedSharding(mesh_of((4,), backend), spec))
+    with st.transfers() as log:
+        result = call(x)
+    with st.transfers() as simulated:
+        call(st.empty_like(x, device=st.NamedSharding(st.AbstractMesh((4,), ("x",)), spec)))
+    np.testing.assert_array_equal(result, call(st.device_put(host, x.sharding.mesh.flat[0])), strict=True)
+    shares = 3 if result.sharding.spec == st.P() else 0.75
+    assert log.bytes == simulated.bytes == 0.75 * x.nbytes + shares * result.nbytes
+    assert len(log) == 6
+    found = plan(name, (x,), *params)
+    assert found.strategy == ("whole" if backend == "numpy" else "first")
+    assert [schedule.bytes for schedule in found.schedules()] == [shares * result.nbytes]
+
+
+def test_many_bytes_are_gathered_on_every_device() -> None:
+    for size, wanted in ((1 << 13, "first"), ((1 << 13) + 8, "per shard")):
+        x = st.zeros((size,), device=mesh_of((4,), "checked"))
+        assert plan("median", (x,), None, False).strategy == wanted
+
+
 def test_plans_that_are_used_stay(fresh: None) -> None:
     x = st.ones((4,))
     x + x

@@ -25,7 +25,7 @@ import pytest
 
 from shardtensor.backend import Device, references, registry
 from shardtensor.errors import BackendError
-from shardtensor.testing import BackendTests
+from shardtensor.testing import BackendTests, CheckedBackend
 from shardtensor.testing.ordering import ORDERED
 
 ROOT = Path(__file__).parents[2]
@@ -570,3 +570,24 @@ def test_testing_is_imported_without_pytest() -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_checked_backend_orders_devices_through_others() -> None:
+    """A device is ordered after all that another one was ordered after when it recorded, even if that one did nothing
+    in between.
+    """
+    backend = CheckedBackend()
+    first, second, third = backend.devices()[:3]
+    with backend.on(first):
+        x = backend.xp.ones(3)
+    backend.wait(third, backend.record(second))
+    for ordered in (False, True):
+        with backend.on(third), contextlib.nullcontext() if ordered else pytest.raises(BackendError, match="no event"):
+            copy = backend.to_device(x, first, third)
+        backend.wait(second, backend.record(first))
+        backend.wait(third, backend.record(second))
+    assert copy.view(np.ndarray).tolist() == [1, 1, 1]
+    with backend.on(first):
+        x[0] = 2
+    with backend.on(third), pytest.raises(BackendError, match="no event"):
+        backend.to_device(x, first, third)

@@ -267,6 +267,20 @@ class AbstractShards(Shards):
         return []
 
 
+@functools.lru_cache(1024)
+def _groups(value: Aval, dimensions: tuple[int, ...]) -> tuple[str, Sequence[int], Sequence[Sequence[int]]]:
+    """Returns the mesh axes that split some dimensions of a tensor; for each device of the mesh its position in its
+    group; and the devices of each group, by their positions in the mesh. See `MeshCommunicator`.
+    """
+    mesh, chains, grid = value.sharding.mesh, value.sharding.spec.chains_of(value.ndim), value.grid
+    axes = tuple([axis for d in dimensions for axis in chains[d]])
+    numbers = np.zeros(len(grid.devices), np.int64)
+    for d in dimensions:
+        numbers = numbers * grid.counts[d] + grid.parts[:, d]
+    index: Sequence[int] = numbers.tolist()
+    return ", ".join(axes), index, [sorted(group, key=index.__getitem__) for group in groups_along(mesh, axes)]
+
+
 class MeshCommunicator:
     """The collectives of a `Communicator` along the mesh axes that split dimensions of a tensor, on one local array for
     each device of the mesh. The devices of a group are in the row-major order of their parts of these dimensions.
@@ -291,17 +305,11 @@ class MeshCommunicator:
         kind: Callable[..., Any],
         explicit: bool = True,
     ) -> None:
-        some = [dimensions] if isinstance(dimensions, int) else list(dimensions)
-        mesh, chains, grid = value.sharding.mesh, value.sharding.spec.chains_of(value.ndim), value.grid
-        axes = tuple([axis for d in some for axis in chains[d]])
-        numbers = np.zeros(len(grid.devices), np.int64)
-        for d in some:
-            numbers = numbers * grid.counts[d] + grid.parts[:, d]
-        self.index: list[int] = numbers.tolist()
-        self._groups = [sorted(group, key=self.index.__getitem__) for group in groups_along(mesh, axes)]
-        self._communicator = functools.partial(kind, caller, ", ".join(axes))
+        some = (dimensions,) if isinstance(dimensions, int) else tuple(dimensions)
+        axes, self.index, self._groups = _groups(value, some)
+        self._communicator = functools.partial(kind, caller, axes)
         self._explicit = explicit
-        self._devices = mesh.flat
+        self._devices = value.sharding.mesh.flat
         self.size = len(self._groups[0])
 
     def reversed(self) -> MeshCommunicator:

@@ -29,8 +29,9 @@ from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.combination import combination_of
 from shardtensor.interpreters.execution.movement import execute_movement
+from shardtensor.interpreters.execution.on_first import on_first, runs_on_first
 from shardtensor.interpreters.execution.products import cheapest
-from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
+from shardtensor.interpreters.execution.strategies import Moves, Named, Run, Strategies
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import Chains, Rule, parse, propagate
@@ -69,7 +70,8 @@ class Plan:
         schedules: returns the schedules of the messages that follow those of the operands: the combination of partial
             results, or the movement of the elements.
         strategy: ``"whole"`` (once on the whole buffer), ``"blocks"`` (block by block), ``"per shard"`` (once on each
-            shard, or on each buffer that several devices share), ``"reduce"`` (per shard, then combined), ``"panels"``
+            shard, or on each buffer that several devices share), ``"first"`` (once on the first device, which sends the
+            result to the others), ``"reduce"`` (per shard, then combined), ``"panels"``
             (see `shardtensor.interpreters.execution.products`), ``"move"`` (a `DataMovement`), ``"create"`` or
             ``"abstract"`` (without elements).
         run: executes the plan: takes the operands and returns the result.
@@ -129,6 +131,8 @@ class Plan:
         """How the operator runs, and on which devices."""
         count, single = self.result.sharding.mesh.size, self.result.sharding.mesh.flat[0]
         each = f"on {single}" if count == 1 else f"on each of {count} devices"
+        if self.strategy == "first":
+            return f"runs on {single}, which sends the result to {count - 1} devices"
         if self.strategy in ("whole", "blocks"):
             where = f"on {single}" if count == 1 else f"on the buffer that {count} devices share"
             return f"runs {'once' if self.strategy == 'whole' else 'block by block'} {where}"
@@ -299,6 +303,17 @@ def _rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout:
         partial_axes = tuple([axis for axis in partial_axes if axis not in target.unreduced])
     if value.memory is not None:  # The whole product is one call, which reads the operands where they are.
         panelled = None
+    if not panelled and not partial_axes and runs_on_first(value, moves):
+
+        def strategy(value: Aval, moves: Moves) -> Run:
+            contexts = _contexts(value, [m.target if m else None for m in moves], shapes)
+            strategies = Strategies(op, value, params, moves, contexts)
+            return strategies.whole() if value.backend.on_host else strategies.per_cell()
+
+        def everywhere() -> Run:
+            return _in_parts(strategy(value, moves), value, kept)
+
+        return Plan(op, kept, (), *on_first(op.name, value, kept, moves, strategy, everywhere))
 
     @functools.cache
     def schedules() -> Sequence[Schedule]:
