@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,15 +89,18 @@ class Group:
         return "row" if shape == outer + (1,) * self.row_ndim else "flat" if shape == outer else ""
 
 
-def grouped(program: Program, wide: bool = False) -> list[Sequence[Equation]]:
+def grouped(
+    program: Program, wide: bool = False, may_join: Callable[[Equation], bool] = lambda _: True
+) -> list[Sequence[Equation]]:
     """Returns the equations of a program in an order in which those of a group follow one another, as nodes: a node is
     an equation, or a group.
 
     Args:
         program: the program.
         wide: whether reductions of all dimensions and of split ones join groups, for which C is needed.
+        may_join: returns whether an equation may be one of a group.
     """
-    return _Grouping(program, wide).nodes()
+    return _Grouping(program, wide, may_join).nodes()
 
 
 def is_kernel(node: Sequence[Equation], wide: bool) -> bool:
@@ -114,9 +117,10 @@ def is_kernel(node: Sequence[Equation], wide: bool) -> bool:
 
 
 class _Grouping:
-    def __init__(self, program: Program, wide: bool) -> None:
+    def __init__(self, program: Program, wide: bool, may_join: Callable[[Equation], bool]) -> None:
         self._program = program
         self._wide = wide
+        self._may_join = may_join
         self._open: dict[int, Group] = {}  # by the number of a value that the group computes
         self._all: list[Group] = []
 
@@ -126,7 +130,8 @@ class _Grouping:
         for k, equation in enumerate(_live(without_copies(self._program), self._wide).equations):
             reads = equation.reads()
             can_join = _is_possible if any(v.number in self._open for v in reads) else _is_local
-            group = self._joined(equation) if can_join(equation, self._wide) else None
+            joins = self._may_join(equation) and can_join(equation, self._wide)
+            group = self._joined(equation) if joins else None
             outside = [v for v in reads if self._open.get(v.number) is not group]
             for v in outside:
                 self._close(v)
@@ -236,7 +241,7 @@ def _has_loop(equation: Equation) -> bool:
 
 def _is_long(equation: Equation) -> bool:
     """Whether a loop has the elements for which a kernel is worth its call."""
-    if not _is_on_host(equation.results.kind):
+    if not is_on_host(equation.results.kind):
         return True
     return math.prod(_loop_of(equation)) >= LEAST
 
@@ -260,7 +265,7 @@ def _is_possible(equation: Equation, wide: bool) -> bool:
     avals = [k for k in kinds if isinstance(k, Aval)]
     if not avals:
         return False
-    if not all(_is_on_host(k) for k in (*avals, value)):
+    if not all(is_on_host(k) for k in (*avals, value)):
         return (wide or spans_hosts(value)) and _is_local_on_devices(equation, avals[0], value)
     if is_reduction(equation):
         return avals[0].size > 0 and reduces_rows(equation, avals[0]) and (wide or not is_wide(equation))
@@ -297,7 +302,7 @@ def _is_local_in_processes(equation: Equation, shape: Shape) -> bool:
 def _split_as(equation: Equation) -> Aval | None:
     """Returns a value that is split as the loop of an equation on devices; None on the host."""
     value: Aval = equation.operands[0].kind if is_reduction(equation) else equation.results.kind
-    return None if _is_on_host(value) else value
+    return None if is_on_host(value) else value
 
 
 def _is_split_as(other: Group, made: Group) -> bool:
@@ -325,7 +330,8 @@ def _has_parts(group: Group | None, equation: Equation, shape: Shape, rows: int)
     return device_groups.are_split_alike(values, like, group.row_ndim if group else 0, flat)
 
 
-def _is_on_host(value: Aval) -> bool:
+def is_on_host(value: Aval) -> bool:
+    """Returns whether a value is an array of NumPy, of which kernels compute the elements."""
     return (
         value.memory == HOST_MEMORY
         and value.backend.on_host
