@@ -17,6 +17,7 @@ import numpy as np
 
 from shardtensor.backend.device import HOST_MEMORY
 from shardtensor.backend.small_floats import is_small_float
+from shardtensor.core import OPS
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.execution.planning import Plan
@@ -127,7 +128,8 @@ class _Grouping:
     def nodes(self) -> list[Sequence[Equation]]:
         """See `grouped`."""
         alone: list[tuple[int, Equation]] = []
-        for k, equation in enumerate(_live(without_copies(self._program), self._wide).equations):
+        program = _live(without_copies(self._program), self._wide)
+        for k, equation in enumerate(map(_simpler_power, program.equations) if self._wide else program.equations):
             reads = equation.reads()
             can_join = _is_possible if any(v.number in self._open for v in reads) else _is_local
             joins = self._may_join(equation) and can_join(equation, self._wide)
@@ -224,6 +226,26 @@ def _live(program: Program, wide: bool) -> Program:
         used.update(equation.reads())
         kept.append(equation)
     return program if len(kept) == len(program.equations) else dataclasses.replace(program, equations=kept[::-1])
+
+
+_POWERS = {2: "square", 0.5: "sqrt", -1: "reciprocal"}
+"""The functions by which NumPy computes powers with these numbers as exponents, to the bit."""
+
+
+def _simpler_power(equation: Equation) -> Equation:
+    """Returns an equation; for a power of floats with an exponent of `_POWERS`, that of the function. In C, other powers
+    take ten times as long.
+    """
+    if equation.op is not OPS["pow"]:
+        return equation
+    x, exponent = equation.operands[-2:]
+    kind = kind_of(x)
+    if type(exponent) not in (int, float) or not isinstance(kind, (Aval, HostAval)) or kind.dtype.kind != "f":
+        return equation
+    name, value = _POWERS.get(exponent), equation.results.kind
+    if name is None or not isinstance(value, Aval) or device_groups.language_of(value) == "cuda":
+        return equation
+    return dataclasses.replace(equation, op=OPS[name], operands=equation.operands[:-1])
 
 
 # -- what a kernel can compute ---------------------------------------------------------------------
