@@ -233,8 +233,8 @@ _POWERS = {2: "square", 0.5: "sqrt", -1: "reciprocal"}
 
 
 def _simpler_power(equation: Equation) -> Equation:
-    """Returns an equation; for a power of floats with an exponent of `_POWERS`, that of the function. In C, other powers
-    take ten times as long.
+    """Returns an equation; for a power of floats with an exponent of `_POWERS`, that of the function. In C, powers take
+    ten times as long.
     """
     if equation.op is not OPS["pow"]:
         return equation
