@@ -75,8 +75,8 @@ def run(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[H
     if 0 in outer:
         return
     program = _program(kernel)
-    small = _itemsize(kernel)
-    longest = min(BLOCK * 4 // min(small, 4), max(_LEAST * 8 // min(small, 8), math.prod(shape) // _TASKS))
+    itemsize = _itemsize(kernel)
+    longest = min(BLOCK * 4 // min(itemsize, 4), max(_LEAST * 8 // min(itemsize, 8), math.prod(shape) // _TASKS))
     if math.prod(shape) <= longest:
         _store(
             program, program.evaluate(arrays, shape[len(outer) :] if kernel.row_ndim else (), None, {}, None), outputs

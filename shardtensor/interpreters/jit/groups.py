@@ -245,6 +245,8 @@ def _simpler_power(equation: Equation) -> Equation:
     name, value = _POWERS.get(exponent), equation.results.kind
     if name is None or not isinstance(value, Aval) or device_groups.language_of(value) == "cuda":
         return equation
+    if value.spans:  # Processes compare calls, and one of them may have no compiler.
+        return equation
     return dataclasses.replace(equation, op=OPS[name], operands=equation.operands[:-1])
 
 
