@@ -62,6 +62,7 @@ def test_elementwise_functions_around_a_collective(executor: str, x: st.ShardedT
 
     check(f, x, executor=executor)
     assert len(kernels(f, x)) == 6  # Two for each of three devices.
+    assert st.jit(f).lower(x).as_text("c").count("int kernel_") == 2
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
