@@ -26,12 +26,14 @@ from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Node, Shape, 
 from shardtensor.interpreters.jit.operands import checked, separated
 
 BLOCK = 1 << 17
-"""The maximum number of elements of a block: its arrays stay in the caches, and a call of NumPy takes much longer than
-its overhead, of a few microseconds.
+"""The maximum number of elements of a block, of 4 bytes or more: its arrays stay in the caches, and a call of NumPy
+takes much longer than its overhead, of some microseconds. Blocks of smaller elements have as many bytes.
 """
 
 _LEAST = 1 << 15
-"""The number of elements of a block in loops that are too short for several tasks of longer blocks."""
+"""The number of elements, of 8 bytes, of a block in loops that are too short for several tasks of longer blocks. Blocks
+of smaller elements have as many bytes.
+"""
 
 MOST_ROW = 1 << 19
 """The maximum number of elements of a row. Eager mode divides the sums of longer ones."""
@@ -73,7 +75,8 @@ def run(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[H
     if 0 in outer:
         return
     program = _program(kernel)
-    longest = min(BLOCK, max(_LEAST, math.prod(shape) // _TASKS))
+    itemsize = _itemsize(kernel)
+    longest = min(BLOCK * 4 // min(itemsize, 4), max(_LEAST * 8 // min(itemsize, 8), math.prod(shape) // _TASKS))
     if math.prod(shape) <= longest:
         _store(
             program, program.evaluate(arrays, shape[len(outer) :] if kernel.row_ndim else (), None, {}, None), outputs
@@ -151,6 +154,13 @@ def _in_memory_order(
         targets = [out.reshape(-1) for out in targets]
         return arrays, targets, targets[0].shape, ()
     return arrays, targets, tuple([shape[d] for d in order]), ()
+
+
+@functools.lru_cache(1 << 8)
+def _itemsize(kernel: Kernel) -> int:
+    """Returns the size in bytes of the largest elements of a kernel."""
+    sizes = [np.dtype(kernel.dtype(v)).itemsize for v in range(kernel.values) if any(kernel.varies(v))]
+    return max(sizes, default=8)
 
 
 def _error_name(node: Node) -> str:
@@ -267,7 +277,10 @@ class _Program:
         if node.reduces:
             outer = operands[0].ndim - self.kernel.row_ndim
             return operands[0].shape[:outer] + (1,) * self.kernel.row_ndim
-        return operands[0].shape if len(operands) == 1 else np.broadcast_shapes(*[x.shape for x in operands])
+        first, *others = [x.shape for x in operands]
+        if all(shape == first or not shape for shape in others):  # `broadcast_shapes` takes long.
+            return first
+        return np.broadcast_shapes(first, *others)
 
 
 @functools.lru_cache(1 << 8)

@@ -157,17 +157,25 @@ static int st_rows(void (*body)(int, ST_ROW), int steps, int ops, int inputs, co
     return 0;
 }
 
+/* Returns the number of lanes for n elements: the least power of two that is not smaller, and at most ``most``. */
+static inline int st_width(long long n, int most) {
+    int width = 1;
+    while (width < most && width < n) width *= 2;
+    return width;
+}
+
 /* Functions that combine partial results: those of the lanes of a segment, by a tree, and those of segments, along a
    binary counter. They are apart, since compiling them takes long. */
-#define ST_COMBINING(NAME, T, STEP, LANES) \\
-static ST_APART T st_tree_##NAME(T *lanes) { \\
-    for (int half = LANES / 2; half > 0; half /= 2) { \\
+#define ST_COMBINING(NAME, T, STEP) \\
+static ST_APART T st_tree_##NAME(T *lanes, int width) { \\
+    for (int half = width / 2; half > 0; half /= 2) { \\
         _Pragma("GCC unroll 1") \\
         for (int j = 0; j < half; j++) { const T a = lanes[j], b = lanes[j + half]; lanes[j] = STEP; } \\
     } \\
     return lanes[0]; \\
 } \\
 static ST_APART T st_join_##NAME(const long long *results, long long count) { \\
+    if (count == 1) return *(const T *)results; \\
     T parts[64]; \\
     int depth = 0; \\
     for (long long k = 0; k < count; k++) { \\

@@ -13,9 +13,10 @@ body carry ``omp simd``, which is right also where an output is an input: elemen
 A kernel with reductions computes a row in stages, each of which needs the reductions of those before it. Expensive
 functions are stored for later stages, and others are computed again. Elements are combined in `LANES` partial results,
 then by a tree, and segments of `SEGMENT` elements along a binary counter, so that the order of additions depends on
-neither the CPU nor the number of threads. The squares of a variance are added while a segment is in the cache, relative
-to its own mean. ``kernel_0_part`` computes a part of one long contiguous row: in step 2 s
-some segments of stage s, in step 2 s + 1 the totals of all segments, in the last step the results of some elements.
+neither the CPU nor the number of threads. A short row has fewer lanes: those that the tree would add to others hold
+nothing but neutral elements. The squares of a variance are added while a segment is in the cache, relative to its own
+mean. ``kernel_0_part`` computes a part of one long contiguous row: in step 2 s some segments of stage s, in step
+2 s + 1 the totals of all segments, in the last step the results of some elements.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from shardtensor.interpreters.jit.expressions import (
 from shardtensor.interpreters.jit.kernel import Kernel, Node, Value
 
 LANES = 64
-"""The number of partial results of a reduction within a segment."""
+"""The most partial results of a reduction within a segment."""
 
 SEGMENT = 1 << 12
 """The number of elements of a segment of a row."""
@@ -354,9 +355,9 @@ class _Rows(_Body):
             (x,) = [f"v{u}" for u in node.operands]
             term = f"({x} * {x})" if node.name == "sum_of_squares" else x
             term = f"({x} != 0)" if node.name in ("any", "all") else term
-            lanes += [f"{kind} a{v}[{LANES}];", f"for (int j = 0; j < {LANES}; j++) a{v}[j] = {neutral(node)};"]
+            lanes += [f"{kind} a{v}[{LANES}];", f"for (int j = 0; j < width; j++) a{v}[j] = {neutral(node)};"]
             element += [f"const {kind} t{v} = {term};", f"a{v}[j] = {_step(node, f'a{v}[j]', f't{v}')};"]
-            ends.append(f"*({kind} *)(parts + {k} * segments + k) = st_tree_{name}(a{v});")
+            ends.append(f"*({kind} *)(parts + {k} * segments + k) = st_tree_{name}(a{v}, width);")
             empty = "0" if STEPS[node.name] == "add" else neutral(node)
             total = f"segments ? st_join_{name}(parts + {k} * segments, segments) : {empty}"
             total = f"({total}) / ({kind})n" if node.name == "mean" else total
@@ -367,10 +368,13 @@ class _Rows(_Body):
             f"    const long long segments = (n + {SEGMENT - 1}) / {SEGMENT};",
             "    for (long long k = begin; k < end; k++) {",
             f"        const long long stop = n < (k + 1) * {SEGMENT} ? n : (k + 1) * {SEGMENT};",
+            f"        const int width = st_width(stop - k * {SEGMENT}, {LANES});",
             *_indented(lanes, 2),
             f"        for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
             f"            const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
-            *[f"            ST_PREFETCH(x{v} + first, {LANES});" for v in sorted(first_read) if v < self.inputs],
+            f"            if (m == {LANES}) {{",
+            *[f"                ST_PREFETCH(x{v} + first, {LANES});" for v in sorted(first_read) if v < self.inputs],
+            "            }",
             "            #pragma omp simd",
             "            for (int j = 0; j < m; j++) {",
             *_indented(["const long long i = first + j;", *element], 4),
@@ -394,7 +398,7 @@ class _Rows(_Body):
             f"    const {kind} c = *(const {kind} *)(parts + {places[moment.mean]} * segments + k)"
             f" / ({kind})(stop - k * {SEGMENT});",
             f"    {kind} a[{LANES}];",
-            f"    for (int j = 0; j < {LANES}; j++) a[j] = -0.0;",
+            "    for (int j = 0; j < width; j++) a[j] = -0.0;",
             f"    for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
             f"        const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
             "        #pragma omp simd",
@@ -405,7 +409,7 @@ class _Rows(_Body):
             "        }",
             "    }",
             f"    *({kind} *)(parts + {places[v]} * segments + k) = "
-            f"st_tree_{_suffix(self.kernel.nodes[v - self.inputs])}(a);",
+            f"st_tree_{_suffix(self.kernel.nodes[v - self.inputs])}(a, width);",
             "}",
         ]
 
@@ -455,8 +459,7 @@ def _combining(kernels: Sequence[Kernel]) -> list[str]:
     """Returns the functions that combine the partial results of the kernels' reductions."""
     nodes = {_suffix(node): node for kernel in kernels for node in kernel.nodes if node.reduces}
     return [
-        f"ST_COMBINING({name}, {C_TYPES[node.dtype]}, {_step(node, 'a', 'b')}, {LANES})"
-        for name, node in sorted(nodes.items())
+        f"ST_COMBINING({name}, {C_TYPES[node.dtype]}, {_step(node, 'a', 'b')})" for name, node in sorted(nodes.items())
     ]
 
 

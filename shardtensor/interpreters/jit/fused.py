@@ -164,13 +164,12 @@ class Fused:
 
     def __call__(self, values: Any) -> bool:
         """Computes the group; returns whether it did: not where the bits would not be those of eager mode."""
-        if self._needs_c and (self.compiled is None or reports_errors()):
+        compiled = self._compiled_for(values)
+        if compiled is None and self._needs_c:
             return False
         inputs = self.arrays(values)
-        if self._ordered and self.compiled is None and not blocked.is_exact(self.kernel, self.shape, inputs):
+        if compiled is None and not self._is_exact(inputs):
             return False
-        if self.compiled is None and not all(map(is_row_major, inputs)):
-            return False  # NumPy's results have the order of their operands, on which the bits of later sums depend.
         made, targets = [], []
         for v, kind, index in self._kept:
             write = self._writes.get(v)
@@ -178,16 +177,31 @@ class Fused:
                 result, out = write.target(values, inputs)
             else:
                 array = memory_pool.empty(kind.shape, kind.dtype)
-                result, out = tensor(kind, Storage((array,), ([],))), array if index is None else array[index]
+                result, out = self._result(kind, array), array if index is None else array[index]
             made.append(result)
             targets.append(out)
-        if self.compiled is not None and not reports_errors():
-            self.compiled.run(self.shape, inputs, targets)
+        if compiled is not None:
+            compiled.run(self.shape, inputs, targets)
         else:
             blocked.run(self.kernel, self.shape, inputs, targets)
         for (v, _, _), result in zip(self._kept, made, strict=True):
             values[v.number] = result
         return True
+
+    def _compiled_for(self, values: Any) -> CompiledKernel | CudaKernel | None:
+        """Returns the compiled kernel, if it computes the group in a call with these values."""
+        return None if reports_errors() else self.compiled
+
+    def _is_exact(self, inputs: Sequence[Any]) -> bool:
+        """Whether NumPy's functions on blocks of the operands have the bits of eager mode, now and later: NumPy's
+        results have the order of their operands in memory, on which the bits of later sums depend.
+        """
+        ordered = not self._ordered or blocked.is_exact(self.kernel, self.shape, inputs)
+        return ordered and all(map(is_row_major, inputs))
+
+    def _result(self, kind: Aval, array: np.ndarray[Any, Any]) -> Any:
+        """Returns the value of the program that an array, which is to be written, is."""
+        return tensor(kind, Storage((array,), ([],)))
 
 
 def _key(x: Any, flat: bool) -> Any:

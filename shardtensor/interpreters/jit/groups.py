@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.device import HOST_MEMORY
 from shardtensor.backend.small_floats import is_small_float
+from shardtensor.core import OPS
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.execution.planning import Plan
@@ -89,15 +90,18 @@ class Group:
         return "row" if shape == outer + (1,) * self.row_ndim else "flat" if shape == outer else ""
 
 
-def grouped(program: Program, wide: bool = False) -> list[Sequence[Equation]]:
+def grouped(
+    program: Program, wide: bool = False, may_join: Callable[[Equation], bool] = lambda _: True
+) -> list[Sequence[Equation]]:
     """Returns the equations of a program in an order in which those of a group follow one another, as nodes: a node is
     an equation, or a group.
 
     Args:
         program: the program.
         wide: whether reductions of all dimensions and of split ones join groups, for which C is needed.
+        may_join: returns whether an equation may be one of a group.
     """
-    return _Grouping(program, wide).nodes()
+    return _Grouping(program, wide, may_join).nodes()
 
 
 def is_kernel(node: Sequence[Equation], wide: bool) -> bool:
@@ -114,19 +118,22 @@ def is_kernel(node: Sequence[Equation], wide: bool) -> bool:
 
 
 class _Grouping:
-    def __init__(self, program: Program, wide: bool) -> None:
+    def __init__(self, program: Program, wide: bool, may_join: Callable[[Equation], bool]) -> None:
         self._program = program
         self._wide = wide
+        self._may_join = may_join
         self._open: dict[int, Group] = {}  # by the number of a value that the group computes
         self._all: list[Group] = []
 
     def nodes(self) -> list[Sequence[Equation]]:
         """See `grouped`."""
         alone: list[tuple[int, Equation]] = []
-        for k, equation in enumerate(_live(without_copies(self._program), self._wide).equations):
+        program = _live(without_copies(self._program), self._wide)
+        for k, equation in enumerate(map(_simpler_power, program.equations) if self._wide else program.equations):
             reads = equation.reads()
             can_join = _is_possible if any(v.number in self._open for v in reads) else _is_local
-            group = self._joined(equation) if can_join(equation, self._wide) else None
+            joins = self._may_join(equation) and can_join(equation, self._wide)
+            group = self._joined(equation) if joins else None
             outside = [v for v in reads if self._open.get(v.number) is not group]
             for v in outside:
                 self._close(v)
@@ -221,6 +228,28 @@ def _live(program: Program, wide: bool) -> Program:
     return program if len(kept) == len(program.equations) else dataclasses.replace(program, equations=kept[::-1])
 
 
+_POWERS = {2: "square", 0.5: "sqrt", -1: "reciprocal"}
+"""The functions by which NumPy computes powers with these numbers as exponents, to the bit."""
+
+
+def _simpler_power(equation: Equation) -> Equation:
+    """Returns an equation; for a power of floats with an exponent of `_POWERS`, that of the function. In C, powers take
+    ten times as long.
+    """
+    if equation.op is not OPS["pow"]:
+        return equation
+    x, exponent = equation.operands[-2:]
+    kind = kind_of(x)
+    if type(exponent) not in (int, float) or not isinstance(kind, (Aval, HostAval)) or kind.dtype.kind != "f":
+        return equation
+    name, value = _POWERS.get(exponent), equation.results.kind
+    if name is None or not isinstance(value, Aval) or device_groups.language_of(value) == "cuda":
+        return equation
+    if value.spans:  # Processes compare calls, and one of them may have no compiler.
+        return equation
+    return dataclasses.replace(equation, op=OPS[name], operands=equation.operands[:-1])
+
+
 # -- what a kernel can compute ---------------------------------------------------------------------
 
 
@@ -236,7 +265,7 @@ def _has_loop(equation: Equation) -> bool:
 
 def _is_long(equation: Equation) -> bool:
     """Whether a loop has the elements for which a kernel is worth its call."""
-    if not _is_on_host(equation.results.kind):
+    if not is_on_host(equation.results.kind):
         return True
     return math.prod(_loop_of(equation)) >= LEAST
 
@@ -260,7 +289,7 @@ def _is_possible(equation: Equation, wide: bool) -> bool:
     avals = [k for k in kinds if isinstance(k, Aval)]
     if not avals:
         return False
-    if not all(_is_on_host(k) for k in (*avals, value)):
+    if not all(is_on_host(k) for k in (*avals, value)):
         return (wide or spans_hosts(value)) and _is_local_on_devices(equation, avals[0], value)
     if is_reduction(equation):
         return avals[0].size > 0 and reduces_rows(equation, avals[0]) and (wide or not is_wide(equation))
@@ -297,7 +326,7 @@ def _is_local_in_processes(equation: Equation, shape: Shape) -> bool:
 def _split_as(equation: Equation) -> Aval | None:
     """Returns a value that is split as the loop of an equation on devices; None on the host."""
     value: Aval = equation.operands[0].kind if is_reduction(equation) else equation.results.kind
-    return None if _is_on_host(value) else value
+    return None if is_on_host(value) else value
 
 
 def _is_split_as(other: Group, made: Group) -> bool:
@@ -325,7 +354,8 @@ def _has_parts(group: Group | None, equation: Equation, shape: Shape, rows: int)
     return device_groups.are_split_alike(values, like, group.row_ndim if group else 0, flat)
 
 
-def _is_on_host(value: Aval) -> bool:
+def is_on_host(value: Aval) -> bool:
+    """Returns whether a value is an array of NumPy, of which kernels compute the elements."""
     return (
         value.memory == HOST_MEMORY
         and value.backend.on_host

@@ -91,7 +91,8 @@ class Lowered:
         raise ArgumentError(f'as_text: stage is {stage!r}; wanted "program", "layouts", "groups", "c" or "cuda"')
 
     def _kernels(self, language: str) -> list[Kernel]:
-        return [fused.kernel for fused in self._executable.kernels if fused.language == language]
+        # All calls of a map have the same kernels.
+        return list(dict.fromkeys([f.kernel for f in self._executable.kernels if f.language == language]))
 
     def __str__(self) -> str:
         return self.as_text()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST
-from shardtensor.backend.registry import backend_of
+from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.communication.transfer_log import TransferLog, copies_recorded, is_recording, recorded_by
 from shardtensor.core import OPS, Interpreter, bind, interpreting
 from shardtensor.errors import ShardTensorError
@@ -24,6 +24,7 @@ from shardtensor.interpreters.execution.planning import Plan
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.fused import Fused
 from shardtensor.interpreters.jit.fused_devices import fused_of
+from shardtensor.interpreters.jit.fused_in_maps import COMPILED, FusedInMap, is_large_product, may_join, product
 from shardtensor.interpreters.jit.groups import grouped, is_kernel, plan_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars, vars_of
 from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
@@ -62,7 +63,8 @@ def steps_of(
         fused: gets the kernel of each step that is one. None: there are none, and each equation has a step.
         wide: whether kernels may run as C (see `grouped`).
     """
-    nodes: Sequence[Node] = grouped(program, wide) if fused else [(e,) for e in program.equations]
+    allowed = may_join if interpreter is _BOUND else _any
+    nodes: Sequence[Node] = grouped(program, wide, allowed) if fused else [(e,) for e in program.equations]
     last = last_uses(program, nodes)
     given = {*program.inputs, *program.captured}
     made: list[Step] = []
@@ -73,8 +75,13 @@ def steps_of(
     for k, node in enumerate(nodes):
         dead = dropped[k]
         in_place = {e.results for e in node if e.writes and e.operands[0].number in dead and e.operands[0] not in given}
-        if fused is not None and is_kernel(node, wide):
+        if fused is not None and is_kernel(node, wide) and all(map(allowed, node)):
             kept = [v for e in node for v in e.makes() if last[v] > k]
+            if interpreter is _BOUND:
+                in_map = FusedInMap(node, kept)
+                fused(in_map)
+                made.append(_fused_in_map(in_map, dead))
+                continue
             writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
             kernel = kernels[k] = fused_of(node, kept, writes)
             fused(kernel)
@@ -83,11 +90,19 @@ def steps_of(
         (equation,) = node
         if equation.op is STENCIL:
             made.append(_stencil(equation, program, interpreter, dead))
+        elif equation.programs:
+            made.append(_map(equation, interpreter, dead, fused, wide))
+        elif fused is not None and interpreter is _BOUND and is_large_product(equation):
+            made.append(_product_in_map(equation, dead))
         else:
             made.append(_step(equation, interpreter, dead, bool(in_place)))
     for several in time_steps_in(program, nodes, kernels) if wide else ():
         _block_in_time(several, made, dropped)
     return nodes, made
+
+
+def _any(_: Equation) -> bool:
+    return True
 
 
 def last_uses(program: Program, nodes: Sequence[Node]) -> dict[Var, int]:
@@ -111,8 +126,6 @@ def _step(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in_
         return _view(equation, dead)
     if type(equation.results) is Var and isinstance(equation.results.kind, type):
         return _on_python_scalars(equation, dead)
-    if equation.programs:
-        return _map(equation, interpreter, dead)
     if interpreter is EAGER and (plan := plan_of(equation)) is not None:
         return _planned(equation, plan, dead)
     return _call(equation, interpreter, dead)
@@ -330,16 +343,65 @@ def _stencil(equation: Equation, program: Program, interpreter: Interpreter, dea
 # -- maps ------------------------------------------------------------------------------------------
 
 
-def _map(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> Step:
+def _map(
+    equation: Equation,
+    interpreter: Interpreter,
+    dead: Sequence[int],
+    fused: Callable[[Fused], None] | None = None,
+    wide: bool = False,
+) -> Step:
     op, params = equation.op, equation.params
     free = {v.number for program in equation.programs.values() for v in program.free()}
-    bodies = {number: _Body(program) for number, program in equation.programs.items()}
+    kernels: list[Fused] = []
+    spans = any(is_remote(device) for submesh in params[1] for device in submesh.flat)
+
+    def found(kernel: Fused) -> None:
+        kernel.spans = kernel.spans or spans
+        kernels.append(kernel)
+        if fused is not None:
+            fused(kernel)
+
+    bodies = {
+        number: _Body(program, found if fused is not None else None, wide)
+        for number, program in equation.programs.items()
+    }
 
     def step(values: Values) -> None:
         around = {number: values[number] for number in free}
+        around[COMPILED] = {kernel.kernel: kernel.compiled for kernel in kernels if kernel.compiled is not None}
         call = functools.partial(_run_program, bodies, around)
         made = interpreter.apply(op, replace_vars(equation.operands, values), (call, *params[1:]))
         _bind_results(values, equation.results, made)
+        for number in dead:
+            values[number] = None
+
+    return step
+
+
+def _fused_in_map(made: FusedInMap, dead: Sequence[int]) -> Step:
+    alone = functools.cache(lambda: [_step(equation, _BOUND, (), False) for equation in made.equations])
+
+    def step(values: Values) -> None:
+        if not made(values):
+            for one in alone():
+                one(values)
+        for number in dead:
+            values[number] = None
+
+    return step
+
+
+def _product_in_map(equation: Equation, dead: Sequence[int]) -> Step:
+    """Returns the step of a product whose memory is that of the pool, of which pages are not cleared in each call."""
+    get, alone, v = _getter(equation.operands), _call(equation, _BOUND, dead), equation.results
+
+    def step(values: Values) -> None:
+        x1, x2 = get(values)
+        made = product(x1, x2, v.kind)
+        if made is None:
+            alone(values)
+            return
+        values[v.number] = made
         for number in dead:
             values[number] = None
 
@@ -354,9 +416,9 @@ def _run_program(bodies: Mapping[int, _Body], around: Mapping[int, Any], *args: 
 class _Body:
     """The program of one call of a map, which `bind` runs by the interpreter of its device."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, fused: Callable[[Fused], None] | None, wide: bool) -> None:
         self.program = program
-        self.steps = steps_of(program, _BOUND)[1]
+        self.steps = steps_of(program, _BOUND, fused, wide)[1]
 
     def __call__(self, around: Mapping[int, Any], args: Any) -> Any:
         values = dict(around)

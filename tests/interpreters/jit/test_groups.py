@@ -310,3 +310,24 @@ def test_random_groups(examples: int) -> None:
             same(st.jit(program, executor="numpy")(*given), program(*given))
 
     run()
+
+
+@IN_C
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_powers_that_are_other_functions(dtype: str) -> None:
+    x = np.asarray([-np.inf, -2.0, -0.0, 0.0, 0.3, 3.0, 1e30, np.inf, np.nan], dtype)
+
+    def f(x: Any) -> Any:
+        y = x.copy()
+        y **= 2
+        return x**2 + 0, x**0.5 + 0, st.pow(x, -1) + 0, x**2.0 * 1, y + 0, x**3 + 0
+
+    with np.errstate(all="ignore"):
+        wanted = f(st.asarray(x))
+        lowered = st.jit(f, executor="c").lower(st.asarray(x))
+        found = lowered.compile()(st.asarray(x))
+        assert lowered.as_text("c").count("= pow v") == 1
+        for a, b in zip(wanted[:5], found, strict=False):
+            np.testing.assert_array_equal(np.asarray(b), np.asarray(a))
+            np.testing.assert_array_equal(np.signbit(np.asarray(b)), np.signbit(np.asarray(a)))
+        np.testing.assert_allclose(np.asarray(found[5]), np.asarray(wanted[5]), rtol=1e-6)
