@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SERIES = np.array(
-    [[(-1) ** k * (math.pi / 4) ** n / math.factorial(n) for n in (2 * k, 2 * k + 1)] for k in range(9)]
-)
+SERIES = np.array([[(-1) ** k * (math.pi / 4) ** n / math.factorial(n) for n in (2 * k, 2 * k + 1)] for k in range(9)])
 """The coefficients of the Taylor series of the cosine and the sine of t pi / 4, divided by 1 and t, in the square of t.
 The errors are below 1e-16.
 """
@@ -37,7 +35,7 @@ def positive(words: Words) -> Floats:
 
 
 def box_muller(radii: Words, angles: Words, cosines: Floats, sines: Floats | None = None) -> None:
-    """Writes a normal number to ``cosines`` and an independent one to ``sines``, if it is given, for each pair of words.
+    """Writes a normal number to ``cosines``, and an independent one to ``sines`` if it is given, of each pair of words.
 
     The highest two bits of an angle's word are the signs of its cosine and sine, the next 52 its distance t from the
     middle of the first quadrant, in (-1, 1): it is (1 + t) pi / 4. Polynomials are several times as fast as NumPy's
@@ -66,7 +64,7 @@ def box_muller(radii: Words, angles: Words, cosines: Floats, sines: Floats | Non
 
 def _polynomial(x: Floats, coefficients: list[Any]) -> Floats:
     """Returns a polynomial of an array, given its coefficients from the constant one on."""
-    total = coefficients[-1] * x
+    total: Floats = coefficients[-1] * x
     for coefficient in coefficients[-2:0:-1]:
         total += coefficient
         total *= x
