@@ -91,10 +91,6 @@ Start = Callable[[Sizes], AbstractContextManager[Mapping[str, Measurer]]]
 # -- the table -------------------------------------------------------------------------------------
 
 
-WARM_UP = 0.2
-"""The seconds after which idle cores are awake, and the threads of other processes' BLAS and OpenMP no longer spin."""
-
-
 Workers: TypeAlias = contextlib.AbstractContextManager[dict[str, Worker]]
 
 
@@ -105,7 +101,7 @@ def _start(module: str, columns: Mapping[str, harness.Library], sizes: Sizes) ->
             column: (package, f"{module}:{cases}", {**environment, **sizes.as_environment()})
             for column, (package, cases, environment) in columns.items()
         },
-        WARM_UP,
+        harness.WARM_UP,
     )
 
 

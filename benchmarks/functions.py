@@ -121,7 +121,8 @@ def start_workers() -> contextlib.AbstractContextManager[dict[str, Worker]]:
             PROJECT: ("shardtensor", "functions:shardtensor_cases", harness.logical_devices(DEVICES)),
             NUMPY: ("numpy", "functions:numpy_cases", {}),
             JAX_2: ("jax", "functions:jax_cases", harness.virtual_devices(2)),
-        }
+        },
+        harness.WARM_UP,  # OpenBLAS's threads spin for 25 ms after a product: longer than a sample of the next process.
     )
 
 

@@ -65,6 +65,9 @@ SAMPLE_SECONDS = 5e-3
 processes have evicted, but short enough that load on the machine affects few samples.
 """
 
+WARM_UP = 0.2
+"""The seconds after which idle cores are awake, and the threads of other processes' BLAS and OpenMP no longer spin."""
+
 ANSWER_LIMIT = 120.0
 """The seconds after which a worker that has not answered is killed."""
 

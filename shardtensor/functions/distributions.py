@@ -17,6 +17,7 @@ import numpy as np
 from shardtensor.core import call, implements, operator
 from shardtensor.functions.algorithms.sample_sort import GATHERED, Order
 from shardtensor.functions.random_elements import Elements, fill
+from shardtensor.host import normals
 from shardtensor.host.philox import mulhilo, signed
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
@@ -51,9 +52,9 @@ def _inside(xp: Any, words: Any) -> Any:
 def _positive(xp: Any, words: Any) -> Any:
     """Returns float64 in (0, 1], made of all 64 bits of each word: small numbers have a full significand."""
     if xp is np:
-        unsigned = words.view(np.uint64).astype(np.float64)
-    else:  # Both products are exact, so that the sum is rounded once, as the conversion above is.
-        unsigned = _float(xp, (words >> 32) & _LOW) * 2.0**32 + _float(xp, words & _LOW)
+        return normals.positive(words)
+    # Both products are exact, so that the sum is rounded once, as NumPy's conversion of uint64 is.
+    unsigned = _float(xp, (words >> 32) & _LOW) * 2.0**32 + _float(xp, words & _LOW)
     return unsigned * 2.0**-64 + 2.0**-65
 
 
@@ -110,15 +111,26 @@ def normal(key: int, *, shape: Shape, dtype: Any, device: Any) -> ShardedTensor:
 
 
 def _normal64(xp: Any, words: Any) -> Any:
+    if xp is np:
+        both = np.empty(len(words))
+        normals.box_muller(words[0::2], words[1::2], both[0::2], both[1::2])
+        return both
     return _interleaved(xp, *_box_muller(xp, words[0::2], words[1::2]))
 
 
-def _box_muller(xp: Any, radii: Any, angles: Any) -> tuple[Any, Any]:
-    """Returns two independent normal numbers for each pair of words.
+def _normal_of(xp: Any, radii: Any, angles: Any) -> Any:
+    """Returns one normal number for each pair of words."""
+    if xp is np:
+        cosines = np.empty(len(radii))
+        normals.box_muller(radii, angles, cosines)
+        return cosines
+    return _box_muller(xp, radii, angles)[0]
 
-    The highest two bits of an angle's word are the signs of its cosine and sine, the next 52 its distance t from the
-    middle of the first quadrant, in (-1, 1): it is (1 + t) pi / 4. Polynomials are several times as fast as the
-    libraries' functions, and have the same bits everywhere.
+
+def _box_muller(xp: Any, radii: Any, angles: Any) -> tuple[Any, Any]:
+    """Returns two independent normal numbers for each pair of words: see `shardtensor.host.normals.box_muller`.
+
+    Both series are computed together, since each call of a function is a kernel on devices.
     """
     radius = xp.sqrt(0.0 - xp.log(_positive(xp, radii)))  # The cosine and the sine below are those times sqrt(2).
     t = _float(xp, (angles << 2) >> 12)
@@ -130,12 +142,7 @@ def _box_muller(xp: Any, radii: Any, angles: Any) -> tuple[Any, Any]:
     return xp.copysign(cosine, _float(xp, angles)), xp.copysign(sine, _float(xp, angles << 1))
 
 
-_SERIES = np.array(
-    [[(-1) ** k * (math.pi / 4) ** n / math.factorial(n) for n in (2 * k, 2 * k + 1)] for k in range(9)]
-)[:, :, None]
-"""The coefficients of the Taylor series of the cosine and the sine of t pi / 4, divided by 1 and t, in the square of t.
-The errors are below 1e-16.
-"""
+_SERIES = normals.SERIES[:, :, None]
 
 
 def _polynomials(x: Any, coefficients: Any) -> Any:
@@ -283,7 +290,7 @@ def _propose_gamma(xp: Any, words: Any, a: Any) -> tuple[Any, Any]:
     usual = (a > 0) & xp.isfinite(a)
     small = a < 1
     d = xp.where(usual, xp.where(small, a + 1.0, a), 1.0) - 1 / 3
-    x, _ = _box_muller(xp, words[0], words[1])
+    x = _normal_of(xp, words[0], words[1])
     root = x / xp.sqrt(d * 9.0) + 1.0
     v = xp.where(root > 0, root, 1.0) ** 3
     accepted = (root > 0) & (xp.log(_positive(xp, words[2])) < x * x * 0.5 + d * (1.0 - v + xp.log(v)))
@@ -454,7 +461,7 @@ def _propose_truncated(xp: Any, words: Any, lower: Any, upper: Any) -> tuple[Any
     fraction = _fraction(xp, words[3])
     even = a + xp.where(short, b - a, 1.0) * fraction
     falling = a - xp.log1p(fraction * xp.expm1((a - b) * rate)) / rate
-    normal, _ = _box_muller(xp, words[0], words[1])
+    normal = _normal_of(xp, words[0], words[1])
     x = xp.where(short, even, xp.where(beside, falling, normal))
     low = xp.where(beside, a, 0.0)
     level = xp.where(short, (low - x) * (low + x), xp.where(beside, 0.0 - (x - rate) ** 2, 0.0)) * 0.5

@@ -33,13 +33,6 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
 
-def _along_rule(shapes: Sequence[Shape], *, axis: int = -1, **params: Any) -> str:
-    ndim = len(shapes[0])
-    along = normalize_axis(axis, ndim)
-    names = [f"d{i}" for i in range(ndim)]
-    return f"{' '.join([f'{n}!' if d == along else n for d, n in enumerate(names)])} -> {' '.join(names)}"
-
-
 @operator()
 def sort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False, stable: bool = True) -> ShardedTensor:
     """Returns the elements of x in ascending order along ``axis``.
@@ -72,7 +65,7 @@ def argsort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False,
     """
 
 
-@operator(_along_rule)
+@operator()
 def partition(x: ArrayLike, /, kth: int | tuple[int, ...], *, axis: int | None = -1) -> ShardedTensor:
     """Returns the elements of x, rearranged along ``axis`` so that element ``kth`` is the one that a sorted array has
     there, with no greater one before it and no smaller one behind it.
@@ -93,7 +86,7 @@ def partition(x: ArrayLike, /, kth: int | tuple[int, ...], *, axis: int | None =
     """
 
 
-@operator(_along_rule, dtype="int64")
+@operator()
 def argpartition(x: ArrayLike, /, kth: int | tuple[int, ...], *, axis: int | None = -1) -> ShardedTensor:
     """Returns the indices that `partition` x along ``axis``, of dtype int64.
 
@@ -139,41 +132,53 @@ _declare(sort, indices=False)
 _declare(argsort, indices=True)
 
 
-def _declare_partition(function: Callable[..., Any], ordered: Callable[..., Any]) -> None:
-    """Implements `partition` or `argpartition`, given the function that sorts: along a split dimension, all elements
-    that change devices travel in both cases.
+def _declare_partition(function: Callable[..., Any], indices: bool) -> None:
+    """Implements `partition` or `argpartition`. Along a split dimension the algorithm is that of `sort`, since all
+    elements that change devices travel in both cases.
     """
+    order = Order(stable=False, indices=indices)
 
     @implements(function, "composite")
-    def along_splits(x: Any, kth: Any, axis: int | None) -> Any:
+    def of_integers(x: Any, kth: Any, axis: int | None) -> Any:
         if axis is None:
             return function(reshape(x, (-1,)), kth, axis=0)
         if isinstance(kth, np.ndarray) and kth.ndim:
-            indices = _check_kth(kth, shape_of(x), normalize_axis(axis, len(shape_of(x)))).ravel().tolist()
-            return function(x, tuple(indices or [0]), axis=axis)  # Without indices, any order will do.
-        if not isinstance(x, ShardedTensor) or x._aval.grid.counts[normalize_axis(axis, x.ndim)] == 1:
-            return NotImplemented
-        _check_kth(kth, x.shape, axis)
-        return ordered(x, axis=axis, stable=False)
+            found = _check_kth(kth, shape_of(x), normalize_axis(axis, len(shape_of(x)))).ravel().tolist()
+            return function(x, tuple(found or [0]), axis=axis)  # Without indices, any order will do.
+        return NotImplemented
+
+    @implements(function, "kernel")
+    def on_device(xp: Any, context: ShardContext | None, x: Any, *, kth: Any, axis: int) -> Any:
+        found, along = _check_kth(kth, x.shape, axis), normalize_axis(axis, x.ndim)
+        if xp is np:
+            return (np.argpartition if indices else np.partition)(x, found, axis=along)
+        return order.apply(xp, x, along)
+
+    def whole(x: Any, *, kth: Any, axis: int) -> Any:
+        return on_device(np, None, x, kth=kth, axis=axis)
+
+    def result(value: Aval, *, kth: Any, axis: int) -> Aval:
+        _check_kth(kth, value.shape, normalize_axis(axis, value.ndim))
+        return aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
+
+    def few(value: Aval, *, kth: Any, axis: int) -> bool:
+        return is_short(value, axes=(normalize_axis(axis, value.ndim),))
+
+    @distributed(function, moves=True, whole=whole, result=result, few=few)
+    def parted(x: Shards, along: Callable[[int], MeshCommunicator], *, kth: Any, axis: int) -> Shards:
+        made, dimension = result(x.value, kth=kth, axis=axis), normalize_axis(axis, x.value.ndim)
+        if x.value.grid.counts[dimension] > 1:
+            return sample_sort(x, along, dimension, order)
+        return x.map(
+            lambda xp, a: on_device(xp, None, a, kth=kth, axis=dimension), shape=lambda shape: shape, dtype=made.dtype
+        ).assembled(made)
 
 
-_declare_partition(partition, sort)
-_declare_partition(argpartition, argsort)
+_declare_partition(partition, indices=False)
+_declare_partition(argpartition, indices=True)
 
 
 # -- on one device ---------------------------------------------------------------------------------
-
-
-@implements(partition, "kernel")
-def _partition(xp: Any, context: ShardContext, x: Any, *, kth: Any, axis: int) -> Any:
-    kth = _check_kth(kth, x.shape, axis)
-    return np.partition(x, kth, axis=axis) if xp is np else xp.sort(x, axis=axis, stable=False)
-
-
-@implements(argpartition, "kernel")
-def _argpartition(xp: Any, context: ShardContext, x: Any, *, kth: Any, axis: int) -> Any:
-    kth = _check_kth(kth, x.shape, axis)
-    return np.argpartition(x, kth, axis=axis) if xp is np else xp.argsort(x, axis=axis, stable=False)
 
 
 def _check_kth(kth: Any, shape: Shape, axis: int) -> Any:

@@ -276,7 +276,8 @@ def update(x: ShardedTensor, index: Any, name: str, values: Sequence[Any], what:
     if values and np.broadcast_shapes(shape_of(values[0]), places.shape[1:]) != places.shape[1:]:
         raise ShapeError(f"numpy.{what}: values of shape {shape_of(values[0])} for elements of {places.shape[1:]}")
     flat = np.ravel_multi_index(tuple(places.reshape(len(places), -1)), x.shape) if x.size and x.ndim else places[:1]
-    if np.unique(flat).size == flat.size:
+    ordered = np.sort(flat, axis=None)  # np.unique takes 50 times as long where most numbers differ.
+    if not (ordered[1:] == ordered[:-1]).any():
         x[index] = call(name, x[index], *values)
         return
     listed = [_spread(v, places.shape[1:], x.dtype) for v in values] or [None]
@@ -333,7 +334,7 @@ def updated(x: ArrayLike, places: ArrayLike, /, values: ArrayLike | None = None,
 @implements(updated, "kernel")
 def _updated(xp: Any, context: ShardContext | None, x: Any, places: Any, values: Any, *, ufunc: str) -> Any:
     made = xp.asarray(x, copy=True)
-    if context is not None:
+    if context is not None and made.shape != context.shapes[0]:
         box = context.boxes[0]
         inside = None
         for d, (begin, end) in enumerate(box):

@@ -40,12 +40,11 @@ class _Generator:
 
     def __init__(self) -> None:
         self._philox = np.random.Philox(key=0)
-        self._counter = np.zeros(WORDS, "<u8")
-        self._key = np.zeros(2, "<u8")
+        self._words: dict[str, tuple[int, ...]] = {}
         self._state: Any = {
             "bit_generator": "Philox",
-            "state": {"counter": self._counter, "key": self._key},
-            "buffer": np.zeros(WORDS, np.uint64),
+            "state": self._words,
+            "buffer": (0,) * WORDS,
             "buffer_pos": WORDS,  # The buffer is used up, so that the next block is computed.
             "has_uint32": 0,
             "uinteger": 0,
@@ -53,8 +52,9 @@ class _Generator:
 
     def words(self, key: int, counter: int, blocks: int) -> npt.NDArray[np.uint64]:
         before = (counter - 1) % _COUNTERS  # NumPy increments the counter first.
-        self._counter[:] = np.frombuffer(before.to_bytes(8 * WORDS, "little"), "<u8")
-        self._key[:] = np.frombuffer(key.to_bytes(16, "little"), "<u8")
+        # NumPy reads the words one by one, which takes less time of a tuple than of an array.
+        self._words["counter"] = tuple([before >> shift & WORD for shift in (0, 64, 128, 192)])
+        self._words["key"] = (key & WORD, key >> 64)
         self._philox.state = self._state
         return self._philox.random_raw(blocks * WORDS)
 
@@ -89,7 +89,10 @@ def block(xp: Any, key: int, index: Any, draw: int) -> tuple[Any, Any, Any, Any]
 
 def mulhilo(x: Any, factor: int) -> tuple[Any, Any]:
     """Returns the high and the low word of the products of unsigned words, in an array of int64, and of one factor."""
-    return _product(x, *_parts(factor))
+    low, high, signed_factor = _parts(factor)
+    if high:
+        return _product(x, low, high, signed_factor)
+    return (_upper(x & _LOW, (x >> 32) & _LOW, low) >> 32) & _LOW, x * signed_factor
 
 
 def _parts(factor: int) -> tuple[int, int, int]:
@@ -102,9 +105,14 @@ def _product(x: Any, low: Any, high: Any, factor: Any) -> tuple[Any, Any]:
     products of halves.
     """
     x0, x1 = x & _LOW, (x >> 32) & _LOW  # The mask removes the copies of the sign bit.
-    upper = x1 * low + ((x0 * low >> 32) & _LOW)
+    upper = _upper(x0, x1, low)
     lower = x0 * high + (upper & _LOW)
     return x1 * high + ((upper >> 32) & _LOW) + ((lower >> 32) & _LOW), x * factor
+
+
+def _upper(x0: Any, x1: Any, low: Any) -> Any:
+    """Returns the highest 64 of the 96 bits of the products of words, given by their halves, and of half a word."""
+    return x1 * low + ((x0 * low >> 32) & _LOW)
 
 
 def signed(word: int) -> int:

@@ -69,6 +69,16 @@ def test_both_implementations_compute_the_same_bits() -> None:
     np.testing.assert_array_equal(long[12:], philox.words(5, 1 << 64, 5))
 
 
+@pytest.mark.parametrize("length", [2, 4, 1000, 50_000])
+def test_both_implementations_of_normal_numbers_have_the_same_bits(length: int) -> None:
+    words = np.random.default_rng(0).integers(-(2**63), 2**63, length)
+    words[:2] = -1, 2**63 - 1  # the least radius, 0
+    both = np.stack(distributions._box_muller(np, words[0::2], words[1::2]), axis=-1).ravel()
+    np.testing.assert_array_equal(distributions._normal64(np, words).view(np.int64), both.view(np.int64))
+    one = distributions._normal_of(np, words[0::2], words[1::2])
+    np.testing.assert_array_equal(one.view(np.int64), both[0::2].view(np.int64))
+
+
 def test_products_of_words() -> None:
     rng = np.random.default_rng(1)
     x = np.concatenate([rng.integers(-(2**63), 2**63, 100), [0, 1, -1, 2**63 - 1, -(2**63), 2**32 - 1, 2**32]])

@@ -7,7 +7,9 @@ import gc
 import importlib
 import itertools
 import os
+import platform
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -28,6 +30,7 @@ from shardtensor.backend.registry import load
 from shardtensor.errors import ArgumentError, DeviceMemoryError
 from shardtensor.host import limits, memory_pool
 from shardtensor.interpreters.execution import plan_cache, strategies
+from tests.host.test_threads import ROOT, environment
 from tests.layouts import array, mesh_of, place_of
 from tests.spmd.test_scheduler import (
     hard_end,  # noqa: F401 - the first one works by being here
@@ -276,6 +279,33 @@ def test_small_results_and_objects_are_allocated_by_numpy(kept: None) -> None:
     assert [a.shape for a in arrays] == [((1 << 16) - 1,), (1 << 19,), (0, 9)]
     assert memory_pool.empty((memory_pool.POOLED_FROM // 8,), np.float64).base is not None
     assert change(before) == (0, 1 << 19, 0, 1)
+
+
+PAGES = """
+import resource
+import shardtensor as st
+
+key = st.random.key(0)
+st.random.integers(key, 0, 10, (1 << 20,))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+st.random.integers(key, 0, 10, (1 << 20,))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep free memory by other rules")
+def test_temporary_arrays_reuse_pages() -> None:
+    """New pages of arrays that are too small for the pool would take longer than the functions that fill them."""
+    done = subprocess.run(
+        [sys.executable, "-c", PAGES],
+        env=environment(SHARDTENSOR_NUM_THREADS="1"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert int(done.stdout) < 1000, "pages of 4 KiB for 8 MiB of numbers"
 
 
 ALIASES: dict[str, Callable[[Any], Any]] = {
