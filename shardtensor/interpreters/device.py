@@ -15,7 +15,7 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.core import Interpreter, Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.execution.planning import result_dtype
+from shardtensor.interpreters.execution.plan import result_dtype
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import name_sizes, parse

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.core import OPS, Op, Operands, Params, execute
-from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
+from shardtensor.interpreters.execution.plan import Kind, Plan
+from shardtensor.interpreters.execution.planning import make_plan
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis, reduced_axes
 from shardtensor.sharding.spec import P

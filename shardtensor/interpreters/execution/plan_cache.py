@@ -14,7 +14,8 @@ import numpy as np
 
 from shardtensor.core import OPS, Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError, ShardTensorError
-from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
+from shardtensor.interpreters.execution.plan import Kind, Plan
+from shardtensor.interpreters.execution.planning import make_plan
 from shardtensor.sharding.layout import with_mesh
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.spec import PartitionSpec

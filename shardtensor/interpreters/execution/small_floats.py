@@ -13,7 +13,8 @@ import numpy as np
 
 from shardtensor.backend.small_floats import is_small_float, promoted
 from shardtensor.core import OPS, Op, Operands, Params
-from shardtensor.interpreters.execution.planning import Kind, Plan, make_plan
+from shardtensor.interpreters.execution.plan import Kind, Plan
+from shardtensor.interpreters.execution.planning import make_plan
 from shardtensor.tensor.operands import HostAval, as_operand, host_aval, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.tensor import ShardedTensor

@@ -19,8 +19,8 @@ from shardtensor.backend.device import HOST_MEMORY
 from shardtensor.backend.small_floats import is_small_float
 from shardtensor.core import OPS
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
-from shardtensor.interpreters.execution.planning import Plan
 from shardtensor.interpreters.jit import device_groups
 from shardtensor.interpreters.jit.expressions import EXPENSIVE
 from shardtensor.interpreters.jit.kernel import KernelBuilder

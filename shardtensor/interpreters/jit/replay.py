@@ -20,7 +20,7 @@ from shardtensor.communication.transfer_log import TransferLog, copies_recorded,
 from shardtensor.core import OPS, Interpreter, bind, interpreting
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.execution.planning import Plan
+from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.fused import Fused
 from shardtensor.interpreters.jit.fused_devices import fused_of

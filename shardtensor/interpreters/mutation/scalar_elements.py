@@ -16,7 +16,7 @@ from shardtensor.communication.transfer import announce_reading, not_addressable
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import Op, call, innermost
-from shardtensor.interpreters.execution.planning import result_dtype
+from shardtensor.interpreters.execution.plan import result_dtype
 from shardtensor.sharding.copy_plan import identity
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid

@@ -27,8 +27,9 @@ from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.indexing import put, setitem
 from shardtensor.host import blockwise
 from shardtensor.host.signals import Interrupts
+from shardtensor.interpreters.execution.plan import Kind, result_dtype
 from shardtensor.interpreters.execution.plan_cache import run
-from shardtensor.interpreters.execution.planning import Kind, check_integers, kind_of, result_dtype
+from shardtensor.interpreters.execution.planning import check_integers, kind_of
 from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, known_index
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
 from shardtensor.interpreters.mutation.write_transaction import WriteTransaction
