@@ -123,11 +123,13 @@ class TimeSteps:
         backend, window = write.results.kind.backend, write.into
         assert window is not None
         before = fused.buffer_of(values[write.operands[0].number], "setitem")
+        fused.flush(values)  # The copies read what waits.
+        queue = fused.queue(values)
         arrays = [backend.contiguous(backend.xp.asarray(before, copy=True)) for _ in self._steps[:2]]
         targets = [window.of(backend, array) for array in arrays]
         for k, step in enumerate(self._steps):
             views = {n: view.of(backend, arrays[k % 2 - 1]) for n, view in step.views.items()} if k else {}
-            step.fused.compiled.run(fused.shape, step.fused.arrays(values, views), [targets[k % 2]])  # type: ignore[union-attr]
+            step.fused.compiled.run(fused.shape, step.fused.arrays(values, views), [targets[k % 2]], queue)  # type: ignore[union-attr, call-arg]
         return arrays[(len(self._steps) - 1) % 2]
 
 
