@@ -443,6 +443,12 @@ class Backend(abc.ABC):
         """
         raise self._lacks("raw_kernel")
 
+    def empty_arrays(self, kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Any]:
+        """Returns a new array of each shape and dtype on the current device, with undefined elements. They may be parts
+        of one block of memory, since the caller drops them together.
+        """
+        return [self.xp.empty(shape, dtype=dtype) for shape, dtype in kinds]
+
     def address_of(self, array: Any) -> Hashable:
         """Returns the address and the strides of an array, for backends that capture graphs (`captures`)."""
         raise self._lacks("address_of")

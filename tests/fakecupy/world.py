@@ -216,6 +216,9 @@ class World:
             if s.capture is not None:
                 s.capture.add(name, run, reads, writes)
                 return s
+            for capture in self.captures if s.kind is NULL else ():
+                if capture.stream.kind is BLOCKING and capture.stream.device == s.device:
+                    capture.refuse(906)
             deps = self._enter(s) if s.kind is not NON_BLOCKING else ()
             trouble: list[str] = []
             for a in reads:
@@ -267,8 +270,6 @@ class World:
         gpu = self.gpus[s.device]
         deps = []
         for other in gpu.blocking if s.kind is NULL else (gpu.null,):
-            if other.capture is not None:
-                other.capture.refuse(906)
             if other.seq > s.clock.get(other, 0):
                 s.join(other, other.seq, other.clock)
                 if other.done < other.seq:

@@ -53,7 +53,9 @@ class CudaKernel:
         self._functions: dict[Any, RawKernel] = {}
         self._layouts: dict[Any, _Layout] = {}
 
-    def run(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[Any], queue: AddLaunches | None = None) -> None:
+    def run(
+        self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[Any], queue: AddLaunches | None = None
+    ) -> None:
         """Runs the kernel on the current device; see `shardtensor.interpreters.jit.kernel` for the arguments. No output
         shares memory with an input, unless both are the same array.
 
@@ -66,9 +68,7 @@ class CudaKernel:
         if self.kernel.row_ndim:
             layout, scalars = self._layout(shape, inputs, outputs)
             memory = [self._backend.xp.empty((size,), dtype=np.dtype(np.int64)) for size in layout.memory]
-            count, launch = layout.launches, functools.partial(
-                self._rows, layout, scalars, (*inputs, *outputs), memory
-            )
+            count, launch = layout.launches, functools.partial(self._rows, layout, scalars, (*inputs, *outputs), memory)
         else:
             memory, count, launch = [], 1, functools.partial(self._elementwise, *inputs, *outputs)
         if queue is None:

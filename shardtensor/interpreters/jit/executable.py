@@ -21,9 +21,9 @@ from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.kernel import Kernel
-from shardtensor.interpreters.jit.launches import Segment, segments_in
+from shardtensor.interpreters.jit.launches import Segment, segments_of
 from shardtensor.interpreters.jit.program import Program, Var
-from shardtensor.interpreters.jit.replay import Node, Step, Values, steps_of, view_of
+from shardtensor.interpreters.jit.replay import Node, Step, Values, last_uses, steps_of, view_of
 from shardtensor.interpreters.jit.stencils import STENCIL, is_on_one_memory
 from shardtensor.interpreters.mutation.views import snapshot, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
@@ -109,7 +109,7 @@ class Executable:
         runs = program if self._on_one_memory else self.laid_out
         self.nodes, self.steps = steps_of(runs, EAGER, self.kernels.append, may_compile)
         self._size = _size_of(runs)
-        self.segments = self._make_segments()
+        self.segments = self._make_segments(runs)
         self.executor = executor
         if executor == "c":
             self._compile()
@@ -135,11 +135,11 @@ class Executable:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes."""
         return *steps_of(self.laid_out, INFER), _size_of(self.laid_out)
 
-    def _make_segments(self) -> Sequence[Segment]:
-        """Returns the segments, and makes steps of them."""
+    def _make_segments(self, program: Program) -> Sequence[Segment]:
+        """Returns the segments of the program that runs, and makes steps of them."""
         numbers = {id(node): k for k, node in enumerate(self.nodes)}
         kernels = {numbers[id(f.equations)]: f for f in self.kernels if isinstance(f, FusedOnDevices)}
-        made = list(segments_in(self.nodes, kernels))
+        made = segments_of(self.nodes, kernels, last_uses(program, self.nodes))
         for segment in made:
             part = slice(segment.first, segment.last + 1)
             self.steps[part] = segment.steps(self.steps[part], slot=self._size - 1)

@@ -18,7 +18,7 @@ from shardtensor.interpreters.jit.cuda_executor import AddLaunches, CudaKernel, 
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, is_row_major, reports_errors
 from shardtensor.interpreters.jit.groups import plan_of
-from shardtensor.interpreters.jit.launches import Waiting
+from shardtensor.interpreters.jit.launches import Buffer, Waiting
 from shardtensor.interpreters.jit.program import Equation, Var
 from shardtensor.interpreters.jit.reductions import is_reduction
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_writable
@@ -85,9 +85,18 @@ class FusedOnDevices(Fused):
             return 0
         return max([self.compiled.launches(shape) for shape in self._shapes], default=1)
 
-    def allocated(self) -> int:
-        """Returns the bytes that a call allocates."""
-        return sum([kind.nbytes for v, kind, _ in self._kept if v not in self._writes or not self._writes[v].in_place])
+    def allocated(self) -> list[Buffer]:
+        """Returns the buffers that a call allocates."""
+        kept = [(n, v, kind) for n, (v, kind, _) in enumerate(self._kept) if not self._writes_in_place(v)]
+        return [
+            Buffer(v, k, self._memories[k][1], self._made_shapes[k][n], kind.dtype)
+            for n, v, kind in kept
+            for k in self._here
+        ]
+
+    def _writes_in_place(self, v: Var) -> bool:
+        write = self._writes.get(v)
+        return write is not None and write.in_place
 
     def waiting(self, values: Any) -> Waiting | None:
         """Returns the launches of this call that wait; None if launches do not wait."""
@@ -142,14 +151,15 @@ class FusedOnDevices(Fused):
         """Computes the k-th buffer of each result on its device, which is current. Returns the buffers, and in place of
         that of a tensor which is written into, the storage.
         """
-        made, targets = [], []
+        made, targets, waiting = [], [], self.waiting(values)
         for (v, kind, index), shape in zip(self._kept, self._made_shapes[k], strict=True):
             write = self._writes.get(v)
             if write is not None:
                 storage, out = self._window(write, operands, values)
                 made.append(storage)
             else:
-                out = self._new(shape, kind.dtype)
+                out = None if waiting is None else waiting.temporary(v, k)
+                out = self._new(shape, kind.dtype) if out is None else out
                 made.append(out)
                 out = out if index is None else out[index]
             targets.append(out)

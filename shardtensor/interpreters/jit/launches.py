@@ -1,9 +1,8 @@
 """Segments of a program: launches of consecutive kernels, which are one launch of a graph where they recur.
 
-A segment is a run of steps that launch kernels and nothing else; views and numbers between them are no launches. What
-else computes or transfers ends it: a product, which is a library's, cannot be captured in a graph. The launches of a
-segment wait for its end. If the same launches come again, they are captured (`Backend.capture`), and are one launch from
-then on.
+A segment is a run of steps that launch kernels and nothing else; views and numbers between them are no launches.
+Everything else ends it: a product, which is a library's, cannot be captured in a graph. The launches of a segment wait
+for its end. If the same launches come again, they are captured (`Backend.capture`), and are one launch from then on.
 
 A graph has the addresses of arrays and the values of numbers. All of them are in the key by which it is found, and each
 call allocates its results and holds its operands as if there were no graphs: a call that finds a graph has arrays at
@@ -13,20 +12,24 @@ call, or after a few.
 
 Memory that is freed between two launches of a segment may be given to another thread, whose launches would come
 first. Therefore all arrays exist until the segment ends, and what the kernels of a segment compute is limited in size.
+Values that only the segment reads are parts of one block of memory, which is freed and allocated as a whole: pools
+return single arrays in an order that changes from call to call, so that the same addresses would come again late.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.communication.transfer_log import is_recording
-from shardtensor.interpreters.jit.program import Equation
+from shardtensor.interpreters.jit.program import Equation, Var
+from shardtensor.sharding.layout import Shape
 
 GRAPHS = 16
 """The maximum number of graphs of a segment: a loop has one for each set of addresses among which it alternates."""
@@ -141,15 +144,21 @@ class Queue:
 class Waiting:
     """The launches of one call of a segment that wait for its end.
 
+    Args:
+        segment: the segment.
+        graphs: its graphs.
+        backend: the backend of its arrays.
+
     Attributes:
         failed: the last equation of the kernel whose launch has failed.
     """
 
-    __slots__ = ("_backend", "_graphs", "_queues", "failed")
+    __slots__ = ("_backend", "_blocks", "_graphs", "_queues", "_segment", "failed")
 
-    def __init__(self, graphs: Graphs, backend: Backend) -> None:
-        self._graphs, self._backend = graphs, backend
+    def __init__(self, segment: Segment, graphs: Graphs, backend: Backend) -> None:
+        self._segment, self._graphs, self._backend = segment, graphs, backend
         self._queues: dict[Hashable, Queue] = {}
+        self._blocks: dict[Hashable, list[Any]] = {}
         self.failed: Equation | None = None
 
     def queue(self, device: Device, space: Hashable) -> Queue:
@@ -158,6 +167,19 @@ class Waiting:
         if found is None:
             found = self._queues[space] = Queue(self._graphs, self._backend, device, space)
         return found
+
+    def temporary(self, v: Var, k: int) -> Any:
+        """Returns the array for the k-th buffer of a value, whose device is current; None if the value is read outside
+        of the segment.
+        """
+        place = self._segment.places.get((v.number, k))
+        if place is None:
+            return None
+        space, position = place
+        block = self._blocks.get(space)
+        if block is None:
+            block = self._blocks[space] = self._backend.empty_arrays(self._segment.blocks[space])
+        return block[position]
 
     def flush(self) -> None:
         """Launches all. It is called before anything else is queued that may depend on them."""
@@ -196,14 +218,29 @@ class Launching(Protocol):
 
     @property
     def launches(self) -> int:
-        """The number of launches of a call on one buffer; 0 if they cannot wait."""
+        """The number of launches of a call on one buffer, at most 2; 0 if they cannot wait."""
 
     @property
     def backend(self) -> Backend:
         """The backend of its arrays."""
 
-    def allocated(self) -> int:
-        """Returns the bytes that a call allocates."""
+    def allocated(self) -> Sequence[Buffer]:
+        """Returns the buffers that a call allocates."""
+
+
+class Buffer(NamedTuple):
+    """The k-th buffer of a value, in a memory."""
+
+    value: Var
+    k: int
+    space: Hashable
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Segment:
@@ -211,26 +248,47 @@ class Segment:
 
     Attributes:
         first, last: the numbers of its first and its last node, which are kernels.
+        kernels: the kernels.
+        blocks: for each memory, the shapes and dtypes of the buffers that only the segment reads.
+        places: by the number of the value and of the buffer, where these are: the memory, and the position.
     """
 
     def __init__(self, first: int) -> None:
         self.first = self.last = first
         self.kernels: list[Launching] = []
-        self._bytes = 0
+        self.blocks: dict[Hashable, list[tuple[Shape, np.dtype[Any]]]] = {}
+        self.places: dict[tuple[int, int], tuple[Hashable, int]] = {}
+        self._bytes: dict[Hashable, int] = {}
         self._graphs = Graphs()
 
     def takes(self, kernel: Launching) -> bool:
         """Whether a kernel can be its next one."""
-        others = self.kernels
-        return not others or (
-            kernel.backend is others[0].backend and self._bytes + kernel.allocated() <= MOST_BYTES
-        )
+        if not self.kernels:
+            return True
+        sizes = dict(self._bytes)
+        for buffer in kernel.allocated():
+            sizes[buffer.space] = sizes.get(buffer.space, 0) + buffer.nbytes
+        return kernel.backend is self.kernels[0].backend and max(sizes.values(), default=0) <= MOST_BYTES
 
     def add(self, k: int, kernel: Launching) -> None:
         """Adds the kernel that is the k-th node."""
         self.last = k
         self.kernels.append(kernel)
-        self._bytes += kernel.allocated()
+        for buffer in kernel.allocated():
+            self._bytes[buffer.space] = self._bytes.get(buffer.space, 0) + buffer.nbytes
+
+    def plan(self, last: Mapping[Var, int], bases: Collection[Var]) -> None:
+        """Determines which values only the segment reads.
+
+        Args:
+            last: for each value, the number of the node that reads it last.
+            bases: the values that are written, whose memory has to be known as theirs.
+        """
+        for value, k, space, shape, dtype in [buffer for kernel in self.kernels for buffer in kernel.allocated()]:
+            if last[value] <= self.last and value not in bases:
+                block = self.blocks.setdefault(space, [])
+                self.places[value.number, k] = space, len(block)
+                block.append((shape, dtype))
 
     def steps(self, steps: Sequence[Step], slot: int) -> list[Step]:
         """Returns the steps of its nodes, the first and the last one of which begin and end it.
@@ -251,7 +309,7 @@ class Segment:
 
         def step(values: Any) -> None:
             if backend.captures and not is_recording():
-                values[slot] = Waiting(graphs, backend)
+                values[slot] = Waiting(self, graphs, backend)
             first(values)
 
         return step
@@ -268,13 +326,24 @@ def _end(last: Step, slot: int) -> Step:
     return step
 
 
-def segments_in(nodes: Sequence[Sequence[Equation]], kernels: Mapping[int, Launching]) -> Iterator[Segment]:
-    """Yields the segments of a program that have several launches.
+def segments_of(
+    nodes: Sequence[Sequence[Equation]], kernels: Mapping[int, Launching], last: Mapping[Var, int]
+) -> list[Segment]:
+    """Returns the segments of a program that have several launches.
 
     Args:
         nodes: what the program computes, in order.
         kernels: the kernels by the number of their node.
+        last: for each value, the number of the node that reads it last.
     """
+    bases = {v for node in nodes for e in node if e.writes for v in (e.operands[0], e.results)}
+    made = list(_segments(nodes, kernels))
+    for segment in made:
+        segment.plan(last, bases)
+    return made
+
+
+def _segments(nodes: Sequence[Sequence[Equation]], kernels: Mapping[int, Launching]) -> Iterator[Segment]:
     made: Segment | None = None
     for k, node in enumerate(nodes):
         kernel = kernels.get(k)
