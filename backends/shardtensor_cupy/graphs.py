@@ -103,6 +103,7 @@ class Graphs:
 
         launch()  # A kernel is compiled and loaded before it is captured.
         z.fill(0)
+        cupy.cuda.get_current_stream().synchronize()  # What a capture runs at once would be seen in z.
         stream = cupy.cuda.Stream(non_blocking=True)
         run = self._captured(stream, launch)
         found = [int(cupy.asnumpy(z).max())]

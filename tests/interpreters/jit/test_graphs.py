@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.backend.registry import load
 from shardtensor.interpreters.jit import cuda_executor, launches
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.launches import COST, GRAPHS, SEEN, Graphs, key_of
@@ -24,7 +23,7 @@ from shardtensor_cupy.graphs import Graphs as Captures
 from tests import fakecupy
 from tests.backends.test_cupy import Machine, machine
 from tests.conftest import NO_GPU
-from tests.fakecupy import world
+from tests.fakecupy import kernels, world
 from tests.interpreters.jit.random_programs import Case
 from tests.interpreters.jit.test_devices import near, smoothed
 from tests.interpreters.jit.test_groups import softmax
@@ -63,9 +62,9 @@ def rows(m: Machine, shape: tuple[int, ...] = (16, 6), seed: int = 0) -> st.Shar
 
 
 def chain(x: Any, a: Any = 2) -> Any:
-    """Four kernels, since a slice of another shape is no part of the loop before."""
+    """Four kernels, since a view ends one. The numbers are those of eager mode to the bit."""
     for k in range(4):
-        x = st.exp(x[:, ::-1] * -a) + k
+        x = (x[:, ::-1] * a + k) * 0.5
     return x
 
 
@@ -189,27 +188,23 @@ def test_results_that_are_kept_are_never_written_again(any_gpus: Machine) -> Non
         made = traced(x, a)
         if draw.random() < 0.4:
             kept.append((a, made))
-        if draw.random() < 0.3 and kept:
+        if draw.random() < 0.5 and len(kept) > 4:
             kept.pop(draw.randrange(len(kept)))
-    assert len(kept) > 3
     for a, made in kept:
         near(made, (chain(x, a), x + a))
 
 
 def test_a_loop_that_feeds_its_result_back(any_gpus: Machine) -> None:
-    step = st.jit(lambda x: st.tanh(x[:, ::-1] * 0.5 + 1) - x.mean(axis=1, keepdims=True))
-    x = rows(any_gpus)
-    wanted = np.asarray(x)
+    traced, x = st.jit(chain), rows(any_gpus)
+    wanted = x
     for _ in range(12):
-        x = step(x)
-        wanted = np.tanh(wanted[:, ::-1] * np.float32(0.5) + 1) - wanted.mean(axis=1, keepdims=True)
-    np.testing.assert_allclose(np.asarray(x), wanted, rtol=1e-5, atol=1e-6)
-    if any_gpus.cupy.cuda.runtime.getDeviceCount() == 1:
-        for _ in range(4):
-            x = step(x)
-        with counted() as names:
-            x = step(x)
-        assert names == ["a graph of 2"]
+        x, wanted = traced(x), chain(wanted)
+        same(x, wanted)
+    for _ in range(4):
+        x = traced(x)
+    with counted() as names:
+        x = traced(x)
+    assert names == ["a graph of 4"] * any_gpus.cupy.cuda.runtime.getDeviceCount()
 
 
 def test_operands_at_new_addresses(gpu: Machine) -> None:
@@ -241,12 +236,12 @@ def numbers() -> list[Any]:
 
 def test_numbers_that_change(gpu: Machine) -> None:
     def f(x: Any, a: Any) -> Any:
-        return st.copysign(chain(x, 0.5), a) * 2 + st.where(x[:, ::-1] > a, a, x) + chain(x * a)
+        return chain(st.copysign(chain(x, 0.5), a), a) + st.where(x[:, ::-1] > a, a, x)
 
     traced, x = st.jit(f), rows(gpu)
     for _ in range(5):
         for a in numbers():
-            near(traced(x, a), f(x, a))
+            same(traced(x, a), f(x, a))
 
 
 def test_keys_of_numbers_are_exact(gpu: Machine) -> None:
@@ -264,7 +259,8 @@ def test_results_that_are_exported(gpu: Machine) -> None:
     warm(traced, x)
     wanted = np.asarray(chain(x))
     shards = [traced(x).addressable_shards[1].data for _ in range(4)]
-    arrays = [gpu.cupy.from_dlpack(traced(x)) for _ in range(4)]
+    alone = st.device_put(x, gpu.devices[0])
+    arrays = [gpu.cupy.from_dlpack(traced(alone)) for _ in range(6)]
     warm(traced, rows(gpu, seed=1), calls=6)
     assert all(np.array_equal(gpu.cupy.asnumpy(a), wanted[4:8]) for a in shards)
     assert all(np.array_equal(gpu.cupy.asnumpy(a), wanted) for a in arrays)
@@ -328,10 +324,10 @@ def test_two_threads_call_one_program(any_gpus: Machine) -> None:
 
 
 def test_graphs_end_with_the_program(gpu: Machine) -> None:
-    traced, x = st.jit(chain), rows(gpu)
+    traced, x = st.jit(lambda x: chain(x)), rows(gpu)  # A function has its programs as long as it exists.
     warm(traced, x)
     ended = weakref.ref(traced.lower(x)._executable)
-    assert fakecupy.live_graphs == 2  # That of the self-test is one only while it runs.
+    assert fakecupy.live_graphs > 0
     del traced
     gc.collect()
     assert ended() is None
@@ -507,16 +503,16 @@ def test_a_finalizer_that_uses_the_library_during_a_capture(gpu: Machine, monkey
     wanted, plus = np.asarray(chain(x)), np.asarray(chain(x) + 1)
     warm(other, x)
     inside: list[Any] = []
-    add = fakecupy.graphs.Capture.add
+    launch = kernels.ElementwiseKernel.__call__
 
     def finalized(self: Any, *args: Any) -> None:
-        add(self, *args)
-        if not inside:
+        launch(self, *args)
+        if world.world.captures and not inside:
             inside.append(None)
             inside[:] = [traced(x), other(x), x.sum(), gpu.cupy.get_default_memory_pool().free_all_blocks()]
 
     with monkeypatch.context() as patch:
-        patch.setattr(fakecupy.graphs.Capture, "add", finalized)
+        patch.setattr(kernels.ElementwiseKernel, "__call__", finalized)
         for _ in range(4):
             same(traced(x), wanted)
     assert len(inside) == 4
@@ -526,16 +522,15 @@ def test_a_finalizer_that_uses_the_library_during_a_capture(gpu: Machine, monkey
 
 def test_an_error_of_a_launch_names_the_line(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def f(x: Any) -> Any:
-        a = st.exp(x[:, ::-1] * -2)
-        b = st.exp(a[:, ::-1] * -2)  # This one fails.
-        return st.exp(b[:, ::-1] * -2)
+        a = x[:, ::-1] * 2 + 1
+        b = a[:, ::-1] * 2 + 1  # This one fails.
+        return b[:, ::-1] * 2 + 1
 
     traced, x = st.jit(f), rows(gpu)
     same(traced(x), f(x))
-    kernels = [fused.compiled for fused in traced.lower(x)._executable.kernels]
-    assert len(kernels) == 3
-    (program,) = [p for p in [traced.lower(x)._executable]]
-    monkeypatch.setattr(type(kernels[1]), "_elementwise", property(lambda self: fails if self is kernels[1] else _done))
+    program = traced.lower(x)._executable
+    _, wrong, _ = [fused.compiled for fused in program.kernels]
+    monkeypatch.setattr(type(wrong), "_elementwise", property(lambda self: fails if self is wrong else _done))
     with pytest.raises(st.BackendError, match="cupy") as caught:
         program([x])
     line = f.__code__.co_firstlineno + 2
@@ -586,22 +581,37 @@ def test_random_programs_are_eager_modes(first: int, count: int, monkeypatch: py
         return graph
 
     monkeypatch.setattr(Graphs, "find", spy)
-    load("cupy")
     for seed in range(first, first + count):
-        case = Case(random.Random(seed), "cupy")
-        traced = st.jit(lambda a, b, case=case: case.run(st, a, b), executor="c")
-        eager, mine = case.answer(st, lambda a, b, case=case: case.run(st, a, b))
-        plain, _ = case.answer(np, lambda a, b, case=case: case.run(np, a, b))
-        for _ in range(4):
-            found, its = case.answer(st, traced)
-            if isinstance(eager, type) or isinstance(plain, type):
-                assert isinstance(found, type) or isinstance(plain, type)
-                continue
-            for a, b in zip([*eager, *mine], [*found, *its], strict=True):
-                assert a.sharding == b.sharding
-                if not ({"float16", "uint8", "bool"} & {*case.dtypes}):
-                    x, y = np.asarray(a), np.asarray(b)
-                    scale = np.abs(x[np.isfinite(x)] * 1.0).max(initial=0)
-                    small = 1e-2 if case.is_narrow else 1e-6
-                    np.testing.assert_allclose(y, x, rtol=small, atol=small * (0.1 + scale * 0.01), err_msg=f"{seed}")
-    assert any(used)
+        draw = random.Random(seed)
+        case = Case(draw, "cupy")
+        case.is_narrow, case.dtypes = False, ["float64", "float32"]
+        case.steps = [(draw.choice(KERNELS), *[draw.randrange(30) for _ in range(3)]) for _ in range(12)]
+        function = lambda a, b, case=case: case.run(st, a, b)  # noqa: E731
+        eager, mine = answers(case, function)
+        jitted, its = answers(case, st.jit(function, executor="c"))
+        for a, b in zip([*eager, *mine], [*jitted, *its], strict=True):
+            scale = np.abs(a[np.isfinite(a)]).max(initial=0)
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5 * (0.1 + scale), err_msg=f"seed {seed}")
+    assert used.count(True) > count / 2
+
+
+def answers(case: Case, function: Callable[..., Any]) -> tuple[list[Any], list[Any]]:
+    """The results of some calls with the same arguments, which the program may write, and the arguments after them.
+    Nothing else is allocated between, so that addresses come again.
+    """
+    args, *bases = case.arguments(st)
+    found = []
+    with np.errstate(all="ignore"):
+        for _ in range(8):
+            try:
+                found += [np.asarray(y) for y in function(*args)]
+            except (ValueError, IndexError, TypeError):
+                break
+    return found, [np.asarray(x) for x in bases]
+
+
+KERNELS = (
+    *("add", "scale", "slice", "rows", "transpose", "reverse", "sum", "where", "write", "write row", "in place", "var"),
+    *("in place rows", "out", "stencil", "stencil of a copy", "write a chain", "extrema", "time steps", "copy", "scale"),
+)
+"""The steps of random programs that are kernels, or views between them."""
