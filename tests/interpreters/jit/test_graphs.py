@@ -596,8 +596,8 @@ def test_random_programs_are_eager_modes(first: int, count: int, monkeypatch: py
 
 
 def answers(case: Case, function: Callable[..., Any]) -> tuple[list[Any], list[Any]]:
-    """The results of some calls with the same arguments, which the program may write, and the arguments after them.
-    Nothing else is allocated between, so that addresses come again.
+    """The results of some calls with the same arguments, which the program may write, and the arguments after them;
+    nothing if it raises an error. Nothing else is allocated between, so that addresses come again.
     """
     args, *bases = case.arguments(st)
     found = []
@@ -606,7 +606,7 @@ def answers(case: Case, function: Callable[..., Any]) -> tuple[list[Any], list[A
             try:
                 found += [np.asarray(y) for y in function(*args)]
             except (ValueError, IndexError, TypeError):
-                break
+                return [], []
     return found, [np.asarray(x) for x in bases]
 
 
