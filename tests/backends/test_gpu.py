@@ -635,7 +635,9 @@ def test_programs_of_jit_run_as_graphs() -> None:
     find = launches.Graphs.find
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            launches.Graphs, "find", lambda self, *args: (found.append((made := find(self, *args)) is not None), made)[1]
+            launches.Graphs,
+            "find",
+            lambda self, *args: (found.append((made := find(self, *args)) is not None), made)[1],
         )
         patch.setattr(backend, "captures", True)
         with_graphs = calls()
