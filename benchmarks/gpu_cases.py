@@ -454,6 +454,10 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         arrays = list(map(cupy.asarray, (x, target, *weights)))
         return time_large(lambda: training_step(cupy, *arrays))
 
+    def views(n: int) -> float:
+        x = cupy.ones((32 * n, 2), "float32")
+        return timed(lambda: six_kernels(x), sizes.queued, wait)
+
     def upload() -> float:
         host = np.ones((sizes.moved // 4 // 1024, 1024), "float32")
         return time_large(lambda: cupy.asarray(host))
@@ -501,7 +505,8 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         cases |= {f"add{b}@{n}": functools.partial(add, b) for b in fitting(cupy, sizes)}
         cases |= {f"sum{b}@{n}": functools.partial(total, b) for b in fitting(cupy, sizes)}
         cases |= {f"matmul{d}@{n}": functools.partial(matmul, d) for d in ("float32", "float16")}
-        cases |= {f"reshard@{n}": functools.partial(copy, 0), f"train@{n}": train}
+        cases |= {f"reshard@{n}": functools.partial(copy, 0), f"train@{n}": train, f"trainsingly@{n}": train}
+        cases |= {f"{name}@{n}": functools.partial(views, n) for name in ("views", "viewssingly")}
         cases |= {f"chain@{n}": functools.partial(chain, n), f"psum@{n}": functools.partial(psum, n)}
         for name, case in (("sort", sort), ("random", random), ("fft", fft), ("fused", fused)):
             cases |= {f"{name}{b}@{n}": functools.partial(case, b) for b in fitting(cupy, sizes)[:1]}

@@ -251,6 +251,13 @@ def test_keys_of_numbers_are_exact(gpu: Machine) -> None:
     assert all(hash(key) is not None for key in keys)
 
 
+def test_keys_of_arrays_have_their_strides(gpu: Machine) -> None:
+    with gpu.backend.on(gpu.devices[0]):
+        a = gpu.cupy.zeros((4, 4))
+        assert key_of(a, gpu.backend) == key_of(a[:], gpu.backend)
+        assert len({key_of(x, gpu.backend) for x in (a, a.T, a[1:], a[:, ::2])}) == 4
+
+
 # -- who holds memory ------------------------------------------------------------------------------
 
 
