@@ -147,6 +147,15 @@ def test_steps_of_a_loop_are_one_launch(gpu: Machine) -> None:
     near(traced(u), smoothed(u))
 
 
+def test_steps_of_a_loop_follow_the_kernels_before(gpu: Machine) -> None:
+    def f(x: Any) -> Any:
+        return smoothed(chain(x))
+
+    u, traced = rows(gpu), st.jit(f)
+    for _ in range(4):
+        same(traced(u), f(u))
+
+
 def test_one_kernel_is_no_graph(gpu: Machine) -> None:
     x, traced = rows(gpu), st.jit(softmax)
     lowered = traced.lower(x)
