@@ -149,7 +149,10 @@ def test_steps_of_a_loop_are_one_launch(gpu: Machine) -> None:
 
 def test_steps_of_a_loop_follow_the_kernels_before(gpu: Machine) -> None:
     def f(x: Any) -> Any:
-        return smoothed(chain(x))
+        u = chain(x)
+        for _ in range(4):
+            u[1:-1] = 0.5 * (u[:-2] + u[2:])
+        return u
 
     u, traced = rows(gpu), st.jit(f)
     for _ in range(4):
