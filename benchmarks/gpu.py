@@ -52,6 +52,9 @@ def make_rows(logical: Sequence[int], sizes: Sizes = FULL) -> tuple[Row, ...]:
             Row(f"chain@{n}", f"three pmaps of a + 1, tiny, on {n}"),
             Row(f"psum@{n}", f"psum in pmap, tiny, on {n}"),
             Row(f"train@{n}", f"a training step, compiled, on {n}", (Target(1.05, JAX),) if n == 1 else ()),
+            Row(f"trainsingly@{n}", f"the same without CUDA graphs, on {n}"),
+            Row(f"views@{n}", f"six kernels with views between, tiny, compiled, on {n}"),
+            Row(f"viewssingly@{n}", f"the same without CUDA graphs, on {n}"),
         ]
     rows += [
         Row("upload", "from pageable host memory", (_near(1.11),)),

@@ -113,6 +113,13 @@ def training_step(xp: Any, x: Any, target: Any, first: Any, second: Any) -> tupl
     return first - 0.1 * (x.T @ back), second - 0.1 * (hidden.T @ error)
 
 
+def six_kernels(x: Any) -> Any:
+    """Returns the result of six kernels: a view ends each."""
+    for k in range(6):
+        x = x[::-1] * 0.5 + k
+    return x
+
+
 # -- the cases, each function in a process of its own ----------------------------------------------
 
 
@@ -139,6 +146,7 @@ def shardtensor_cases(sizes: Sizes = FULL) -> dict[str, Case]:
     import numpy as np
 
     import shardtensor as st
+    from shardtensor.backend.registry import load
 
     devices = st.devices("cupy")
     wait = functools.partial(synchronize_all, cupy)
@@ -250,6 +258,19 @@ def shardtensor_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         step = st.jit(functools.partial(training_step, st))
         return time_large(lambda: step(x, target, *weights))
 
+    def views(n: int) -> float:
+        x, step = st.ones((32 * n, 2), dtype="float32", device=split(n, "d")), st.jit(six_kernels)
+        return timed(lambda: step(x), sizes.queued, wait)
+
+    def singly(case: Callable[[int], float], n: int) -> float:
+        """Measures a case without CUDA graphs."""
+        backend = load("cupy")
+        captures, backend.captures = backend.captures, False
+        try:
+            return case(n)
+        finally:
+            backend.captures = captures
+
     def upload() -> float:
         host, where = np.ones((sizes.moved // 4 // 1024, 1024), "float32"), split(1)
         return time_large(lambda: st.device_put(host, where))
@@ -266,8 +287,10 @@ def shardtensor_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         cases |= {f"matmul{d}@{n}": functools.partial(matmul, d, n) for d in ("float32", "float16")}
         for name, case in (("sort", sort), ("random", random), ("fft", fft), ("fused", fused)):
             cases |= {f"{name}{b}@{n}": functools.partial(case, b, n) for b in fitting(cupy, sizes)[:1]}
-        for name, short in (("chain", chain), ("psum", psum), ("train", train)):
+        for name, short in (("chain", chain), ("psum", psum), ("train", train), ("views", views)):
             cases[f"{name}@{n}"] = functools.partial(short, n)
+        for name, short in (("train", train), ("views", views)):
+            cases[f"{name}singly@{n}"] = functools.partial(singly, short, n)
     cases["matmulbfloat16@1"] = functools.partial(matmul, st.bfloat16, 1)
     gpu = functools.partial(_gpu_of, st)
     if most > 1 and gpu(devices[0]) == gpu(devices[1]):
@@ -431,6 +454,10 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         arrays = list(map(cupy.asarray, (x, target, *weights)))
         return time_large(lambda: training_step(cupy, *arrays))
 
+    def views(n: int) -> float:
+        x = cupy.ones((32 * n, 2), "float32")
+        return timed(lambda: six_kernels(x), sizes.queued, wait)
+
     def upload() -> float:
         host = np.ones((sizes.moved // 4 // 1024, 1024), "float32")
         return time_large(lambda: cupy.asarray(host))
@@ -478,7 +505,8 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
         cases |= {f"add{b}@{n}": functools.partial(add, b) for b in fitting(cupy, sizes)}
         cases |= {f"sum{b}@{n}": functools.partial(total, b) for b in fitting(cupy, sizes)}
         cases |= {f"matmul{d}@{n}": functools.partial(matmul, d) for d in ("float32", "float16")}
-        cases |= {f"reshard@{n}": functools.partial(copy, 0), f"train@{n}": train}
+        cases |= {f"reshard@{n}": functools.partial(copy, 0), f"train@{n}": train, f"trainsingly@{n}": train}
+        cases |= {f"{name}@{n}": functools.partial(views, n) for name in ("views", "viewssingly")}
         cases |= {f"chain@{n}": functools.partial(chain, n), f"psum@{n}": functools.partial(psum, n)}
         for name, case in (("sort", sort), ("random", random), ("fft", fft), ("fused", fused)):
             cases |= {f"{name}{b}@{n}": functools.partial(case, b) for b in fitting(cupy, sizes)[:1]}

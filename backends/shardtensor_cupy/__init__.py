@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,6 +24,7 @@ from shardtensor.backend import (
 from shardtensor.errors import BackendError
 from shardtensor_cupy.copies import Copier
 from shardtensor_cupy.discovery import usable_cupy
+from shardtensor_cupy.graphs import Graphs
 from shardtensor_cupy.logical_device import Current, Launcher, LogicalDevice
 from shardtensor_cupy.namespace import Namespace
 from shardtensor_cupy.nccl import all_reduce
@@ -32,6 +34,9 @@ __all__ = ["CuPyBackend"]
 _DTYPES = frozenset("?bBhHiIlLqQefdFD")
 """The character codes of the supported NumPy dtypes."""
 
+
+_ALIGNMENT = 512
+"""Blocks of CuPy's pool begin at multiples of this number of bytes."""
 
 _KERNEL_OPTIONS = ("--fmad=false",)
 """A product and a sum are rounded one after the other, as by CuPy's kernels for single functions."""
@@ -44,7 +49,7 @@ class CuPyBackend(Backend):
     stream of the library. The logical devices of a GPU therefore share arrays without events: a tensor on them is one
     array, and an operator that does not depend on the split is one launch. The environment variable
     ``SHARDTENSOR_CUPY_P2P`` controls direct copies between GPUs: with ``auto`` (the default) they are used between
-    peers, with ``off`` never.
+    peers, with ``off`` never. ``SHARDTENSOR_CUPY_GRAPHS`` controls CUDA graphs likewise.
     """
 
     name = "cupy"
@@ -57,6 +62,8 @@ class CuPyBackend(Backend):
         self._cupy, visible = usable_cupy()
         self._xp = Namespace(self._cupy)
         self._copier = Copier(self._cupy)
+        self._graphs = Graphs(self._cupy)
+        self.captures = self._graphs.is_on
         memory = self._cupy.cuda.memory
         self._lent: Any = type("LentMemory", (memory.UnownedMemory,), {})
         self._pointer, self._gpu = self._cupy.cuda.MemoryPointer, self._cupy.cuda.runtime.getDevice
@@ -354,6 +361,25 @@ class CuPyBackend(Backend):
             kernel((blocks,), threads, tuple(args))
 
         return launch
+
+    def empty_arrays(self, kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Any]:
+        """Returns arrays in one block of the pool, each of which begins where a block could."""
+        begins = [0]
+        for shape, dtype in kinds:
+            begins.append(begins[-1] + -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT)
+        block = self._cupy.cuda.alloc(begins[-1])
+        return [
+            self._cupy.ndarray(shape, dtype, block + begin)
+            for (shape, dtype), begin in zip(kinds, begins, strict=False)
+        ]
+
+    def address_of(self, array: Any) -> Hashable:
+        """Returns the address and the strides of an array."""
+        return array.data.ptr, array.strides
+
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None] | None:
+        """Returns the launches of a function as a CUDA graph; see `Graphs`."""
+        return self._graphs.capture(launch)
 
     # -- other memories and libraries --------------------------------------------------------------
 

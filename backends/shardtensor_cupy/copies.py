@@ -142,13 +142,14 @@ class Peers:
         """Whether a test copy arrives intact: 4 MiB of distinct 32-bit values."""
         cupy = self._cupy
         sent = np.arange(2**20, dtype=np.uint32) * np.uint32(2654435761)
-        with cupy.cuda.Device(source) as device:
+        # The streams are waited for, since CUDA refuses to wait for a GPU while another thread captures a graph on it.
+        with cupy.cuda.Device(source):
             array = cupy.asarray(sent)
-            device.synchronize()
-        with cupy.cuda.Device(destination) as device:
+            cupy.cuda.get_current_stream().synchronize()
+        with cupy.cuda.Device(destination):
             copy = cupy.zeros(sent.shape, sent.dtype)
             copy.data.copy_from_device_async(array.data, sent.nbytes, cupy.cuda.get_current_stream())
-            device.synchronize()
+            cupy.cuda.get_current_stream().synchronize()
             right = np.array_equal(cupy.asnumpy(copy), sent)
         if not right:
             _log.warning(

@@ -86,6 +86,9 @@ class Backend(abc.ABC):
     by one.
     """
 
+    captures: bool = False
+    """Whether `capture` may return graphs of launches, for backends whose `kernel_language` is CUDA."""
+
     helper_delay: float = 200e-6
     """Seconds after which a call of a mapped function counts as blocking and other calls start in helper threads."""
 
@@ -439,6 +442,29 @@ class Backend(abc.ABC):
         dimensions, and the arguments: arrays, of which it gets the address, and NumPy numbers; it returns at once.
         """
         raise self._lacks("raw_kernel")
+
+    def empty_arrays(self, kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Any]:
+        """Returns a new array of each shape and dtype on the current device, with undefined elements. They may be parts
+        of one block of memory, since the caller drops them together.
+        """
+        return [self.xp.empty(shape, dtype=dtype) for shape, dtype in kinds]
+
+    def address_of(self, array: Any) -> Hashable:
+        """Returns the address and the strides of an array, for backends that capture graphs (`captures`)."""
+        raise self._lacks("address_of")
+
+    def capture(self, launch: Callable[[], None]) -> Callable[[], None] | None:
+        """Returns a function that launches on the current device what ``launch`` launches, as one graph.
+
+        ``launch`` launches kernels that have run before with arguments of the same kinds, and allocates nothing. Here,
+        they are recorded and do not run. The graph has the addresses of their arrays and the numbers that they are
+        given, and holds no memory: the caller launches it only while arrays of the same shapes are at all of these
+        addresses, and in one thread at a time.
+
+        Returns:
+            The function; None, as by default, if there is no graph, so that the caller launches the kernels.
+        """
+        return None
 
     def _lacks(self, method: str) -> BackendError:
         return BackendError(

@@ -862,3 +862,126 @@ def test_random(cupy: Any) -> None:
         b = cupy.random.rand(4)
     np.testing.assert_array_equal(a.get(), b.get())
     assert cupy.random.default_rng(1).integers(0, 5, size=(2, 2)).shape == (2, 2)
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def capture(cupy: Any) -> Iterator[Any]:
+    """A private stream, which is current, and no capture is left at the end."""
+    before = cupy.cuda.get_current_stream()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    stream.use()
+    yield stream
+    before.use()
+    assert not stream.is_capturing()
+
+
+def test_a_capture_records_and_a_graph_repeats(cupy: Any, capture: Any) -> None:
+    x, y = cupy.asarray(X), cupy.zeros(X.shape, "f4")
+    capture.synchronize()
+    capture.begin_capture()
+    assert capture.is_capturing()
+    cupy.multiply(x, 2, out=y)
+    cupy.add(y, 1, out=y)
+    graph = capture.end_capture()
+    np.testing.assert_array_equal(cupy.asnumpy(y), 0 * X)
+    graph.launch()
+    np.testing.assert_array_equal(cupy.asnumpy(y), 2 * X + 1)
+    cupy.add(x, 1, out=x)
+    graph.launch(stream=capture)
+    np.testing.assert_array_equal(cupy.asnumpy(y), 2 * X + 3)
+    assert fakecupy.live_graphs == 1
+    del graph
+    assert fakecupy.live_graphs == 0
+
+
+def test_a_graph_keeps_no_memory(cupy: Any, capture: Any) -> None:
+    x, y = cupy.asarray(X), cupy.zeros(X.shape, "f4")
+    capture.begin_capture()
+    cupy.multiply(x, 2, out=y)
+    graph = capture.end_capture()
+    del x
+    with pytest.raises(fakecupy.Race, match="freed memory"):
+        graph.launch()
+    fakecupy.races.clear()
+    x = cupy.asarray(X)  # The same block.
+    graph.launch()
+    np.testing.assert_array_equal(cupy.asnumpy(y), 2 * X)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda cp, s, x: x @ x.T, NotImplementedError, "cuBLAS"),
+        (lambda cp, s, x: cp.linalg.inv(x[:, :3]), NotImplementedError, "cuSOLVER"),
+        (lambda cp, s, x: cp.random.random_sample((3,)), NotImplementedError, "cuRAND"),
+        (lambda cp, s, x: s.synchronize(), RuntimeError, "StreamCaptureUnsupported"),
+        (lambda cp, s, x: s.done, RuntimeError, "StreamCaptureUnsupported"),
+        (lambda cp, s, x: cp.cuda.Device(0).synchronize(), RuntimeError, "StreamCaptureUnsupported"),
+        (lambda cp, s, x: s.record().synchronize(), RuntimeError, "CapturedEvent"),
+        (lambda cp, s, x: s.wait_event(cp.outside), RuntimeError, "StreamCaptureIsolation"),
+        (lambda cp, s, x: cp.asnumpy(x), RuntimeError, "D2H"),
+        (lambda cp, s, x: cp.asarray(X), RuntimeError, "H2D"),
+        (lambda cp, s, x: bool(x[0, 0]), RuntimeError, "D2H"),
+        (lambda cp, s, x: cp.nonzero(x), RuntimeError, "StreamCaptureUnsupported"),
+        (lambda cp, s, x: s.begin_capture(), RuntimeError, "IllegalState"),
+    ],
+)
+def test_what_a_capture_refuses(call: Any, error: Any, text: str, cupy: Any, capture: Any) -> None:
+    x = cupy.asarray(X)
+    cupy.outside = cupy.cuda.Event()
+    cupy.outside.record(cupy.cuda.Stream.null)
+    capture.begin_capture()
+    try:
+        with pytest.raises(error, match=text):
+            call(cupy, capture, x)
+    finally:
+        valid = not text.startswith(("Stream", "Captured"))
+        if valid:
+            capture.end_capture()
+        else:
+            with pytest.raises(RuntimeError, match="invalidated"):
+                capture.is_capturing()
+            with pytest.raises(fakecupy.CUDARuntimeError, match="StreamCaptureInvalidated"):
+                capture.end_capture()
+        del cupy.outside
+
+
+def test_modes_of_capture(cupy: Any, capture: Any) -> None:
+    runtime = cupy.cuda.runtime
+    for mode in (runtime.streamCaptureModeThreadLocal, runtime.streamCaptureModeGlobal):
+        capture.begin_capture(mode)
+        with pytest.raises(fakecupy.CUDARuntimeError, match="StreamCaptureUnsupported"):
+            cupy.get_default_memory_pool().free_all_blocks()
+        with pytest.raises(fakecupy.CUDARuntimeError, match="StreamCaptureInvalidated"):
+            capture.end_capture()
+    capture.begin_capture(runtime.streamCaptureModeThreadLocal)
+    other = threading.Thread(target=cupy.get_default_memory_pool().free_all_blocks)
+    other.start()
+    other.join()
+    capture.end_capture()
+    capture.begin_capture()
+    cupy.get_default_memory_pool().free_all_blocks()
+    capture.end_capture()
+    with pytest.raises(RuntimeError, match="legacy"):
+        cupy.cuda.Stream.null.begin_capture()
+    with pytest.raises(NotImplementedError):
+        cupy.cuda.Graph()
+
+
+def test_the_null_stream_cannot_follow_a_blocking_stream_that_captures(cupy: Any, capture: Any) -> None:
+    x = cupy.asarray(X)
+    capture.synchronize()
+    blocking = cupy.cuda.Stream()
+    blocking.begin_capture()
+    with cupy.cuda.Stream.null, pytest.raises(fakecupy.CUDARuntimeError, match="StreamCaptureImplicit"):
+        x + 1
+    with pytest.raises(fakecupy.CUDARuntimeError, match="StreamCaptureInvalidated"):
+        blocking.end_capture()
+    capture.begin_capture()
+    with cupy.cuda.Stream.null:
+        y = x + 1  # A stream that is not blocking disturbs nothing.
+    capture.end_capture()
+    np.testing.assert_array_equal(cupy.asnumpy(y), X + 1)

@@ -29,6 +29,7 @@ import shardtensor as st
 from shardtensor import cli
 from shardtensor.backend.registry import load
 from shardtensor.core import OPS
+from shardtensor.interpreters.jit import launches
 from shardtensor.testing import BackendTests
 from tests import kernels
 from tests.cases import CASES, check, wanted
@@ -604,6 +605,51 @@ def test_jax_shares_memory() -> None:
 
 
 # -- programs --------------------------------------------------------------------------------------
+
+
+@on_gpu
+def test_programs_of_jit_run_as_graphs() -> None:
+    """Kernels divided by views and a product: graphs are found, and all results are those of single launches."""
+    backend = load("cupy")
+    found: list[bool] = []
+
+    def step(x: Any, w: Any, a: Any) -> Any:
+        for k in range(5):
+            x = (x[:, ::-1] * a + k) * 0.5
+        x = x @ w
+        for _ in range(4):
+            x[1:-1] = 0.5 * (x[:-2] + x[2:])
+        return x - x.mean(axis=1, keepdims=True)
+
+    def calls() -> list[np.ndarray]:
+        traced, kept = st.jit(lambda x, w, a: step(x, w, a)), []
+        x = st.device_put(np.random.default_rng(0).normal(size=(64, 16)).astype("f4"), mesh_rows(devices()))
+        w = st.device_put(np.eye(16, dtype="f4"), st.NamedSharding(x.sharding.mesh, st.P()))
+        for k in range(small(200, 12)):
+            y = traced(x, w, [1.5, 0.5][k % 2])
+            if k % 5 == 0:
+                kept.append(y)
+            x = st.tanh(y) if k % 7 == 0 else x
+        return [np.asarray(y) for y in kept]
+
+    find = launches.Graphs.find
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            launches.Graphs,
+            "find",
+            lambda self, *args: (found.append((made := find(self, *args)) is not None), made)[1],
+        )
+        patch.setattr(backend, "captures", True)
+        with_graphs = calls()
+        assert any(found), "no launches were captured, or no addresses came again"
+        patch.setattr(backend, "captures", False)
+        for a, b in zip(with_graphs, calls(), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def mesh_rows(devices: list[st.Device]) -> st.NamedSharding:
+    """The layout of rows over devices."""
+    return st.NamedSharding(st.Mesh(devices, "d"), st.P("d"))
 
 
 @on_gpu

@@ -6,9 +6,9 @@ overwritten and reused; and accesses to the same memory that are not ordered are
 A program that lacks an event, a device context or a reference therefore fails here on every run, while on GPUs it
 fails on some.
 
-What is not modelled: real numbers of bytes in use by libraries, per-thread default streams, graphs, kernels of the
-user's in more of CUDA than `kernels` says, peer access as such (operations on arrays of another device raise), races between parts of one block (a block
-is one thing), and time.
+What is not modelled: real numbers of bytes in use by libraries, per-thread default streams, graphs of several streams,
+kernels of the user's in more of CUDA than `kernels` says, peer access as such (operations on arrays of another device
+raise), races between parts of one block (a block is one thing), and time.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ def fail(stream: Any = None, status: int = 719) -> None:
 def __getattr__(name: str) -> Any:
     if name == "waits":  # the number of times that the host has waited for a device
         return _world.world.waits
+    if name == "live_graphs":  # the number of graphs that exist
+        return len(_world.world.graphs)
     if name == "races":  # the races detected so far, after checking the memory that was freed last
         _world.world.drain()
         return _world.world.races

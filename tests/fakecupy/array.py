@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from . import cuda, launch, memory
+from . import cuda, graphs, launch, memory
 from . import world as w
 from .dlpack import export
 from .indexing import get_item, set_item
@@ -261,6 +261,7 @@ class ndarray:  # noqa: N801 - CuPy's name
             place, pinned = memory.host_bytes(out.__array_interface__["data"][0], out.nbytes)
             to, values = np.ndarray(out.shape, out.dtype, place, 0, out.strides), self._a
             s = memory._resolve(stream)
+            graphs.check_copy(s, "D2H")
             w.world.launch("get", lambda: np.copyto(to, values), (self,), (), s)
             if blocking or not pinned:
                 w.world.synchronize(s)

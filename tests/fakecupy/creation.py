@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from . import cuda, launch, memory
+from . import cuda, graphs, launch, memory
 from . import world as w
 from .array import ndarray, supported
 from .dlpack import from_dlpack
@@ -152,6 +152,7 @@ def _from_host(obj: Any, dtype: Any, order: str | None, blocking: bool) -> ndarr
     if not pinned:
         values = values.copy(order="K")
     to = made._a
+    graphs.check_copy(w.world.stream(), "H2D")
     s = w.world.launch("copy from host", lambda: np.copyto(to, values), (), (made,))
     if blocking:
         w.world.synchronize(s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import memory
+from . import graphs, memory
 from . import world as w
 from .errors import CUDARuntimeError
 
@@ -82,6 +82,8 @@ def stream_synchronize(ptr: int) -> None:
 
 def stream_query(ptr: int) -> int:
     s = _stream(ptr)
+    if s.capture is not None:
+        s.capture.refuse()
     return 0 if w.world.reached(s, s.seq, dict(s.clock)) else 600
 
 
@@ -122,6 +124,8 @@ def event_record(event: int, ptr: int) -> None:
 
 def event_query(event: int) -> int:
     _, point = _event(event)
+    if point is not None and point.capture is not None:
+        point.capture.refuse(907)
     return 0 if point is None or w.world.reached(point.stream, point.seq, point.clock) else 600
 
 
@@ -182,6 +186,9 @@ RUNTIME = {
     "memcpyDeviceToHost": 2,
     "memcpyDeviceToDevice": 3,
     "memcpyDefault": 4,
+    "streamCaptureModeGlobal": graphs.GLOBAL,
+    "streamCaptureModeThreadLocal": graphs.THREAD_LOCAL,
+    "streamCaptureModeRelaxed": graphs.RELAXED,
     "is_hip": False,
 }
 
@@ -364,6 +371,20 @@ class _BaseStream:
     def wait_event(self, event: Any) -> None:
         """Orders all work that is queued from now on after the event."""
         stream_wait_event(self.ptr, event.ptr)
+
+    def begin_capture(self, mode: int | None = None) -> None:
+        """Records what is queued from now on, in place of running it."""
+        if self.ptr in (0, 1):
+            raise RuntimeError("cannot capture on the default (legacy) stream")
+        graphs.begin(_stream(self.ptr), graphs.RELAXED if mode is None else mode)
+
+    def end_capture(self) -> graphs.Graph:
+        """Ends the capture, and returns what was recorded."""
+        return graphs.end(_stream(self.ptr))
+
+    def is_capturing(self) -> bool:
+        """Whether what is queued is recorded."""
+        return graphs.is_capturing(_stream(self.ptr))
 
     def launch_host_func(self, callback: Any, arg: Any) -> None:
         """Queues a call of a Python function."""

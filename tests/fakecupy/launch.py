@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import loops, memory
+from . import graphs, loops, memory
 from . import world as w
 from .errors import WrongDeviceError
 
@@ -61,6 +61,7 @@ def view(source: Any, raw: Any, cls: Any = None) -> Any:
 
 def from_host(value: Any) -> Any:
     """Returns a new array with the elements of a host array, which must not change until the copy has run."""
+    graphs.check_copy(w.world.stream(), "H2D")
     made = empty(value.shape, value.dtype)
     to = made._a
     w.world.launch("copy from host", lambda: np.copyto(to, value), (), (made,))
@@ -190,6 +191,9 @@ def _store(outs: list[Any], result: Any) -> None:
 
 # -- calls -----------------------------------------------------------------------------------------
 
+_CUBLAS = frozenset(("dot", "einsum", "inner", "matmul", "matvec", "outer", "tensordot", "vdot", "vecdot", "vecmat"))
+"""The functions that CuPy computes by cuBLAS."""
+
 
 def _quiet(function: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function without NumPy's warnings of empty slices and the like, which CuPy does not have."""
@@ -205,6 +209,8 @@ def call(name: str, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         (out,) = out
     given = Arguments(args, kwargs)
     linear = function.__module__ == "numpy.linalg"
+    if linear or name in _CUBLAS:
+        graphs.check_library("cuBLAS" if name in _CUBLAS else "cuSOLVER")
     try:
         spec = _metas.get(key := (function, given.key))
     except TypeError:  # something that cannot be hashed

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from . import graphs
 from . import world as w
 from .errors import CUDARuntimeError, OutOfBounds, OutOfMemoryError
 
@@ -183,6 +184,7 @@ class MemoryPointer:
 
     def take_host(self, source: tuple[Any, bool], stream: w.Stream) -> w.Stream:
         """Queues a copy from host memory, given as its bytes and whether they are pinned."""
+        graphs.check_copy(stream, "H2D")
         data, pinned = source
         values, to = (data if pinned else data.copy()), self.raw(data.size)
         return w.world.launch("copy from host", lambda: np.copyto(to, values), (), (self,), stream)
@@ -201,6 +203,7 @@ class MemoryPointer:
 
     def give_host(self, target: tuple[Any, bool], stream: w.Stream) -> None:
         """Queues a copy to host memory, given as its bytes and whether they are pinned."""
+        graphs.check_copy(stream, "D2H")
         to, pinned = target
         values = self.raw(to.size)
         w.world.launch("copy to host", lambda: np.copyto(to, values), (self,), (), stream)
@@ -299,6 +302,7 @@ class SingleDeviceMemoryPool:
         return block
 
     def _reserve(self, size: int) -> None:
+        graphs.check_unsafe_call()
         if self._reserved(size):
             return
         self.free_all_blocks()
@@ -318,6 +322,7 @@ class SingleDeviceMemoryPool:
         return fits
 
     def free_all_blocks(self, stream: Any = None) -> None:
+        graphs.check_unsafe_call()
         world = self.world
         world.drain()
         with world.lock:

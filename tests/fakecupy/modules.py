@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import creation, cuda, kernels, launch, memory, names, nccl, rng
+from . import creation, cuda, graphs, kernels, launch, memory, names, nccl, rng
 from .array import namespace, ndarray
 from .errors import OutOfMemoryError
 
@@ -100,6 +100,7 @@ def build() -> dict[str, types.ModuleType]:
         **{n: getattr(cuda, n) for n in (*_STREAM, "Device", "is_available")},
         **{n: getattr(memory, n) for n in ("MemoryPool", "MemoryPointer", "PinnedMemoryPool", "alloc")},
         **parts,
+        "Graph": graphs.Graph,
         "UnownedMemory": memory.UnownedMemory,
         "alloc_pinned_memory": memory.alloc_pinned_memory,
         "get_device_id": cuda.get_device,

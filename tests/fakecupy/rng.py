@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from . import launch
+from . import graphs, launch
 from . import world as w
 
 
@@ -29,6 +29,7 @@ class Generator:
 
 def _draw(name: str) -> Any:
     def draw(self: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        graphs.check_library("cuRAND")
         values = np.asarray(getattr(self._rng, name)(*args, **kwargs))
         return launch.from_host(values if dtype is None else values.astype(dtype))
 

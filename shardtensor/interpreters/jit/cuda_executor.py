@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from shardtensor.backend.protocol import Backend, RawKernel
 from shardtensor.interpreters.jit.cuda_source import MOST_THREADS, elementwise_source, row_source
 from shardtensor.interpreters.jit.kernel import Kernel, Shape
+from shardtensor.interpreters.jit.launches import key_of
 from shardtensor.interpreters.jit.operands import loop_strides, merged
+
+AddLaunches: TypeAlias = Callable[[Hashable, Callable[[], None], int], None]
+"""Takes what launches depend on, a function that launches, and the number of launches."""
 
 SEGMENT = 1 << 13
 """The minimum number of elements of a segment of a row."""
@@ -49,24 +53,43 @@ class CudaKernel:
         self._functions: dict[Any, RawKernel] = {}
         self._layouts: dict[Any, _Layout] = {}
 
-    def run(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def run(
+        self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[Any], queue: AddLaunches | None = None
+    ) -> None:
         """Runs the kernel on the current device; see `shardtensor.interpreters.jit.kernel` for the arguments. No output
         shares memory with an input, unless both are the same array.
+
+        Args:
+            shape, inputs, outputs: see there.
+            queue: adds launches to those that wait; None: they do not wait.
         """
         if 0 in shape:
             return
         if self.kernel.row_ndim:
-            self._rows(shape, inputs, outputs)
+            layout, scalars = self._layout(shape, inputs, outputs)
+            memory = [self._backend.xp.empty((size,), dtype=np.dtype(np.int64)) for size in layout.memory]
+            count, launch = layout.launches, functools.partial(self._rows, layout, scalars, (*inputs, *outputs), memory)
         else:
-            self._elementwise(*inputs, *outputs)
+            memory, count, launch = [], 1, functools.partial(self._elementwise, *inputs, *outputs)
+        if queue is None:
+            launch()
+        else:
+            arguments = tuple([key_of(x, self._backend) for x in (*inputs, *outputs, *memory)])
+            queue((self, shape, arguments), launch, count)
+
+    def launches(self, shape: Shape) -> int:
+        """Returns the number of launches of a call with loops of a shape; 2 for any number of several."""
+        at = len(shape) - self.kernel.row_ndim
+        divides = any(node.reduces for node in self.kernel.nodes)
+        return 2 if divides and parts_of(math.prod(shape[:at]), math.prod(shape[at:])) > 1 else 1
 
     @functools.cached_property
     def _elementwise(self) -> Any:
         text = elementwise_source(self.kernel)
         return self._backend.elementwise_kernel(*text[:3], name="shardtensor_kernel", preamble=text.preamble)
 
-    def _rows(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Launches one function for all rows, or two for each stage and one at the end where rows are divided."""
+    def _layout(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[_Layout, tuple[int, ...]]:
+        """Returns how it walks over arrays, and the positions of the inputs that are numbers."""
         scalars = tuple([k for k, x in enumerate(inputs) if not self._backend.is_array(x)])
         arrays = [x for k, x in enumerate(inputs) if k not in scalars] + list(outputs)
         key = shape, scalars, *[(x.shape, x.strides) for x in arrays]
@@ -75,9 +98,13 @@ class CudaKernel:
             if len(self._layouts) >= _LAYOUTS:
                 self._layouts.clear()
             layout = self._layouts[key] = _Layout(self.kernel, shape, frozenset(scalars), arrays)
+        return layout, scalars
+
+    def _rows(self, layout: _Layout, scalars: Sequence[int], operands: Sequence[Any], memory: Sequence[Any]) -> None:
+        """Launches one function for all rows, or two for each stage and one at the end where rows are divided."""
         arguments: list[Any] = []
         strides = iter(layout.strides)
-        for k, x in enumerate((*inputs, *outputs)):
+        for k, x in enumerate(operands):
             if k in scalars:
                 arguments.append(self.kernel.operands[k][0].type(x))
             else:
@@ -87,8 +114,6 @@ class CudaKernel:
             self._launch(layout, "rows", layout.blocks, layout.threads, (nothing, nothing), arguments)
             return
         rows, segments, source = layout.rows, layout.segments, layout.source
-        count = rows * len(source.reductions)
-        memory = [self._backend.xp.empty((size,), dtype=np.dtype(np.int64)) for size in (count, count * segments)]
         for stage in range(source.stages):
             self._launch(layout, f"part_{stage}", rows * segments, (_BLOCK, 1, 1), memory, arguments)
             self._launch(layout, f"join_{stage}", rows, layout.threads, memory, arguments)
@@ -117,6 +142,8 @@ class _Layout:
         threads: those of a block that computes rows or joins parts.
         numbers, sizes: the arguments of all launches before and after the memory of the parts.
         strides: those of each array, along the merged dimensions.
+        memory: the numbers of elements of the memory of the parts.
+        launches: the number of launches.
     """
 
     def __init__(self, kernel: Kernel, shape: Shape, scalars: frozenset[int], arrays: Sequence[Any]) -> None:
@@ -133,7 +160,7 @@ class _Layout:
         ]
         self.sizes = [np.int64(size) for size, _ in (*outer, *inner)]
         # Without reductions there is nothing to join, and the values of each row are written at once.
-        self.segments, length = min(-(-n // SEGMENT), BLOCKS // self.rows) if self.source.stages else 1, n
+        self.segments, length = parts_of(self.rows, n) if self.source.stages else 1, n
         threads = min(MOST_THREADS if n >= SEGMENT else _BLOCK, _power_of_two(n))
         together = min(max(_BLOCK // threads, 1), _power_of_two(self.rows))
         if self.segments > 1:
@@ -142,6 +169,17 @@ class _Layout:
             threads, together = min(_BLOCK, _power_of_two(self.segments)), 1
         self.blocks, self.threads = -(-self.rows // together), (threads, together, 1)
         self.numbers = [np.int64(number) for number in (self.rows, n, self.segments, length)]
+        self.memory: tuple[int, ...] = ()
+        self.launches = 1
+        if self.segments > 1:
+            count = self.rows * len(self.source.reductions)
+            self.memory = (count, count * self.segments)
+            self.launches = 2 * self.source.stages + self.source.writes_elements
+
+
+def parts_of(rows: int, n: int) -> int:
+    """Returns the number of parts of a row of n elements; rows are not divided if it is less than 2."""
+    return min(-(-n // SEGMENT), BLOCKS // max(rows, 1))
 
 
 def _power_of_two(n: int) -> int:

@@ -19,9 +19,11 @@ from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kern
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, work_of
+from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.kernel import Kernel
+from shardtensor.interpreters.jit.launches import Segment, segments_of
 from shardtensor.interpreters.jit.program import Program, Var
-from shardtensor.interpreters.jit.replay import Node, Step, Values, steps_of, view_of
+from shardtensor.interpreters.jit.replay import Node, Step, Values, last_uses, steps_of, view_of
 from shardtensor.interpreters.jit.stencils import STENCIL, is_on_one_memory
 from shardtensor.interpreters.mutation.views import snapshot, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
@@ -78,6 +80,7 @@ class Executable:
     Attributes:
         nodes: the equations of each step: one, or those of a kernel.
         kernels: the groups of equations that are one kernel.
+        segments: the runs of steps whose launches are one where they recur.
     """
 
     def __init__(
@@ -105,13 +108,14 @@ class Executable:
         )
         runs = program if self._on_one_memory else self.laid_out
         self.nodes, self.steps = steps_of(runs, EAGER, self.kernels.append, may_compile)
+        self._size = _size_of(runs)
+        self.segments = self._make_segments(runs)
         self.executor = executor
         if executor == "c":
             self._compile()
         self._waits = executor is None and any(work_of(k) >= _LARGE for k in self._in_c())
         sources = [*program.inputs, *program.captured]
         self._numbers = [v.number for v in sources]
-        self._size = _size_of(runs)
         self._writes = [(sources.index(before), after.number) for before, after in program.writes.items()]
         self._plain = [o.value.number for o in outputs if o.value is not None and o.view_spec is None]
         self._one = len(outputs) == 1 and tree is None
@@ -130,6 +134,16 @@ class Executable:
     def _inference(self) -> tuple[Sequence[Node], Sequence[Step], int]:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes."""
         return *steps_of(self.laid_out, INFER), _size_of(self.laid_out)
+
+    def _make_segments(self, program: Program) -> Sequence[Segment]:
+        """Returns the segments of the program that runs, and makes steps of them."""
+        numbers = {id(node): k for k, node in enumerate(self.nodes)}
+        kernels = {numbers[id(f.equations)]: f for f in self.kernels if isinstance(f, FusedOnDevices)}
+        made = segments_of(self.nodes, kernels, last_uses(program, self.nodes))
+        for segment in made:
+            part = slice(segment.first, segment.last + 1)
+            self.steps[part] = segment.steps(self.steps[part], slot=self._size - 1)
+        return made
 
     def __call__(self, units: Sequence[Any]) -> Any:
         """Runs the program on the inputs, commits its writes, and returns the result."""
@@ -215,7 +229,8 @@ class Executable:
                 step(values)
                 done += 1
         except BaseException as error:  # Raised again: other processes may not have raised it.
-            equation = nodes[done][-1]
+            waiting = values[-1]
+            equation = getattr(waiting, "failed", None) or nodes[done][-1]
             if JOB.agreement is not None:
                 note_error(equation.op.error_name, given, error)
             try:
@@ -297,10 +312,10 @@ def _log(name: str, error: BaseException) -> None:
 
 
 def _size_of(program: Program) -> int:
-    """Returns the number from which on numbers of values are free."""
+    """Returns the number of values: those of the program, and at the end the launches that wait (`Waiting`)."""
     inner = [v for e in program.equations if e.op is STENCIL for v in e.programs[0].made()]
     every = (*program.inputs, *program.captured, *program.made(), *inner)
-    return max([v.number for v in every], default=-1) + 1
+    return max([v.number for v in every], default=-1) + 2
 
 
 def _base(x: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -40,11 +40,13 @@ class Fused:
         shape: the shape of its loop.
         language: the language of compiled kernels of its memory: ``"c"`` or ``"cuda"``.
         compiled: the kernel as compiled code, once there is one.
+        slot: see `shardtensor.interpreters.jit.launches.Launching`.
         spans: whether the tensors are those of several processes.
     """
 
     language = "c"
     spans = False
+    slot: int | None = None
 
     def __init__(
         self, equations: Sequence[Equation], kept: Sequence[Var], writes: Mapping[Var, WindowWrite] = _EMPTY
@@ -142,6 +144,11 @@ class Fused:
     def written(self) -> list[Var]:
         """Returns the results, if all of them are bases with a window that the group writes; otherwise none."""
         return [v for v, _, _ in self._kept] if all(v in self._writes for v, _, _ in self._kept) else []
+
+    def operands(self, values: Any, without: Collection[int] = ()) -> dict[int, Any]:
+        """Returns the arrays and numbers that the kernel reads, by the numbers of their values, but for some."""
+        found = {number: values[number] for number, _, _ in self._inputs if number >= 0 and number not in without}
+        return {n: self.buffer_of(x, "jit") if type(x) is ShardedTensor else x for n, x in found.items()}
 
     def arrays(self, values: Any, others: Mapping[int, Any] = MappingProxyType({})) -> list[Any]:
         """Returns what the kernel reads.

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import is_remote
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.processes import note
 from shardtensor.communication.transfer import buffers_of
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit import blocked
-from shardtensor.interpreters.jit.cuda_executor import CudaKernel, fits
+from shardtensor.interpreters.jit.cuda_executor import AddLaunches, CudaKernel, fits
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, is_row_major, reports_errors
 from shardtensor.interpreters.jit.groups import plan_of
+from shardtensor.interpreters.jit.launches import Buffer, Waiting
 from shardtensor.interpreters.jit.program import Equation, Var
 from shardtensor.interpreters.jit.reductions import is_reduction
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_writable
+from shardtensor.interpreters.mutation.views import computes
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
@@ -56,6 +60,7 @@ class FusedOnDevices(Fused):
         self._made_shapes = [[kind.cells.grid.shape(k) for _, kind, _ in self._kept] for k in numbers]
         self._here = [k for k in numbers if not is_remote(grid.devices[k])]
         self._launch = self._backend.launcher([grid.devices[k] for k in self._here])
+        self._memories = {k: (grid.devices[k], self._backend.memory_space(grid.devices[k])) for k in self._here}
         if self.language == "cuda" and fits(self.kernel):
             self.compiled = CudaKernel(self.kernel, self._backend)
 
@@ -65,6 +70,52 @@ class FusedOnDevices(Fused):
             return False
         self._launch_all(self._operands(values), values)
         return True
+
+    # -- launches that wait ------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of its arrays."""
+        return self._backend
+
+    @property
+    def launches(self) -> int:
+        """The number of launches of a call on one buffer; 0 if they cannot wait."""
+        if not isinstance(self.compiled, CudaKernel):
+            return 0
+        return max([self.compiled.launches(shape) for shape in self._shapes], default=1)
+
+    def allocated(self) -> list[Buffer]:
+        """Returns the buffers that a call allocates."""
+        kept = [(n, v, kind) for n, (v, kind, _) in enumerate(self._kept) if not self._writes_in_place(v)]
+        return [
+            Buffer(v, k, self._memories[k][1], self._made_shapes[k][n], kind.dtype)
+            for n, v, kind in kept
+            for k in self._here
+        ]
+
+    def _writes_in_place(self, v: Var) -> bool:
+        write = self._writes.get(v)
+        return write is not None and write.in_place
+
+    def waiting(self, values: Any) -> Waiting | None:
+        """Returns the launches of this call that wait; None if launches do not wait."""
+        return None if self.slot is None else values[self.slot]
+
+    def queue(self, values: Any, k: int = 0) -> AddLaunches | None:
+        """Returns what adds to the launches on the k-th buffer that wait; None likewise."""
+        waiting = self.waiting(values)
+        if waiting is None:
+            return None
+        return functools.partial(waiting.queue(*self._memories[k]).add, self.equations[-1])
+
+    def flush(self, values: Any) -> None:
+        """Launches what waits, before something else is launched that needs it."""
+        waiting = self.waiting(values)
+        if waiting is not None:
+            waiting.flush()
+
+    # -- the call ----------------------------------------------------------------------------------
 
     def buffer_of(self, x: ShardedTensor, caller: str) -> Any:
         """See `Fused`; the tensor is in one memory."""
@@ -78,9 +129,11 @@ class FusedOnDevices(Fused):
 
     def _operands(self, values: Any) -> list[tuple[Any, ...]]:
         """Returns what the kernel reads for each buffer of this process."""
-        columns = []
+        columns, waiting = [], self.waiting(values)
         for number, constant, _ in self._inputs:
             x = constant if number < 0 else values[number]
+            if waiting is not None and type(x) is ShardedTensor and computes(x):
+                waiting.flush()
             columns.append(buffers_of(x, "jit") if type(x) is ShardedTensor else (x,) * len(self._shapes))
         return [tuple([column[k] for column in columns]) for k in self._here]
 
@@ -98,18 +151,19 @@ class FusedOnDevices(Fused):
         """Computes the k-th buffer of each result on its device, which is current. Returns the buffers, and in place of
         that of a tensor which is written into, the storage.
         """
-        made, targets = [], []
+        made, targets, waiting = [], [], self.waiting(values)
         for (v, kind, index), shape in zip(self._kept, self._made_shapes[k], strict=True):
             write = self._writes.get(v)
             if write is not None:
                 storage, out = self._window(write, operands, values)
                 made.append(storage)
             else:
-                out = self._new(shape, kind.dtype)
+                out = None if waiting is None else waiting.temporary(v, k)
+                out = self._new(shape, kind.dtype) if out is None else out
                 made.append(out)
                 out = out if index is None else out[index]
             targets.append(out)
-        self._compute(self._shapes[k], self._in_loop(operands), targets)
+        self._compute(self._shapes[k], self._in_loop(operands), targets, self.queue(values, k))
         return made
 
     def _in_loop(self, operands: Sequence[Any]) -> list[Any]:
@@ -120,12 +174,16 @@ class FusedOnDevices(Fused):
         """Returns new memory on the current device."""
         return self._backend.xp.empty(shape, dtype=dtype)
 
-    def _compute(self, shape: Shape, inputs: Sequence[Any], targets: Sequence[Any]) -> None:
+    def _compute(
+        self, shape: Shape, inputs: Sequence[Any], targets: Sequence[Any], queue: AddLaunches | None = None
+    ) -> None:
         """Computes the results on the current device."""
         backend = self._backend
-        if self.language == "c":
-            inputs = [backend.host_view(x) if backend.is_array(x) else x for x in inputs]
-            targets = [backend.host_view(out) for out in targets]
+        if isinstance(self.compiled, CudaKernel):
+            self.compiled.run(shape, inputs, targets, queue)
+            return
+        inputs = [backend.host_view(x) if backend.is_array(x) else x for x in inputs]
+        targets = [backend.host_view(out) for out in targets]
         self.compiled.run(shape, inputs, targets)  # type: ignore[union-attr]
 
     def _window(self, write: WindowWrite, operands: Sequence[Any], values: Any) -> tuple[Storage, Any]:
@@ -138,6 +196,7 @@ class FusedOnDevices(Fused):
             memory = backend.memory_of(array)
             if not any(backend.memory_of(x) == memory for x in operands if backend.is_array(x)):
                 return base._storage, view_spec.of(backend, array)
+        self.flush(values)
         made = backend.contiguous(backend.xp.asarray(array, copy=True))
         return Storage((made,), ([],)), view_spec.of(backend, made)
 
@@ -180,9 +239,11 @@ class FusedInProcesses(FusedOnDevices):
     def _new(self, shape: Shape, dtype: Any) -> Any:
         return memory_pool.empty(shape, dtype) if self._on_numpy else super()._new(shape, dtype)
 
-    def _compute(self, shape: Shape, inputs: Sequence[Any], targets: Sequence[Any]) -> None:
+    def _compute(
+        self, shape: Shape, inputs: Sequence[Any], targets: Sequence[Any], queue: AddLaunches | None = None
+    ) -> None:
         if not self._on_numpy:
-            super()._compute(shape, inputs, targets)
+            super()._compute(shape, inputs, targets, queue)
         elif self.compiled is not None and not reports_errors():
             self.compiled.run(shape, inputs, targets)
         else:

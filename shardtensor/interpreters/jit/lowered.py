@@ -15,6 +15,7 @@ from shardtensor.interpreters.jit.cuda_source import cuda_source
 from shardtensor.interpreters.jit.executable import Executable
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.kernel import Kernel
+from shardtensor.interpreters.jit.launches import Segment
 from shardtensor.interpreters.jit.program import Equation, Program, Var, vars_of
 from shardtensor.interpreters.jit.replay import inferred, last_uses
 from shardtensor.interpreters.mutation.views import stand_in
@@ -35,6 +36,8 @@ class Cost:
         peak: the largest sum of the bytes of values that are needed at the same time, the inputs included.
         kernels: the number of calls that compute elements: of kernels, and of operators that are none.
         executor: what runs the program.
+        launches: the same number, where the kernels that one CUDA graph launches count once. It is the number from the
+            call on in which the addresses of an earlier one come again.
     """
 
     transfers: Mapping[tuple[str, str], int]
@@ -44,11 +47,14 @@ class Cost:
     peak: int
     kernels: int
     executor: str
+    launches: int
 
     def __str__(self) -> str:
         lines = [f"{name}{f' along {axis}' if axis else ''}: {n:,} bytes" for (name, axis), n in self.transfers.items()]
         lines.append(f"{self.bytes:,} bytes are transferred")
         lines.append(f"{self.read:,} bytes are read and {self.written:,} written, by {self.kernels} kernels")
+        if self.launches < self.kernels:
+            lines.append(f"{self.launches} launches, with CUDA graphs")
         lines.append(f"{self.peak:,} bytes are needed at the same time; executor {self.executor!r}")
         return "\n".join(lines)
 
@@ -99,7 +105,11 @@ class Lowered:
 
     def _groups(self) -> Iterator[str]:
         kernels = {id(fused.equations): fused.kernel for fused in self._executable.kernels}
-        for node in self._executable.nodes:
+        graphs = {segment.first: segment for segment in self._graphs()}
+        for k, node in enumerate(self._executable.nodes):
+            if k in graphs:
+                count = len(graphs[k].kernels)
+                yield f"one CUDA graph, from here on, of {count} kernel{'s' if count > 1 else ''}:"
             kernel = kernels.get(id(node))
             if kernel is None:
                 yield from node[0].lines()
@@ -108,6 +118,10 @@ class Lowered:
             for equation in node:
                 yield from (f"    {line}" for line in equation.lines())
             yield from (f"    {line}" for line in str(kernel).splitlines())
+
+    def _graphs(self) -> list[Segment]:
+        """Returns the segments whose launches the backend captures."""
+        return [segment for segment in self._executable.segments if segment.kernels[0].backend.captures]
 
     def _layouts(self) -> Iterator[str]:
         logs = self._logs()
@@ -150,7 +164,9 @@ class Lowered:
             if node[0].op.name != "view":
                 read += sum(_nbytes(v) for v in {v for e in node for v in vars_of(e.operands)} - inside)
                 written += _written(node[0]) if len(node) == 1 else sum(_nbytes(v) for v in inside if last[v] > k)
-        return Cost(found, total, read, written, _peak(self.program, nodes), len(work), self._executable.runs_on)
+        launches = len(work) - sum(len(segment.kernels) - 1 for segment in self._graphs())
+        peak = _peak(self.program, nodes)
+        return Cost(found, total, read, written, peak, len(work), self._executable.runs_on, launches)
 
     def compile(self) -> Compiled:
         """Returns the program as a function of arguments of these types, after its kernels have been compiled."""

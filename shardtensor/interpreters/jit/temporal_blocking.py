@@ -26,6 +26,7 @@ from shardtensor.host.threads import num_threads
 from shardtensor.interpreters.jit.c_executor import run_steps
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
+from shardtensor.interpreters.jit.launches import key_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var
 from shardtensor.interpreters.jit.stencils import corner_of
 from shardtensor.interpreters.jit.window_writes import copy_rest
@@ -123,11 +124,22 @@ class TimeSteps:
         backend, window = write.results.kind.backend, write.into
         assert window is not None
         before = fused.buffer_of(values[write.operands[0].number], "setitem")
+        fused.flush(values)  # The copies read what waits.
         arrays = [backend.contiguous(backend.xp.asarray(before, copy=True)) for _ in self._steps[:2]]
         targets = [window.of(backend, array) for array in arrays]
-        for k, step in enumerate(self._steps):
-            views = {n: view.of(backend, arrays[k % 2 - 1]) for n, view in step.views.items()} if k else {}
-            step.fused.compiled.run(fused.shape, step.fused.arrays(values, views), [targets[k % 2]])  # type: ignore[union-attr]
+        given = [step.fused.operands(values, step.views if k else ()) for k, step in enumerate(self._steps)]
+
+        def launch() -> None:
+            for k, step in enumerate(self._steps):
+                views = {n: view.of(backend, arrays[k % 2 - 1]) for n, view in step.views.items()} if k else {}
+                step.fused.compiled.run(fused.shape, step.fused.arrays(given[k], views), [targets[k % 2]])  # type: ignore[union-attr]
+
+        queue = fused.queue(values)
+        if queue is None:
+            launch()
+        else:  # All else is the same in each call.
+            operands = [*arrays, *[x for operands in given for x in operands.values()]]
+            queue((self, tuple([key_of(x, backend) for x in operands])), launch, len(self._steps))
         return arrays[(len(self._steps) - 1) % 2]
 
 

@@ -130,13 +130,24 @@ class View:
 
     def _held(self, storage: Any) -> Any:
         """Returns views of the base's buffers, if these are the view's, so that nothing moves; otherwise None."""
+        here = self._here(storage)
+        return here and tuple(local_views(here, buffers_of(tensor(self.base._aval, storage)), self.view_spec))
+
+    def _here(self, storage: Any) -> ShardedBox | None:
+        """Returns the boxes of the view in the base's buffers, if these are the view's; otherwise None."""
         base, view_spec = self.base._aval, self.view_spec
         if base.memory is not None or base.spans or base.offloaded or base.unreduced or type(storage) is not Storage:
             return None
         if is_recording() or (view_spec.reverses and not base.backend.negative_strides):
             return None
-        here = _of_cells(base, view_spec.boxes, view_spec.chains, view_spec.shape)
-        return here and tuple(local_views(here, buffers_of(tensor(base, storage)), view_spec))
+        return _of_cells(base, view_spec.boxes, view_spec.chains, view_spec.shape)
+
+    @property
+    def computes(self) -> bool:
+        """Whether reading it may copy elements, and not only give views of the base's buffers."""
+        if len(self.view_spec.boxes) > 1:
+            return True
+        return not self.is_direct and self._here(current_storage(self.base)) is None
 
     def _evaluated(self, storage: Any) -> Any:
         """Returns the buffers that operators compute; see `_read`."""
@@ -181,6 +192,11 @@ def _picked_to_host(x: ShardedTensor, view_spec: ViewSpec) -> HostArray:
 
 
 # -- making views ----------------------------------------------------------------------------------
+
+
+def computes(x: ShardedTensor) -> bool:
+    """Whether reading the buffers of a tensor may copy elements of another tensor; see `View.computes`."""
+    return type(x._storage) is View and x._storage.computes
 
 
 def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
