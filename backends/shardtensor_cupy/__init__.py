@@ -108,6 +108,11 @@ class CuPyBackend(Backend):
         self._copier.flights.prune()
         return Current(self._logical_devices[device])
 
+    def is_on(self, device: Device) -> bool:
+        """Whether the device's GPU and stream are current."""
+        logical = self._logical_devices[device]
+        return (not logical.has_others or self._gpu() == logical.gpu.id) and logical.is_current()
+
     def launcher(self, devices: Sequence[Device]) -> Launcher:
         """Returns what calls the library's own functions on devices; see `Launcher`."""
         return Launcher(self._cupy, [self._logical_devices[d] for d in devices], self._copier.flights.prune)
@@ -280,6 +285,10 @@ class CuPyBackend(Backend):
         pointer = self._pointer(lent, data.ptr - begin)
         return self._cupy.ndarray(array.shape, array.dtype, pointer, array.strides), weakref.ref(lent)
 
+    def owns(self, array: Any) -> bool:
+        """Whether the array is no view, and its memory is CuPy's and not lent."""
+        return array.base is None and isinstance(array.data.mem, self._own)
+
     def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
         """Returns the array itself if it is exclusive or shares its memory with one of ``shards`` (which are not
         written), otherwise a copy; and whether it was copied.
@@ -298,8 +307,10 @@ class CuPyBackend(Backend):
         if device is not None and (left := self._logical_devices[device].left()) is not None:
             # CuPy's pool returns the block to the other stream, which would reuse it without waiting for ours.
             return self._copier.from_stream(result, left, self._logical_devices[device]), True
+        if exclusive:
+            return result, False
         memory = self.memory_of(result)
-        if exclusive or (memory is not None and any(memory == self.memory_of(shard) for shard in shards)):
+        if memory is not None and any(memory == self.memory_of(shard) for shard in shards):
             return result, False
         return result.copy(order="K"), True
 

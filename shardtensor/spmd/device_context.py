@@ -16,7 +16,7 @@ class DeviceContext:
     caller's at first; see `shardtensor.spmd.program.ExecutionContext`.
     """
 
-    __slots__ = ("_backend", "_before", "_modes", "_on", "devices")
+    __slots__ = ("_backend", "_before", "_first", "_modes", "_on", "devices")
 
     def __init__(self, backend: Backend, submesh: Mesh, modes: Callable[[], None] | None) -> None:
         self.devices = submesh.flat
@@ -24,6 +24,7 @@ class DeviceContext:
         self._modes = modes
 
     def __enter__(self) -> None:
+        self._first = self.devices
         self._on = self._backend.on(self.devices[0]) if len(self.devices) == 1 else contextlib.nullcontext()
         self._before = modes_of(self._backend) if self._modes else None
         self._on.__enter__()
@@ -33,7 +34,21 @@ class DeviceContext:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool | None:
         if self._before:
             self._before()
+        if error is not None and self.devices is not self._first:  # The error names the device of the program.
+            self._on.__exit__(None, None, None)
+            self._on = self._backend.on(self.devices[0])
+            self._on.__enter__()
         return self._on.__exit__(kind, error, trace)
+
+    def pass_on(self, backend: Backend, submesh: Mesh) -> bool:
+        """Makes it the context of the next program, on the devices of ``submesh``, if it has no modes and has to change
+        nothing for it; returns whether it did.
+        """
+        devices = submesh.flat
+        if self._modes or backend is not self._backend or len(devices) > 1 or not backend.is_on(devices[0]):
+            return False
+        self.devices = devices
+        return True
 
     def suspend(self) -> None:
         """Saves the modes of the program, and restores the device and the modes that the thread had before."""

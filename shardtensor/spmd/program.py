@@ -32,14 +32,20 @@ Work = Callable[[list[Any]], Sequence[Any]]
 
 
 class ExecutionContext(Protocol):
-    """The thread-local state that a program needs while it runs, such as the current device; suspended while other
-    programs run in the thread.
+    """The thread-local state that a program needs while it runs, such as the current device: a context manager, which
+    is suspended while programs of other greenlets run in the thread.
 
     Attributes:
         devices: the devices of the program.
     """
 
     devices: tuple[Device, ...]
+
+    def __enter__(self) -> None:
+        """Sets the state."""
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool | None:
+        """Restores the state that the thread had before."""
 
     def suspend(self) -> None:
         """Saves the state of the program and restores the state that the thread had before."""
@@ -325,7 +331,8 @@ class Program:
     """One call of a mapped function.
 
     Attributes:
-        execution_context: the thread-local state of the program, suspended together with it.
+        execution_context: the thread-local state of the program, suspended together with it. At first it is that of the
+            program before it in the same greenlet, if that is still entered.
         lent: the arrays of tensors that it received as arguments.
         communicator: the class of the communicators of its collectives.
         positions: cached axis positions, by axis names.
@@ -362,6 +369,12 @@ class Program:
         the program's end.
         """
         return self.thread.running is self and self.thread.is_here()
+
+    def leave(self) -> None:
+        """Leaves the execution context, if it is still entered."""
+        context, self.execution_context = self.execution_context, None
+        if context is not None:
+            context.__exit__(None, None, None)
 
     # -- operations --------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from greenlet import greenlet
 
     from shardtensor.backend.device import Device
-    from shardtensor.spmd.program import Task
+    from shardtensor.spmd.program import ExecutionContext, Task
 
 _POLL = 0.05
 """Seconds after which a waiting thread checks for signals, such as Ctrl-C."""
@@ -241,23 +241,36 @@ class Scheduler:
         """Starts the remaining programs of the thread's job in the calling worker, one after the other."""
         run, thread.job = thread.job, None
         assert run is not None
+        tasks, results = run.tasks, run.results
         program: Program | None = None
         error: BaseException | None = None
-        while True:
-            with self.lock:
-                if program is not None:
-                    self._end(program, error)
-                error = None
-                thread.inside = False
-                program = thread.running = run.start(thread)
-                if program is None:
-                    return
-            try:
-                run.results[program.number] = run.tasks[program.number](program)
-            except BaseException as raised:  # Raised again in the caller of the map.
-                error = raised
-            if self._helpers is None and time.perf_counter() - self.started >= self._helper_delay:
-                self._call_for_help()
+        entered: ExecutionContext | None = None
+        try:
+            while True:
+                with self.lock:
+                    if program is not None:
+                        self._end(program, error)
+                    error = None
+                    thread.inside = False
+                    program = thread.running = run.start(thread)
+                    if program is None:
+                        return
+                if entered is not None:
+                    program.execution_context = entered
+                number, entered = program.number, None
+                try:
+                    results[number] = tasks[number](program)
+                    if run.unstarted:
+                        entered = program.execution_context
+                    else:
+                        program.leave()
+                except BaseException as raised:  # Raised again in the caller of the map.
+                    error = raised
+                if self._helpers is None and time.perf_counter() - self.started >= self._helper_delay:
+                    self._call_for_help()
+        finally:
+            if entered is not None:
+                entered.__exit__(None, None, None)
 
     def _call_for_help(self) -> None:
         """Wakes helper threads, once, if the helper delay has passed and several programs are not started."""
