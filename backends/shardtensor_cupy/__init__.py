@@ -59,6 +59,7 @@ class CuPyBackend(Backend):
         self._copier = Copier(self._cupy)
         memory = self._cupy.cuda.memory
         self._lent: Any = type("LentMemory", (memory.UnownedMemory,), {})
+        self._array: Any = self._cupy.ndarray
         self._pointer, self._gpu = self._cupy.cuda.MemoryPointer, self._cupy.cuda.runtime.getDevice
         self._own = (memory.Memory, memory.PooledMemory)  # Memory imported by DLPack has another type.
         gpus = own_hardware(visible)
@@ -99,7 +100,7 @@ class CuPyBackend(Backend):
 
     def is_array(self, x: object) -> bool:
         """Whether ``x`` is a CuPy array."""
-        return isinstance(x, self._cupy.ndarray)
+        return isinstance(x, self._array)
 
     # -- devices -----------------------------------------------------------------------------------
 
@@ -283,7 +284,7 @@ class CuPyBackend(Backend):
         lent = self._lent(begin, memory.size, array, data.device_id)
         lent.source = memory
         pointer = self._pointer(lent, data.ptr - begin)
-        return self._cupy.ndarray(array.shape, array.dtype, pointer, array.strides), weakref.ref(lent)
+        return self._array(array.shape, array.dtype, pointer, array.strides), weakref.ref(lent)
 
     def owns(self, array: Any) -> bool:
         """Whether the array is no view, and its memory is CuPy's and not lent."""

@@ -139,7 +139,8 @@ class Backend(abc.ABC):
     def is_on(self, device: Device) -> bool:
         """Whether the state of this thread is that inside of ``on(device)``, in the block of this or of another device.
 
-        Programs that run one after the other then need one such block. False, the default, is always correct.
+        A backend without modes can define it, if its blocks change the thread's state and no context variables. The
+        programs of a thread then share one block as long as it is true.
         """
         return False
 

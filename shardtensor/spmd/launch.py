@@ -20,11 +20,11 @@ from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
 from shardtensor.errors import ArgumentTypeError, AxisError, ShardingError
 from shardtensor.host.blockwise import copied as copied_array
-from shardtensor.interpreters.device import DeviceInterpreter, NoContext, on_submesh
+from shardtensor.interpreters.device import DeviceInterpreter, on_submesh
 from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.spmd.device_context import DeviceContext, modes_of
+from shardtensor.spmd.device_context import DeviceBlock, DeviceContext, block_of, modes_of
 from shardtensor.spmd.program import ExecutionContext, Failed, Program, around
 from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
@@ -226,7 +226,7 @@ def _map_shards(*arguments: Any) -> list[Any]:
 def _execute_map(called: _Map, places: _Places) -> list[Any]:
     modes = {backend: mode for backend in places.backends if (mode := modes_of(backend))}
     across = _devices_across(called) if in_job() else ()
-    task = _Task(called, called.arguments(_array_onto), places.interpreters, modes)
+    task = _Task(called, called.arguments(_array_onto), places, modes)
     tasks: list[Callable[[Program], Any]] = [task] * len(called.submeshes)
     if across:
         tasks = [_nothing if all(map(is_remote, devices)) else task for devices in across]
@@ -285,12 +285,13 @@ def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, len
 
 def _array_onto(x: Any, device: Device, caller: str, donated: bool, lent: list[Lent]) -> Any:
     """Returns a tensor or a host array as an array on a device, for writing if it is donated."""
-    backend = backend_of(device)
     if not donated and type(x) is ShardedTensor and x._aval.sharding.mesh.flat == (device,):
         storage = x._storage  # Only once, since another thread may replace it.
         if type(storage) is Storage:
-            lent.append(lend_storage(storage, backend))
-            return lent[-1].exported
+            one = lend_storage(storage, x._aval.backend)
+            lent.append(one)
+            return one.exported
+    backend = backend_of(device)
     x = located(x)
     held = [array_on(x, device, caller)]
     if not donated:
@@ -319,7 +320,7 @@ def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, lent: lis
 def _infer_on(called: _Map, i: int, arguments: list[Any], interpreter: Interpreter, program: Program) -> Any:
     """Runs one call of a mapped function on tensors without elements, and returns its result."""
     submesh = called.submeshes[i]
-    program.execution_context = NoContext(submesh.flat)
+    program.devices = submesh.flat
     program.communicator = AbstractCommunicator
     settle_on(called.owned[i])
     interpret_by(interpreter)
@@ -343,12 +344,14 @@ class _Places(NamedTuple):
 
     Attributes:
         interpreters: the interpreter of each call; None for a call on several devices.
+        blocks: for each call the block in which its device is current; None where programs do not share blocks.
         backends: the backends of the devices.
         simulated: whether one of them has arrays without elements.
         queues: of the devices that can run behind the caller one for each queue, with its backend.
     """
 
     interpreters: Sequence[DeviceInterpreter | None]
+    blocks: Sequence[DeviceBlock | None]
     backends: Sequence[Backend]
     simulated: bool
     queues: Sequence[tuple[Backend, Device]]
@@ -364,7 +367,9 @@ def _places(submeshes: tuple[Mesh, ...]) -> _Places:
         if (backend := backend_of(device)) in ordered:
             queues.setdefault(device if backend.on_host else (backend, memory_space(device)), (backend, device))
     interpreters = [None if submesh.size > 1 else on_submesh(submesh) for submesh in submeshes]
-    return _Places(interpreters, backends, any(backend.simulated for backend in backends), list(queues.values()))
+    blocks = [block_of(here.backend, here.device) if here else None for here in interpreters]
+    simulated = any(backend.simulated for backend in backends)
+    return _Places(interpreters, blocks, backends, simulated, list(queues.values()))
 
 
 _ORDER = ("wait_for_caller", "make_caller_wait")
@@ -404,67 +409,68 @@ class _Task:
         called: the map.
         given: the arguments of each call, and the arrays of tensors among them. Nothing else refers to the arguments of
             calls that have not started, so that donated arrays are exclusive.
-        interpreters: the interpreter of each call; None for a call on several devices.
+        places: what follows from the devices.
         modes: the functions that restore the caller's modes of libraries, by backend.
     """
 
-    __slots__ = ("_called", "_given", "_interpreters", "_modes")
+    __slots__ = ("_called", "_given", "_modes", "_places")
 
     def __init__(
         self,
         called: _Map,
         given: list[Any],
-        interpreters: Sequence[DeviceInterpreter | None],
+        places: _Places,
         modes: dict[Backend, Callable[[], None]],
     ) -> None:
         self._called = called
         self._given = given
-        self._interpreters = interpreters
+        self._places = places
         self._modes = modes
 
     def __call__(self, program: Program) -> Any:
         """Returns the result of the program's call; arrays of a call on one device become tensors."""
         i, called = program.number, self._called
-        here = self._interpreters[i]
+        here = self._places.interpreters[i]
         arguments, program.lent = self._given[i]
         self._given[i] = None
+        submesh, thread = called.submeshes[i], program.thread
+        program.devices = submesh.flat
         settle_on(called.owned[i])  # It need not be restored, since the program has a context of its own.
         interpret_by(here)
-        context = self._enter(program, called.submeshes[i], here)
-        try:
-            result = program.call(called.fn, arguments)
-            if here is None:
-                return result
-            arguments.clear()
-            backend = here.backend
-            if backend.is_array(result) and (not backend.on_host or is_data(result)):  # The common case.
-                held = [backend.asarray(result)]
-                del result  # The backend can tell only from the list whether user code holds the array.
-                return _adopt(held, here, called.caller, program.lent)
-            found: list[Any] = []
-            tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
-            del result
-            _adopt_each(found, here, called.caller, program.lent)
-            return map_leaves(found.__getitem__, tree)
-        except BaseException as error:
-            program.execution_context = None
-            context.__exit__(type(error), error, error.__traceback__)
-            raise
-
-    def _enter(self, program: Program, submesh: Mesh, here: DeviceInterpreter | None) -> ExecutionContext:
-        """Returns the context of a program, which is entered: that of the program before it in the same greenlet, where
-        that is still entered and fits.
-        """
-        before = program.execution_context
-        backend = here.backend if here else backend_of(submesh.flat[0])
-        if before is not None:
-            if type(before) is DeviceContext and before.pass_on(backend, submesh):
-                return before
-            program.leave()
-        context = (here and here.no_context) or DeviceContext(backend, submesh, self._modes.get(backend))
-        context.__enter__()
+        if here is not None and here.stateless:
+            thread.leave_block()
+            return self._run(program, here, arguments)
+        context: ExecutionContext | None = self._places.blocks[i]
+        if context is None:
+            backend = here.backend if here else backend_of(submesh.flat[0])
+            context = DeviceContext(backend, submesh, self._modes.get(backend))
         program.execution_context = context
-        return context
+        context.enter(thread)
+        try:
+            result = self._run(program, here, arguments)
+        except BaseException as error:
+            context.fail(thread, error)
+            raise
+        context.leave(thread)
+        return result
+
+    def _run(self, program: Program, here: DeviceInterpreter | None, arguments: list[Any]) -> Any:
+        """Returns the result of a program's call; arrays of a call on one device become tensors."""
+        caller = self._called.caller
+        result = program.call(self._called.fn, arguments)
+        if here is None:
+            return result
+        arguments.clear()
+        backend = here.backend
+        if backend.is_array(result) and (not backend.on_host or is_data(result)):  # The common case takes no traversal.
+            held = [backend.asarray(result)]
+            del result  # The backend can tell only from the list whether user code holds the array.
+            return _adopt(held, here, caller, program.lent)
+        found: list[Any] = []
+        tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
+        del result
+        _adopt_each(found, here, caller, program.lent)
+        return map_leaves(found.__getitem__, tree)
 
 
 def _adopt_each(found: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> None:

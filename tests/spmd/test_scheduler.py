@@ -679,7 +679,7 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
         places.add(place.split(",")[0])
         found = {
             "handler": signal.getsignal(signal.SIGALRM) is not handler,
-            "held": bool(signals._active or signals._held or signals._missed),
+            "held": bool(signals._active or signals._held or signals.missed),
             "limits": bool(blas_threads._shares._wanted),
             "hook": sys.breakpointhook is not hook,
             "device": st.current_device() is not None,
