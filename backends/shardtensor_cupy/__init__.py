@@ -68,7 +68,7 @@ class CuPyBackend(Backend):
         models = {gpu: self._model(gpu) for gpu in gpus}
         self._devices = tuple([Device(self.name, i, kind=models[gpu]) for i, gpu in enumerate(gpu_of)])
         wait = self._copier.flights.wait
-        first: dict[int, LogicalDevice] = {}
+        first = self._on_gpu = dict[int, LogicalDevice]()  # the first device of each GPU
         self._logical_devices: dict[Device, LogicalDevice] = {}
         for device, gpu in zip(self._devices, gpu_of, strict=True):
             logical = LogicalDevice(self._cupy, device, gpu, visible, wait, first.get(gpu))
@@ -110,9 +110,8 @@ class CuPyBackend(Backend):
         return Current(self._logical_devices[device])
 
     def is_on(self, device: Device) -> bool:
-        """Whether the device's GPU and stream are current."""
-        logical = self._logical_devices[device]
-        return (not logical.has_others or self._gpu() == logical.gpu.id) and logical.is_current()
+        """Whether the device's stream is that of the current GPU; no two GPUs have the same."""
+        return self._logical_devices[device].is_current()
 
     def launcher(self, devices: Sequence[Device]) -> Launcher:
         """Returns what calls the library's own functions on devices; see `Launcher`."""
@@ -304,10 +303,10 @@ class CuPyBackend(Backend):
                 f"a mapped function on GPU {here} returned an array of GPU {result.data.device_id}; "
                 "move it with cupy.asarray inside of the function"
             )
-        device = current_device()
-        if device is not None and (left := self._logical_devices[device].left()) is not None:
+        logical = self._on_gpu[here]
+        if (left := logical.left()) is not None and current_device() is not None:
             # CuPy's pool returns the block to the other stream, which would reuse it without waiting for ours.
-            return self._copier.from_stream(result, left, self._logical_devices[device]), True
+            return self._copier.from_stream(result, left, logical), True
         if exclusive:
             return result, False
         memory = self.memory_of(result)
@@ -319,10 +318,14 @@ class CuPyBackend(Backend):
         """Whether only the list and the ``others`` refer to the array, and the array, or for a view its base, which
         only the view refers to, is the only one that refers to the memory.
         """
-        # Copies to other devices that have not read the array yet hold references to it, too.
-        if not isinstance(held[0].data.mem, self._own) or not self.begin_write(held[0]):
+        if not isinstance(held[0].data.mem, self._own):
             return False
         view = held[0].base is not None
+        if not view and references([held[0].data.mem]) <= 2 and references([held[0].data]) <= 2:
+            return references(held) <= 1 + others
+        # Copies to other devices that have not read the array yet hold references to it, too.
+        if not self.begin_write(held[0]):
+            return False
         if references(held) > 1 + others or (view and references([held[0].base]) > 2):
             return False
         shared = view and held[0].base.data is held[0].data

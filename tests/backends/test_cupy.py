@@ -668,9 +668,11 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "a stream that is left is waited for": (
         Current.__exit__, "stream.wait_event(logical.record(left))", "pass", "leaves_stream"),
     "memory of a stream that is left is copied": (
-        CuPyBackend.adopt, "device is not None and", "False and", "memory_of_a_stream"),
-    "a program begins on its GPU": (CuPyBackend.is_on, "self._gpu() == logical.gpu.id", "True", "maps"),
-    "a program begins on its stream": (CuPyBackend.is_on, "logical.is_current()", "True", "one_after_the_other"),
+        CuPyBackend.adopt, "is not None and current_device() is not None", "is not None and False", "memory_of_a_stream"),
+    "a program begins on its GPU": (
+        CuPyBackend.is_on, "self._logical_devices[device].is_current()", "True", "maps"),
+    "a program begins on its stream": (
+        CuPyBackend.is_on, "self._logical_devices[device].is_current()", "True", "one_after_the_other"),
     "a GPU that is left is left": (Current.__exit__, "logical.gpu.use()", "pass", "leaves_device"),
     "arrays that come in are waited for": (CuPyBackend.wait_for_caller, "logical.stream.wait_event(logical.record(theirs))", "pass", "their_stream"),
     "arrays that go out are waited for": (CuPyBackend.make_caller_wait, "theirs.wait_event(logical.record())", "pass", "their_stream"),
