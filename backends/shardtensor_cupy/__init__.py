@@ -50,6 +50,7 @@ class CuPyBackend(Backend):
     name = "cupy"
     priority = 10
     pinned_host = True
+    shares_blocks = True
     kernel_language = "cuda"
     helper_delay = 10e-3  # A call that takes longer than a launch is waiting for its GPU.
 

@@ -130,6 +130,8 @@ class Backend(abc.ABC):
 
     # -- devices -----------------------------------------------------------------------------------
 
+    shares_blocks = False  # See `is_on`.
+
     def on(self, device: Device) -> AbstractContextManager[object]:
         """Makes ``device`` current in this thread inside the ``with`` block; afterwards, also after an exception, the
         previous device is current again.
@@ -139,8 +141,8 @@ class Backend(abc.ABC):
     def is_on(self, device: Device) -> bool:
         """Whether the state of this thread is that inside of ``on(device)``, in the block of this or of another device.
 
-        A backend without modes can define it, if its blocks change the thread's state and no context variables. The
-        programs of a thread then share one block as long as it is true.
+        A backend without modes can define it and set ``shares_blocks``, if its blocks change the thread's state and no
+        context variables. The programs of a thread then share one block as long as it is true.
         """
         return False
 

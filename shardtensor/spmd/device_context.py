@@ -57,7 +57,7 @@ class DeviceBlock:
 
 def block_of(backend: Backend, device: Device) -> DeviceBlock | None:
     """Returns the block of a device; None if its backend has modes, or blocks that programs cannot share."""
-    return None if type(backend).is_on is Backend.is_on else DeviceBlock(backend, device)
+    return DeviceBlock(backend, device) if backend.shares_blocks else None
 
 
 class DeviceContext:
