@@ -4,7 +4,8 @@
 
 writes the page. The module is imported before CuPy and makes CuPy count operations; no GPU is needed. Its function
 ``count()`` returns a context manager whose value has, on exit, the numbers of ``launches``, ``copies``, ``events``
-(recorded) and ``waits`` (synchronizations of the host). The environment variable holds the number of GPUs.
+(recorded) and ``waits`` (synchronizations of the host). The environment variable holds the number of GPUs. Where the
+counted operations do not compute, the numbers that the host reads have to be 1, so that every call can go on.
 """
 
 from __future__ import annotations

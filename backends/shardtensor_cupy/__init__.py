@@ -55,6 +55,7 @@ class CuPyBackend(Backend):
     name = "cupy"
     priority = 10
     pinned_host = True
+    shares_blocks = True
     kernel_language = "cuda"
     helper_delay = 10e-3  # A call that takes longer than a launch is waiting for its GPU.
 
@@ -66,6 +67,7 @@ class CuPyBackend(Backend):
         self.captures = self._graphs.is_on
         memory = self._cupy.cuda.memory
         self._lent: Any = type("LentMemory", (memory.UnownedMemory,), {})
+        self._array: Any = self._cupy.ndarray
         self._pointer, self._gpu = self._cupy.cuda.MemoryPointer, self._cupy.cuda.runtime.getDevice
         self._own = (memory.Memory, memory.PooledMemory)  # Memory imported by DLPack has another type.
         gpus = own_hardware(visible)
@@ -74,7 +76,7 @@ class CuPyBackend(Backend):
         models = {gpu: self._model(gpu) for gpu in gpus}
         self._devices = tuple([Device(self.name, i, kind=models[gpu]) for i, gpu in enumerate(gpu_of)])
         wait = self._copier.flights.wait
-        first: dict[int, LogicalDevice] = {}
+        first = self._on_gpu = dict[int, LogicalDevice]()  # the first device of each GPU
         self._logical_devices: dict[Device, LogicalDevice] = {}
         for device, gpu in zip(self._devices, gpu_of, strict=True):
             logical = LogicalDevice(self._cupy, device, gpu, visible, wait, first.get(gpu))
@@ -106,7 +108,7 @@ class CuPyBackend(Backend):
 
     def is_array(self, x: object) -> bool:
         """Whether ``x`` is a CuPy array."""
-        return isinstance(x, self._cupy.ndarray)
+        return isinstance(x, self._array)
 
     # -- devices -----------------------------------------------------------------------------------
 
@@ -114,6 +116,10 @@ class CuPyBackend(Backend):
         """Returns a context manager in which the device's GPU and stream are current."""
         self._copier.flights.prune()
         return Current(self._logical_devices[device])
+
+    def is_on(self, device: Device) -> bool:
+        """Whether the device's stream is that of the current GPU; no two GPUs have the same."""
+        return self._logical_devices[device].is_current()
 
     def launcher(self, devices: Sequence[Device]) -> Launcher:
         """Returns what calls the library's own functions on devices; see `Launcher`."""
@@ -285,7 +291,11 @@ class CuPyBackend(Backend):
         lent = self._lent(begin, memory.size, array, data.device_id)
         lent.source = memory
         pointer = self._pointer(lent, data.ptr - begin)
-        return self._cupy.ndarray(array.shape, array.dtype, pointer, array.strides), weakref.ref(lent)
+        return self._array(array.shape, array.dtype, pointer, array.strides), weakref.ref(lent)
+
+    def owns(self, array: Any) -> bool:
+        """Whether the array is no view, and its memory is CuPy's and not lent."""
+        return array.base is None and isinstance(array.data.mem, self._own)
 
     def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
         """Returns the array itself if it is exclusive or shares its memory with one of ``shards`` (which are not
@@ -301,12 +311,14 @@ class CuPyBackend(Backend):
                 f"a mapped function on GPU {here} returned an array of GPU {result.data.device_id}; "
                 "move it with cupy.asarray inside of the function"
             )
-        device = current_device()
-        if device is not None and (left := self._logical_devices[device].left()) is not None:
+        logical = self._on_gpu[here]
+        if (left := logical.left()) is not None and current_device() is not None:
             # CuPy's pool returns the block to the other stream, which would reuse it without waiting for ours.
-            return self._copier.from_stream(result, left, self._logical_devices[device]), True
+            return self._copier.from_stream(result, left, logical), True
+        if exclusive:
+            return result, False
         memory = self.memory_of(result)
-        if exclusive or (memory is not None and any(memory == self.memory_of(shard) for shard in shards)):
+        if memory is not None and any(memory == self.memory_of(shard) for shard in shards):
             return result, False
         return result.copy(order="K"), True
 
@@ -314,10 +326,14 @@ class CuPyBackend(Backend):
         """Whether only the list and the ``others`` refer to the array, and the array, or for a view its base, which
         only the view refers to, is the only one that refers to the memory.
         """
-        # Copies to other devices that have not read the array yet hold references to it, too.
-        if not isinstance(held[0].data.mem, self._own) or not self.begin_write(held[0]):
+        if not isinstance(held[0].data.mem, self._own):
             return False
         view = held[0].base is not None
+        if not view and references([held[0].data.mem]) <= 2 and references([held[0].data]) <= 2:
+            return references(held) <= 1 + others
+        # Copies to other devices that have not read the array yet hold references to it, too.
+        if not self.begin_write(held[0]):
+            return False
         if references(held) > 1 + others or (view and references([held[0].base]) > 2):
             return False
         shared = view and held[0].base.data is held[0].data

@@ -54,6 +54,10 @@ class ProcessBackend:
             return [self._devices[k] for k in near]
         return [self._devices[begin + k] for begin in range(0, len(self._devices), own) for k in near][:count]
 
+    def is_on(self, device: Device) -> bool:
+        """See `Backend`."""
+        return self._plugin.is_on(self.own(device))
+
     def on(self, device: Device) -> Any:
         """See `Backend`."""
         return self._plugin.on(self._inner[device])

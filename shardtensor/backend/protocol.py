@@ -133,11 +133,21 @@ class Backend(abc.ABC):
 
     # -- devices -----------------------------------------------------------------------------------
 
+    shares_blocks = False  # See `is_on`.
+
     def on(self, device: Device) -> AbstractContextManager[object]:
         """Makes ``device`` current in this thread inside the ``with`` block; afterwards, also after an exception, the
         previous device is current again.
         """
         return _NO_CONTEXT
+
+    def is_on(self, device: Device) -> bool:
+        """Whether the state of this thread is that inside of ``on(device)``, in the block of this or of another device.
+
+        A backend without modes can define it and set ``shares_blocks``, if its blocks change the thread's state and no
+        context variables. The programs of a thread then share one block as long as it is true.
+        """
+        return False
 
     def launcher(self, devices: Sequence[Device]) -> Launch:
         """Returns ``launch(functions, rows)``, which calls one function on each of ``devices`` and returns the results.
@@ -323,6 +333,13 @@ class Backend(abc.ABC):
         again. Where it is None, as it is by default, the memory is copied before the next write.
         """
         return self.export(array), None
+
+    def owns(self, array: Any) -> bool:
+        """Whether an array that user code made or received is neither a view nor what `export` or `lend` returned.
+
+        False, the default, is always correct.
+        """
+        return False
 
     def adopt(self, held: list[Any], shards: Sequence[Any]) -> tuple[Any, bool]:
         """Converts an array that a mapped function returned into one that cannot be written from outside.

@@ -266,7 +266,7 @@ _declare_cumulative(nancumprod, "cumulative_prod", 1)
 
 def _chosen(x: Any, where: Any) -> Any:
     """Returns the mask of the elements that are not NaN and that ``where`` selects."""
-    numbers = call("logical_not", call("isnan", x)) if dtype_of(x).kind in "fc" else np.True_
+    numbers = call("equal", x, x) if dtype_of(x).kind in "fc" else np.True_  # Only NaN is not equal to itself.
     return numbers if where is True else call("logical_and", numbers, _options.mask_of(where, shape_of(x)))
 
 

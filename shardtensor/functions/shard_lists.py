@@ -24,7 +24,7 @@ from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, submeshes_alo
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import as_operand, host_array
-from shardtensor.tensor.ownership import part_storages
+from shardtensor.tensor.ownership import part_storages, reading
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
 from shardtensor.tensor.value import Aval, aval
@@ -144,6 +144,23 @@ def _infer_unsqueeze(x: ShardedTensor, axis: int) -> Aval:
 def _unsqueeze(x: ShardedTensor, axis: int) -> ShardedTensor:
     value, arrays = _unsqueezed(x._aval, axis), _views(x, (slice(None),) * axis + (None,))
     return tensor(value, Storage(arrays))
+
+
+def unsqueeze_each(tensors: Sequence[ShardedTensor], axis: int) -> list[ShardedTensor]:
+    """Returns what `unsqueeze` returns of each tensor. Tensors of one array, such as the results of a map, are not
+    operands of a call each, which takes many times as long as the view.
+    """
+    index, made = (slice(None),) * axis + (None,), []
+    with reading(tensors):
+        for x in tensors:
+            storage, value = x._storage, x._aval
+            if type(storage) is Storage and value.sharding.mesh.size == 1 and not value.offloaded:
+                with value.backend.on(value.sharding.mesh.flat[0]):
+                    view = value.backend.view(storage.buffers[0], index)
+                made.append(tensor(_unsqueezed(value, axis), *part_storages(storage, (view,))))
+            else:
+                made.append(unsqueeze(x, axis))
+    return made
 
 
 @functools.lru_cache(1024)

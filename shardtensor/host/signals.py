@@ -79,7 +79,7 @@ class Interrupts:
 
     def are_missed(self) -> bool:
         """Returns whether handlers are deferred that `deliver` of this context can run."""
-        return bool(_missed) and self._is_entered
+        return bool(missed) and self._is_entered
 
     def deliver(self) -> None:
         """Runs the deferred handlers, in the order in which their signals first arrived.
@@ -93,14 +93,14 @@ class Interrupts:
 
 def hear() -> None:
     """Runs the deferred handlers in the main thread, if all contexts allow handlers to run immediately."""
-    while _missed and in_main_thread() and _may_run():
+    while missed and in_main_thread() and _may_run():
         _run_first(sys._getframe(1))
 
 
 def _run_first(frame: FrameType) -> None:
-    number = next(iter(_missed))
-    handler = _missed[number]
-    del _missed[number]
+    number = next(iter(missed))
+    handler = missed[number]
+    del missed[number]
     handler.run(number, frame)
 
 
@@ -120,7 +120,7 @@ class _Held:
         if _may_run():
             self.run(number, frame)
         else:
-            _missed.setdefault(number, self)
+            missed.setdefault(number, self)
 
     def run(self, number: int, frame: FrameType | None) -> None:
         """Calls the user's handler. Handlers that it installs are replaced, too."""
@@ -142,7 +142,7 @@ _active: list[Interrupts] = []
 _held: dict[int, _Held] = {}
 """The handlers that are installed in place of the user's, by signal number."""
 
-_missed: dict[int, _Held] = {}
+missed: dict[int, _Held] = {}
 """The deferred handlers by signal number, in the order in which the signals first arrived."""
 
 _owner = 0
@@ -178,7 +178,7 @@ def _drop_signals() -> None:
     """Drops the deferred handlers in the child of a fork, since the signals were sent to the parent. If another thread
     than the main thread forked, the active contexts do not exist in the child, and the handlers are restored.
     """
-    _missed.clear()
+    missed.clear()
     if _active and threading.get_ident() != _owner:
         _active.clear()
         _put_back()

@@ -24,32 +24,6 @@ from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
-
-class NoContext:
-    """The execution context of a program on a backend without a current device and without modes: it changes nothing.
-
-    Attributes:
-        devices: the devices of the program.
-    """
-
-    __slots__ = ("devices",)
-
-    def __init__(self, devices: tuple[Device, ...]) -> None:
-        self.devices = devices
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        pass
-
-    def suspend(self) -> None:
-        """Does nothing: the thread has no state to restore."""
-
-    def resume(self) -> None:
-        """Does nothing: `suspend` saved no state."""
-
-
 _AVALS = 1024
 """The maximum number of avals that an interpreter keeps."""
 
@@ -64,15 +38,15 @@ class DeviceInterpreter(Interpreter):
         device: the current device.
         backend: the backend of the device.
         sharding: the sharding of a 0-d array on the device.
-        no_context: the execution context for backends without a current device and modes; None for other backends.
+        stateless: whether the backend has neither a current device nor modes.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.backend: Backend = backend_of(device)
         self.sharding = as_sharding(device, 0, "map")
-        stands = type(self.backend).on is Backend.on and type(self.backend).capture_modes is Backend.capture_modes
-        self.no_context = NoContext((device,)) if stands else None
+        made = type(self.backend)
+        self.stateless = made.on is Backend.on and made.capture_modes is Backend.capture_modes
         self._avals: dict[Any, Aval] = {}
 
     def aval_of(self, array: Any) -> Aval:

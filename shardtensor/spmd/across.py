@@ -79,8 +79,7 @@ def programs_across(program: Program, at: AxisPosition, caller: str) -> Across |
     devices = [_devices_of(run, n) for n in numbers]
     if not is_spanning(tuple(itertools.chain.from_iterable(devices))):
         return None
-    assert program.execution_context is not None
-    if program.execution_context.devices != (wanted := _devices_of(run, number)):
+    if program.devices != (wanted := _devices_of(run, number)):
         raise BackendError(
             f"{caller}: {program} is call {number} of maps over several processes, and other processes expect it on "
             f"{', '.join(map(str, wanted))}; give the inner maps all devices of the outer call, in its order"

@@ -20,12 +20,12 @@ from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
 from shardtensor.errors import ArgumentTypeError, AxisError, ShardingError
 from shardtensor.host.blockwise import copied as copied_array
-from shardtensor.interpreters.device import DeviceInterpreter, NoContext, on_submesh
+from shardtensor.interpreters.device import DeviceInterpreter, on_submesh
 from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import Mesh, settle_on
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.spmd.device_context import DeviceContext, modes_of
-from shardtensor.spmd.program import Failed, Program, around
+from shardtensor.spmd.device_context import DeviceBlock, DeviceContext, block_of, modes_of
+from shardtensor.spmd.program import ExecutionContext, Failed, Program, around
 from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
 from shardtensor.tensor.ownership import READS, Lent, export, lend_storage
@@ -162,31 +162,26 @@ class _Map:
 
     def arguments(self, onto: Onto) -> list[tuple[list[Any], list[Lent]]]:
         """Returns the arguments of each program, and the list of the arrays of tensors among them."""
-        # A shared argument is transferred once to each device.
-        shared: dict[tuple[int, Mesh], tuple[Any, list[Lent]]] = {}
-        given = []
-        for i, submesh in enumerate(self.submeshes):
-            device = submesh.flat[0]
-            arguments: list[Any] = []
-            lent: list[Lent] = []
-            for c, column in enumerate(self.columns):
-                if type(column.items) is Unmapped:
-                    argument = column.items.value
+        given: list[tuple[list[Any], list[Lent]]] = [([], []) for _ in self.submeshes]
+        for items, each, donated in self.columns:
+            # A shared argument is transferred once to each device.
+            shared: dict[Mesh, tuple[Any, list[Lent]]] = {}
+            for i, (submesh, (arguments, lent)) in enumerate(zip(self.submeshes, given, strict=True)):
+                if type(items) is Unmapped:
+                    argument = items.value
                 elif submesh.size > 1:
-                    argument = _unheld(column.items[i]) if column.each else column.items
-                elif column.each:
-                    item = column.items[i]
-                    # A tensor is the common case, and takes no traversal.
-                    to = onto if type(item) is ShardedTensor else functools.partial(_onto, onto)
-                    argument = to(item, device, self.caller, column.donated, lent)
-                else:
-                    if (c, submesh) not in shared:
+                    argument = _unheld(items[i]) if each else items
+                elif not each:
+                    if submesh not in shared:
                         found: list[Lent] = []
-                        shared[c, submesh] = _onto(onto, column.items, device, self.caller, False, found), found
-                    argument, arrays = shared[c, submesh]
+                        shared[submesh] = _onto(onto, items, submesh.flat[0], self.caller, False, found), found
+                    argument, arrays = shared[submesh]
                     lent += arrays
+                elif type(item := items[i]) is ShardedTensor:  # The common case takes no traversal.
+                    argument = onto(item, submesh.flat[0], self.caller, donated, lent)
+                else:
+                    argument = _onto(onto, item, submesh.flat[0], self.caller, donated, lent)
                 arguments.append(argument)
-            given.append((arguments, lent))
         return given
 
     def run(
@@ -230,14 +225,11 @@ def _map_shards(*arguments: Any) -> list[Any]:
 
 def _execute_map(called: _Map, places: _Places) -> list[Any]:
     modes = {backend: mode for backend in places.backends if (mode := modes_of(backend))}
-    # Only the tasks hold the arguments, so that donated arrays are exclusive.
     across = _devices_across(called) if in_job() else ()
-    tasks = [
-        _nothing
-        if across and all(map(is_remote, across[i]))
-        else functools.partial(_call_on, called, i, *given, places.interpreters[i], modes)
-        for i, given in enumerate(called.arguments(_array_onto))
-    ]
+    task = _Task(called, called.arguments(_array_onto), places, modes)
+    tasks: list[Callable[[Program], Any]] = [task] * len(called.submeshes)
+    if across:
+        tasks = [_nothing if all(map(is_remote, devices)) else task for devices in across]
     for backend, device in places.queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
@@ -293,12 +285,13 @@ def _onto(onto: Onto, tree: Any, device: Device, caller: str, donated: bool, len
 
 def _array_onto(x: Any, device: Device, caller: str, donated: bool, lent: list[Lent]) -> Any:
     """Returns a tensor or a host array as an array on a device, for writing if it is donated."""
-    backend = backend_of(device)
     if not donated and type(x) is ShardedTensor and x._aval.sharding.mesh.flat == (device,):
         storage = x._storage  # Only once, since another thread may replace it.
         if type(storage) is Storage:
-            lent.append(lend_storage(storage, backend))
-            return lent[-1].exported
+            one = lend_storage(storage, x._aval.backend)
+            lent.append(one)
+            return one.exported
+    backend = backend_of(device)
     x = located(x)
     held = [array_on(x, device, caller)]
     if not donated:
@@ -327,7 +320,7 @@ def _abstract_onto(x: Any, device: Device, caller: str, donated: bool, lent: lis
 def _infer_on(called: _Map, i: int, arguments: list[Any], interpreter: Interpreter, program: Program) -> Any:
     """Runs one call of a mapped function on tensors without elements, and returns its result."""
     submesh = called.submeshes[i]
-    program.execution_context = NoContext(submesh.flat)
+    program.devices = submesh.flat
     program.communicator = AbstractCommunicator
     settle_on(called.owned[i])
     interpret_by(interpreter)
@@ -351,12 +344,14 @@ class _Places(NamedTuple):
 
     Attributes:
         interpreters: the interpreter of each call; None for a call on several devices.
+        blocks: for each call the block in which its device is current; None where programs do not share blocks.
         backends: the backends of the devices.
         simulated: whether one of them has arrays without elements.
         queues: of the devices that can run behind the caller one for each queue, with its backend.
     """
 
     interpreters: Sequence[DeviceInterpreter | None]
+    blocks: Sequence[DeviceBlock | None]
     backends: Sequence[Backend]
     simulated: bool
     queues: Sequence[tuple[Backend, Device]]
@@ -372,7 +367,9 @@ def _places(submeshes: tuple[Mesh, ...]) -> _Places:
         if (backend := backend_of(device)) in ordered:
             queues.setdefault(device if backend.on_host else (backend, memory_space(device)), (backend, device))
     interpreters = [None if submesh.size > 1 else on_submesh(submesh) for submesh in submeshes]
-    return _Places(interpreters, backends, any(backend.simulated for backend in backends), list(queues.values()))
+    blocks = [block_of(here.backend, here.device) if here else None for here in interpreters]
+    simulated = any(backend.simulated for backend in backends)
+    return _Places(interpreters, blocks, backends, simulated, list(queues.values()))
 
 
 _ORDER = ("wait_for_caller", "make_caller_wait")
@@ -405,58 +402,98 @@ def _described(submesh: Mesh) -> str:
     return str(submesh.flat[0]) if submesh.size == 1 else f"{submesh.flat[0]}..{submesh.flat[-1]}"
 
 
-def _call_on(
-    called: _Map,
-    i: int,
-    arguments: list[Any],
-    lent: Sequence[Lent],
-    here: DeviceInterpreter | None,
-    modes: dict[Backend, Callable[[], None]],
-    program: Program,
-) -> Any:
-    """Runs one call of a mapped function, and returns its result; arrays of a call on one device become tensors.
+class _Task:
+    """The task of every program of a map: runs one call of the mapped function.
 
-    ``here`` is the interpreter of the device, or None for a call on several devices; ``modes`` restore the caller's
-    modes of libraries.
+    Args:
+        called: the map.
+        given: the arguments of each call, and the arrays of tensors among them. Nothing else refers to the arguments of
+            calls that have not started, so that donated arrays are exclusive.
+        places: what follows from the devices.
+        modes: the functions that restore the caller's modes of libraries, by backend.
     """
-    submesh, caller = called.submeshes[i], called.caller
-    backend = here.backend if here else backend_of(submesh.flat[0])
-    execution_context = (here and here.no_context) or DeviceContext(backend, submesh, modes.get(backend))
-    program.execution_context = execution_context
-    program.lent = lent
-    settle_on(called.owned[i])  # It need not be restored, since the program has a context of its own.
-    interpret_by(here)
-    with execution_context:
-        result = program.call(called.fn, arguments)
+
+    __slots__ = ("_called", "_given", "_modes", "_places")
+
+    def __init__(
+        self,
+        called: _Map,
+        given: list[Any],
+        places: _Places,
+        modes: dict[Backend, Callable[[], None]],
+    ) -> None:
+        self._called = called
+        self._given = given
+        self._places = places
+        self._modes = modes
+
+    def __call__(self, program: Program) -> Any:
+        """Returns the result of the program's call; arrays of a call on one device become tensors."""
+        i, called = program.number, self._called
+        here = self._places.interpreters[i]
+        arguments, program.lent = self._given[i]
+        self._given[i] = None
+        submesh, thread = called.submeshes[i], program.thread
+        program.devices = submesh.flat
+        settle_on(called.owned[i])  # It need not be restored, since the program has a context of its own.
+        interpret_by(here)
+        if here is not None and here.stateless:
+            thread.leave_block()
+            return self._run(program, here, arguments)
+        context: ExecutionContext | None = self._places.blocks[i]
+        if context is None:
+            backend = here.backend if here else backend_of(submesh.flat[0])
+            context = DeviceContext(backend, submesh, self._modes.get(backend))
+        program.execution_context = context
+        context.enter(thread)
+        try:
+            result = self._run(program, here, arguments)
+        except BaseException as error:
+            context.fail(thread, error)
+            raise
+        context.leave(thread)
+        return result
+
+    def _run(self, program: Program, here: DeviceInterpreter | None, arguments: list[Any]) -> Any:
+        """Returns the result of a program's call; arrays of a call on one device become tensors."""
+        caller = self._called.caller
+        result = program.call(self._called.fn, arguments)
         if here is None:
             return result
         arguments.clear()
-        if backend.is_array(result) and is_data(result):  # The common case takes no traversal.
+        backend = here.backend
+        if backend.is_array(result) and (not backend.on_host or is_data(result)):  # The common case takes no traversal.
             held = [backend.asarray(result)]
             del result  # The backend can tell only from the list whether user code holds the array.
-            return _adopt(held, here, called.caller, lent)
+            return _adopt(held, here, caller, program.lent)
         found: list[Any] = []
         tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
         del result
-        for n in range(len(found)):
-            if not is_data(found[n]):
-                continue
-            if backend.is_array(found[n]):
-                held = [backend.asarray(found[n])]
-                found[n] = None
-                found[n] = _adopt(held, here, called.caller, lent)
-            else:  # The remaining arrays are on the host.
-                array = backend.from_host(np.asarray(found[n]), here.device)
-                record_copy(caller, int(array.nbytes), here.device)
-                found[n] = tensor(here.aval_of(array), Storage((array,), ([],)))
-    return map_leaves(found.__getitem__, tree)
+        _adopt_each(found, here, caller, program.lent)
+        return map_leaves(found.__getitem__, tree)
+
+
+def _adopt_each(found: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> None:
+    """Replaces the arrays in a list, the leaves of what a call returned, by tensors."""
+    backend = here.backend
+    for n in range(len(found)):
+        if not is_data(found[n]):
+            continue
+        if backend.is_array(found[n]):
+            held = [backend.asarray(found[n])]
+            found[n] = None
+            found[n] = _adopt(held, here, caller, lent)
+        else:  # The remaining arrays are on the host.
+            array = backend.from_host(np.asarray(found[n]), here.device)
+            record_copy(caller, int(array.nbytes), here.device)
+            found[n] = tensor(here.aval_of(array), Storage((array,), ([],)))
 
 
 def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> ShardedTensor:
     """Returns an array that a call returned, the only item of a list, as a tensor."""
     backend = here.backend
-    # What was lent, and what a collective returned, are views on the host.
-    own = backend.on_host and held[0].base is None
+    # What was lent, and what a collective returned, are views.
+    own = held[0].base is None if backend.on_host else backend.owns(held[0])
     if not own:
         for one in lent:
             # The function may have changed the shape of the view that it received.

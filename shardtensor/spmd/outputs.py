@@ -210,9 +210,19 @@ def _check_pair(a: ShardedTensor, b: ShardedTensor, same: bool, declared: str) -
 
 
 def _are_one(a: ShardedTensor, b: ShardedTensor) -> bool:
-    """Whether the elements of two tensors are one array."""
+    """Whether the elements of two tensors are one array, or views of the host of the same elements, as a collective
+    returns them to its programs.
+    """
     mine, other = a._storage, b._storage
-    return type(mine) is Storage is type(other) and len(mine.buffers) == 1 and mine.buffers[0] is other.buffers[0]
+    if type(mine) is not Storage or type(other) is not Storage or len(mine.buffers) != 1:
+        return False
+    x, y = mine.buffers[0], other.buffers[0]
+    return x is y or (type(x) is np.ndarray is type(y) and _elements_of(x) == _elements_of(y))
+
+
+def _elements_of(array: np.ndarray) -> Any:
+    """Identifies the elements of a host array, as long as it exists."""
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
 
 
 def _named(spec: PartitionSpec) -> set[str]:

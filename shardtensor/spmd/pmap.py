@@ -16,7 +16,7 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.registry import own_devices
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError
 from shardtensor.functions.placement import check_donated, ensure_sharding
-from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze
+from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze_each
 from shardtensor.sharding.layout import NamedSharding, offsets
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_in_use, mesh_of, shares, submeshes_along
 from shardtensor.sharding.spec import P
@@ -376,7 +376,7 @@ def _stacked(results: Sequence[Any], out_axes: Any, grid: Mesh, owned: Sequence[
         spec, parts = P(), list(column)
         if axis is not None:
             at = checked_axis(axis, np.ndim(column[0]) + 1, f"pmap: {path}")
-            spec, parts = P(*[None] * at, along), [_with_axis(leaf, at) for leaf in column]
+            spec, parts = P(*[None] * at, along), _with_axis(column, at)
         whole.append(joined_leaf(parts, spec, _grid_under(parts, grid, owned), (along,), f"pmap: {path}"))
     return replaced(results[0], whole)
 
@@ -396,12 +396,14 @@ def _grid_under(column: Sequence[Any], grid: Mesh, owned: Sequence[Mesh]) -> Mes
     return grid_of(devices, (len(meshes), *meshes[0].axis_sizes), (grid.axis_names[0], *meshes[0].axis_names))
 
 
-def _with_axis(leaf: Any, at: int) -> Any:
-    """Returns the result of a call with a new dimension, along which the results are stacked."""
+def _with_axis(column: Sequence[Any], at: int) -> list[Any]:
+    """Returns the results of all calls with a new dimension, along which they are stacked."""
     index = (slice(None),) * at + (None,)
-    if not isinstance(leaf, ShardedTensor):
-        return None if leaf is None else np.asarray(leaf)[index]
-    return unsqueeze(leaf, at)
+    made = iter(unsqueeze_each([leaf for leaf in column if isinstance(leaf, ShardedTensor)], at))
+    return [
+        next(made) if isinstance(leaf, ShardedTensor) else None if leaf is None else np.asarray(leaf)[index]
+        for leaf in column
+    ]
 
 
 # -- arguments -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from greenlet import greenlet
 
     from shardtensor.backend.device import Device
+    from shardtensor.backend.protocol import Backend
     from shardtensor.tensor.ownership import Lent
 
 Task = Callable[["Program"], Any]
@@ -32,27 +34,35 @@ Work = Callable[[list[Any]], Sequence[Any]]
 
 
 class ExecutionContext(Protocol):
-    """The thread-local state that a program needs while it runs, such as the current device; suspended while other
-    programs run in the thread.
+    """The state of a thread that a program needs while it runs, such as the current device.
 
-    Attributes:
-        devices: the devices of the program.
+    Programs of a thread take turns, and other code of the thread runs only after `WorkerThread.leave_block`.
     """
 
-    devices: tuple[Device, ...]
+    def enter(self, thread: WorkerThread) -> None:
+        """Sets the state at the start of the program."""
 
-    def suspend(self) -> None:
-        """Saves the state of the program and restores the state that the thread had before."""
+    def leave(self, thread: WorkerThread) -> None:
+        """Ends the state when the program has returned."""
 
-    def resume(self) -> None:
-        """Restores the state that `suspend` saved."""
+    def fail(self, thread: WorkerThread, error: BaseException) -> None:
+        """Ends the state after an error of the program; raises another one if that says more."""
+
+    def suspend(self, thread: WorkerThread) -> None:
+        """Saves the state of the program, so that another one can run."""
+
+    def resume(self, thread: WorkerThread) -> None:
+        """Sets the state that `suspend` saved."""
 
 
 class WorkerThread:
     """A thread that runs programs for a scheduler.
 
     Attributes:
+        block: the context manager of a backend that a program has left entered for the next one; None if there is none.
+        block_of: the backend of the block.
         current: returns the greenlet in which it is called.
+        idle: the greenlets of earlier maps, in which programs can run.
         main: the main greenlet, to which programs switch when they are suspended.
         job: the map whose programs a worker is to start; None as soon as it does.
         ready: suspended programs of this thread that can be resumed.
@@ -61,9 +71,12 @@ class WorkerThread:
         root: the outermost greenlet of the thread.
     """
 
-    __slots__ = ("current", "inside", "job", "main", "ready", "root", "running")
+    __slots__ = ("block", "block_of", "current", "idle", "inside", "job", "main", "ready", "root", "running")
 
-    def __init__(self, current: Callable[[], greenlet]) -> None:
+    def __init__(self, current: Callable[[], greenlet], idle: list[greenlet]) -> None:
+        self.idle = idle
+        self.block: AbstractContextManager[object] | None = None
+        self.block_of: Backend | None = None
         self.current = current
         self.main = current()
         self.job: MapRun | None = None
@@ -71,6 +84,12 @@ class WorkerThread:
         self.inside = False
         self.running: Program | None = None
         self.root = _root(self.main)
+
+    def leave_block(self) -> None:
+        """Leaves the block that a program has left entered, if there is one."""
+        block, self.block = self.block, None
+        if block is not None:
+            block.__exit__(None, None, None)
 
     def is_here(self) -> bool:
         """Whether the calling thread is this one. Threads are identified by their root greenlets, not by numbers: a
@@ -218,6 +237,8 @@ class MapRun:
 
     def coordinates(self, number: int) -> tuple[int, ...]:
         """Returns the position of a program along the axes of this map and of those around it."""
+        if len(self.sizes) == 1 and self.parent is None:
+            return (number,)
         at = []
         for size in reversed(self.sizes):
             number, index = divmod(number, size)
@@ -325,7 +346,8 @@ class Program:
     """One call of a mapped function.
 
     Attributes:
-        execution_context: the thread-local state of the program, suspended together with it.
+        devices: its devices.
+        execution_context: the state of the thread that it needs, suspended together with it; None if it needs none.
         lent: the arrays of tensors that it received as arguments.
         communicator: the class of the communicators of its collectives.
         positions: cached axis positions, by axis names.
@@ -335,6 +357,7 @@ class Program:
         result, error: the result of that, or the error with which it is resumed.
     """
 
+    devices: tuple[Device, ...] = ()
     execution_context: ExecutionContext | None = None
     lent: Sequence[Lent] = ()
     communicator: Any = ArrayCommunicator
@@ -493,7 +516,7 @@ class Program:
         self.suspended = self.thread.current()
         try:
             if self.execution_context is not None:
-                self.execution_context.suspend()
+                self.execution_context.suspend(self.thread)
             self.thread.main.switch()
             self.thread.running = self
         except BaseException as raised:
@@ -502,7 +525,7 @@ class Program:
             self.run.scheduler.withdraw(self, f"{self} failed there: {raised!r}")
             raise
         if self.execution_context is not None:
-            self.execution_context.resume()
+            self.execution_context.resume(self.thread)
         error, result, self.error, self.result = self.error, self.result, None, None
         if error is None:
             return result

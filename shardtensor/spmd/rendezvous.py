@@ -61,8 +61,7 @@ def rendezvous(
     """
     program = current()
     assert program is not None  # `axis_position` raises outside of programs.
-    assert program.execution_context is not None
-    devices = program.execution_context.devices
+    devices = program.devices
     form = form_of(x)
     mine = [_contribution(leaf, program, caller, scalars) for leaf in (leaves(x) if form is not None else (x,))]
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
@@ -143,8 +142,7 @@ def _contribution(leaf: Any, program: Program, caller: str, scalars: bool) -> An
     """
     if leaf is None or (scalars and type(leaf) in SCALARS):
         return leaf
-    assert program.execution_context is not None
-    devices = program.execution_context.devices
+    devices = program.devices
     if len(devices) > 1:
         if not isinstance(leaf, ShardedTensor) or leaf.sharding.mesh.flat != devices:
             raise ArgumentTypeError(

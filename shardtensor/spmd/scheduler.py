@@ -38,7 +38,7 @@ from shardtensor.spmd.program import (
     leave_maps,
     listed,
 )
-from shardtensor.spmd.workers import greenlets, worker
+from shardtensor.spmd.workers import greenlets, idle_workers, worker
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -139,7 +139,7 @@ class Scheduler:
     def run(self) -> None:
         """Runs programs in the caller's thread until the outermost map is done."""
         self.started = time.perf_counter()
-        thread = WorkerThread(greenlets().getcurrent)
+        thread = worker_thread()
         with _Interrupts(thread) as self._interrupts:
             with _lock:
                 self.prompts = count_prompts()
@@ -158,7 +158,7 @@ class Scheduler:
                     self._helpers.dismiss()
 
     def _help(self) -> None:
-        self._serve(WorkerThread(greenlets().getcurrent))
+        self._serve(worker_thread())
 
     # -- threads -----------------------------------------------------------------------------------
 
@@ -170,6 +170,7 @@ class Scheduler:
             # Every switch to a worker is a call from this loop in C, so that the frames below a worker's first one are
             # the same whenever it runs: the interpreter calls from another depth while a profiler is installed.
             deque(map(greenlets().greenlet.switch, self._steps(thread)), maxlen=0)
+            thread.leave_block()
         except BaseException:  # The scheduler itself failed; the other threads must not wait for this one.
             self._is_over = True
             raise
@@ -186,7 +187,7 @@ class Scheduler:
             yield following
             if thread.job:  # The worker has ended instead of starting programs; another one will start them.
                 thread.job = None
-            else:
+            elif self._helpers is None and time.perf_counter() - self.started >= self._helper_delay:
                 self._call_for_help()
 
     def _hear(self, thread: WorkerThread) -> None:
@@ -201,6 +202,7 @@ class Scheduler:
         error: BaseException | None = None
         thread.inside = True
         try:
+            thread.leave_block()
             self._interrupts.deliver()
         except BaseException as raised:  # Raised again in the caller of the map.
             error = raised
@@ -215,7 +217,8 @@ class Scheduler:
     def _next(self, thread: WorkerThread) -> greenlet | None:
         """Returns the worker to which the thread switches next; None when all programs have ended. The lock is held."""
         while True:
-            self._hear(thread)
+            if signals.missed:
+                self._hear(thread)
             if self._is_over:
                 return None
             if thread.ready:
@@ -226,7 +229,7 @@ class Scheduler:
             for run in reversed(self.runs):  # Inner maps go first, since their callers wait for them.
                 if run.unstarted:
                     thread.job = run
-                    return worker(thread.main, functools.partial(self.start, thread))
+                    return worker(thread.main, thread.idle, functools.partial(self.start, thread))
             self._busy -= 1
             try:
                 if not self._busy and not self._ready:
@@ -241,6 +244,7 @@ class Scheduler:
         """Starts the remaining programs of the thread's job in the calling worker, one after the other."""
         run, thread.job = thread.job, None
         assert run is not None
+        tasks, results = run.tasks, run.results
         program: Program | None = None
         error: BaseException | None = None
         while True:
@@ -253,17 +257,15 @@ class Scheduler:
                 if program is None:
                     return
             try:
-                run.results[program.number] = run.tasks[program.number](program)
+                results[program.number] = tasks[program.number](program)
             except BaseException as raised:  # Raised again in the caller of the map.
                 error = raised
             if self._helpers is None and time.perf_counter() - self.started >= self._helper_delay:
                 self._call_for_help()
 
     def _call_for_help(self) -> None:
-        """Wakes helper threads, once, if the helper delay has passed and several programs are not started."""
+        """Wakes helper threads, once, if several programs are not started. It is called after the helper delay."""
         now = time.perf_counter()
-        if self._helpers is not None or now - self.started < self._helper_delay:
-            return
         with self.lock:
             count = sum(run.unstarted for run in self.runs)
             if count < 2 or self._helpers is not None or self.prompts():
@@ -416,6 +418,12 @@ class Scheduler:
             for program in rendezvous.arrived:
                 program.run.failed = program.run.failed or why
             self._dissolve(rendezvous, why)
+
+
+def worker_thread() -> WorkerThread:
+    """Returns the calling thread as one that runs programs."""
+    current = greenlets().getcurrent
+    return WorkerThread(current, idle_workers(current()))
 
 
 _running: list[Scheduler] = []

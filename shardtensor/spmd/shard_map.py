@@ -225,7 +225,7 @@ def _mesh_here(mesh: Mesh, axis_names: Chain | None) -> tuple[Mesh, Chain]:
     program = around()
     if program is not None:
         bound = [name for name in mesh.axis_names if name in program.run.axes]
-        own = program.execution_context.devices if program.execution_context else ()
+        own = program.devices
         if bound and set(own) <= set(mesh.flat):
             mesh = _part(mesh, tuple(bound), own)
     over = mesh.axis_names if axis_names is None else axis_names

@@ -44,14 +44,19 @@ class _Idle(threading.local):
 _idle = _Idle()
 
 
-def worker(main: greenlet, job: Callable[[], None]) -> greenlet:
-    """Returns a greenlet that calls ``job`` in an empty context when ``main``, the calling greenlet, switches to it.
+def idle_workers(main: greenlet) -> list[greenlet]:
+    """Returns the idle workers of ``main``, the calling greenlet, for `worker`."""
+    return _idle.of(main)
+
+
+def worker(main: greenlet, idle: list[greenlet], job: Callable[[], None]) -> greenlet:
+    """Returns a greenlet, if possible one of the ``idle`` ones, that calls ``job`` in an empty context when ``main``,
+    the calling greenlet, switches to it.
 
     If it is a worker of an earlier map, it may end instead without having called the job.
     """
-    idle = _idle.of(main)
     made: greenlet = idle.pop() if idle else greenlets().greenlet(_work)
-    made.job = main, job
+    made.job = main, idle, job
     return made
 
 
@@ -65,11 +70,10 @@ def _work() -> None:
     """
     while True:
         worker = greenlets().getcurrent()
-        main, job = worker.job
+        main, idle, job = worker.job
         del worker.job
         job()
         worker.gr_context = None  # The context refers to the program, and so to the worker and all results.
-        idle = _idle.of(main)
         if len(idle) >= _KEPT or _is_traced():
             return
         idle.append(worker)

@@ -245,10 +245,13 @@ def lend_storage(storage: Storage, backend: Backend) -> Lent:
     """
     (array,) = storage.buffers
     exported, its_lease = backend.lend(array)
-    (leases,) = storage.leases or (None,)
+    leases = storage.leases[0] if storage.leases else None
     if leases is None:
         return Lent(exported, array)
-    _add(leases, its_lease or never_ends)
+    leases.append(its_lease or never_ends)
+    n = len(leases)
+    if n >= 8 and not n & (n - 1):
+        _remove_ended(leases)
     return Lent(exported, array, storage, leases)
 
 
@@ -391,7 +394,7 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
         for x in results:
             x._storage.leases = ([],)
         return
-    made = [x for x in results if type(x._storage) is Storage and (new or not x._storage.leases)]
+    made = [x for x in results if type(storage := x._storage) is Storage and (new or not storage.leases)]
     if not made:
         return
     bases = [getattr(x._storage, "base", x) for x in _tensors(entry[0])]

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import logging
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -410,6 +411,21 @@ def memory_of_a_stream(m: Machine) -> None:
         same(y, numbers() * 2 + 1)
 
 
+def one_after_the_other(m: Machine) -> None:
+    """Each program begins on the stream of its device, whatever the one before it has left current."""
+    cupy = m.cupy
+    home = {d: m.backend._logical_devices[d].stream for d in m.devices}
+
+    def work(x: Any) -> Any:
+        ours = cupy.cuda.get_current_stream()
+        assert ours is home[st.current_device()]
+        theirs = cupy.cuda.Stream(non_blocking=True).use()
+        theirs.wait_event(ours.record())
+        return x * 2
+
+    same(st.unshard(st.pmap(work, st.shard(numbers(), devices=m.devices))), numbers() * 2)
+
+
 def leaves_device(m: Machine) -> None:
     """The mapped function leaves another GPU current."""
     cupy = m.cupy
@@ -573,7 +589,7 @@ PROGRAMS: dict[str, tuple[Callable[[Machine], None], dict[str, Any]]] = {
         (moves, {}), (copies_and_writes, {}), (drops, {}), (turns, {}), (staged, {"peers": [[0, 0], [0, 0]]}),
         (damaged, {"corrupt": {(0, 1)}}), (offloads, {}), (comes_back, {}), (comes_and_goes, {}), (old_memory, {}),
         (their_stream, {}), (null_stream, {}), (maps, {}), (with_blocks, {}), (leaves_stream, {}), (leaves_device, {}),
-        (nested, {}), (meets, {}),
+        (nested, {}), (meets, {}), (one_after_the_other, {}),
         (memory_of_a_stream, {}), (caller_beside, {}), (written_at_once, {"peers": [[0, 0], [0, 0]]}),
         (sums, {}), (collects, {}), (exchanges, {}), (products, {}), (launches, {}),
     ]
@@ -652,7 +668,11 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "a stream that is left is waited for": (
         Current.__exit__, "stream.wait_event(logical.record(left))", "pass", "leaves_stream"),
     "memory of a stream that is left is copied": (
-        CuPyBackend.adopt, "device is not None and", "False and", "memory_of_a_stream"),
+        CuPyBackend.adopt, "is not None and current_device() is not None", "is not None and False", "memory_of_a_stream"),
+    "a program begins on its GPU": (
+        CuPyBackend.is_on, "self._logical_devices[device].is_current()", "True", "maps"),
+    "a program begins on its stream": (
+        CuPyBackend.is_on, "self._logical_devices[device].is_current()", "True", "one_after_the_other"),
     "a GPU that is left is left": (Current.__exit__, "logical.gpu.use()", "pass", "leaves_device"),
     "arrays that come in are waited for": (CuPyBackend.wait_for_caller, "logical.stream.wait_event(logical.record(theirs))", "pass", "their_stream"),
     "arrays that go out are waited for": (CuPyBackend.make_caller_wait, "theirs.wait_event(logical.record())", "pass", "their_stream"),
@@ -777,6 +797,78 @@ def test_collectives_in_with_blocks_raise() -> None:
         assert m.state() == before
         made = st.pmap(lambda x: st.psum(x, "i"), parts, axis_name="i")
         same(made[0], numbers() * len(m.devices))
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The GPUs of the blocks in which a device has been current."""
+    gpus: list[int] = []
+    enter = Current.__enter__
+
+    def count(block: Any) -> None:
+        gpus.append(block._logical.gpu.id)
+        enter(block)
+
+    monkeypatch.setattr(Current, "__enter__", count)
+    monkeypatch.setattr(CuPyBackend, "helper_delay", 60.0)
+    return gpus
+
+
+def test_programs_on_one_gpu_share_a_block(entered: list[int]) -> None:
+    with machine(8, devices=2) as m:
+        parts = st.shard(numbers(), devices=m.devices)
+        before = m.state()
+        entered.clear()
+        made = st.pmap(lambda x: x + 1, parts)
+        assert entered == [0, 1]
+        assert m.state() == before
+        same(st.unshard(made), numbers() + 1)
+    with machine(8, devices=1) as m:
+        parts = st.shard(numbers(), devices=m.devices)
+
+        def ends(x: Any) -> Any:
+            return st.psum(x * 2, "i") / x
+
+        entered.clear()
+        made = st.pmap(ends, parts, axis_name="i")
+        assert len(entered) == 2  # that of the programs, also after they were suspended, and that of the sum
+        same(st.unshard(made), np.tile((numbers() * 2).reshape(8, 3).sum(axis=0), 8) / numbers())
+
+
+def test_an_error_in_a_shared_block_names_the_device_of_its_program() -> None:
+    with machine(4, devices=1) as m:
+        before = m.state()
+
+        def work(x: Any) -> Any:
+            return m.cupy.empty(1 << 40) if st.current_device() == m.devices[2] else x + 1
+
+        with pytest.raises(st.DeviceMemoryError, match=f"no memory is left on {m.devices[2]}") as caught:
+            st.pmap(work, st.shard(numbers(), devices=m.devices))
+        assert caught.value.__notes__ == [f"pmap: raised for shard 2 on {m.devices[2]}"]
+        assert m.state() == before
+
+
+def test_handlers_of_signals_run_outside_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that arrives in the library's code is handled between programs, on the stream of the caller."""
+    with machine(4, devices=1) as m:
+        monkeypatch.setattr(CuPyBackend, "helper_delay", 60.0)
+        before, states, adopt = m.state(), [], CuPyBackend.adopt
+
+        def interrupted(backend: Any, held: list[Any], shards: Any) -> Any:
+            if not states:
+                states.append(m.state())
+                signal.raise_signal(signal.SIGUSR1)
+            return adopt(backend, held, shards)
+
+        monkeypatch.setattr(CuPyBackend, "adopt", interrupted)
+        handler = signal.signal(signal.SIGUSR1, lambda *_: states.append((m.state(), st.current_device())))
+        try:
+            made = st.pmap(lambda x: x + st.psum(1, "i"), st.shard(numbers(), devices=m.devices), axis_name="i")
+        finally:
+            signal.signal(signal.SIGUSR1, handler)
+        assert states[0] != before
+        assert states[1:] == [(before, None)]
+        same(st.unshard(made), numbers() + 4)
 
 
 # -- devices ---------------------------------------------------------------------------------------

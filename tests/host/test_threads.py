@@ -1187,7 +1187,7 @@ def test_an_error_while_handlers_are_replaced(monkeypatch: pytest.MonkeyPatch) -
             patch.setattr(signals, "_set_handler", interrupted)
             with pytest.raises(KeyboardInterrupt), signals.Interrupts():
                 pass
-        assert not signals._missed
+        assert not signals.missed
         assert signal.getsignal(signal.SIGALRM) is late
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -1450,7 +1450,7 @@ def test_signals_at_every_line(name: str, number: int, threads: int, blocks: Non
                 "limits": bool(blas_threads._shares._wanted),
                 "lock": is_held(blas_threads._shares._lock),
                 "handler": signal.getsignal(number) is not handler,
-                "held": bool(signals._active or signals._held or signals._missed),
+                "held": bool(signals._active or signals._held or signals.missed),
                 "half": len(np.unique(np.asarray(x))) > 1,
             }
             wrong += [(what, place) for what, is_so in found.items() if is_so]

@@ -798,3 +798,20 @@ def test_results_that_a_backend_exports_without_a_view_are_freed() -> None:
     assert array_communicator._exported(array, array) is array
     del array
     assert reference() is None
+
+
+@everywhere
+def test_stacked_results_that_are_held_elsewhere(backend: str) -> None:
+    """What a call returns gets its new axis as a view; a write to the stack, or to a tensor in it, copies first."""
+    devices = row(backend)
+    kept = st.device_put(np.arange(3.0), devices[0])
+    stacked = st.pmap(lambda x: kept, np.ones(1), devices=devices[:1])
+    kept += 1
+    assert_same(stacked, np.arange(3.0)[None])
+    stacked += 5
+    assert_same(kept, np.arange(3.0) + 1)
+    made = st.pmap(lambda x: x * 2, np.arange(4.0), devices=devices, out_axes=0)
+    parts = st.pmap(lambda x: x, made, devices=devices)
+    parts += 1
+    assert_same(made, np.arange(4.0) * 2)
+    assert_same(parts, np.arange(4.0) * 2 + 1)

@@ -679,7 +679,7 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
         places.add(place.split(",")[0])
         found = {
             "handler": signal.getsignal(signal.SIGALRM) is not handler,
-            "held": bool(signals._active or signals._held or signals._missed),
+            "held": bool(signals._active or signals._held or signals.missed),
             "limits": bool(blas_threads._shares._wanted),
             "hook": sys.breakpointhook is not hook,
             "device": st.current_device() is not None,
@@ -687,7 +687,7 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
         wrong += [(what, place) for what, is_so in found.items() if is_so]
         assert call() == wanted, place
     if not nested and not helpers:  # with helpers, the caller may come to fewer
-        assert places >= {"Program._pause", "Scheduler._next", "Scheduler.start", "Interrupts._leave", "_call_on"}
+        assert places >= {"Program._pause", "Scheduler._next", "Scheduler.start", "Interrupts._leave", "_Task.__call__"}
     ownership.READS.clear()  # The tracer also raises at the line of a `finally`, where no handler of a signal runs.
     assert not wrong, "\n".join(map(str, wrong))
 
