@@ -95,7 +95,7 @@ class _Cumulative(NamedTuple):
     ufunc: np.ufunc
     initial: Callable[..., Any]
 
-    def of(self, xp: Any) -> tuple[Callable[..., Any], ...]:
+    def of(self, xp: Any) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
         """The reduction, the cumulative function and the ufunc of a namespace; NumPy's are methods of the ufunc."""
         if xp is np:
             return self.ufunc.reduce, self.ufunc.accumulate, self.ufunc

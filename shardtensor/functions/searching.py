@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements, operator
-from shardtensor.errors import ArgumentError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
 from shardtensor.functions.algorithms.ragged import Rows as _Rows
 from shardtensor.functions.indexing import take as _take
@@ -61,12 +61,21 @@ def argmin(
     """
 
 
+@overload
+def where(condition: ArrayLike, /) -> tuple[ShardedTensor, ...]: ...
+
+
+@overload
+def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor: ...
+
+
 @operator("..., ..., ... -> ...", keeps_arrays=True)
-def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
+def where(condition: ArrayLike, x1: ArrayLike | None = None, x2: ArrayLike | None = None, /) -> Any:
     """Selects elements of x1 where ``condition`` is true and elements of x2 elsewhere.
 
     The operands broadcast against one another, and the result has the dtype to which x1 and x2 are promoted. Its
     sharding is that of the operands; where they differ, the operands that are cheapest to move are transferred.
+    Without x1 and x2, the result is that of `shardtensor.nonzero`, as in NumPy.
 
     Args:
         condition: an array of bools, or of any dtype whose elements are true unless they are zero.
@@ -75,9 +84,12 @@ def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> ShardedTenso
 
     Raises:
         ShapeError: the shapes do not broadcast.
+        ArgumentTypeError: only one of x1 and x2 is given.
 
     >>> st.where(st.asarray([True, False]), st.asarray([1.0, 2.0]), 0).tolist()
     [1.0, 0.0]
+    >>> st.where(st.asarray([True, False, True]))[0].tolist()
+    [0, 2]
     """
 
 
@@ -85,8 +97,15 @@ implements(where, "blockwise")(blockwise.where)
 
 
 @implements(where, "composite")
-def _check_integers(condition: Any, x1: Any, x2: Any) -> Any:
-    """Raises OverflowError where this version of NumPy does: other libraries wrap integers that do not fit around."""
+def _check_choices(condition: Any, x1: Any, x2: Any) -> Any:
+    """Returns the indices of a condition without choices, and raises OverflowError where this version of NumPy does:
+    other libraries wrap integers that do not fit around.
+    """
+    if x1 is None and x2 is None:
+        return nonzero(condition)
+    if x1 is None or x2 is None:
+        name = "x1" if x1 is None else "x2"
+        raise ArgumentTypeError(f"{name} is None; wanted a tensor, an array or a scalar, or neither x1 nor x2")
     for number, other in ((x1, x2), (x2, x1)):
         if type(number) is int and not 0 <= number < 128 and isinstance(other, ShardedTensor):
             np.where(np.empty(0, bool), np.empty(0, other.dtype), number)

@@ -89,7 +89,8 @@ class _Running(NamedTuple):
 
     ufunc: str
 
-    def __call__(self, xp: Any) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    def of(self, xp: Any) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+        """The reduction, the cumulative function and the function of two arrays."""
         if xp is np:
             ufunc = getattr(np, self.ufunc)
             return self._reduce, ufunc.accumulate, ufunc
@@ -131,12 +132,12 @@ class _Running(NamedTuple):
 
 @implements(running, "kernel")
 def _running_kernel(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, axis: int) -> Any:
-    return _Running(ufunc)(xp)[1](x, axis=axis, dtype=None)
+    return _Running(ufunc).of(xp)[1](x, axis=axis, dtype=None)
 
 
 def _running_of_whole(value: Aval, *, ufunc: str, axis: int) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
     made = aval(value.shape, _running_dtype(ufunc, value.dtype), value.sharding, value.committed)
-    compute = scan_of_whole(value, axis, _Running(ufunc), loop=None, exact=made.dtype.kind in "biumM")
+    compute = scan_of_whole(value, axis, _Running(ufunc).of, loop=None, exact=made.dtype.kind in "biumM")
     return None if compute is None else (made, compute)
 
 
@@ -147,7 +148,7 @@ def _running_is_short(value: Aval, *, ufunc: str, axis: int) -> bool:
 @distributed(running, small=_running_of_whole, few=_running_is_short)
 def _running(x: Shards, along: Callable[[int], MeshCommunicator], *, ufunc: str, axis: int) -> Shards:
     dtype = _running_dtype(ufunc, x.value.dtype)
-    return scan(x, along(axis), axis, _Running(ufunc), dtype=dtype, loop=None)
+    return scan(x, along(axis), axis, _Running(ufunc).of, dtype=dtype, loop=None)
 
 
 def _running_dtype(ufunc: str, dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,15 +25,23 @@ def from_lists(x: list[Any] | tuple[Any, ...], caller: str) -> np.ndarray[Any, A
         raise ShapeError(f"{caller}: nested lists of different lengths ({error})") from None
 
 
+def tensors_in(x: list[Any] | tuple[Any, ...]) -> Iterator[Handle]:
+    """Yields the tensors in nested lists."""
+    kinds = set(map(type, x))  # Lists of many scalars are looked through at the speed of C.
+    if any(issubclass(kind, (list, tuple, Handle)) for kind in kinds):
+        for item in x:
+            if isinstance(item, (list, tuple)):
+                yield from tensors_in(item)
+            elif isinstance(item, Handle):
+                yield item
+
+
 def check_leaves(x: list[Any] | tuple[Any, ...], caller: str) -> None:
     """Raises ArgumentTypeError if nested lists contain tensors with dimensions, which must be joined explicitly."""
-    for item in x:
-        if isinstance(item, (list, tuple)):
-            check_leaves(item, caller)
-        elif isinstance(item, Handle) and item.ndim:
-            raise ArgumentTypeError(
-                f"{caller}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
-            )
+    if any(item.ndim for item in tensors_in(x)):
+        raise ArgumentTypeError(
+            f"{caller}: a list of tensors is not one array; join them with st.stack, st.concat or st.unshard"
+        )
 
 
 def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:

@@ -80,6 +80,8 @@ def _run(draw: Any, sizes: tuple[int, ...], block: tuple[int, ...]) -> list[Any]
             count = block[-1] if block else draw(some.integers(0, 3))
             mask = np.zeros(sizes[:width], bool)
             mask.flat[np.random.default_rng(draw(some.integers(0, 99))).permutation(mask.size)[:count]] = True
+            if not count:  # An empty mask fits dimensions of any size.
+                mask = mask[tuple(slice(draw(some.sampled_from([n, 0]))) for n in mask.shape)]
             out.append(mask)
         elif kind == "array":
             shape = tuple(1 if draw(some.integers(0, 4)) == 0 else m for m in block)

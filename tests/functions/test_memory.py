@@ -230,7 +230,9 @@ holds all (see `ARGUMENTS`).
 ROWS = sorted(
     name
     for name, op in OPS.items()
-    if name in CASES and not (op.spmd or op.is_ufunc or op.creates or op.gathers or op.optional) and name not in OTHERS
+    if name in CASES
+    and not (op.spmd or op.is_ufunc or op.creates or op.gathers or (op.optional and name != "where"))
+    and name not in OTHERS
 )
 KINDS = {"line": lambda n: numbers(n), "rows": lambda n: numbers(n // 4, 4)}
 

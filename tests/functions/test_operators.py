@@ -285,6 +285,53 @@ def test_a_tensor_on_one_device_is_joined_with_host_arrays(backend: str) -> None
         assert_same(join([x]), joined([a]))
 
 
+def test_a_condition_without_choices_is_searched(backend: str) -> None:
+    """NumPy's, CuPy's and JAX's `where` of one argument, which libraries such as scikit-learn call."""
+    a = array((7, 3), "float64", 1)
+    x = st.device_put(a, mesh_of((4,), backend))
+    for found in (st.where(x > 0), np.where(x > 0)):
+        assert isinstance(found, tuple)
+        for mine, answer in zip(found, np.where(a > 0), strict=True):
+            assert_same(mine, answer, exact=True)
+    inside = st.pmap(lambda part: st.where(part > 0)[0], st.shard(x[:, 0]))
+    for mine, part in zip(inside, st.shard(x[:, 0]), strict=True):
+        assert_same(mine, np.where(np.asarray(part) > 0)[0])
+    for choices in ((1.0,), (None, x), (x, None)):
+        with pytest.raises(st.ArgumentTypeError, match=r"^where: x[12] is None; wanted .* or neither x1 nor x2"):
+            st.where(x > 0, *choices)
+
+
+def test_lists_of_tensors_are_stacked_where_they_are(backend: str) -> None:
+    a = array((7, 3), "float32", 1)
+    lists: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
+        "tensors": (lambda x: [x, x + 1], {}),
+        "a tuple": (lambda x: (x, x), {}),
+        "nested": (lambda x: [[x, x], [x, -x]], {}),
+        "a dtype": (lambda x: [x, x], {"dtype": "complex128"}),
+        "promotion": (lambda x: [x, np.arange(21).reshape(7, 3)], {}),
+        "a list of scalars": (lambda x: [x[:, 0], [1, x[5, 0], *range(5)]], {}),
+        "numbers that a float does not hold": (lambda x: [x[:, 0] > 0, [2**53 + 1] * 7], {"dtype": "int64"}),
+    }
+    mesh = mesh_of((4,), backend)
+    for name, (make, to) in lists.items():
+        for home in (st.NamedSharding(mesh, st.P("x")), mesh.flat[2]):
+            x = st.device_put(a, home)
+            given = make(x)
+            with st.transfer_guard("disallow"):
+                found = st.asarray(given, **to)
+            answer = np.asarray(make(a), **to)
+            assert found.dtype == answer.dtype, name
+            assert_same(found, answer)
+            assert found.sharding.mesh == x.sharding.mesh, name
+            assert found.committed, name
+    x = st.device_put(a, st.NamedSharding(mesh, st.P("x")))
+    with st.transfers() as log:
+        assert st.asarray([x, x]).sharding == st.NamedSharding(mesh, st.P(None, "x"))
+    assert not log.bytes
+    assert st.asarray([x, x], device=mesh.flat[1]).device == mesh.flat[1]
+    assert_same(st.jit(lambda x: st.asarray([x, 2 * x]))(x), np.asarray([a, 2 * a]))
+
+
 def test_a_tensor_as_fill_value_does_not_choose_the_devices(backend: str) -> None:
     meshes = mesh_of((2,), backend), mesh_of((4,), backend)
     value = st.ones(3, device=meshes[0]).sum()

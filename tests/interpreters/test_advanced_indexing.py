@@ -508,6 +508,26 @@ def test_masks_of_rows_move_nothing(backend: str) -> None:
         assert_same(x, answer, exact=True)
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (10, 0), (0, 0)], ids=str)
+def test_empty_masks_fit_dimensions_of_any_size(shape: tuple[int, ...], backend: str) -> None:
+    """The array API permits a dimension of size 0 in a mask wherever one of the size of the tensor's is permitted."""
+    mask = np.zeros(shape, bool)
+    for x in rows_and_columns(backend, (10, 3)):
+        answer = np.array(x)
+        for index in (mask, st.asarray(mask), (mask, Ellipsis)):
+            found = x[index]
+            assert found.dtype == x.dtype
+            assert_same(found, answer[mask], exact=True)
+            x[index] = 7
+            x[index] = np.zeros((0, *answer.shape[mask.ndim :]))
+            assert_same(x, answer, exact=True)
+        if mask.ndim == 1:
+            assert_same(x[:, mask], answer[:, mask], exact=True)
+            assert_same(x[mask, 1], answer[mask, 1], exact=True)
+            with pytest.raises(IndexError, match="index 3 is out of bounds"):
+                x[mask, 3]
+
+
 def test_masks_elsewhere_are_sent_to_the_owners_alone(backend: str) -> None:
     """The mask is on the host: each device gets the part for its own elements, one byte for each."""
     x = st.device_put(np.zeros((10, 3)), mesh_of((4,), backend))
@@ -870,6 +890,8 @@ BAD_INDICES: list[tuple[Any, str]] = [
     ((np.zeros((2, 1), int), np.zeros((3, 2), int)), "(2, 1), (3, 2)"),
     (np.zeros(4, bool), "(4,)"),
     (np.zeros((5, 2), bool), "(5, 2)"),
+    (np.zeros((0, 2), bool), "(0, 2)"),
+    (np.zeros((2, 0), bool), "(2, 0)"),
     (np.zeros((5, 3, 1), bool), "3 indices"),
     ([True, False], "(2,)"),
     ((slice(None), np.zeros(5, bool)), "(5,)"),

@@ -64,7 +64,6 @@ class AdvancedIndex:
 
     def __init__(self, index: Any, shape: Shape) -> None:
         entries = [_entry(e) for e in (index if isinstance(index, tuple) else (index,))]
-        self.numpy = tuple(entries)
         self.is_mask = len(entries) == 1 and _is_mask(entries[0])
         taken = sum(_width(e) for e in entries)
         if taken > len(shape):
@@ -72,17 +71,20 @@ class AdvancedIndex:
         basic: list[Any] = []
         self._walkers: list[_IndexArray] = []
         d = 0
-        for entry in entries:
+        for number, entry in enumerate(entries):
             if entry is Ellipsis:
                 basic.append(entry)
                 d += len(shape) - taken
             elif isinstance(entry, (int, np.ndarray)):
                 width = _width(entry)
-                if _is_mask(entry) and entry.shape != shape[d : d + width]:
-                    raise IndexingError(
-                        f"a mask of shape {entry.shape} at dimension {d} of a tensor of shape {shape}; wanted "
-                        f"{shape[d : d + width]}"
-                    )
+                if _is_mask(entry) and entry.shape != (wanted := shape[d : d + width]):
+                    if any(n not in (0, size) for n, size in zip(entry.shape, wanted, strict=True)):
+                        raise IndexingError(
+                            f"a mask of shape {entry.shape} at dimension {d} of a tensor of shape {shape}; wanted "
+                            f"{wanted}"
+                        )
+                    # The array API and NumPy accept an empty mask for dimensions of any size.
+                    entries[number] = entry = np.broadcast_to(np.False_, wanted)
                 self._walkers.append(_IndexArray(len(basic), np.asarray(entry), d, shape))
                 # A 0-d mask adds a dimension of size 1 and indexes it.
                 basic += [slice(None)] * width if width else [None]
@@ -90,6 +92,7 @@ class AdvancedIndex:
             else:
                 basic.append(entry)
                 d += entry is not None
+        self.numpy = tuple(entries)
         found = canonical(tuple(basic), shape)
         assert found is not None
         self.basic: Index = found
