@@ -93,6 +93,36 @@ def _in_place(name: str) -> Callable[[Any, Any], ShardedTensor]:
     return method
 
 
+_POWERS = {2: "square", 0.5: "sqrt", -1: "reciprocal"}
+"""The functions that NumPy's operator ``**`` calls for these exponents. Powers take 4 to 20 times as long."""
+
+
+def _function_of_power(x: Any, exponent: Any) -> str | None:
+    """Returns the function of one operand that ``x ** exponent`` is, as in NumPy; None for other powers."""
+    if type(exponent) not in (int, float) or (name := _POWERS.get(exponent)) is None:
+        return None
+    kind = x.dtype.kind
+    return name if kind in "fc" or (kind in "iub" and type(exponent) is int and exponent == 2) else None
+
+
+def _pow(self: Any, other: Any) -> ShardedTensor:
+    """Returns the tensor of ``self ** other``."""
+    name = _function_of_power(self, other)
+    return _power[0](self, other) if name is None else call(name, self)
+
+
+def _ipow(self: Any, other: Any) -> ShardedTensor:
+    """Computes ``self **= other``."""
+    name = _function_of_power(self, other)
+    if name is None or self._is_scalar:
+        return _in_place("pow")(self, other)
+    bind_into(self, OPS[name], (self,), ())
+    return self  # type: ignore[no-any-return]
+
+
+_power = _binary("pow")
+
+
 def _unary(name: str) -> Callable[[Any], ShardedTensor]:
     def method(self: Any) -> ShardedTensor:
         return call(name, self)  # type: ignore[no-any-return]
@@ -124,7 +154,7 @@ class Operators(Handle):
     __truediv__, __rtruediv__ = _binary("divide")
     __floordiv__, __rfloordiv__ = _binary("floor_divide")
     __mod__, __rmod__ = _binary("remainder")
-    __pow__, __rpow__ = _binary("pow")
+    __pow__, __rpow__ = _pow, _power[1]
     __matmul__, __rmatmul__ = _binary("matmul")
     __and__, __rand__ = _binary("bitwise_and")
     __or__, __ror__ = _binary("bitwise_or")
@@ -143,6 +173,6 @@ class Operators(Handle):
 
     __iadd__, __isub__, __imul__ = map(_in_place, ("add", "subtract", "multiply"))
     __itruediv__, __ifloordiv__, __imod__ = map(_in_place, ("divide", "floor_divide", "remainder"))
-    __ipow__, __imatmul__ = map(_in_place, ("pow", "matmul"))
+    __ipow__, __imatmul__ = _ipow, _in_place("matmul")
     __iand__, __ior__, __ixor__ = map(_in_place, ("bitwise_and", "bitwise_or", "bitwise_xor"))
     __ilshift__, __irshift__ = map(_in_place, ("bitwise_left_shift", "bitwise_right_shift"))

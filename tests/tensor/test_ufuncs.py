@@ -164,3 +164,32 @@ def test_inference_and_maps() -> None:
     assert st.eval_shape(lambda x: np.hypot.reduce(x, axis=1), x).shape == (5,)
     found = st.smap(lambda a: st.sum(a, axis=1, where=a > 0), x, axes=[0])
     np.testing.assert_array_equal(np.asarray(found), FLOATS.sum(1, where=FLOATS > 0))
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", ["bool", "int32", "uint8", "float16", "float32", "float64", "complex128"])
+def test_powers_are_those_of_numpys_operator(backend: str, dtype: str) -> None:
+    """NumPy's ``**`` calls other functions for some exponents, which differ from `np.power` in dtypes and zeros."""
+    values = [0.0, 1.0, 0.25, 3.0] if dtype != "float64" else [-np.inf, -2.0, -0.0, 0.0, 0.3, 3.0, np.inf, np.nan]
+    x = np.asarray(values).astype(dtype)
+    if dtype == "complex128":
+        x = x + 1j * np.arange(x.size)
+    placed = st.device_put(x, mesh_of((3,), backend))
+    exact = backend in ("numpy", "checked")
+    for exponent in (2, 0.5, -1, 2.0, 3):
+        with np.errstate(all="ignore"):
+            if x.dtype.kind in "biu" and (exponent == -1 or (dtype == "bool" and backend == "torch")):
+                continue
+            found, expected = np.asarray(placed**exponent), x**exponent
+        assert found.dtype == expected.dtype
+        if exact:
+            assert found.tobytes() == expected.tobytes()
+        else:
+            np.testing.assert_allclose(found, expected, rtol=1e-2 if dtype == "float16" else 1e-5)
+    with np.errstate(all="ignore"):
+        placed = st.device_put(x, mesh_of((3,), backend))
+        if dtype != "bool":
+            view = placed[1:]
+            view **= 2
+            np.testing.assert_allclose(np.asarray(placed)[1:], x[1:] ** 2)
+            np.testing.assert_array_equal(np.asarray(placed)[:1], x[:1])
