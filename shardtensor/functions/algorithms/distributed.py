@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from shardtensor.communication.communicators import communicator
 from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
-from shardtensor.core import OPS, implements
+from shardtensor.core import OPS, Op, implements
 from shardtensor.functions.algorithms.one_memory import may_run_on_first
 from shardtensor.functions.algorithms.shards import AbstractShards, MeshCommunicator, Shards, shards_of
 from shardtensor.functions.placement import infer_transfer, reshard_to
@@ -33,6 +33,10 @@ _FEW_ON_DEVICES = 1 << 20
 """The same for devices other than the host, where each call is a launch."""
 
 
+_Small: TypeAlias = tuple[Aval, Callable[[Any, Any], Any]]
+"""The aval of a result, and the function of a namespace and of the array of all elements that computes it."""
+
+
 def distributed(
     function: Callable[..., Any],
     *,
@@ -41,7 +45,7 @@ def distributed(
     result: Callable[..., Any] | None = None,
     layout: Callable[..., Sequence[NamedSharding]] | None = None,
     known_messages: bool = False,
-    small: Callable[..., tuple[Aval, Callable[[Any, Any], Any]] | None] | None = None,
+    small: Callable[..., _Small | None] | None = None,
     few: Callable[..., bool] = lambda *avals, **params: False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Attaches the decorated function to a declared operator as its algorithm and its inference; see the package.
@@ -69,130 +73,191 @@ def distributed(
         known_messages: whether the messages follow from the shapes. Then ``whole`` runs where transfers are recorded,
             too, so that a log does not change the result.
     """
-    op = OPS[function.__name__]
-    further = len(op.operands) - 1
-
-    @functools.lru_cache(1024, typed=True)
-    def targets(*avals_and_params: Any) -> Sequence[NamedSharding]:
-        if layout is None:
-            return [avals_and_params[0].sharding] * (1 + further)
-        params = zip(op.params, avals_and_params[1 + further :], strict=True)
-        return layout(*avals_and_params[: 1 + further], **dict(params))
-
-    @functools.lru_cache(1024, typed=True)  # Parameters that are equal, such as 1 and True, may differ in type.
-    def known(*avals_and_params: Any) -> Any:
-        assert result is not None
-        params = zip(op.params, avals_and_params[1 + further :], strict=True)
-        return result(*avals_and_params[: 1 + further], **dict(params))
-
-    @functools.lru_cache(1024, typed=True)
-    def runs_on_one(*avals_and_params: Any) -> bool:
-        avals, params = avals_and_params[: 1 + further], avals_and_params[1 + further :]
-        return may_run_on_first(avals[0]) and few(*avals, **dict(zip(op.params, params, strict=True)))
-
-    @functools.lru_cache(1024, typed=True)
-    def prepared(value: Aval, *params: Any) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
-        most = _FEW_BYTES if value.backend.on_host else _FEW_ON_DEVICES
-        if small is None or value.memory is None or value.offloaded or value.nbytes > most:
-            return None
-        return small(value, **dict(zip(op.params, params, strict=True)))
-
-    @functools.lru_cache(1024, typed=True)
-    def prepared_on_first(value: Aval, *params: Any) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
-        if small is None or not runs_on_one(value, *params):
-            return None
-        return small(value, **dict(zip(op.params, params, strict=True)))
-
-    def divided(x: ShardedTensor, made: Aval, compute: Callable[[Any, Any], Any]) -> Shards:
-        """Returns the shards of a result of x's shape that the first device computes of all elements."""
-        first = as_sharding(made.sharding.mesh.flat[0], x.ndim, op.name)
-        shards = (_abstract_operand if lacks_elements(x) else _operand)(x, first, op.name)
-        alone = aval(made.shape, made.dtype, first, made.committed)
-        found = shards.map(compute, shape=lambda shape: shape, dtype=made.dtype).assembled(alone)
-        return found.divided(made, op.name)
-
-    def at_once(operands: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        assert whole is not None
-        shardings = targets(*map(_kind_of, operands), *params)
-        moves = [operand_transfer(_kind_of(y), target) for y, target in zip(operands, shardings, strict=True)]
-        avals = known(*map(_laid_out, operands, shardings), *params)
-        arrays = [move.unrecorded(y, op.name)[0] for move, y in zip(moves, operands, strict=True)]
-        made = whole(*arrays, **dict(zip(op.params, params, strict=True)))
-        return _each_of(lambda v, a: tensor(v, Storage((whole_of(a, v),))), avals, made)
-
-    def on_first(body: Callable[..., Any], operands: Sequence[Any], params: tuple[Any, ...]) -> Any:
-        """Returns the result of the algorithm on the first of devices that share a memory."""
-        shardings = targets(*map(_kind_of, operands), *params)
-        avals = known(*map(_laid_out, operands, shardings), *params)
-        shards = []
-        for y, target in zip(operands, shardings, strict=True):
-            move = operand_transfer(_kind_of(y), target)
-            value = _laid_out(y, as_sharding(target.mesh.flat[0], y.ndim, op.name))
-            shards.append(shards_of(value, move.unrecorded(y, op.name)))
-        along = functools.partial(MeshCommunicator, op.name, shards[0].value, kind=communicator, explicit=not moves)
-        made = body(*shards, along, **dict(zip(op.params, params, strict=True)))
-        return _each_of(lambda v, s: tensor(v, Storage(s.tensor()._storage.buffers)), avals, made)
 
     def attach(body: Callable[..., Any]) -> Callable[..., Any]:
-        def run(x: ShardedTensor, others: Sequence[Any], params: tuple[Any, ...]) -> Any:
-            if ready := prepared_on_first(x._aval, *params):
-                return divided(x, *ready)
-            operands = (x, *others)
-            shardings = targets(*map(_kind_of, operands), *params)
-            value = _laid_out(x, shardings[0])
-            on_one = result is not None and runs_on_one(*map(_kind_of, operands), *params)
-            if on_one:
-                needed, device = shardings, value.sharding.mesh.flat[0]
-                shardings = [as_sharding(device, y.ndim, op.name) for y in operands]
-            if any(map(lacks_elements, operands)):
-                kind: Callable[..., Any] = AbstractCommunicator
-                shards = [_abstract_operand(y, target, op.name) for y, target in zip(operands, shardings, strict=True)]
-            else:
-                kind = communicator
-                if len(processes_of(value.sharding.mesh.flat)) > 1:
-                    note(f"{op.name}({', '.join(map(described, (*operands, *params)))})")
-                shards = [_operand(y, target, op.name) for y, target in zip(operands, shardings, strict=True)]
-            along = functools.partial(MeshCommunicator, op.name, shards[0].value, kind=kind, explicit=not moves)
-            made = body(*shards, along, **dict(zip(op.params, params, strict=True)))
-            if not on_one:
-                return made
-            avals = known(*map(_laid_out, operands, needed), *params)
-            return _each_of(lambda value, part: part.divided(value, op.name), avals, made)
-
-        def algorithm(x: Any, *others_and_params: Any) -> Any:
-            others, params = others_and_params[:further], others_and_params[further:]
-            if not isinstance(x, ShardedTensor):
-                x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), op.name), op.name, committed=False)
-            value = x._aval
-            if ready := prepared(value, *params):
-                if is_recording():
-                    run(without_elements(value), others, params)
-                backend, made = value.backend, ready[0]
-                with FloatingPointErrors(op.ufunc), backend.on(value.sharding.mesh.flat[0]):
-                    array = whole_of(ready[1](backend.xp, whole_array(x, op.name)), made)
-                return tensor(made, Storage((array,), ([],)))
-            if whole is not None and value.memory is not None and (known_messages or not is_recording()):
-                if is_recording():
-                    run(without_elements(value), others, params)
-                if value.backend.on_host:
-                    return at_once((x, *others), params)
-                if value.sharding.mesh.size > 1 and not value.offloaded:
-                    return on_first(body, (x, *others), params)
-            with FloatingPointErrors(op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
-                return _each_of(lambda made: made.tensor(), run(x, others, params))
-
-        def infer(x: Any, *others_and_params: Any) -> Any:
-            if not isinstance(x, ShardedTensor):
-                target = as_sharding(default_mesh(), np.ndim(x), op.name)
-                x = without_elements(infer_transfer(x, target, op.name, committed=False))
-            found = run(x, others_and_params[:further], others_and_params[further:])
-            return _each_of(lambda made: made.value, found)
-
-        implements(function, "algorithm")(algorithm)
-        implements(function, "infer")(infer)
+        algorithm = _Algorithm(
+            OPS[function.__name__],
+            body,
+            moves=moves,
+            whole=whole,
+            result=result,
+            layout=layout,
+            known_messages=known_messages,
+            small=small,
+            few=few,
+        )
+        implements(function, "algorithm")(algorithm.run)
+        implements(function, "infer")(algorithm.infer)
         return body
 
     return attach
+
+
+class _Algorithm:
+    """The algorithm of an operator, and what runs in its place; see `distributed` for the arguments."""
+
+    def __init__(
+        self,
+        op: Op,
+        body: Callable[..., Any],
+        *,
+        moves: bool,
+        whole: Callable[..., Any] | None,
+        result: Callable[..., Any] | None,
+        layout: Callable[..., Sequence[NamedSharding]] | None,
+        known_messages: bool,
+        small: Callable[..., _Small | None] | None,
+        few: Callable[..., bool],
+    ) -> None:
+        self.op, self.name, self.body = op, op.name, body
+        self.moves, self.whole, self.result, self.layout = moves, whole, result, layout
+        self.known_messages, self.small, self.few = known_messages, small, few
+        self.count = len(op.operands)
+        cached = functools.lru_cache(1024, typed=True)  # Parameters that are equal, such as 1 and True, differ in type.
+        self._shardings = cached(self._shardings_of)
+        self._avals = cached(self._avals_of)
+        self._runs_on_one = cached(self._may_run_on_one)
+        self._in_one_buffer = cached(self._small_in_one_buffer)
+        self._on_first = cached(self._small_on_first)
+
+    # -- what follows from avals and parameters, which these methods take one after the other ------
+
+    def _named(self, params: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self.op.params, params, strict=True))
+
+    def _shardings_of(self, *avals_and_params: Any) -> Sequence[NamedSharding]:
+        """Returns the sharding that the algorithm needs of each operand."""
+        avals, params = avals_and_params[: self.count], avals_and_params[self.count :]
+        return [avals[0].sharding] * self.count if self.layout is None else self.layout(*avals, **self._named(params))
+
+    def _avals_of(self, *avals_and_params: Any) -> Any:
+        """Returns the aval of the result, or those of several results."""
+        assert self.result is not None
+        avals, params = avals_and_params[: self.count], avals_and_params[self.count :]
+        return self.result(*avals, **self._named(params))
+
+    def _may_run_on_one(self, *avals_and_params: Any) -> bool:
+        """Returns whether the first device computes for the others."""
+        avals, params = avals_and_params[: self.count], avals_and_params[self.count :]
+        return may_run_on_first(avals[0]) and self.few(*avals, **self._named(params))
+
+    def _small_in_one_buffer(self, value: Aval, *params: Any) -> _Small | None:
+        """Returns what computes the result of a small operand in one buffer from all elements, if anything does."""
+        most = _FEW_BYTES if value.backend.on_host else _FEW_ON_DEVICES
+        if self.small is None or value.memory is None or value.offloaded or value.nbytes > most:
+            return None
+        return self.small(value, **self._named(params))
+
+    def _small_on_first(self, value: Aval, *params: Any) -> _Small | None:
+        """Returns what computes the result on the first device from all elements, if anything does."""
+        if self.small is None or not self._runs_on_one(value, *params):
+            return None
+        return self.small(value, **self._named(params))
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def run(self, x: Any, *others_and_params: Any) -> Any:
+        """The algorithm of the operator."""
+        others, params = others_and_params[: self.count - 1], others_and_params[self.count - 1 :]
+        if not isinstance(x, ShardedTensor):
+            x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), self.name), self.name, committed=False)
+        operands, value = (x, *others), x._aval
+        if small := self._in_one_buffer(value, *params):
+            return self._run_small(operands, params, *small)
+        if self.whole is not None and value.memory is not None and (self.known_messages or not is_recording()):
+            self._announce(operands, params)
+            if value.backend.on_host:
+                return self._run_whole(operands, params)
+            if value.sharding.mesh.size > 1 and not value.offloaded:
+                return self._run_in_one_memory(operands, params)
+        with FloatingPointErrors(self.op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
+            return _each_of(lambda made: made.tensor(), self._distribute(operands, params))
+
+    def infer(self, x: Any, *others_and_params: Any) -> Any:
+        """The inference of the operator."""
+        others, params = others_and_params[: self.count - 1], others_and_params[self.count - 1 :]
+        if not isinstance(x, ShardedTensor):
+            target = as_sharding(default_mesh(), np.ndim(x), self.name)
+            x = without_elements(infer_transfer(x, target, self.name, committed=False))
+        return _each_of(lambda made: made.value, self._distribute((x, *others), params))
+
+    def _announce(self, operands: Sequence[Any], params: Sequence[Any]) -> None:
+        """Records the messages of the algorithm, if a log is active, without sending them."""
+        if is_recording():
+            self._distribute((without_elements(operands[0]._aval), *operands[1:]), params)
+
+    # -- in place of the algorithm, where devices share a memory -----------------------------------
+
+    def _run_small(
+        self, operands: Sequence[Any], params: Sequence[Any], made: Aval, compute: Callable[[Any, Any], Any]
+    ) -> ShardedTensor:
+        """Returns the result that one function computes of the buffer of the first operand."""
+        self._announce(operands, params)
+        value = operands[0]._aval
+        with FloatingPointErrors(self.op.ufunc), value.backend.on(value.sharding.mesh.flat[0]):
+            array = whole_of(compute(value.backend.xp, whole_array(operands[0], self.name)), made)
+        return tensor(made, Storage((array,), ([],)))
+
+    def _run_whole(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
+        """Returns the result that a function of whole host arrays computes."""
+        assert self.whole is not None
+        shardings = self._shardings(*map(_kind_of, operands), *params)
+        moves = [operand_transfer(_kind_of(y), target) for y, target in zip(operands, shardings, strict=True)]
+        avals = self._avals(*map(_laid_out, operands, shardings), *params)
+        arrays = [move.unrecorded(y, self.name)[0] for move, y in zip(moves, operands, strict=True)]
+        made = self.whole(*arrays, **self._named(params))
+        return _each_of(lambda v, a: tensor(v, Storage((whole_of(a, v),))), avals, made)
+
+    def _run_in_one_memory(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
+        """Returns the result of the algorithm on the first of devices that share a memory."""
+        shardings = self._shardings(*map(_kind_of, operands), *params)
+        avals = self._avals(*map(_laid_out, operands, shardings), *params)
+        shards = []
+        for y, target in zip(operands, shardings, strict=True):
+            move = operand_transfer(_kind_of(y), target)
+            value = _laid_out(y, as_sharding(target.mesh.flat[0], y.ndim, self.name))
+            shards.append(shards_of(value, move.unrecorded(y, self.name)))
+        made = self._call_body(shards, communicator, params)
+        return _each_of(lambda v, s: tensor(v, Storage(s.tensor()._storage.buffers)), avals, made)
+
+    # -- the algorithm -----------------------------------------------------------------------------
+
+    def _distribute(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
+        """Returns the `Shards` of the result, or those of several results."""
+        x = operands[0]
+        if small := self._on_first(x._aval, *params):
+            return self._divided(x, *small)
+        kinds = [_kind_of(y) for y in operands]
+        needed = shardings = self._shardings(*kinds, *params)
+        value = _laid_out(x, shardings[0])
+        on_one = self.result is not None and self._runs_on_one(*kinds, *params)
+        if on_one:
+            shardings = [as_sharding(value.sharding.mesh.flat[0], y.ndim, self.name) for y in operands]
+        kind: Callable[..., Any] = communicator
+        make: Callable[..., Shards] = _operand
+        if any(map(lacks_elements, operands)):
+            kind, make = AbstractCommunicator, _abstract_operand
+        elif len(processes_of(value.sharding.mesh.flat)) > 1:
+            note(f"{self.name}({', '.join(map(described, (*operands, *params)))})")
+        shards = [make(y, target, self.name) for y, target in zip(operands, shardings, strict=True)]
+        made = self._call_body(shards, kind, params)
+        if not on_one:
+            return made
+        avals = self._avals(*map(_laid_out, operands, needed), *params)
+        return _each_of(lambda value, part: part.divided(value, self.name), avals, made)
+
+    def _call_body(self, shards: Sequence[Shards], kind: Callable[..., Any], params: Sequence[Any]) -> Any:
+        """Calls the function with communicators of a kind."""
+        along = functools.partial(MeshCommunicator, self.name, shards[0].value, kind=kind, explicit=not self.moves)
+        return self.body(*shards, along, **self._named(params))
+
+    def _divided(self, x: ShardedTensor, made: Aval, compute: Callable[[Any, Any], Any]) -> Shards:
+        """Returns the shards of a result of x's shape that the first device computes of all elements."""
+        first = as_sharding(made.sharding.mesh.flat[0], x.ndim, self.name)
+        shards = (_abstract_operand if lacks_elements(x) else _operand)(x, first, self.name)
+        alone = aval(made.shape, made.dtype, first, made.committed)
+        found = shards.map(compute, shape=lambda shape: shape, dtype=made.dtype).assembled(alone)
+        return found.divided(made, self.name)
 
 
 def _kind_of(y: Any) -> Aval | HostAval:
