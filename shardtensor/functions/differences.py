@@ -17,33 +17,56 @@ from shardtensor.tensor.operands import host_array
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
-def _valid(shapes: Sequence[Shape]) -> tuple[str, Shape]:
+def _overlaps(shapes: Sequence[Shape], *, before: int = 0, behind: int = 0) -> tuple[str, Shape]:
     (n,), (m,) = shapes
-    return "n!, m! -> k", (max(n - m + 1, 0),)
+    return "n!, m! -> k", (max(before + n + behind - m + 1, 0),)
 
 
-@operator(_valid, operands=("a", "v"), error_name="convolve")
-def convolve_valid(a: ArrayLike, v: ArrayLike, /) -> ShardedTensor:
-    """Returns the convolution of two arrays of one dimension and dtype where they overlap completely.
+@operator(_overlaps, operands=("a", "v"), error_name="convolve")
+def convolve_part(a: ArrayLike, v: ArrayLike, /, *, before: int = 0, behind: int = 0) -> ShardedTensor:
+    """Returns the convolution of two arrays of one dimension and dtype where they overlap completely, and where some
+    elements of v overlap none of a.
 
-    >>> from shardtensor.functions.differences import convolve_valid
-    >>> convolve_valid(np.asarray([1, 2, 3]), np.asarray([1, 1])).tolist()
+    It equals the convolution of a between zeros, but nothing is multiplied by the zeros: NaN and infinite elements of v
+    appear only in sums that have them in NumPy.
+
+    Args:
+        a: the longer array, or a part of it, which may be shorter than v, but has at least one element.
+        v: the other array.
+        before, behind: how many elements are absent before and behind a, at most ``len(v) - 1``.
+
+    >>> from shardtensor.functions.differences import convolve_part
+    >>> convolve_part(np.asarray([1, 2, 3]), np.asarray([1, 1])).tolist()
     [3, 5]
+    >>> convolve_part(np.asarray([1, 2, 3]), np.asarray([1, 1]), before=1).tolist()
+    [1, 3, 5]
     """
 
 
-@implements(convolve_valid, "kernel")
-def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any) -> Any:
+@implements(convolve_part, "kernel")
+def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any, *, before: int, behind: int) -> Any:
     n, m = a.shape[0], v.shape[0]
-    if n < m:
+    count = before + n + behind - m + 1
+    if count <= 0:
         return a[:0]
     if xp is np:
-        return np.convolve(a, v, "valid")
+        # np.convolve exchanges a and v where a is shorter, which adds the products in another order.
+        if not before and not behind:
+            return np.correlate(a, v[::-1].conj(), "valid")
+        return np.correlate(a, v[::-1].conj(), "full")[m - 1 - before : n + behind]
     if m > _FEW:
-        return _convolve_windows(xp, a, v)
-    total = a[m - 1 :] * v[0]
-    for k in range(1, m):
-        total = total + a[m - 1 - k : n - k] * v[k]
+        return _convolve_windows(xp, a, v, before, count)
+    total = xp.zeros(count, dtype=a.dtype)
+    for k in range(m):
+        # Result i has the product of element i + first of a, if there is one.
+        first = m - 1 - k - before
+        begin, end = max(-first, 0), min(n - first, count)
+        if begin < end:
+            part, products = total[begin:end], a[begin + first : end + first] * v[k]
+            if xp.isdtype(a.dtype, "bool"):
+                part |= products
+            else:
+                part += products
     return total
 
 
@@ -54,17 +77,24 @@ _PRODUCTS = 1 << 22
 """The most products that are computed at a time for longer kernels."""
 
 
-def _convolve_windows(xp: Any, a: Any, v: Any) -> Any:
-    """Convolves two arrays where they overlap completely: multiplies the windows of the longer one by the other one, as
-    many at a time as need little memory.
+def _convolve_windows(xp: Any, a: Any, v: Any, before: int, count: int) -> Any:
+    """Multiplies the windows of an array by another one, as many at a time as need little memory.
+
+    Returns the sums of ``count`` windows, of which the first begins ``before`` elements before the array.
     """
-    count, m = a.shape[0] - v.shape[0] + 1, v.shape[0]
+    n, m = a.shape[0], v.shape[0]
     reverse, step = xp.flip(v), max(_PRODUCTS // m, 1)
     parts = []
-    for begin in range(0, count, step):
-        rows = min(step, count - begin)
-        within = xp.reshape(xp.arange(begin, begin + rows), (-1, 1)) + xp.arange(m)
-        products = xp.multiply(xp.reshape(a[xp.reshape(within, (-1,))], (rows, m)), reverse)
+    for begin in range(-before, count - before, step):
+        rows = min(step, count - before - begin)
+        within = xp.reshape(xp.reshape(xp.arange(begin, begin + rows), (-1, 1)) + xp.arange(m), (-1,))
+        inside = None
+        if begin < 0 or begin + rows - 1 + m > n:
+            inside = (within >= 0) & (within < n)
+            within = xp.where(inside, within, 0)
+        products = xp.multiply(xp.reshape(a[within], (rows, m)), reverse)
+        if inside is not None:
+            products = xp.where(xp.reshape(inside, (rows, m)), products, xp.zeros_like(products))
         if xp.isdtype(products.dtype, "bool"):
             parts.append(xp.any(products, axis=1))
         else:
