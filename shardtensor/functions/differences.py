@@ -11,6 +11,7 @@ from shardtensor.core import composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.joining import concat
+from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import host_array
@@ -50,10 +51,7 @@ def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any, *, before: int, b
     if count <= 0:
         return a[:0]
     if xp is np:
-        # np.convolve exchanges a and v where a is shorter, which adds the products in another order.
-        if not before and not behind:
-            return np.correlate(a, v[::-1].conj(), "valid")
-        return np.correlate(a, v[::-1].conj(), "full")[m - 1 - before : n + behind]
+        return _convolve_blocks(a, v, before, behind, count)
     if m > _FEW:
         return _convolve_windows(xp, a, v, before, count)
     total = xp.zeros(count, dtype=a.dtype)
@@ -68,6 +66,28 @@ def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any, *, before: int, b
             else:
                 part += products
     return total
+
+
+_BLOCK = 1 << 15
+"""The sums that NumPy computes at a time: their memory is used again, and they are copied within the cache."""
+
+
+def _convolve_blocks(a: Any, v: Any, before: int, behind: int, count: int) -> Any:
+    """Computes `convolve_part` on the host, to ``count`` results."""
+    n, m = a.shape[0], v.shape[0]
+    if count <= _BLOCK or n < m:
+        if not before and not behind:
+            return np.convolve(a, v, "valid")
+        return np.convolve(a, v, "full")[m - 1 - before : n + behind]
+    out = memory_pool.empty((count,), a.dtype)
+    if before:
+        out[:before] = np.convolve(a[: m - 1], v, "full")[m - 1 - before : m - 1]
+    if behind:
+        out[count - behind :] = np.convolve(a[n - m + 1 :], v, "full")[m - 1 : m - 1 + behind]
+    for begin in range(0, n - m + 1, _BLOCK):
+        end = min(begin + _BLOCK, n - m + 1)
+        out[before + begin : before + end] = np.convolve(a[begin : end + m - 1], v, "valid")
+    return out
 
 
 _FEW = 16

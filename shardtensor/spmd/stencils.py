@@ -18,6 +18,7 @@ from shardtensor.functions.manipulation import flip
 from shardtensor.functions.placement import ensure_sharding, transfer_to
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, mesh_of
+from shardtensor.sharding.spec import P, PartitionSpec
 from shardtensor.spmd.launch import MappedArgument, Unmapped, map_shards
 from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.nested_lists import converted
@@ -87,7 +88,7 @@ def map_overlap(
     if not isinstance(first, ShardedTensor):
         target = as_sharding(default_mesh(), first.ndim, "map_overlap")
         first = transfer_to(first, target, "map_overlap", committed=False)
-    mesh, spec = first.sharding.mesh, first.sharding.spec
+    mesh, spec = first.sharding.mesh, _read_spec(first)
     arrays = [first, *[ensure_sharding(other, first.sharding, "map_overlap") for other in others]]
     columns = [MappedArgument(with_halos(a, halo, edge), True) for a, edge in zip(arrays, edges, strict=True)]
     function, submeshes = functools.partial(_on_blocks, fn, halo), [mesh_of((device,)) for device in mesh.flat]
@@ -95,6 +96,11 @@ def map_overlap(
     same_forms(results, "map_overlap")
     count = len(leaves(results[0]))
     return joined(results, lambda _: [spec] * count, mesh, mesh.axis_names, "map_overlap", check=False)
+
+
+def _read_spec(x: ShardedTensor) -> PartitionSpec:
+    """Returns the spec of a tensor after it was read, which adds partial sums."""
+    return P(*x.sharding.spec.chains)
 
 
 def _on_blocks(fn: Callable[..., Any], depth: Shape, *blocks: Any) -> Any:
@@ -210,10 +216,9 @@ def _convolved(a: Any, v: Any, mode: str) -> ShardedTensor:
     n, m = len(a), len(v)
     if not isinstance(a, ShardedTensor):
         a = transfer_to(a, as_sharding(default_mesh(), 1, "convolve"), "convolve", committed=False)
-    windows = {"full": Windows(n + m - 1, m, m - 1), "same": Windows(n, m, m // 2), "valid": Windows(n - m + 1, m, 0)}[
-        mode
-    ]
-    mesh, spec = a.sharding.mesh, a.sharding.spec
+    count, before = {"full": (n + m - 1, m - 1), "same": (n, m // 2), "valid": (n - m + 1, 0)}[mode]
+    windows = Windows(count, m, before)
+    mesh, spec = a.sharding.mesh, _read_spec(a)
     ends = [Unmapped((part.before, part.behind)) for part in parts_of_windows(a._aval, windows)]
 
     def on_device(block: Any, absent: tuple[int, int]) -> Any:

@@ -13,6 +13,7 @@ from hypothesis import strategies as draws
 
 import shardtensor as st
 from shardtensor import P
+from shardtensor.functions import differences
 from tests.interpreters.test_infer import totals
 from tests.layouts import everywhere, mesh_of
 
@@ -207,6 +208,31 @@ def test_convolutions_have_no_products_beyond_the_ends(backend: str, mode: str, 
             for function in (np.convolve, np.correlate):
                 np.testing.assert_allclose(np.asarray(function(x, v, mode)), function(a, v, mode), atol=1e-9)
                 np.testing.assert_allclose(np.asarray(function(y, x, mode)), function(v, a, mode), atol=1e-9)
+
+
+@pytest.mark.parametrize("m", [1, 2, 9, 40])
+def test_large_convolutions_are_computed_in_blocks(monkeypatch: pytest.MonkeyPatch, m: int) -> None:
+    monkeypatch.setattr(differences, "_BLOCK", 50)
+    rng = np.random.default_rng(m)
+    for n in (51, 100, 333):
+        a, v = rng.normal(size=n) * (1 + 1j), rng.normal(size=m) + 2j
+        for count in (1, 3):
+            for mode in ("full", "same", "valid"):
+                result = st.convolve(st.device_put(a, mesh_of((count,), "numpy")), v, mode)
+                np.testing.assert_allclose(np.asarray(result), np.convolve(a, v, mode), rtol=1e-12)
+        v[0] = np.inf
+        with np.errstate(invalid="ignore"):
+            result, wanted = st.convolve(st.device_put(a, mesh_of((1,), "numpy")), v), np.convolve(a, v)
+        np.testing.assert_array_equal(np.isnan(np.asarray(result)), np.isnan(wanted))
+
+
+def test_results_of_partial_sums_are_whole() -> None:
+    mesh = mesh_of((4,), "numpy")
+    x = st.device_put(np.arange(8.0), st.NamedSharding(mesh, P()))
+    x = st.reshard(x, st.NamedSharding(mesh, P(unreduced=set(mesh.axis_names))))
+    for result in (st.convolve(x, [1.0], "same"), st.map_overlap(lambda block: block, x, depth=1, boundary=0.0)):
+        assert result.sharding.spec == P()
+        assert result.tolist() == np.arange(8.0).tolist()
 
 
 @everywhere
