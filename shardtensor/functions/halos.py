@@ -125,15 +125,15 @@ def _lines(d: int, bounds: Any, part: int, depth: int, boundary: str | None) -> 
 
 
 class Windows(NamedTuple):
-    """The windows of an array of one dimension that begin at each of ``count`` following positions.
+    """The windows of an array of one dimension that begin at each of ``number`` following positions.
 
     Attributes:
-        count: the number of windows.
+        number: the number of windows.
         width: the number of elements of each.
         before: the number of elements that are absent before the array in the first window.
     """
 
-    count: int
+    number: int
     width: int
     before: int
 
@@ -147,7 +147,7 @@ def with_windows(x: ArrayLike, /, windows: Windows) -> list[ShardedTensor]:
 
     >>> from shardtensor.functions.halos import Windows, with_windows
     >>> x = st.arange(4, device=st.make_mesh((2,), ("x",)))
-    >>> [part.tolist() for part in with_windows(x, Windows(count=5, width=2, before=1))]
+    >>> [part.tolist() for part in with_windows(x, Windows(number=5, width=2, before=1))]
     [[0, 1, 2], [2, 3]]
     """
 
@@ -196,7 +196,7 @@ def parts_of_windows(x: Aval, windows: Windows) -> list[Part]:
 @functools.lru_cache(1024)
 def _parts_of_windows(x: Aval, windows: Windows) -> list[Part]:
     (size,), parts = x.shape, []
-    bounds = x.sharding.grid((windows.count,)).offsets[0].tolist()
+    bounds = x.sharding.grid((windows.number,)).offsets[0].tolist()
     for first, last in itertools.pairwise(bounds):
         begin = first - windows.before
         end = last - windows.before + windows.width - 1 if first < last else begin

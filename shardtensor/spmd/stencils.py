@@ -227,4 +227,5 @@ def _convolved(a: Any, v: Any, mode: str) -> ShardedTensor:
     columns = [MappedArgument(with_windows(a, windows), True), MappedArgument(ends, True)]
     submeshes = [mesh_of((device,)) for device in mesh.flat]
     results = map_shards(columns, on_device, submeshes, submeshes, "convolve", mesh.axis_names, mesh.axis_sizes)
-    return joined(results, lambda _: [spec], mesh, mesh.axis_names, "convolve", check=False)
+    made: ShardedTensor = joined(results, lambda _: [spec], mesh, mesh.axis_names, "convolve", check=False)
+    return made

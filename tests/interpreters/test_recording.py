@@ -163,6 +163,7 @@ def others(x: Any) -> Any:
         st.zeros(2), st.ones(2), st.zeros_like(x), st.ones_like(x), st.full_like(x, 2), st.shard(x), x.copy(), x[1:] + 1,
         st.reshard(x, x.device), st.device_put(x, x.device), x[[0]], st.unshard(st.shard(x)), st.empty(0), st.empty_like(x[:0]),
         st.map_overlap(lambda block: block, x, depth=1, boundary="nearest"), OPS["convolve_part"].dispatch(x[:, 0], x[:2, 0]),
+        st.convolve(x[:, 0], x[:2, 0]), st.partition(x[:, 0], 1), st.argpartition(x[:, 0], 1),
         st.linalg.svd(x), st.linalg.qr(x), st.linalg.eigh(x[:2]), st.linalg.eig(x[:2]), st.linalg.eigvals(x[:2]),
         st.linalg.slogdet(x[:2]), st.fft.fftfreq(5), st.fft.rfftfreq(5),
         st.linspace(0, 1, 3), st.indices((2, 3)), st.meshgrid(x[0], x[1]), st.nanmedian(x), drawn(st.random.key(1), x),
