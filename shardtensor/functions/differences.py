@@ -11,40 +11,83 @@ from shardtensor.core import composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.joining import concat
+from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import host_array
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
-def _valid(shapes: Sequence[Shape]) -> tuple[str, Shape]:
+def _overlaps(shapes: Sequence[Shape], *, before: int = 0, behind: int = 0) -> tuple[str, Shape]:
     (n,), (m,) = shapes
-    return "n!, m! -> k", (max(n - m + 1, 0),)
+    return "n!, m! -> k", (max(before + n + behind - m + 1, 0),)
 
 
-@operator(_valid, operands=("a", "v"), error_name="convolve")
-def convolve_valid(a: ArrayLike, v: ArrayLike, /) -> ShardedTensor:
-    """Returns the convolution of two arrays of one dimension and dtype where they overlap completely.
+@operator(_overlaps, operands=("a", "v"), error_name="convolve")
+def convolve_part(a: ArrayLike, v: ArrayLike, /, *, before: int = 0, behind: int = 0) -> ShardedTensor:
+    """Returns the convolution of two arrays of one dimension and dtype where they overlap completely, and where some
+    elements of v overlap none of a.
 
-    >>> from shardtensor.functions.differences import convolve_valid
-    >>> convolve_valid(np.asarray([1, 2, 3]), np.asarray([1, 1])).tolist()
+    It equals the convolution of a between zeros, but nothing is multiplied by the zeros: NaN and infinite elements of v
+    appear only in sums that have them in NumPy.
+
+    Args:
+        a: the longer array, or a part of it, which may be shorter than v, but has at least one element.
+        v: the other array.
+        before, behind: how many elements are absent before and behind a, at most ``len(v) - 1``.
+
+    >>> from shardtensor.functions.differences import convolve_part
+    >>> convolve_part(np.asarray([1, 2, 3]), np.asarray([1, 1])).tolist()
     [3, 5]
+    >>> convolve_part(np.asarray([1, 2, 3]), np.asarray([1, 1]), before=1).tolist()
+    [1, 3, 5]
     """
 
 
-@implements(convolve_valid, "kernel")
-def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any) -> Any:
+@implements(convolve_part, "kernel")
+def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any, *, before: int, behind: int) -> Any:
     n, m = a.shape[0], v.shape[0]
-    if n < m:
+    count = before + n + behind - m + 1
+    if count <= 0:
         return a[:0]
     if xp is np:
-        return np.convolve(a, v, "valid")
+        return _convolve_blocks(a, v, before, behind, count)
     if m > _FEW:
-        return _convolve_windows(xp, a, v)
-    total = a[m - 1 :] * v[0]
-    for k in range(1, m):
-        total = total + a[m - 1 - k : n - k] * v[k]
+        return _convolve_windows(xp, a, v, before, count)
+    total = xp.zeros(count, dtype=a.dtype)
+    for k in range(m):
+        # Result i has the product of element i + first of a, if there is one.
+        first = m - 1 - k - before
+        begin, end = max(-first, 0), min(n - first, count)
+        if begin < end:
+            part, products = total[begin:end], a[begin + first : end + first] * v[k]
+            if xp.isdtype(a.dtype, "bool"):
+                part |= products
+            else:
+                part += products
     return total
+
+
+_BLOCK = 1 << 15
+"""The sums that NumPy computes at a time: their memory is used again, and they are copied within the cache."""
+
+
+def _convolve_blocks(a: Any, v: Any, before: int, behind: int, count: int) -> Any:
+    """Computes `convolve_part` on the host, to ``count`` results."""
+    n, m = a.shape[0], v.shape[0]
+    if count <= _BLOCK or n < m:
+        if not before and not behind:
+            return np.convolve(a, v, "valid")
+        return np.convolve(a, v, "full")[m - 1 - before : n + behind]
+    out = memory_pool.empty((count,), a.dtype)
+    if before:
+        out[:before] = np.convolve(a[: m - 1], v, "full")[m - 1 - before : m - 1]
+    if behind:
+        out[count - behind :] = np.convolve(a[n - m + 1 :], v, "full")[m - 1 : m - 1 + behind]
+    for begin in range(0, n - m + 1, _BLOCK):
+        end = min(begin + _BLOCK, n - m + 1)
+        out[before + begin : before + end] = np.convolve(a[begin : end + m - 1], v, "valid")
+    return out
 
 
 _FEW = 16
@@ -54,17 +97,24 @@ _PRODUCTS = 1 << 22
 """The most products that are computed at a time for longer kernels."""
 
 
-def _convolve_windows(xp: Any, a: Any, v: Any) -> Any:
-    """Convolves two arrays where they overlap completely: multiplies the windows of the longer one by the other one, as
-    many at a time as need little memory.
+def _convolve_windows(xp: Any, a: Any, v: Any, before: int, count: int) -> Any:
+    """Multiplies the windows of an array by another one, as many at a time as need little memory.
+
+    Returns the sums of ``count`` windows, of which the first begins ``before`` elements before the array.
     """
-    count, m = a.shape[0] - v.shape[0] + 1, v.shape[0]
+    n, m = a.shape[0], v.shape[0]
     reverse, step = xp.flip(v), max(_PRODUCTS // m, 1)
     parts = []
-    for begin in range(0, count, step):
-        rows = min(step, count - begin)
-        within = xp.reshape(xp.arange(begin, begin + rows), (-1, 1)) + xp.arange(m)
-        products = xp.multiply(xp.reshape(a[xp.reshape(within, (-1,))], (rows, m)), reverse)
+    for begin in range(-before, count - before, step):
+        rows = min(step, count - before - begin)
+        within = xp.reshape(xp.reshape(xp.arange(begin, begin + rows), (-1, 1)) + xp.arange(m), (-1,))
+        inside = None
+        if begin < 0 or begin + rows - 1 + m > n:
+            inside = (within >= 0) & (within < n)
+            within = xp.where(inside, within, 0)
+        products = xp.multiply(xp.reshape(a[within], (rows, m)), reverse)
+        if inside is not None:
+            products = xp.where(xp.reshape(inside, (rows, m)), products, xp.zeros_like(products))
         if xp.isdtype(products.dtype, "bool"):
             parts.append(xp.any(products, axis=1))
         else:

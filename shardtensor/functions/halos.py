@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,7 +61,11 @@ def _infer_with_halos(x: ShardedTensor, depth: tuple[int, ...], boundary: str | 
 
 @functools.lru_cache(1024)
 def _parts(x: Aval, depth: tuple[int, ...]) -> list[Aval]:
-    grid = _grid(x, depth)
+    return _avals(_grid(x, depth), x)
+
+
+def _avals(grid: Grid, x: Aval) -> list[Aval]:
+    """Returns the value of each shard of a grid, as a tensor of x's dtype on the device that holds it."""
     layouts = [as_sharding(device, x.ndim, "with_halos") for device in grid.devices]
     return [aval(grid.shape(k), x.dtype, layout, True) for k, layout in enumerate(layouts)]
 
@@ -115,3 +119,104 @@ def _lines(d: int, bounds: Any, part: int, depth: int, boundary: str | None) -> 
         for first, count, (start, step) in zip(at, (before, behind), sources[boundary], strict=True):
             if count:
                 yield Line(first, first + count, d if step else None, start, step or 1)
+
+
+# -- windows ---------------------------------------------------------------------------------------
+
+
+class Windows(NamedTuple):
+    """The windows of an array of one dimension that begin at each of ``number`` following positions.
+
+    Attributes:
+        number: the number of windows.
+        width: the number of elements of each.
+        before: the number of elements that are absent before the array in the first window.
+    """
+
+    number: int
+    width: int
+    before: int
+
+
+@operator()
+def with_windows(x: ArrayLike, /, windows: Windows) -> list[ShardedTensor]:
+    """Returns for each device the elements of an array of one dimension that are in its part of the windows, which are
+    split like the array.
+
+    Item k is a tensor on the k-th device of x's mesh. Only elements that the device does not hold are transferred.
+
+    >>> from shardtensor.functions.halos import Windows, with_windows
+    >>> x = st.arange(4, device=st.make_mesh((2,), ("x",)))
+    >>> [part.tolist() for part in with_windows(x, Windows(number=5, width=2, before=1))]
+    [[0, 1, 2], [2, 3]]
+    """
+
+
+@implements(with_windows, "algorithm")
+def _with_windows(x: ShardedTensor, windows: Windows) -> list[ShardedTensor]:
+    value, plan = x._aval, _windows_plan(x._aval, windows)
+    if is_recording():
+        plan.announce(value.dtype.itemsize, value.memory is None, "convolve")
+    arrays = plan.run((pieces_of(x),), value.dtype)
+    parts = _avals(_windows_grid(value, windows), value)
+    return [tensor(part, Storage((array,))) for part, array in zip(parts, arrays, strict=True)]
+
+
+@implements(with_windows, "infer")
+def _infer_with_windows(x: ShardedTensor, windows: Windows) -> list[Aval]:
+    value = x._aval
+    grid = _windows_grid(value, windows)
+    if is_recording():
+        announce_reading(x)
+        regions = _windows_regions(value, windows)
+        Move(regions, (value.grid,), grid, (value.dtype.itemsize,), "convolve", False).announce()
+    return _avals(grid, value)
+
+
+class Part(NamedTuple):
+    """The elements of one part of windows.
+
+    Attributes:
+        begin, end: those of the array.
+        before, behind: how many are absent before and behind them.
+    """
+
+    begin: int
+    end: int
+    before: int
+    behind: int
+
+
+def parts_of_windows(x: Aval, windows: Windows) -> list[Part]:
+    """Returns for each device of x's mesh the elements of its windows."""
+    parts = _parts_of_windows(x, windows)
+    return [parts[p] for p in x.grid.parts[:, 0].tolist()]
+
+
+@functools.lru_cache(1024)
+def _parts_of_windows(x: Aval, windows: Windows) -> list[Part]:
+    (size,), parts = x.shape, []
+    bounds = x.sharding.grid((windows.number,)).offsets[0].tolist()
+    for first, last in itertools.pairwise(bounds):
+        begin = first - windows.before
+        end = last - windows.before + windows.width - 1 if first < last else begin
+        inside = min(max(begin, 0), size), max(min(end, size), 0)
+        parts.append(Part(*inside, max(-begin, 0), max(end - size, 0)) if first < last else Part(0, 0, 0, 0))
+    return parts
+
+
+@functools.lru_cache(1024)
+def _windows_grid(x: Aval, windows: Windows) -> Grid:
+    bounds = np.cumsum([0, *[part.end - part.begin for part in _parts_of_windows(x, windows)]])
+    return Grid(x.grid.devices, (bounds,), x.grid.parts)
+
+
+def _windows_regions(x: Aval, windows: Windows) -> list[Region]:
+    (bounds,) = _windows_grid(x, windows).offsets
+    parts = zip(itertools.pairwise(bounds.tolist()), _parts_of_windows(x, windows), strict=True)
+    return [Region(0, (Line(first, last, 0, part.begin),)) for (first, last), part in parts if first < last]
+
+
+@functools.lru_cache(256)
+def _windows_plan(x: Aval, windows: Windows) -> TransferPlan:
+    return TransferPlan(_windows_regions(x, windows), (x.grid,), _windows_grid(x, windows))

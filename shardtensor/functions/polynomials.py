@@ -16,7 +16,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.decompositions import eigvals
-from shardtensor.functions.differences import convolve_valid
+from shardtensor.functions.differences import convolve_part
 from shardtensor.functions.elementwise import add, divide, multiply, sqrt, square, subtract
 from shardtensor.functions.joining import concat
 from shardtensor.functions.manipulation import broadcast_to, expand_dims, flip
@@ -86,7 +86,7 @@ def _product(a1: Any, a2: Any) -> Any:
     factors = [np.trim_zeros(np.atleast_1d(a), "f") for a in (a1, a2)]
     factors = [a if a.size else np.zeros(1, a.dtype) for a in factors]
     short, long = sorted([a.astype(np.result_type(*factors), copy=False) for a in factors], key=len)
-    return np.convolve(np.pad(long, len(short) - 1), short, "valid")
+    return np.convolve(long, short)
 
 
 @composition(_product)
@@ -109,7 +109,8 @@ def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     factors = [a if shape_of(a)[0] else np.zeros(1, result_type(a)) for a in factors]
     dtype = result_type(*factors)
     short, long = sorted([astype(a, dtype, copy=False) for a in factors], key=lambda a: shape_of(a)[0])
-    return convolve_valid(call("pad", long, shape_of(short)[0] - 1), short)
+    absent = shape_of(short)[0] - 1
+    return convolve_part(long, short, before=absent, behind=absent)
 
 
 @composition()

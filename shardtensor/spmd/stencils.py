@@ -11,15 +11,15 @@ import numpy as np
 
 from shardtensor.core import composition
 from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError, ShapeError, ShardTensorError
-from shardtensor.functions.differences import convolve_valid, same_dtype
+from shardtensor.functions.differences import convolve_part, same_dtype
 from shardtensor.functions.elementwise import conj
-from shardtensor.functions.halos import BOUNDARIES, with_halos
-from shardtensor.functions.joining import concat
+from shardtensor.functions.halos import BOUNDARIES, Windows, parts_of_windows, with_halos, with_windows
 from shardtensor.functions.manipulation import flip
-from shardtensor.functions.placement import copy, ensure_sharding, transfer_to
+from shardtensor.functions.placement import ensure_sharding, transfer_to
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, mesh_of
-from shardtensor.spmd.launch import MappedArgument, map_shards
+from shardtensor.sharding.spec import P, PartitionSpec
+from shardtensor.spmd.launch import MappedArgument, Unmapped, map_shards
 from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.nested_lists import converted
 from shardtensor.tensor.operands import host_array
@@ -88,7 +88,7 @@ def map_overlap(
     if not isinstance(first, ShardedTensor):
         target = as_sharding(default_mesh(), first.ndim, "map_overlap")
         first = transfer_to(first, target, "map_overlap", committed=False)
-    mesh, spec = first.sharding.mesh, first.sharding.spec
+    mesh, spec = first.sharding.mesh, _read_spec(first)
     arrays = [first, *[ensure_sharding(other, first.sharding, "map_overlap") for other in others]]
     columns = [MappedArgument(with_halos(a, halo, edge), True) for a, edge in zip(arrays, edges, strict=True)]
     function, submeshes = functools.partial(_on_blocks, fn, halo), [mesh_of((device,)) for device in mesh.flat]
@@ -96,6 +96,11 @@ def map_overlap(
     same_forms(results, "map_overlap")
     count = len(leaves(results[0]))
     return joined(results, lambda _: [spec] * count, mesh, mesh.axis_names, "map_overlap", check=False)
+
+
+def _read_spec(x: ShardedTensor) -> PartitionSpec:
+    """Returns the spec of a tensor after it was read, which adds partial sums."""
+    return P(*x.sharding.spec.chains)
 
 
 def _on_blocks(fn: Callable[..., Any], depth: Shape, *blocks: Any) -> Any:
@@ -151,15 +156,8 @@ def _boundary(boundary: Any, dtype: Any) -> Any:
 
 
 def _on_host(a: Any, v: Any, mode: str, caller: str) -> Any:
-    """Computes `convolve` or `correlate` of whole host arrays: each element from the same products as on a device."""
-    first, second = [np.asarray(x) for x in _signals(a, v, mode, caller)]
-    swapped = len(second) > len(first)
-    if swapped:
-        first, second = second, first
-    n, halo, zeros = len(first), len(second) - 1, np.zeros(len(second) - 1, first.dtype)
-    kernel = second if caller == "convolve" else second[::-1].conj()
-    full = np.convolve(np.concatenate([zeros, first, zeros]), kernel, "valid")[_kept(mode, n, halo)]
-    return full[::-1].conj() if swapped and caller == "correlate" else full
+    """Computes `convolve` or `correlate` of whole host arrays."""
+    return getattr(np, caller)(*[np.asarray(x) for x in _signals(a, v, mode, caller)], mode)
 
 
 @composition(lambda a, v, mode="full": _on_host(a, v, mode, "convolve"))
@@ -215,19 +213,19 @@ def _signals(a: Any, v: Any, mode: str, caller: str) -> tuple[Any, Any]:
 
 def _convolved(a: Any, v: Any, mode: str) -> ShardedTensor:
     """Returns the convolution of an array and one that is not longer."""
-    n, halo = len(a), len(v) - 1
+    n, m = len(a), len(v)
     if not isinstance(a, ShardedTensor):
         a = transfer_to(a, as_sharding(default_mesh(), 1, "convolve"), "convolve", committed=False)
-    # With zeros behind it, the array has the length of the full result, which has the same split.
-    longer = concat([a, np.zeros(halo, a.dtype)]) if halo else a
+    count, before = {"full": (n + m - 1, m - 1), "same": (n, m // 2), "valid": (n - m + 1, 0)}[mode]
+    windows = Windows(count, m, before)
+    mesh, spec = a.sharding.mesh, _read_spec(a)
+    ends = [Unmapped((part.before, part.behind)) for part in parts_of_windows(a._aval, windows)]
 
-    def on_device(block: Any) -> Any:
-        return convolve_valid(block[: block.shape[0] - halo], v)
+    def on_device(block: Any, absent: tuple[int, int]) -> Any:
+        return convolve_part(block, v, before=absent[0], behind=absent[1]) if len(block) else block
 
-    full = map_overlap(on_device, longer, depth=halo, boundary=0)
-    return full if mode == "full" else copy(full[_kept(mode, n, halo)])
-
-
-def _kept(mode: str, n: int, halo: int) -> slice:
-    """Returns the part of the full convolution of n elements that a mode keeps."""
-    return {"full": slice(0, n + halo), "same": slice(halo // 2, halo // 2 + n), "valid": slice(halo, n)}[mode]
+    columns = [MappedArgument(with_windows(a, windows), True), MappedArgument(ends, True)]
+    submeshes = [mesh_of((device,)) for device in mesh.flat]
+    results = map_shards(columns, on_device, submeshes, submeshes, "convolve", mesh.axis_names, mesh.axis_sizes)
+    made: ShardedTensor = joined(results, lambda _: [spec], mesh, mesh.axis_names, "convolve", check=False)
+    return made

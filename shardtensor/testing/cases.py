@@ -209,7 +209,7 @@ def _truncated_normal(data: Any) -> Case:
 ELSEWHERE = {
     "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full",
     "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unstack",
-    "zeros", "zeros_like", "convolve_valid", "coordinate", "fftfreq", "linspace", "rfftfreq",
+    "zeros", "zeros_like", "convolve_part", "coordinate", "fftfreq", "linspace", "rfftfreq",
     # Those that only exchange dimensions, or are composed of others.
     "argpartition", "argwhere", "bincount", "diff", "digitize", "flatnonzero", "fliplr", "flipud", "histogram",
     "lexsort", "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmean", "nanmedian", "nanpercentile", "nanprod",
@@ -221,6 +221,7 @@ ELSEWHERE = {
     # Maps, halos, collectives, copies, and views and writes by view specs.
     "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",
+    "with_windows",
     # The steps of distributed algorithms.
     "blocked_cholesky", "blocked_inv", "blocked_qr", "blocked_slogdet", "blocked_solve", "chirp_filter", "fft_added",
     "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_real_columns", "fft_rotated", "fft_to_real",

@@ -103,7 +103,7 @@ def test_every_operator_is_exported_or_listed_here() -> None:
     internal = {"assemble", "dlpack_device", "gather", "getitem", "setitem", "to_dlpack", "to_host", "transfer_to"}
     internal |= {"copy", "put", "split_over", "unsqueeze", "view", "check_equal", "map_shards", "contract"}
     internal |= {"add_partials", "partial_sums", "place_result"}
-    internal |= {"with_halos", "convolve_valid", "coordinate", "spanned"}
+    internal |= {"with_halos", "with_windows", "convolve_part", "coordinate", "spanned"}
     internal |= {"accumulated", "bitcast", "exponent", "fold", "mantissa", "running", "segments", "updated"}
     internal |= {"counts_between", "counts_of_integers", "take_along_split", "elements_of_ranks", "between", "words"}
     internal |= {"nan_quantiles", "searchsorted_split", "isin_sorted"}

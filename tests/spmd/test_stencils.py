@@ -13,6 +13,7 @@ from hypothesis import strategies as draws
 
 import shardtensor as st
 from shardtensor import P
+from shardtensor.functions import differences
 from tests.interpreters.test_infer import totals
 from tests.layouts import everywhere, mesh_of
 
@@ -191,6 +192,92 @@ def test_convolutions(backend: str, data: Any) -> None:
         result, wanted = getattr(st, name)(st.device_put(a, mesh), weights, mode), getattr(np, name)(a, v, mode)
         assert (result.dtype, result.shape) == (wanted.dtype, wanted.shape)
         np.testing.assert_allclose(np.asarray(result), wanted, rtol=1e-5)
+
+
+@everywhere
+@pytest.mark.parametrize("m", [2, 5, 20])  # Kernels of more than 16 elements are convolved by another algorithm.
+@pytest.mark.parametrize("mode", ["full", "same", "valid"])
+def test_convolutions_have_no_products_beyond_the_ends(backend: str, mode: str, m: int) -> None:
+    """Zeros there would give NaN where the shorter array has NaN or infinite elements."""
+    rng = np.random.default_rng(m)
+    for n, count, value in ((m, 1, np.inf), (m + 3, 8, np.inf), (50, 3, np.nan)):
+        a, v, mesh = rng.normal(size=n), rng.normal(size=m), mesh_of((count,), backend)
+        v[0], v[m // 2] = value, -value
+        x, y = st.device_put(a, mesh), st.device_put(v, mesh)
+        with np.errstate(invalid="ignore"):
+            for function in (np.convolve, np.correlate):
+                np.testing.assert_allclose(np.asarray(function(x, v, mode)), function(a, v, mode), atol=1e-9)
+                np.testing.assert_allclose(np.asarray(function(y, x, mode)), function(v, a, mode), atol=1e-9)
+
+
+@pytest.mark.parametrize("m", [1, 2, 9, 40])
+def test_large_convolutions_are_computed_in_blocks(monkeypatch: pytest.MonkeyPatch, m: int) -> None:
+    monkeypatch.setattr(differences, "_BLOCK", 50)
+    rng = np.random.default_rng(m)
+    for n in (51, 100, 333):
+        a, v = rng.normal(size=n) * (1 + 1j), rng.normal(size=m) + 2j
+        for count in (1, 3):
+            for mode in ("full", "same", "valid"):
+                result = st.convolve(st.device_put(a, mesh_of((count,), "numpy")), v, mode)
+                np.testing.assert_allclose(np.asarray(result), np.convolve(a, v, mode), rtol=1e-12)
+        v[0] = np.inf
+        with np.errstate(invalid="ignore"):
+            result, wanted = st.convolve(st.device_put(a, mesh_of((1,), "numpy")), v), np.convolve(a, v)
+        np.testing.assert_array_equal(np.isnan(np.asarray(result)), np.isnan(wanted))
+
+
+def test_results_of_partial_sums_are_whole() -> None:
+    mesh = mesh_of((4,), "numpy")
+    x = st.device_put(np.arange(8.0), st.NamedSharding(mesh, P()))
+    x = st.reshard(x, st.NamedSharding(mesh, P(unreduced=set(mesh.axis_names))))
+    for result in (st.convolve(x, [1.0], "same"), st.map_overlap(lambda block: block, x, depth=1, boundary=0.0)):
+        assert result.sharding.spec == P()
+        assert result.tolist() == np.arange(8.0).tolist()
+
+
+@everywhere
+@pytest.mark.parametrize("m", [1, 3, 20])
+def test_convolutions_of_bools_and_negative_zeros(backend: str, m: int) -> None:
+    a, v = np.arange(30) % 4 == 0, np.arange(m) % 3 == 0
+    for count in (1, 4):
+        mesh = mesh_of((count,), backend)
+        for mode in ("full", "same", "valid"):
+            result = st.convolve(st.device_put(a, mesh), v, mode)
+            assert result.dtype == np.bool_
+            np.testing.assert_array_equal(np.asarray(result), np.convolve(a, v, mode))
+        result = np.asarray(st.convolve(st.device_put(np.full(30, -0.0), mesh), np.ones(m)))
+        np.testing.assert_array_equal(np.signbit(result), np.signbit(np.convolve(np.full(30, -0.0), np.ones(m))))
+
+
+@everywhere
+@pytest.mark.parametrize("count", [1, 4])
+def test_products_of_polynomials_have_no_products_beyond_the_ends(backend: str, count: int) -> None:
+    a, v, mesh = np.arange(1.0, 9.0), np.asarray([np.inf, 1.0, np.nan]), mesh_of((count,), backend)
+    with np.errstate(invalid="ignore"):
+        result, wanted = st.polymul(st.device_put(a, mesh), v), np.polymul(a, v)
+    np.testing.assert_array_equal(np.asarray(result), wanted)
+    assert np.asarray(np.convolve(st.device_put(a, mesh), np.asarray([np.inf, 1.0]))).tolist() == [*[np.inf] * 8, 8.0]
+
+
+def test_a_convolution_sends_only_elements_that_devices_need() -> None:
+    a = st.device_put(np.ones(1000), mesh_of((4,), "checked"))
+    for mode in ("full", "same", "valid"):
+        with st.transfers() as log:
+            result = st.convolve(a, np.ones(5), mode)
+        assert result.sharding == a.sharding
+        moved = sum([n for (name, _, source, _), n in totals(log).items() if source.backend == "checked"])
+        size = {"full": 1004, "same": 1000, "valid": 996}[mode]
+        before = {"full": 4, "same": 2, "valid": 0}[mode]
+        needed = 0
+        for k in range(4):  # The elements of a device's windows that are not among its own.
+            begin, end = max(k * size // 4 - before, 0), min((k + 1) * size // 4 - before + 4, 1000)
+            needed += len(set(range(begin, end)) - set(range(k * 250, (k + 1) * 250)))
+        assert moved == needed * 8
+        report = st.simulate(
+            lambda a, mode=mode: st.convolve(a, np.ones(5), mode),
+            st.empty(1000, device=st.NamedSharding(st.AbstractMesh((4,), ("x",)), P("x"))),
+        )
+        assert report.bytes == log.bytes
 
 
 def test_a_convolution_sends_halos_and_copies_of_the_weights() -> None:
