@@ -25,7 +25,7 @@ from shardtensor.functions.algorithms.scan import scan, scan_of_whole
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.monoids import FOLDS, folded, reduced_by
 from shardtensor.sharding.layout import Shape
-from shardtensor.sharding.rules import reduction
+from shardtensor.sharding.rules import normalize_axis, reduction
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -137,17 +137,19 @@ def _running_kernel(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str
 
 def _running_of_whole(value: Aval, *, ufunc: str, axis: int) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
     made = aval(value.shape, _running_dtype(ufunc, value.dtype), value.sharding, value.committed)
-    compute = scan_of_whole(value, axis, _Running(ufunc).of, loop=None, exact=made.dtype.kind in "biumM")
+    compute = scan_of_whole(
+        value, normalize_axis(axis, value.ndim), _Running(ufunc).of, loop=None, exact=made.dtype.kind in "biumM"
+    )
     return None if compute is None else (made, compute)
 
 
 def _running_is_short(value: Aval, *, ufunc: str, axis: int) -> bool:
-    return is_short(value, axes=(axis,))
+    return is_short(value, axes=(normalize_axis(axis, value.ndim),))
 
 
 @distributed(running, small=_running_of_whole, few=_running_is_short)
 def _running(x: Shards, along: Callable[[int], MeshCommunicator], *, ufunc: str, axis: int) -> Shards:
-    dtype = _running_dtype(ufunc, x.value.dtype)
+    axis, dtype = normalize_axis(axis, x.value.ndim), _running_dtype(ufunc, x.value.dtype)
     return scan(x, along(axis), axis, _Running(ufunc).of, dtype=dtype, loop=None)
 
 
@@ -335,7 +337,7 @@ def updated(x: ArrayLike, places: ArrayLike, /, values: ArrayLike | None = None,
 @implements(updated, "kernel")
 def _updated(xp: Any, context: ShardContext | None, x: Any, places: Any, values: Any, *, ufunc: str) -> Any:
     made = xp.asarray(x, copy=True)
-    if context is not None and made.shape != context.shapes[0]:
+    if context is not None:
         box = context.boxes[0]
         inside = None
         for d, (begin, end) in enumerate(box):

@@ -674,7 +674,10 @@ def test_4096_devices_take_seconds() -> None:
     ]  # fmt: skip
     gradient = w.nbytes // 64
     assert [r.sent for r in report.operators[-2:]] == [gradient * 63 // 64] * 2
-    assert time.process_time() - begin < 20
+    taken, begin = time.process_time() - begin, time.process_time()
+    for _ in range(10**7):
+        pass
+    assert taken < 40 * (time.process_time() - begin)  # Half of that is typical.
 
 
 @pytest.mark.full
