@@ -26,6 +26,7 @@ from shardtensor.functions.elementwise import subtract as _subtract
 from shardtensor.functions.joining import concat as _concat
 from shardtensor.functions.manipulation import broadcast_to as _broadcast_to
 from shardtensor.functions.manipulation import reshape as _reshape
+from shardtensor.functions.ufunc_methods import running as _running
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.methods import cumulative as _cumulative
 from shardtensor.tensor.operands import dtype_of, shape_of, sharded_dtype
@@ -222,7 +223,7 @@ def logcumsumexp(x: ArrayLike, /, *, axis: int | None = None) -> ShardedTensor:
     x = _array_like(x, "logcumsumexp")
     if axis is None and not shape_of(x):
         x = _reshape(x, (1,))
-    return _call("running", x, ufunc="logaddexp", axis=_axis(axis, len(shape_of(x))))  # type: ignore[no-any-return]
+    return _running(x, ufunc="logaddexp", axis=_axis(axis, len(shape_of(x))))
 
 
 # -- differences -----------------------------------------------------------------------------------

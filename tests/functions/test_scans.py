@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import hypothesis
@@ -168,6 +170,13 @@ def test_logcumsumexp_does_not_overflow() -> None:
         st.logcumsumexp(st.ones((2, 2)))
     with pytest.raises(TypeError, match="logaddexp"):
         st.logcumsumexp(st.ones(2, dtype="complex128"))
+
+
+def test_logcumsumexp_is_the_first_function_that_is_called() -> None:
+    """What it calls is declared in another module, which nothing else has imported."""
+    code = "import shardtensor as st; print(st.logcumsumexp(st.zeros(2))[0].item())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0.0\n"
 
 
 @everywhere
