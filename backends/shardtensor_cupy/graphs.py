@@ -74,7 +74,7 @@ class Graphs:
             try:
                 stream.begin_capture(self._cupy.cuda.runtime.streamCaptureModeRelaxed)
                 launch()
-            except BaseException:
+            except BaseException:  # Raised again, after the stream has stopped capturing.
                 with contextlib.suppress(RuntimeError):  # An invalid capture ends with an error, too.
                     stream.end_capture()
                 raise

@@ -188,7 +188,7 @@ class Waiting:
             return
         try:
             self._backend.launcher([q.device for q in queues])([q.run for q in queues], [()] * len(queues))
-        except BaseException:
+        except BaseException:  # Raised again; the caller names the kernel.
             self.failed = next((q.failed for q in queues if q.failed is not None), None)
             raise
 
