@@ -24,6 +24,7 @@ from shardtensor.backend import (
 from shardtensor.errors import BackendError
 from shardtensor_cupy.copies import Copier
 from shardtensor_cupy.discovery import usable_cupy
+from shardtensor_cupy.elementwise import ElementwiseKernel
 from shardtensor_cupy.graphs import Graphs
 from shardtensor_cupy.logical_device import Current, Launcher, LogicalDevice
 from shardtensor_cupy.namespace import Namespace
@@ -365,9 +366,7 @@ class CuPyBackend(Backend):
 
     def elementwise_kernel(self, inputs: str, outputs: str, operation: str, name: str, preamble: str) -> Any:
         """Returns an `ElementwiseKernel`, which compiles at its first call for each combination of layouts."""
-        return self._cupy.ElementwiseKernel(
-            inputs, outputs, operation, name, preamble=preamble, no_return=True, options=_KERNEL_OPTIONS
-        )
+        return ElementwiseKernel(self._cupy, inputs, outputs, operation, name, preamble, _KERNEL_OPTIONS)
 
     def raw_kernel(self, text: str, name: str) -> Callable[[int, tuple[int, int, int], Sequence[Any]], None]:
         """Returns a function that launches a `RawKernel`, which compiles at its first call on each GPU."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.errors import ArgumentError
+from shardtensor_cupy.ufuncs import LARGE, LargeUfuncs
 
 __all__ = ["Namespace"]
 
@@ -29,11 +30,12 @@ class Namespace:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._compat: Any = importlib.import_module("array_api_compat.cupy")
+        self._large = LargeUfuncs(cupy)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._cupy, name, None)
         if isinstance(found, self._cupy.ufunc):
-            found = functools.partial(_call, found, name in _COMPARISONS)
+            found = functools.partial(_call, found, name in _COMPARISONS, self._large)
         else:
             found = getattr(self._compat, name)
         setattr(self, name, found)
@@ -140,7 +142,7 @@ class Namespace:
         return self._compat.vecdot(x1, x2, axis=axis)
 
 
-def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
+def _call(ufunc: Any, compares: bool, large: LargeUfuncs, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a ufunc with operands that may include Python integers of any size.
 
     CuPy raises OverflowError for integers that do not fit into 64 bits or into the dtype of the selected loop. NumPy
@@ -153,6 +155,10 @@ def _call(ufunc: Any, compares: bool, /, *args: Any, **kwargs: Any) -> Any:
                 raise OverflowError(f"Python integer {x} out of bounds for int64")
             break
     try:
+        if any(getattr(x, "size", 0) >= LARGE for x in args) and (not kwargs or tuple(kwargs) == ("out",)):
+            result = large(ufunc, args, kwargs.get("out"))
+            if result is not NotImplemented:
+                return result
         return ufunc(*args, **kwargs)
     except OverflowError:
         inexact = any(getattr(x, "dtype", np.dtype(bool)).kind in "fc" for x in args)

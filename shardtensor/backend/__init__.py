@@ -10,6 +10,7 @@ from shardtensor.backend.ownership import is_exclusive, lend, memory_of, read_on
 from shardtensor.backend.protocol import Backend, logical_device_count, own_hardware
 from shardtensor.backend.registry import current_device_of_plugin as current_device
 from shardtensor.backend.small_floats import SMALL_FLOATS, is_small_float, small_float
+from shardtensor.backend.strides import loop_strides, merged
 from shardtensor.host.blockwise import copied
 from shardtensor.host.limits import memory as host_memory
 from shardtensor.host.memory_pool import owner_of
@@ -30,7 +31,9 @@ __all__ = [
     "is_small_float",
     "lend",
     "logical_device_count",
+    "loop_strides",
     "memory_of",
+    "merged",
     "own_hardware",
     "owner_of",
     "read_only",

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from shardtensor.backend.strides import loop_strides, merged
 from shardtensor.errors import BackendError, DeviceMemoryError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
@@ -27,7 +28,7 @@ from shardtensor.interpreters.jit.c_source import SEGMENT, c_source, row_parts
 from shardtensor.interpreters.jit.compiler import find_compiler, load, vectorized_functions
 from shardtensor.interpreters.jit.expressions import EXPENSIVE, has_c
 from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape
-from shardtensor.interpreters.jit.operands import address, checked, loop_strides, merged, separated
+from shardtensor.interpreters.jit.operands import address, checked, separated
 
 Result = TypeVar("Result")
 

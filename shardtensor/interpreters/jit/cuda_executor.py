@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from shardtensor.backend.protocol import Backend, RawKernel
+from shardtensor.backend.strides import loop_strides, merged
 from shardtensor.interpreters.jit.cuda_source import MOST_THREADS, elementwise_source, row_source
 from shardtensor.interpreters.jit.kernel import Kernel, Shape
 from shardtensor.interpreters.jit.launches import key_of
-from shardtensor.interpreters.jit.operands import loop_strides, merged
 
 AddLaunches: TypeAlias = Callable[[Hashable, Callable[[], None], int], None]
 """Takes what launches depend on, a function that launches, and the number of launches."""

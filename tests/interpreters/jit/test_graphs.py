@@ -523,7 +523,7 @@ def test_a_finalizer_that_uses_the_library_during_a_capture(gpu: Machine, monkey
     wanted, plus = np.asarray(chain(x)), np.asarray(chain(x) + 1)
     warm(other, x)
     inside: list[Any] = []
-    launch = kernels.ElementwiseKernel.__call__
+    launch = kernels.RawKernel.__call__
 
     def finalized(self: Any, *args: Any) -> None:
         launch(self, *args)
@@ -532,7 +532,7 @@ def test_a_finalizer_that_uses_the_library_during_a_capture(gpu: Machine, monkey
             inside[:] = [traced(x), other(x), x.sum(), gpu.cupy.get_default_memory_pool().free_all_blocks()]
 
     with monkeypatch.context() as patch:
-        patch.setattr(kernels.ElementwiseKernel, "__call__", finalized)
+        patch.setattr(kernels.RawKernel, "__call__", finalized)
         for _ in range(4):
             same(traced(x), wanted)
     assert len(inside) == 4
