@@ -23,10 +23,10 @@ __all__ = ["TYPES", "ElementwiseKernel"]
 TYPES = {
     "bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
     "int32": "int", "uint32": "unsigned int", "int64": "long long", "uint64": "unsigned long long",
-    "float16": "float16", "float32": "float", "float64": "double", "complex64": "complex<float>",
-    "complex128": "complex<double>",
+    "float16": "float16", "bfloat16": "bfloat16", "float32": "float", "float64": "double",
+    "complex64": "complex<float>", "complex128": "complex<double>",
 }  # fmt: skip
-"""The type of each dtype in a kernel; CuPy's headers define those of float16 and of complex numbers."""
+"""The type of each dtype in a kernel; CuPy's headers define those of small floats and of complex numbers."""
 
 _THREADS = 256
 """The number of threads of a block."""

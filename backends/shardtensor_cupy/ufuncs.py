@@ -17,7 +17,8 @@ LARGE = 1 << 20
 _OPTIONS = ("--std=c++17",)
 """Those of CuPy's kernels for ufuncs, so that arrays of all sizes have the same bits."""
 
-_HEADERS = "".join([f"#include <cupy/{name}>\n" for name in ("complex.cuh", "carray.cuh", "math_constants.h")])
+_HEADERS = ("complex.cuh", "carray.cuh", "math_constants.h")
+_OWN_HEADERS = {"float16": "float16.cuh", "bfloat16": "bfloat16.cuh"}
 
 _CONVERTED_TO = {float: "fc", int: "iufc"}
 """The kinds of the dtypes to which Python numbers are converted."""
@@ -58,6 +59,9 @@ class LargeUfuncs:
         if found is None:
             return NotImplemented
         arrays = [x for x in args if isinstance(x, self._array)]
+        if out is None and not any(x.flags.c_contiguous for x in arrays) and all(x.flags.f_contiguous for x in arrays):
+            made = self(ufunc, [x.T if isinstance(x, self._array) else x for x in args], None)  # as CuPy
+            return made if made is NotImplemented else made.T
         shape = arrays[0].shape if len(arrays) == 1 else np.broadcast_shapes(*[x.shape for x in arrays])
         if out is None:
             out = self._cupy.empty(shape, found.dtype)
@@ -103,7 +107,8 @@ class LargeUfuncs:
         operation = "\n".join([*conversions, routine])
         name = f"shardtensor_{ufunc.name.removeprefix('cupy_')}"
         outputs = f"{output.name} out0"
-        text = _HEADERS + preamble + ufunc._preamble
+        used = [_OWN_HEADERS[dtype.name] for dtype in types.values() if dtype.name in _OWN_HEADERS]
+        text = "".join([f"#include <cupy/{header}>\n" for header in (*_HEADERS, *used)]) + preamble + ufunc._preamble
         return _Found(ElementwiseKernel(self._cupy, ", ".join(names), outputs, operation, name, text, _OPTIONS), output)
 
 

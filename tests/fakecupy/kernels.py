@@ -25,8 +25,8 @@ from . import launch
 from . import world as w
 from .errors import CUDARuntimeError
 
-_FLAGS = ("-O1", "-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
-_OPTIONS = ("--fmad=false",)
+_FLAGS = ("-O1", "-fwrapv", "-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
+_OPTIONS = ("--fmad=false", "--std=c++17")
 _C = {
     "bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
     "int32": "int", "uint32": "unsigned int", "int64": "long long", "uint64": "unsigned long long",
@@ -252,7 +252,7 @@ class RawKernel:
 
     def _text(self) -> str:
         values = ", ".join([f"*({kind} *)arguments[{k}]" for k, kind in enumerate(self._types)])
-        code = self.code.replace('extern "C"', "")
+        code = re.sub(r'extern "C"|#include <cupy/.*>', "", self.code)
         return f"{_HEAD}{code}{_THREADS}static void body(void) {{ {self.name}({values}); }}\n"
 
     def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int = 0) -> None:

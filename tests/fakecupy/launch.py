@@ -332,8 +332,19 @@ class Ufunc:
         """The loops of CuPy's ufunc."""
         return list(loops.LOOPS[self.__name__])
 
+    @property
+    def name(self) -> str:
+        """CuPy's name of the ufunc."""
+        return f"cupy_{self.__name__}"
+
+    @property
+    def _ops(self) -> Any:
+        return loops.Loops(self.__name__)
+
+    _loop_prep = _preamble = ""
+
     def __repr__(self) -> str:
-        return f"<ufunc 'cupy_{self.__name__}'>"
+        return f"<ufunc '{self.name}'>"
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         if getattr(_fusing, "active", False):

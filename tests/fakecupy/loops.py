@@ -6,6 +6,7 @@ The loops differ from NumPy's. For a dtype without a loop, `TypeError` is raised
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,14 @@ _GROUPS: dict[str, list[str]] = {
 LOOPS: dict[str, list[str]] = {name: loops for names, loops in _GROUPS.items() for name in names.split()}
 """The loops of each ufunc in CuPy's order, in NumPy's letters, without those for bfloat16 and structures."""
 
+_CODE = {
+    "add": "in0 + in1", "subtract": "in0 - in1", "multiply": "in0 * in1", "divide": "in0 / in1",
+    "true_divide": "in0 / in1", "sqrt": "sqrt(in0)", "less": "in0 < in1", "equal": "in0 == in1", "square": "in0 * in0",
+}  # fmt: skip
+"""The code of those ufuncs whose loops a C compiler takes, for dtypes that C has."""
+
+_IN_C = "bBhHiIlLqQfd"
+
 _REFUSES_BOOLS = ("negative", "positive", "subtract")  # their loops for bools only raise an error
 _COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and", "logical_or")
 _RANK = {int: 1, float: 2, complex: 2}
@@ -120,3 +129,33 @@ def _weak(name: str, kinds: tuple[Kind, ...]) -> list[Any]:
 
 def _fits(dtype: Any, python: Any, to: Any) -> bool:
     return np.can_cast(dtype, to) or (python is not None and np.result_type(python(0), to) == to)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of a ufunc; the code is None where the double has none."""
+
+    in_types: tuple[Any, ...]
+    out_types: tuple[Any, ...]
+    routine: str | None
+    error_func: None = None
+    _resolution_func: None = None
+
+
+class Loops:
+    """The loops of a ufunc."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _guess_routine_from_in_types(self, in_types: tuple[Any, ...], weaks: Any = None) -> Loop | None:
+        kinds = tuple(
+            [(np.dtype(t), w or None) for t, w in zip(in_types, weaks or [None] * len(in_types), strict=True)]
+        )
+        try:
+            inputs, outputs = choose(self._name, kinds)
+        except TypeError:
+            return None
+        in_c = all(dtype.char in _IN_C for dtype in inputs) and outputs[0].char in _IN_C + "?"
+        code = f"out0 = {_CODE[self._name]}" if in_c and self._name in _CODE else None
+        return Loop(inputs, outputs, code)

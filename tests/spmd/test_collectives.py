@@ -617,6 +617,7 @@ def test_results_are_read_only(count: int, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", READ_ONLY)
+@pytest.mark.filterwarnings("ignore:Setting the:DeprecationWarning")  # of NumPy 2.5
 def test_the_shape_of_a_result_belongs_to_its_program(backend: str) -> None:
     def body(x: Any) -> Any:
         results = [st.psum(x, "x"), st.pbroadcast(x, "x", 0), st.all_gather(x, "x", tiled=True)]
