@@ -134,6 +134,13 @@ def test_every_operator(name: str, count: int) -> None:
     operate(name, count, 15)
 
 
+@marked
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_operator_by_own_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardtensor_cupy.namespace.LARGE", 1)  # Those of large arrays.
+    operate(name, 8, 10)
+
+
 def accepts(name: str, examples: int) -> None:
     """CuPy accepts the calls of an operator on eight devices, and the result has its dtype and number of dimensions."""
 
