@@ -31,8 +31,8 @@ def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
 
     Basic indexing (integers, slices of any step, ``...`` and None) returns a view, except that integers for all
     dimensions return a scalar, which is a copy. Advanced indexing (integer arrays and masks, also mixed with basic
-    indices) returns an independent tensor. Index arrays may be nested lists, host arrays or tensors on any devices;
-    they are read on the host.
+    indices) returns an independent tensor. Index arrays may be nested lists, host arrays or tensors on any devices. The
+    host reads them, unless one GPU has them and x: then it reads their bounds only.
 
     A sliced dimension remains sharded, by the split rule for its new size, so that only elements at the boundaries
     between devices are transferred. An integer removes its dimension, and the result is replicated along the mesh axes
@@ -199,8 +199,8 @@ def take(x: ArrayLike, indices: Any, /, *, axis: int | None = None, mode: str = 
     """Returns the elements of x at ``indices`` along ``axis``, as an independent tensor of x's dtype.
 
     The result has the dimensions of ``indices`` in place of ``axis``. As in ``x[..., indices]``, the first of them is
-    split by the mesh axes that split ``axis``, the other dimensions of x keep their sharding, ``indices`` are read on
-    the host, and only the selected elements are sent, from the devices that hold them.
+    split by the mesh axes that split ``axis``, the other dimensions of x keep their sharding, ``indices`` are read as
+    there, and only the selected elements are sent, from the devices that hold them.
 
     Args:
         x: a tensor or a host array.

@@ -1,7 +1,8 @@
 """Advanced indexing, by arrays of integers and by masks.
 
-Index arrays are copied to the host, where the transfers are planned. The selected elements are sent directly from the
-devices that hold them to the devices whose shards of the result contain them, and only where they are missing.
+Unless one GPU has all of them, index arrays are copied to the host, where the transfers are planned. The selected
+elements are sent directly from the devices that hold them to the devices whose shards of the result contain them, and
+only where they are missing.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from shardtensor.communication import transfer
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import described, note
-from shardtensor.communication.transfer import to_host_movement
+from shardtensor.communication.transfer import to_host_movement, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements
 from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
 from shardtensor.functions.indexing import gather
 from shardtensor.host import blockwise
+from shardtensor.interpreters.mutation.gather_on_device import indices_on_device
 from shardtensor.interpreters.mutation.views import gather_unrecorded, local_views, operand_shards
 from shardtensor.sharding.index import Index, canonical, is_array
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
@@ -265,7 +267,23 @@ def known_index(index: Any) -> Any:
 def _gather(x: Any, index: Any) -> ShardedTensor:
     if not isinstance(x, ShardedTensor):
         x = call("asarray", x)
+    if (indices := indices_on_device(x, index)) is not None:
+        return _selected_on_device(x, indices)
     return _selected(x, AdvancedIndex(index, x.shape))
+
+
+def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...]) -> ShardedTensor:
+    """Returns the elements of a tensor in one memory that an index with arrays of that memory selects."""
+    backend, device = x._aval.backend, x.sharding.mesh.flat[0]
+    # The layout depends on the shapes of the index arrays only; those have no elements to be read.
+    shapes = [np.broadcast_to(np.intp(0), e.shape) if backend.is_array(e) else e for e in indices]
+    AdvancedIndex(
+        tuple([e[tuple([slice(1)] * e.ndim)] if isinstance(e, np.ndarray) else e for e in shapes]), x.shape
+    ).check()
+    value = _layout(x._aval, AdvancedIndex(tuple(shapes), x.shape))
+    with backend.on(device), indexing_errors():
+        selected = whole_array(x, "getitem")[indices]
+        return tensor(value, Storage((backend.contiguous(selected),)))
 
 
 def _selected(x: ShardedTensor, chosen: AdvancedIndex) -> ShardedTensor:

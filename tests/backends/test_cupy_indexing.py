@@ -1,0 +1,103 @@
+"""Index arrays on a GPU, on the simulated CuPy: elements are selected there, with NumPy's results and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+
+import shardtensor as st
+from shardtensor.interpreters.mutation import advanced_indexing
+from tests import fakecupy
+from tests.backends.test_cupy import launched, machine
+
+SHAPE = (6, 4, 5)
+
+
+@some.composite
+def indices(draw: Any) -> tuple[Any, ...]:
+    """An index with arrays of integers, perhaps one out of bounds, or a mask at its beginning."""
+    rng = np.random.default_rng(draw(some.integers(0, 99)))
+    if draw(some.integers(0, 3)) == 0:
+        mask = rng.random(SHAPE[: draw(some.integers(1, 3))]) > draw(some.sampled_from([0.5, 2.0]))
+        rest = len(SHAPE) - mask.ndim
+        return (mask, *draw(some.sampled_from([(), (slice(1, None),)[:rest], (slice(None, None, -1),)[:rest]])))
+    block = draw(some.sampled_from([(3,), (2, 2), (0,), (1, 3)]))
+    entries: list[Any] = []
+    for size in SHAPE[: draw(some.integers(1, 3))]:
+        kind = draw(some.sampled_from(["array", "array", "slice", "integer", "wrong"]))
+        if kind == "slice":
+            entries.append(draw(some.sampled_from([slice(None), slice(1, 3), slice(None, None, -2)])))
+        elif kind == "integer":
+            entries.append(draw(some.integers(-size, size - 1)))
+        else:
+            array = rng.integers(-size, size, block).astype(draw(some.sampled_from(["i8", "i4", "i1"])))
+            if kind == "wrong" and array.size:
+                array.flat[-1] = draw(some.sampled_from([size, -size - 1]))
+            entries.append(array)
+    if draw(some.booleans()):
+        entries.insert(draw(some.integers(0, len(entries))), None)
+    if draw(some.booleans()):
+        entries.append(Ellipsis)
+    return tuple(entries)
+
+
+@hypothesis.given(index=indices(), data=some.data())
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_selected_elements(index: tuple[Any, ...], data: Any) -> None:
+    host = np.arange(float(np.prod(SHAPE))).reshape(SHAPE)
+    with machine(4, devices=1) as m:
+        spec = data.draw(some.sampled_from([st.P(), st.P("d"), st.P(None, "d"), st.P(None, None, "d")]))
+        x = st.device_put(host, st.NamedSharding(m.mesh(), spec))
+        places = [st.NamedSharding(m.mesh(), st.P("d")), m.devices[2]]
+        given = tuple([
+            st.device_put(e, data.draw(some.sampled_from(places))) if isinstance(e, np.ndarray) else e for e in index
+        ])  # fmt: skip
+        try:
+            wanted = host[index]
+        except IndexError:
+            with pytest.raises(st.IndexingError, match="out of bounds"):
+                x[given]
+            return
+        found = x[given]
+        np.testing.assert_array_equal(np.asarray(found), wanted, strict=True)
+        by_host = x[index]
+        assert found.sharding.is_equivalent_to(by_host.sharding, found.ndim)
+
+
+def test_the_host_reads_no_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, index = np.arange(40.0).reshape(10, 4), np.arange(1000) % 10
+    with machine(8, devices=1) as m:
+        where = st.NamedSharding(m.mesh(), st.P("d"))
+        x, i, mask = [st.device_put(a, where) for a in (host, index, host[:, 0] > 9)]
+        plans: list[Any] = []
+        monkeypatch.setattr(advanced_indexing, "_selected", lambda *args: plans.append(args))
+        names, before = launched(monkeypatch), fakecupy.waits
+        found = [x[i], st.take(x, i, axis=0), x[mask]]
+        assert not plans
+        assert fakecupy.waits - before <= 3, "the bounds of indices, and the number of true elements"
+        assert len(names) <= 20
+        for y, wanted in zip(found, (host[index], host[index], host[3:]), strict=True):
+            np.testing.assert_array_equal(np.asarray(y), wanted)
+        monkeypatch.undo()
+        with st.transfers():  # The messages that separate memories would send are recorded.
+            np.testing.assert_array_equal(np.asarray(x[i]), host[index])
+
+
+def test_other_arrays_are_read_by_the_host() -> None:
+    host = np.arange(40.0).reshape(10, 4)
+    with machine(4, devices=2) as m:
+        x = st.device_put(host, m.devices[0])
+        far, mask = st.device_put(np.array([9, 0]), m.devices[3]), st.device_put(host[0] > 1, m.devices[0])
+        np.testing.assert_array_equal(np.asarray(x[far]), host[[9, 0]])
+        np.testing.assert_array_equal(np.asarray(x[:, mask]), host[:, 2:])
+        np.testing.assert_array_equal(
+            np.asarray(x[st.device_put(np.array([1, 2]), m.devices[0]), [3, 0]]), host[[1, 2], [3, 0]]
+        )
+        with pytest.raises(st.IndexingError, match="mask of shape"):
+            x[mask]
+        with pytest.raises(st.IndexingError, match="indices for a tensor"):
+            x[far, far, far]
