@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import creation, cuda, graphs, kernels, launch, memory, names, nccl, rng
+from . import creation, cuda, graphs, kernels, launch, memory, names, nccl, rng, search
 from .array import namespace, ndarray
 from .errors import OutOfMemoryError
 
@@ -58,7 +58,7 @@ def _functions() -> dict[str, Any]:
         made |= {name: _through(caller, name, getattr(np, name)) for name in group if hasattr(np, name)}
     made |= {name: _attribute(getattr(np, name)) for name in names.ATTRIBUTES}
     made |= {name: creation.on_host(name) for name in names.CREATION}
-    made |= creation.NAMES
+    made |= creation.NAMES | search.NAMES
     made |= {alias: made[name] for alias, name in names.ALIASES.items()}
     made["bool"] = np.bool_
     return made
