@@ -175,6 +175,26 @@ REHEARSED += [(f"{name}-{n}", functools.partial(operate, name, n, 2)) for name i
 
 
 @on_gpu
+def test_products_of_bfloat16() -> None:
+    """Large ones are computed by cuBLAS in bfloat16: the sums are exact in float32, and are rounded once."""
+    n = small(2048, 800)
+    numbers = np.random.default_rng(0)
+    for shapes in (((n, n), (n, n)), ((3, n, n), (n, n)), ((3, n, n), (3, n, n)), ((n + 1, n + 3), (n + 3, n - 5))):
+        a, b = [numbers.integers(-9, 9, shape).astype("f4") for shape in shapes]
+        wanted = (a @ b).astype(st.bfloat16).astype("f4")
+        for left, right in (("x", None), (None, "x"), (None, None)):
+            mesh = mesh_of((8,), "cupy")
+            specs = st.P(*[None] * (a.ndim - 2), left, right), st.P(*[None] * (b.ndim - 2), right, left)
+            x, y = [
+                st.device_put(value.astype(st.bfloat16), st.NamedSharding(mesh, spec))
+                for value, spec in zip((a, b), specs, strict=True)
+            ]
+            for found in (x @ y, x @ y.mT.copy().mT):
+                assert found.dtype == st.bfloat16
+                np.testing.assert_array_equal(np.asarray(found).astype("f4"), wanted)
+
+
+@on_gpu
 def test_random_numbers_are_those_of_the_host() -> None:
     """Uniform numbers and integers have the same bits; the logarithms of others differ in the last ones."""
     key, n = st.random.key(2026), small(1 << 20, 300)
