@@ -131,12 +131,12 @@ class Namespace:
 
     def reciprocal(self, x: Any, /, *, out: Any = None) -> Any:
         """See NumPy. That of the integer 0, for which CuPy gives 0, is the one that NumPy has on this host."""
-        if x.dtype.kind not in "iu":
+        if x.dtype.kind not in "biu":
             return self._cupy.reciprocal(x, out=out)
         zero = self._cupy.equal(x, 0)
         made = self._cupy.reciprocal(x, out=out)
         with np.errstate(divide="ignore", invalid="ignore"):
-            self._cupy.copyto(made, np.reciprocal(np.zeros(1, x.dtype))[0], where=zero)
+            self._cupy.copyto(made, np.reciprocal(np.zeros(1, made.dtype))[0], where=zero)
         return made
 
     # -- search ------------------------------------------------------------------------------------

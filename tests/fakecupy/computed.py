@@ -37,7 +37,7 @@ def where(condition: Any, x: Any, y: Any, out: Any = None) -> Any:
 def divide(x: Any, y: Any, out: Any = None, **kwargs: Any) -> Any:
     """Divides as CuPy does, by whose method quotients of complex numbers by 0 are NaN."""
     zero = np.equal(y, 0)
-    made = np.divide(x, y, out=out, **kwargs)
+    made = np.asarray(np.divide(x, y, out=out, **kwargs))
     if made.dtype.kind == "c":
         np.copyto(made, complex(np.nan, np.nan), where=zero)
     return made
@@ -46,7 +46,7 @@ def divide(x: Any, y: Any, out: Any = None, **kwargs: Any) -> Any:
 def reciprocal(x: Any, out: Any = None, **kwargs: Any) -> Any:
     """Computes reciprocals as CuPy does: that of the integer 0 is 0."""
     zero = np.equal(x, 0)
-    made = np.reciprocal(x, out=out, **kwargs)
+    made = np.asarray(np.reciprocal(x, out=out, **kwargs))
     if made.dtype.kind in "iu":
         np.copyto(made, 0, where=zero)
     return made
