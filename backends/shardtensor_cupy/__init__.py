@@ -29,6 +29,7 @@ from shardtensor_cupy.graphs import Graphs
 from shardtensor_cupy.logical_device import Current, Launcher, LogicalDevice
 from shardtensor_cupy.namespace import Namespace
 from shardtensor_cupy.nccl import all_reduce
+from shardtensor_cupy.products import Products
 
 __all__ = ["CuPyBackend"]
 
@@ -66,6 +67,8 @@ class CuPyBackend(Backend):
         self._copier = Copier(self._cupy)
         self._graphs = Graphs(self._cupy)
         self.captures = self._graphs.is_on
+        self._products = Products(self._cupy, visible)
+        self.multiplies_bfloat16 = self._products.are_fast
         memory = self._cupy.cuda.memory
         self._lent: Any = type("LentMemory", (memory.UnownedMemory,), {})
         self._array: Any = self._cupy.ndarray
@@ -361,6 +364,10 @@ class CuPyBackend(Backend):
             return False
         self._copier.flights.settle(array.data.mem)
         return True
+
+    def product_of_bfloat16(self, x1: Any, x2: Any, dtype: np.dtype[Any]) -> Any:
+        """Returns a matrix product; see `Products`."""
+        return self._products(x1, x2, dtype)
 
     # -- kernels of jit ----------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HostArray
+from shardtensor.backend import HostArray, references
 from shardtensor.errors import BackendError
 from shardtensor_cupy.logical_device import LogicalDevice
 
@@ -24,7 +24,8 @@ _log = logging.getLogger("shardtensor")
 class _Flight:
     """A copy in flight: its event, the device array and its memory, the stream that owns it, and the host memory.
 
-    The event is added to ``spare``, if there is one, when nothing waits for it any more.
+    The event is added to ``spare``, if there is one, when nothing waits for it any more. ``stream`` is the stream on
+    which the host memory is read or written, if it is only one.
     """
 
     event: Any
@@ -33,6 +34,7 @@ class _Flight:
     owner: Any
     host: Any
     spare: list[Any] | None
+    stream: Any
 
 
 class InFlight:
@@ -48,15 +50,45 @@ class InFlight:
         self._by_memory: dict[int, list[_Flight]] = {}
         self._lock = threading.RLock()  # Deallocating an array may run finalizers that call these methods.
 
-    def add(self, event: Any, array: Any, owner: Any, host: Any = None, spare: list[Any] | None = None) -> None:
+    def add(
+        self,
+        event: Any,
+        array: Any,
+        owner: Any,
+        host: Any = None,
+        spare: list[Any] | None = None,
+        stream: Any = None,
+    ) -> None:
         """Keeps a device array, owned by the stream ``owner``, and a host array alive until the event is complete.
 
-        The event is then added to ``spare``.
+        The event is then added to ``spare``. ``stream`` is that of the copy, if `take` may give the host memory to
+        later copies on it.
         """
-        flight = _Flight(event, array, array.data.mem, owner, host, spare)
+        flight = _Flight(event, array, array.data.mem, owner, host, spare, stream)
         with self._lock:
             self._queue.append(flight)
             self._by_memory.setdefault(id(flight.memory), []).append(flight)
+
+    def take(self, stream: Any, nbytes: int) -> Any:
+        """Returns page-locked memory of a size to which nothing but copies in flight on a stream refers, or None.
+
+        The caller writes to it by a copy on the same stream, which is ordered after them.
+        """
+        with self._lock:
+            groups: dict[int, list[_Flight]] = {}
+            for flight in self._queue:
+                if flight.host is not None:
+                    groups.setdefault(id(flight.host), []).append(flight)
+            for flights in groups.values():
+                if flights[0].host.nbytes != nbytes or any(flight.stream is not stream for flight in flights):
+                    continue
+                # One reference is that of each list here, and one that of the array to its memory.
+                if references([flights[0].host]) <= len(flights) + 1 and references([flights[0].host.base]) <= 2:
+                    memory = flights[0].host.base
+                    for flight in flights:
+                        flight.host = None
+                    return memory
+        return None
 
     def prune(self) -> None:
         """Releases completed copies, in the order in which they were added, up to the first incomplete one."""
@@ -159,6 +191,12 @@ class Peers:
         return right
 
 
+_REUSED_FROM = 1 << 20
+"""Bytes of an offloaded array from which on it may get the memory of one whose copy is not complete: page-locking new
+memory takes several times as long as the copy.
+"""
+
+
 class Copier:
     """Copies arrays between logical devices, and between a logical device and page-locked host memory."""
 
@@ -242,11 +280,14 @@ class Copier:
         """Copies a row-major array to page-locked host memory; returns it and a token for `CuPyBackend.settle`."""
         if not array.nbytes:
             return np.empty(array.shape, array.dtype), None
-        host: HostArray = self._pinned(array.shape, array.dtype)
+        memory = self.flights.take(logical.copies, array.nbytes) if array.nbytes >= _REUSED_FROM else None
+        host: HostArray = (
+            self._pinned(array.shape, array.dtype) if memory is None else np.ndarray(array.shape, array.dtype, memory)
+        )
         logical.copies.wait_event(logical.record())
         array.get(stream=logical.copies, out=host, blocking=False)
         event = logical.record(logical.copies)
-        self.flights.add(event, array, logical.stream, host)
+        self.flights.add(event, array, logical.stream, host, stream=logical.copies)
         return host, (event, logical)
 
     def pinned(self, host: HostArray) -> HostArray:
@@ -274,5 +315,5 @@ class Copier:
             logical.copies.wait_event(after[0])
         out.set(host, stream=logical.copies)
         event = logical.record(logical.copies)
-        self.flights.add(event, out, logical.stream, host)
+        self.flights.add(event, out, logical.stream, host, stream=logical.copies)
         return out, event

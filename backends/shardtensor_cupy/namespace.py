@@ -86,6 +86,86 @@ class Namespace:
             return self._cupy.equal(x, 0, out=out)
         return self._cupy.logical_not(x, out=out)
 
+    # -- quotients and powers ----------------------------------------------------------------------
+
+    def divide(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
+        """See NumPy. Complex numbers are divided by NumPy's method: CuPy's gives NaN for quotients by 0."""
+        if not any(_is_complex(x) for x in (x1, x2)):
+            return _call(self._cupy.divide, False, x1, x2, out=out)
+        dtype = np.result_type(*[getattr(x, "dtype", x) for x in (x1, x2)])
+        parts = [part for x in (x1, x2) for part in self._parts(x, dtype)]
+        made = self._cupy.empty(np.broadcast_shapes(*[getattr(x, "shape", ()) for x in (x1, x2)]), dtype)
+        self._quotients[dtype.char](*parts, made.real, made.imag)
+        if out is None:
+            return made
+        out[...] = made
+        return out
+
+    def _parts(self, x: Any, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+        """Returns the real and the imaginary part of an operand as an operand of a complex dtype."""
+        real = np.empty(0, dtype).real.dtype
+        if not isinstance(x, self._cupy.ndarray):
+            x = np.asarray(x, dtype)[()]
+        elif x.dtype.kind != "c":
+            return x.astype(real, copy=False), real.type(0)
+        else:
+            x = x.astype(dtype, copy=False)
+        return x.real, x.imag
+
+    @functools.cached_property
+    def _quotients(self) -> dict[str, Any]:
+        """The kernels that divide complex numbers, by the character of their dtype."""
+        return {
+            char: self._cupy.ElementwiseKernel(
+                *[", ".join([f"{real} {part}" for part in names.split()]) for names in ("a b c d", "e f")],
+                _QUOTIENT.replace("real", ctype),
+                name=f"shardtensor_divide_{char}",
+                options=("--fmad=false",),
+            )
+            for char, real, ctype in (("F", "float32", "float"), ("D", "float64", "double"))
+        }
+
+    def float_power(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
+        """See NumPy. CuPy's function computes complex powers of single precision where it can."""
+        if not any(_is_complex(x) for x in (x1, x2)):
+            return _call(self._cupy.float_power, False, x1, x2, out=out)
+        return self._cupy.power(*[_as_complex(x) for x in (x1, x2)], out=out, dtype=np.complex128)
+
+    def reciprocal(self, x: Any, /, *, out: Any = None) -> Any:
+        """See NumPy. That of the integer 0, for which CuPy gives 0, is the one that NumPy has on this host."""
+        if x.dtype.kind not in "biu":
+            return self._cupy.reciprocal(x, out=out)
+        zero = self._cupy.equal(x, 0)
+        made = self._cupy.reciprocal(x, out=out)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self._cupy.copyto(made, np.reciprocal(np.zeros(1, made.dtype))[0], where=zero)
+        return made
+
+    # -- search ------------------------------------------------------------------------------------
+
+    def searchsorted(self, x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Any:
+        """See NumPy."""
+        return self._compat.searchsorted(*self._comparable(x1, x2), side=side, sorter=sorter)
+
+    def isin(self, x1: Any, x2: Any, /, *, invert: bool = False) -> Any:
+        """See NumPy."""
+        x2, x1 = self._comparable(x2, x1)
+        return self._compat.isin(x1, x2, invert=invert)
+
+    def _comparable(self, ordered: Any, x: Any) -> tuple[Any, Any]:
+        """Returns operands of CuPy's binary search: the array that is searched, and the elements to be found.
+
+        They have NumPy's common dtype. CuPy's kernel compares operands of two dtypes as C does, which takes -1 for a
+        large unsigned integer and rounds integers to float32, and is not compiled for complex operands of two dtypes.
+        Complex numbers with a part that is NaN are NaN in both: by their real parts alone, CuPy's kernel would search
+        in the wrong half.
+        """
+        dtype = np.result_type(*[getattr(a, "dtype", a) for a in (ordered, x)])
+        ordered, x = [self._cupy.asarray(a, dtype=dtype) for a in (ordered, x)]
+        if dtype.kind == "c":
+            ordered = self._cupy.where(self._cupy.isnan(ordered), dtype.type(complex(np.nan, np.nan)), ordered)
+        return ordered, x
+
     # -- other functions ---------------------------------------------------------------------------
 
     def where(self, condition: Any, x1: Any, x2: Any, /) -> Any:
@@ -166,6 +246,35 @@ def _call(ufunc: Any, compares: bool, large: LargeUfuncs, /, *args: Any, **kwarg
             raise
         infinite = compares and not inexact
         return ufunc(*[_as_float(x, infinite) if type(x) is int else x for x in args], **kwargs)
+
+
+_QUOTIENT = """
+const real u = fabs(c), v = fabs(d);
+if (u >= v) {
+    if (u == 0 && v == 0) {
+        e = a / u;
+        f = b / u;
+    } else {
+        const real ratio = d / c, scale = (real)1 / (c + d * ratio);
+        e = (a + b * ratio) * scale;
+        f = (b - a * ratio) * scale;
+    }
+} else {
+    const real ratio = c / d, scale = (real)1 / (d + c * ratio);
+    e = (a * ratio + b) * scale;
+    f = (b * ratio - a) * scale;
+}
+"""
+"""The text of (a, b) / (c, d) -> (e, f), as NumPy computes it."""
+
+
+def _is_complex(x: Any) -> bool:
+    return isinstance(x, complex) or getattr(x, "dtype", np.dtype(bool)).kind == "c"
+
+
+def _as_complex(x: Any) -> Any:
+    """Returns a Python number as one that has the dtype complex128 as an operand."""
+    return x if hasattr(x, "dtype") else np.complex128(x)
 
 
 def _is_bool(x: Any) -> bool:

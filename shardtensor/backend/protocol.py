@@ -89,6 +89,9 @@ class Backend(abc.ABC):
     captures: bool = False
     """Whether `capture` may return graphs of launches, for backends whose `kernel_language` is CUDA."""
 
+    multiplies_bfloat16: bool = False
+    """Whether `product_of_bfloat16` computes large products faster than the namespace does in float32."""
+
     helper_delay: float = 200e-6
     """Seconds after which a call of a mapped function counts as blocking and other calls start in helper threads."""
 
@@ -459,6 +462,16 @@ class Backend(abc.ABC):
         dimensions, and the arguments: arrays, of which it gets the address, and NumPy numbers; it returns at once.
         """
         raise self._lacks("raw_kernel")
+
+    def product_of_bfloat16(self, x1: Any, x2: Any, dtype: np.dtype[Any]) -> Any:
+        """Returns the matrix product of arrays of bfloat16 of two or more dimensions, for backends that
+        `multiplies_bfloat16`.
+
+        Args:
+            x1, x2: the arrays, on the current device; their leading dimensions broadcast.
+            dtype: bfloat16 or float32, to which the sums, computed in float32, are rounded once.
+        """
+        raise BackendError(f"backend {self.name}: multiplies_bfloat16 needs product_of_bfloat16; define this method")
 
     def empty_arrays(self, kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Any]:
         """Returns a new array of each shape and dtype on the current device, with undefined elements. They may be parts

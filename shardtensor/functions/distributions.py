@@ -181,8 +181,12 @@ for _function, *_draws in (
 ):
 
     @implements(_function, "kernel")
-    def _draw(xp: Any, context: ShardContext, key: int, *, shape: Shape, dtype: Any, draws: Any = _draws) -> Any:
-        return fill(xp, context, key, functools.partial(_packed, draws=draws, dtype=context.dtype))
+    def _draw(
+        xp: Any, context: ShardContext, key: int, *, shape: Shape, dtype: Any, draws: Any = _draws,
+        name: str = _function.__name__,
+    ) -> Any:  # fmt: skip
+        sample = functools.partial(_packed, draws=draws, dtype=context.dtype)
+        return fill(xp, context, key, sample, kernel=(name, ()))
 
 
 @operator(_created, operands=("key", "low", "high"))
@@ -192,7 +196,9 @@ def integers(key: int, low: int, high: int, *, shape: Shape, dtype: Any, device:
 
 @implements(integers, "kernel")
 def _integers(xp: Any, context: ShardContext, key: int, low: int, high: int, *, shape: Shape, dtype: Any) -> Any:
-    return fill(xp, context, key, functools.partial(_below, low=low, count=high - low))
+    count = high - low
+    numbers = [np.uint64(n) for n in (count % 2**64, 2**64 % count, low % 2**64)]
+    return fill(xp, context, key, functools.partial(_below, low=low, count=count), kernel=("integers", numbers))
 
 
 def _below(elements: Elements, *, low: int, count: int) -> Any:
@@ -227,7 +233,7 @@ def words(key: int, *, shape: Shape, dtype: Any, device: Any) -> ShardedTensor:
 
 @implements(words, "kernel")
 def _words(xp: Any, context: ShardContext, key: int, *, shape: Shape, dtype: Any) -> Any:
-    return fill(xp, context, key, lambda elements: elements.packed(4, lambda xp, words: words))
+    return fill(xp, context, key, lambda elements: elements.packed(4, lambda xp, words: words), kernel=("words", ()))
 
 
 @implements(permutation, "composite")
@@ -240,7 +246,7 @@ def _permutation_of_many(key: int, n: int, shape: Shape, dtype: Any, device: Any
 @implements(permutation, "kernel")
 def _permutation(xp: Any, context: ShardContext, key: int, *, n: int, shape: Shape, dtype: Any) -> Any:
     everything = ShardContext.everywhere((n,), (), np.dtype(np.int64))
-    words = fill(xp, everything, key, lambda elements: elements.packed(4, lambda xp, words: words))
+    words = _words(xp, everything, key, shape=(n,), dtype=everything.dtype)
     order = Order(indices=True).apply(xp, words)
     drawn = xp.reshape(order[: math.prod(shape)], shape)
     if drawn.shape == order.shape == context.local_shape:
@@ -259,7 +265,10 @@ def bernoulli(p: ArrayLike, key: int, *, dtype: Any) -> ShardedTensor:
 
 @implements(bernoulli, "kernel")
 def _bernoulli(xp: Any, context: ShardContext, p: Any, key: int, *, dtype: Any) -> Any:
-    return fill(xp, context, key, lambda elements, p: elements.packed(4, _fraction) < p, p)
+    def sample(elements: Elements, p: Any) -> Any:
+        return elements.packed(4, _fraction) < p
+
+    return fill(xp, context, key, sample, p, kernel=("bernoulli", ()))
 
 
 @operator("..., ->...")

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.errors import BackendError
-from shardtensor.functions.random_kernel import fill_blocks
+from shardtensor.functions.random_kernel import fill_blocks, makes, write_numbers
 from shardtensor.host import memory_pool, philox
 from shardtensor.host.threads import each
 from shardtensor.sharding.shard_context import ShardContext
@@ -162,7 +162,14 @@ _NO_ERRORS = contextlib.nullcontext()
 """The context of computations without parameters, which cause no floating-point errors."""
 
 
-def fill(xp: Any, context: ShardContext, key: int, sample: Sample, *parameters: Any) -> Any:
+def fill(
+    xp: Any,
+    context: ShardContext,
+    key: int,
+    sample: Sample,
+    *parameters: Any,
+    kernel: tuple[str, Sequence[Any]] | None = None,
+) -> Any:
     """Returns the numbers of a device's shard.
 
     Args:
@@ -171,8 +178,18 @@ def fill(xp: Any, context: ShardContext, key: int, sample: Sample, *parameters: 
         key: the key.
         sample: see `Sample`. Its result is cast to the dtype of the context.
         *parameters: arrays of the shape of the shard, or scalars.
+        kernel: the kernel that makes the same numbers on devices with CUDA, and its parameters beside ``parameters``;
+            see `shardtensor.functions.random_kernel.write_numbers`.
     """
     shape, dtype = context.local_shape, context.dtype
+    if xp is not np and kernel is not None and makes(kernel[0], dtype):
+        out = xp.empty(shape, dtype=dtype)
+        backend = array_backend(out)
+        if backend is not None and backend.kernel_language == "cuda":
+            if math.prod(shape):
+                numbers = [number for p in parameters for number in _kernel_parameters(xp, p)]
+                write_numbers(backend, kernel[0], key, out, *_runs(xp, context), [*numbers, *kernel[1]])
+            return out
     given = [xp.reshape(p, (-1,)) if hasattr(p, "shape") else p for p in parameters]
     size = math.prod(shape)
 
@@ -206,18 +223,48 @@ def _flat(xp: Any, parameter: Any, begin: int, end: int) -> Any:
     return xp.full((end - begin,), float(parameter), dtype=np.float64)
 
 
-def _pieces(xp: Any, context: ShardContext, key: int) -> Iterator[tuple[Elements, int, int]]:
-    """Yields the elements of a shard in pieces, with the begin and the end of each in the flat shard.
+def _kernel_parameters(xp: Any, parameter: Any) -> tuple[Any, Any]:
+    """Returns a parameter as two of a kernel: a flat array of float64, or 0, and a number for all elements."""
+    if not hasattr(parameter, "shape"):
+        return np.int64(0), np.float64(parameter)
+    flat = xp.reshape(parameter, (-1,))
+    return xp.asarray(flat, dtype=np.float64), np.float64(0)
 
-    The dimensions from the last one that is split on are contiguous, so that the shard consists of runs of their size.
+
+def _layout(context: ShardContext) -> tuple[int, list[int], int, int]:
+    """Returns how the elements of a shard lie in the array, in row-major order: as runs of successive elements.
+
+    The dimensions from the last one that is split on are contiguous, so that the runs have their size.
+
+    Returns:
+        That last dimension, the strides of the array, the index of the first element, and the length of each run.
     """
     box, shape = context.box, context.shape
-    if math.prod(context.local_shape) == 0:
-        return
     last = max((d for d, ends in enumerate(box) if ends != (0, shape[d])), default=0)
     strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    length = math.prod(context.local_shape[last:])
     origin = sum(begin * stride for (begin, _), stride in zip(box, strides, strict=True))
+    return last, strides, origin, math.prod(context.local_shape[last:])
+
+
+def _runs(xp: Any, context: ShardContext) -> tuple[Any, int]:
+    """Returns the index of the first element of each run of a shard, in an array of int64, or of the only run, as an
+    integer; and the number of elements of each.
+    """
+    last, strides, origin, length = _layout(context)
+    if math.prod(context.local_shape[:last]) == 1:
+        return origin, length
+    starts = xp.asarray([origin], dtype=np.int64)
+    for d in range(last):
+        steps = xp.arange(context.local_shape[d], dtype=np.int64) * strides[d]
+        starts = xp.reshape(starts[:, None] + steps, (-1,))
+    return starts, length
+
+
+def _pieces(xp: Any, context: ShardContext, key: int) -> Iterator[tuple[Elements, int, int]]:
+    """Yields the elements of a shard in pieces, with the begin and the end of each in the flat shard."""
+    if math.prod(context.local_shape) == 0:
+        return
+    last, strides, origin, length = _layout(context)
     runs = math.prod(context.local_shape[:last])
     if runs == 1 or length >= _PIECE:
         for k, run in enumerate(np.ndindex(*context.local_shape[:last])):
@@ -227,10 +274,7 @@ def _pieces(xp: Any, context: ShardContext, key: int) -> Iterator[tuple[Elements
                 at = k * length + begin
                 yield Elements(xp, key, start + begin, count), at, at + count
         return
-    starts = xp.asarray([origin], dtype=np.int64)
-    for d in range(last):
-        steps = xp.arange(context.local_shape[d], dtype=np.int64) * strides[d]
-        starts = xp.reshape(starts[:, None] + steps, (-1,))
+    starts, _ = _runs(xp, context)
     step = _PIECE // length
     for k in range(0, runs, step):
         some = starts[k : k + step]

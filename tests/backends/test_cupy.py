@@ -244,6 +244,28 @@ def comes_and_goes(m: Machine) -> None:
         same(made[2 * n + 1], np.full(24, n))
 
 
+def offloads_again(m: Machine) -> None:
+    """Offloads tensors, some of which are deleted at once, or after their copies to devices of several GPUs are queued:
+    later ones may get their memory.
+    """
+    everywhere = st.NamedSharding(m.mesh(), st.P())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "_REUSED_FROM", 0)
+        held, made = [], []
+        for n in range(8):
+            x = st.device_put(numbers(), everywhere if n % 3 else m.devices[n % 4]) * n
+            away = st.device_put(x, x.sharding.with_memory_kind("pinned_host"))
+            if n % 2:
+                made.append((n, st.device_put(away, x.sharding)))
+            if n % 4 == 2:
+                held.append((n, away))
+            if n == 6:
+                m.backend.synchronize(m.devices[0])
+            del x, away
+        for n, y in held + made:
+            same(y, numbers() * n)
+
+
 def written_at_once(m: Machine) -> None:
     """Writes a tensor directly after its transfer from or to host memory is queued. The transfer still needs the
     buffer, while other buffers are allocated.
@@ -588,6 +610,7 @@ PROGRAMS: dict[str, tuple[Callable[[Machine], None], dict[str, Any]]] = {
     for f, config in [
         (moves, {}), (copies_and_writes, {}), (drops, {}), (turns, {}), (staged, {"peers": [[0, 0], [0, 0]]}),
         (damaged, {"corrupt": {(0, 1)}}), (offloads, {}), (comes_back, {}), (comes_and_goes, {}), (old_memory, {}),
+        (offloads_again, {}),
         (their_stream, {}), (null_stream, {}), (maps, {}), (with_blocks, {}), (leaves_stream, {}), (leaves_device, {}),
         (nested, {}), (meets, {}), (one_after_the_other, {}),
         (memory_of_a_stream, {}), (caller_beside, {}), (written_at_once, {"peers": [[0, 0], [0, 0]]}),
@@ -690,10 +713,14 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "staging: the buffer is kept": (
         Copier.d2d, "self.flights.add(destination.landing(), out, destination.stream, host, destination.spare)", "pass", "staged"),
     "offload waits for what is computed": (Copier.d2h, "logical.copies.wait_event(logical.record())", "pass", "offloads"),
-    "offload keeps the array": (Copier.d2h, "self.flights.add(event, array, logical.stream, host)", "pass", "offloads"),
+    "offload keeps the array": (Copier.d2h, "self.flights.add(event, array, logical.stream, host, stream=logical.copies)", "pass", "offloads"),
     "onload waits for who had the block": (Copier.h2d, "logical.copies.wait_event(logical.record())", "pass", "old_memory"),
     "onload waits for the offload": (Copier.h2d, "logical.copies.wait_event(after[0])", "pass", "comes_back"),
-    "onload keeps the buffer": (Copier.h2d, "self.flights.add(event, out, logical.stream, host)", "pass", "comes_and_goes"),
+    "onload keeps the buffer": (Copier.h2d, "self.flights.add(event, out, logical.stream, host, stream=logical.copies)", "pass", "comes_and_goes"),
+    "memory that is reused is alone": (
+        InFlight.take, "references([flights[0].host]) <= len(flights) + 1", "True", "offloads_again"),
+    "memory that is reused is on one stream": (
+        InFlight.take, "flight.stream is not stream", "False", "offloads_again"),
     "the device waits for the onload": (
         CuPyBackend.wait, "self._logical_devices[device].stream.wait_event(token)", "pass", "comes_and_goes"),
     "what is offered is not written before it is read": (
@@ -727,6 +754,34 @@ def test_safeguard_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         except FAILURES as error:
             caught.append(error)
     assert caught, f"nothing fails without it: {name}"
+
+
+def test_dropped_copies_to_the_host_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that offloads repeatedly, without waiting, page-locks memory once; what is held keeps its own."""
+    monkeypatch.setattr(copies, "_REUSED_FROM", 0)
+    allocated: list[Any] = []
+    with machine(2, devices=1, scheduler="lazy") as m:
+        copier = m.backend._copier
+        allocate = copier._pinned
+        monkeypatch.setattr(copier, "_pinned", lambda *kind: allocated.append(kind) or allocate(*kind))
+        x = st.device_put(numbers(), m.devices[0])
+        away = x.sharding.with_memory_kind("pinned_host")
+        for n in range(5):
+            st.device_put(x * n, away)
+        assert len(allocated) == 1
+        y = st.device_put((x * 7).reshape(4, 6).astype("int64"), away)  # of another shape and dtype
+        assert len(allocated) == 1
+        for n in range(5):
+            st.device_put(x * n, away)
+        assert len(allocated) == 2
+        views = [np.asarray(st.device_put(x * n, away)) for n in range(3)]
+        for n in range(3):
+            st.device_put(x * -n, away)
+        for n, view in enumerate(views):
+            np.testing.assert_array_equal(view, numbers() * n)
+        same(y, (numbers() * 7).reshape(4, 6))
+        st.device_put(x[:5] * 2, away)
+        assert allocated[-1][0] == (5,)
 
 
 def test_events_are_recorded_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import hypothesis
@@ -12,6 +13,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.communication.all_reduce import combine, flat_tree, tree_of
 from shardtensor.communication.merging import MERGED_AT_ONCE, merged
+from shardtensor.functions import random_kernel
 from tests import fakecupy
 from tests.backends.test_cupy import ORDERS, address, launched, machine, same
 
@@ -162,25 +164,83 @@ def test_a_tensor_is_read_by_one_copy_for_each_gpu(gpus: int, waits: int) -> Non
         same(st.unshard(parts), host * 2 + 1)
 
 
-@pytest.mark.parametrize("spec", [(), ("d",), (None, "d")], ids=str)
-def test_random_words_are_one_kernel_for_each_gpu(spec: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+DRAWS: dict[str, Any] = {
+    **{
+        f"{name} of {dtype}": functools.partial(getattr(st.random, name), dtype=dtype)
+        for name in ("uniform", "normal", "exponential")
+        for dtype in ("float64", "float32")
+    },
+    "integers": lambda key, shape, **where: st.random.integers(key, -3, 77, shape, **where),
+    "integers, one in three rejected": lambda key, shape, **where: st.random.integers(
+        key, -(2**63), 2**63 - 2**62, shape, **where
+    ),
+    "all integers": lambda key, shape, **where: st.random.integers(key, -(2**63), 2**63, shape, **where),
+    "bernoulli": lambda key, shape, **where: st.random.bernoulli(key, 0.3, shape, **where),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_random_numbers_are_one_kernel_for_each_gpu(name: str, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that begin within a block of words and end within one, too."""
+    key, draw = st.random.key(2026), DRAWS[name]
+    (kind,) = [k for k in ("uniform", "normal", "exponential", "integers", "bernoulli") if k in name]
+    same_bits = kind not in ("normal", "exponential")
+    with machine(8, devices=gpus) as m:
+        for shape, spec in (
+            ((37, 50), ()), ((37, 50), ("d",)), ((37, 50), (None, "d")), ((8, 3), ("d",)), ((5, 3, 11), (None, "d", None)),
+            ((2, 5, 13), (None, None, "d")), ((), ()), ((0, 3), ()), ((21,), ("d",)), ((64,), ("d",)), ((3, 4), (None, "d")),
+        ):  # fmt: skip
+            wanted = np.asarray(draw(key, shape, device=st.devices("numpy")[0]))
+            names = launched(monkeypatch)
+            x = draw(key, shape, device=st.NamedSharding(m.mesh(), st.P(*spec)))
+            kernels = [n for n in names if n.startswith("shardtensor_")]
+            assert set(kernels) == ({f"shardtensor_{kind}"} if wanted.size else set())
+            assert len(kernels) <= gpus
+            if kind != "bernoulli" and (gpus == 1 or None not in spec):
+                assert names == kernels
+            found = np.asarray(x)
+            assert found.dtype == wanted.dtype
+            np.testing.assert_allclose(found, wanted, rtol=0 if same_bits else 1e-6 if "32" in name else 1e-14)
+
+
+@pytest.mark.parametrize("name", ["uniform of float32", "integers, one in three rejected"])
+def test_random_numbers_of_arrays_beyond_32_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_kernel, "_NARROW", 0)
+    wanted = np.asarray(DRAWS[name](st.random.key(1), (7, 15), device=st.devices("numpy")[0]))
+    with machine(4, devices=2) as m:
+        for spec in (("d",), (None, "d")):
+            x = DRAWS[name](st.random.key(1), (7, 15), device=st.NamedSharding(m.mesh(), st.P(*spec)))
+            np.testing.assert_array_equal(np.asarray(x), wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_probabilities_are_read_where_they_are(dtype: str) -> None:
+    p = np.linspace(0, 1, 60).reshape(12, 5).astype(dtype)
+    key = st.random.key(7)
+    wanted = np.asarray(st.random.bernoulli(key, p))
+    with machine(8, devices=2) as m:
+        for spec in (("d",), (None, "d"), ()):
+            x = st.device_put(p, st.NamedSharding(m.mesh(), st.P(*spec)))
+            same(st.random.bernoulli(key, x), wanted)
+        same(st.random.bernoulli(key, st.device_put(np.ascontiguousarray(p.T), m.mesh()).T), wanted)
+
+
+def test_random_words_are_one_kernel_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     key, shape = st.random.key(2026), (37, 50)
     draws = [
-        st.random.uniform, st.random.normal, lambda key, shape, **where: st.random.integers(key, 3, 77, shape, **where),
+        functools.partial(st.random.uniform, dtype="float16"),
         lambda key, shape, **where: st.random.gamma(key, 0.5, shape, **where),
-    ]  # fmt: skip
+    ]
     wanted = [np.asarray(draw(key, shape, device=st.devices("numpy")[0])) for draw in draws]
     with machine(8, devices=2) as m:
-        names = launched(monkeypatch)
-        where = st.NamedSharding(m.mesh(), st.P(*spec))
-        for draw, value in zip(draws, wanted, strict=True):
-            names.clear()
-            x = draw(key, shape, device=where)
-            assert names.count("shardtensor_philox") == 2 or draw is draws[-1], "only that rejects elements"
-            np.testing.assert_allclose(np.asarray(x), value, rtol=1e-14)
-        names.clear()
-        st.random.uniform(key, shape, device=where)
-        assert len(names) <= (38 if None in spec else 12), "of 550"
+        for spec in ((), ("d",), (None, "d")):
+            where = st.NamedSharding(m.mesh(), st.P(*spec))
+            for draw, value in zip(draws, wanted, strict=True):
+                names = launched(monkeypatch)
+                x = draw(key, shape, device=where)
+                assert names.count("shardtensor_philox") == 2 or draw is draws[-1], "only that rejects elements"
+                np.testing.assert_allclose(np.asarray(x), value, rtol=1e-14)
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

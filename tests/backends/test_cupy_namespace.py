@@ -131,6 +131,32 @@ def test_out(name: str, xp: Any) -> None:
                 np.testing.assert_array_equal(first.get(), wanted)
 
 
+def test_elements_of_any_dtype_are_searched(xp: Any) -> None:
+    """CuPy's kernel compares operands of two dtypes as C does, or is not compiled."""
+    for left, right in itertools.product(DTYPES, repeat=2):
+        ordered, x = np.sort(values(left, 30, 1)), values(right, 30, 2)
+        check(xp, "isin", x, values(left, 5, 1))
+        check(xp, "isin", x.reshape(5, 6), values(left, 6, 1).reshape(2, 3), invert=True)
+        if "c" in (ordered.dtype.kind, x.dtype.kind):  # Those that are NaN are in no order that CuPy has.
+            x = np.where(np.isnan(x), x.dtype.type(1), x)
+        for side in ("left", "right"):
+            check(xp, "searchsorted", ordered, x, side=side)
+
+
+def test_a_part_that_is_nan_hides_no_complex_number(xp: Any) -> None:
+    x = np.array([5, complex(1, np.nan), 2], np.complex64)
+    check(xp, "isin", np.array([5, 2, 3], np.complex64), x)
+    check(xp, "searchsorted", np.sort(x), np.array([5, 2, 7, -1], np.complex64))
+
+
+def test_quotients_by_complex_zeros(xp: Any) -> None:
+    parts = [0.0, -0.0, 1.5, -np.inf, np.nan]
+    x = np.array([complex(a, b) for a in parts for b in parts])
+    for dtype, zero in itertools.product("FD", [0, False, 0.0, -0.0, complex(-0.0, 0.0)]):
+        check(xp, "divide", x.astype(dtype), zero)
+        check(xp, "divide", x.astype(dtype), np.array(zero))
+
+
 def test_clip_without_bounds_is_a_copy(xp: Any) -> None:
     x, out = xp.asarray(values("f")), xp.zeros(14, dtype=np.float32)
     made = xp.clip(x)

@@ -181,6 +181,62 @@ REHEARSED += [(f"accepts {name}", functools.partial(accepts, name, 2)) for name 
 REHEARSED += [(f"{name}-{n}", functools.partial(operate, name, n, 2)) for name in ("matmul", "concat") for n in MESHES]
 
 
+@on_gpu
+def test_products_of_bfloat16() -> None:
+    """Large ones are computed by cuBLAS in bfloat16: the sums are exact in float32, and are rounded once."""
+    n = small(2048, 800)
+    numbers = np.random.default_rng(0)
+    for shapes in (((n, n), (n, n)), ((3, n, n), (n, n)), ((3, n, n), (3, n, n)), ((n + 1, n + 3), (n + 3, n - 5))):
+        a, b = [numbers.integers(-9, 9, shape).astype("f4") for shape in shapes]
+        wanted = (a @ b).astype(st.bfloat16).astype("f4")
+        for left, right in (("x", None), (None, "x"), (None, None)):
+            mesh = mesh_of((8,), "cupy")
+            specs = st.P(*[None] * (a.ndim - 2), left, right), st.P(*[None] * (b.ndim - 2), right, left)
+            x, y = [
+                st.device_put(value.astype(st.bfloat16), st.NamedSharding(mesh, spec))
+                for value, spec in zip((a, b), specs, strict=True)
+            ]
+            for found in (x @ y, x @ y.mT.copy().mT):
+                assert found.dtype == st.bfloat16
+                np.testing.assert_array_equal(np.asarray(found).astype("f4"), wanted)
+
+
+@on_gpu
+def test_random_numbers_are_those_of_the_host() -> None:
+    """Uniform numbers and integers have the same bits; the logarithms of others differ in the last ones."""
+    key, n = st.random.key(2026), small(1 << 20, 300)
+    draws: list[tuple[Callable[..., Any], float]] = [
+        (functools.partial(getattr(st.random, name), dtype=dtype), 0.0 if name == "uniform" else error)
+        for name in ("uniform", "normal", "exponential")
+        for dtype, error in (("float64", 1e-14), ("float32", 2e-6), ("float16", 2e-3))
+    ]
+    for low, high in ((0, 10), (-(2**63), 2**63), (-(2**63), 2**63 - 2**62), (-5, 2**40)):
+        draws.append((functools.partial(_integers, low, high), 0.0))
+    draws.append((_bools, 0.0))
+    for draw, error in draws:
+        for shape, spec in (
+            ((8 * n + 3,), ("x",)),
+            ((5, n // 4 + 1), (None, "x")),
+            ((n // 8, 3, 11), ("x", None, None)),
+        ):
+            wanted = np.asarray(draw(key, shape, device=st.devices("numpy")[0]))
+            for mesh in (mesh_of((8,), "cupy"), mesh_of((1,), "cupy")):
+                found = np.asarray(draw(key, shape, device=st.NamedSharding(mesh, st.P(*spec))))
+                assert found.dtype == wanted.dtype
+                if error:
+                    np.testing.assert_allclose(found, wanted, rtol=error, atol=error)
+                else:
+                    np.testing.assert_array_equal(found, wanted)
+
+
+def _integers(low: int, high: int, key: Any, shape: Any, device: Any) -> Any:
+    return st.random.integers(key, low, high, shape, device=device)
+
+
+def _bools(key: Any, shape: Any, device: Any) -> Any:
+    return st.random.bernoulli(key, 0.3, shape, device=device)
+
+
 # -- order -----------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,7 @@ _HEAD = """
 #define __global__
 #define __device__
 #define __shared__ static
+#define __align__(size) __attribute__((aligned(size)))
 typedef struct { unsigned int x, y, z; } dim3;
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 static float __int_as_float(int bits) { float x; memcpy(&x, &bits, sizeof x); return x; }

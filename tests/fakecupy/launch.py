@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from . import graphs, loops, memory
+from . import computed, graphs, loops, memory
 from . import world as w
 from .errors import WrongDeviceError
 
@@ -348,14 +348,14 @@ class Ufunc:
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         if getattr(_fusing, "active", False):
-            return _in_kernel(_KERNELS.get(self.__name__, self.numpy), args)
+            return _in_kernel(computed.KERNELS.get(self.__name__, self.numpy), args)
         if len(args) > self.nin:
             out, args = args[self.nin :], args[: self.nin]
         if len(args) < self.nin:
             raise TypeError(f"Wrong number of arguments for {self!r}: {len(args)}")
         if self.numpy.signature is not None:
             return call(self.__name__, self.numpy, args, {**kwargs, "out": out})
-        return _elementwise(_KERNELS.get(self.__name__, self.numpy), args, out, kwargs)
+        return _elementwise(computed.KERNELS.get(self.__name__, self.numpy), args, out, kwargs)
 
     def reduce(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
         return call(
@@ -372,43 +372,9 @@ class Ufunc:
         call_in_place(f"{self.__name__}.at", self.numpy.at, (a, indices) if b is None else (a, indices, b), {})
 
 
-def _power(x: Any, y: Any, out: Any = None, **kwargs: Any) -> Any:
-    """Computes powers as CuPy does, which truncates negative integer powers of integers instead of raising an error."""
-    if not all(np.asarray(a).dtype.kind in "iu" for a in (x, y)) or np.min(y, initial=0) >= 0:
-        return np.power(x, y, out=out, **kwargs)
-    small = np.where(np.equal(x, 1), 1, np.where(np.equal(x, -1), 1 - 2 * (y & 1), 0))
-    powers = np.power(x, abs(y))
-    made = np.where(np.less(y, 0), small, powers).astype(powers.dtype)
-    if out is None:
-        return made
-    np.copyto(out[0], made, casting="same_kind", **kwargs)
-    return out[0]
-
-
-def _logical_and(x: Any, y: Any, out: Any = None, **kwargs: Any) -> Any:
-    """Computes ``logical_and`` as CuPy does: for signed and unsigned operands, negative numbers are false."""
-    if {x.dtype.kind, y.dtype.kind} == {"i", "u"}:
-        x, y = [np.maximum(a, 0) for a in (x, y)]
-    return np.logical_and(x, y, out=out, **kwargs)
-
-
-def _where(condition: Any, x: Any, y: Any, out: Any = None) -> Any:
-    made = np.where(condition, x, y)
-    if out is not None:
-        np.copyto(out[0], made)
-    return made
-
-
-_KERNELS: dict[str, Any] = {"power": _power, "logical_and": _logical_and, "where": _where}
-"""The functions for ufuncs whose results in CuPy differ from NumPy's, or which are no ufuncs in NumPy."""
-
-for _name, _kernel in _KERNELS.items():
-    _kernel.__name__ = _name
-
-
 def where(condition: Any, x: Any, y: Any) -> Any:
     """Calls CuPy's ufunc ``where``, whose first operand is an array of bools."""
-    return _elementwise(_where, (condition, x, y), None, {})
+    return _elementwise(computed.where, (condition, x, y), None, {})
 
 
 def _elementwise(f: Any, args: Any, out: Any, kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import creation, cuda, graphs, kernels, launch, memory, names, nccl, rng
+from . import creation, cublas, cuda, graphs, kernels, launch, memory, names, nccl, rng, search
 from .array import namespace, ndarray
 from .errors import OutOfMemoryError
 
@@ -58,7 +58,7 @@ def _functions() -> dict[str, Any]:
         made |= {name: _through(caller, name, getattr(np, name)) for name in group if hasattr(np, name)}
     made |= {name: _attribute(getattr(np, name)) for name in names.ATTRIBUTES}
     made |= {name: creation.on_host(name) for name in names.CREATION}
-    made |= creation.NAMES
+    made |= creation.NAMES | search.NAMES
     made |= {alias: made[name] for alias, name in names.ALIASES.items()}
     made["bool"] = np.bool_
     return made
@@ -87,10 +87,11 @@ def build() -> dict[str, types.ModuleType]:
     for name in names.FFT_CREATION:
         fft.__dict__[name] = _fft_creation(name)
     random = add("cupy.random", rng.NAMES)
-    runtime = add("cupy.cuda.runtime", cuda.RUNTIME)
+    runtime = add("cupy.cuda.runtime", cuda.RUNTIME | cublas.RUNTIME)
     add("cupy.cuda.nccl", nccl.NAMES)  # an attribute of cupy.cuda only after its import, like the real module
     parts = {
-        "device": add("cupy.cuda.device", {"Device": cuda.Device}),
+        "cublas": add("cupy.cuda.cublas", cublas.NAMES),
+        "device": add("cupy.cuda.device", {"Device": cuda.Device, "get_cublas_handle": cublas.get_cublas_handle}),
         "stream": add("cupy.cuda.stream", {n: getattr(cuda, n) for n in _STREAM}),
         "memory": add("cupy.cuda.memory", {**{n: getattr(memory, n) for n in _MEMORY}, **_ERRORS}),
         "pinned_memory": add("cupy.cuda.pinned_memory", {n: getattr(memory, n) for n in _PINNED_MEMORY}),

@@ -47,11 +47,11 @@ ALIASES = {
 GENERIC = _words("""
     all allclose amax amin angle any append argmax argmin argpartition argsort around array_equal array_equiv average
     choose clip column_stack concatenate convolve corrcoef correlate count_nonzero cov cross cumprod cumsum
-    cumulative_prod cumulative_sum diag diagflat diff digitize dot dstack ediff1d einsum fix gradient histogram hstack
-    i0 inner interp isclose iscomplex isin isneginf isposinf isreal kron lexsort max mean median min
+    cumulative_prod cumulative_sum diag diagflat diff dot dstack ediff1d einsum fix gradient histogram hstack
+    i0 inner interp isclose iscomplex isneginf isposinf isreal kron lexsort max mean median min
     nan_to_num nanargmax nanargmin nancumprod nancumsum nanmax nanmean nanmedian nanmin nanprod nanstd nansum nanvar
     outer packbits pad partition percentile polyval prod ptp quantile ravel_multi_index
-    repeat resize roll round searchsorted select sinc sort sort_complex stack std sum take_along_axis tensordot
+    repeat resize roll round select sinc sort sort_complex stack std sum take_along_axis tensordot
     tile trace trapezoid tril triu unpackbits unravel_index unwrap vander var vdot vstack
 """)
 """Functions whose results have shapes that do not depend on values."""
@@ -103,7 +103,6 @@ LACKS = {
     "count_nonzero": "keepdims",
     "ediff1d": "ary",
     "histogram": "a",
-    "isin": "kind",
     "lexsort": "axis",
     "stack": "arrays",
     "take": "mode",

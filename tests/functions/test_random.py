@@ -363,7 +363,7 @@ def test_choice() -> None:
 
 def test_equal_words_keep_their_order_in_permutations(monkeypatch: Any) -> None:
     words = np.random.default_rng(0).integers(0, 5, 1000)
-    monkeypatch.setattr(distributions, "fill", lambda *args: words)
+    monkeypatch.setattr(distributions, "fill", lambda *args, **params: words)
     found = st.random.permutation(KEY, 1000)
     np.testing.assert_array_equal(np.asarray(found), np.argsort(words, kind="stable"))
 

@@ -6,18 +6,23 @@ every value of them, so that what only moves or compares elements is exact, and 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.registry import array_backend
 from shardtensor.backend.small_floats import is_small_float, promoted
 from shardtensor.core import OPS, Op, Operands, Params
 from shardtensor.interpreters.execution.plan import Kind, Plan
 from shardtensor.interpreters.execution.planning import make_plan
+from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import HostAval, as_operand, host_aval, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.value import Aval
 
 _WIDE = np.dtype(np.float32)
 
@@ -38,6 +43,8 @@ def small_float_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | No
     dtype, wide_params = _result(op, kinds, params)
     if wide_params is None:
         return None
+    if dtype is not None and _is_large_product(op, kinds, dtype):
+        return _product_plan(op, kinds, dtype)
     # The prototype of an operator that creates arrays is not read.
     casts = [_cast(k, _WIDE) if _is_small(k) and not op.prototype else None for k in kinds]
     wide: list[Kind] = [
@@ -47,6 +54,49 @@ def small_float_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | No
     plan = make_plan(op, wide, wide_params)
     made = plan.result
     return SmallFloatPlan(op, casts, plan, _cast(made, dtype) if dtype is not None and made.dtype.kind == "f" else None)
+
+
+_LARGE = 1 << 20
+"""The bytes of the operands of a product from which on it is computed by the backend's function for bfloat16."""
+
+
+def _is_large_product(op: Op, kinds: Sequence[Kind], dtype: np.dtype[Any]) -> bool:
+    """Whether an operator is a product of matrices of bfloat16 that `_product_plan` computes."""
+    if op.name != "matmul" or op.params or dtype.name != "bfloat16":
+        return False
+    tensors = [k for k in kinds if isinstance(k, Aval) and k.dtype == dtype and k.ndim > 1]
+    return (
+        len(tensors) == len(kinds)
+        and len({k.backend for k in tensors}) == 1
+        and tensors[0].backend.multiplies_bfloat16
+        and sum([k.nbytes for k in tensors]) >= _LARGE
+    )
+
+
+def _product_plan(op: Op, kinds: Sequence[Kind], dtype: np.dtype[Any]) -> Plan:
+    """Returns the plan of a product that reads bfloat16. Where partial results are added, they are float32."""
+    plan = make_plan(_product_of(op, dtype), kinds, ())
+    if plan.strategy in ("whole", "per shard"):
+        return plan
+    plan = make_plan(_product_of(op, _WIDE), kinds, ())
+    return SmallFloatPlan(op, [None] * len(kinds), plan, _cast(plan.result, dtype))
+
+
+@functools.cache
+def _product_of(op: Op, dtype: np.dtype[Any]) -> Op:
+    """Returns `matmul` by the function of the operands' backend, with results of a dtype."""
+    made: Op = object.__new__(Op)
+    for field in dataclasses.fields(op):
+        setattr(made, field.name, getattr(op, field.name))
+    made.composite, made.small, made.placeable = None, None, False
+    made.dtype, made.kernel = dtype, functools.partial(_product, dtype)
+    return made
+
+
+def _product(dtype: np.dtype[Any], xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
+    backend = array_backend(x1)
+    assert backend is not None
+    return backend.product_of_bfloat16(x1, x2, dtype)
 
 
 class SmallFloatPlan(Plan):
