@@ -143,7 +143,7 @@ def set_item(array: Any, index: Any, value: Any) -> None:
         if raw_value.shape != ():
             raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
         raw_value = np.array(raw_value)
-    if raw_value.dtype.kind == "c" and array.dtype.kind != "c":
+    if raw_value.dtype.kind == "c" and array.dtype.kind not in "cb":
         raw_value = raw_value.real
     if not _advanced(index):
         launch.check(array, w.world.current())
