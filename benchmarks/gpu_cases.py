@@ -520,6 +520,26 @@ def cupy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
     return guarded(cases)
 
 
+def copy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
+    """Returns the cases of the first GPU's own copy, which moves as many bytes as the operators of the rows."""
+    import cupy
+
+    wait = functools.partial(synchronize_all, cupy)
+
+    def moved(nbytes: int) -> float:
+        """Times a copy that reads half of so many bytes, and writes the other half."""
+        source, out = [cupy.ones(nbytes // 2, "uint8") for _ in range(2)]
+        stream = cupy.cuda.get_current_stream()
+        return timed(lambda: out.data.copy_from_device_async(source.data, out.nbytes, stream), sizes.large_calls, wait)
+
+    cases: dict[str, Case] = {}
+    for n in logical_counts():
+        for k, b in enumerate(fitting(cupy, sizes)):
+            arrays = {"add": 3, "sum": 1} | ({} if k else {"fused": 3, "random": 1, "fft": 2})
+            cases |= {f"{name}{b}@{n}": functools.partial(moved, count * b) for name, count in arrays.items()}
+    return guarded(cases)
+
+
 def torch_cases(sizes: Sizes = FULL, device: str = "cuda") -> dict[str, Case]:
     """Returns the cases of PyTorch, eager, on one array, or with one stream per logical device."""
     import torch

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.errors import ArgumentError
+from shardtensor_cupy.elementwise import ElementwiseKernel
 from shardtensor_cupy.ufuncs import LARGE, LargeUfuncs
 
 __all__ = ["Namespace"]
@@ -91,7 +92,7 @@ class Namespace:
     def divide(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
         """See NumPy. Complex numbers are divided by NumPy's method: CuPy's gives NaN for quotients by 0."""
         if not any(_is_complex(x) for x in (x1, x2)):
-            return _call(self._cupy.divide, False, x1, x2, out=out)
+            return _call(self._cupy.divide, False, self._large, x1, x2, out=out)
         dtype = np.result_type(*[getattr(x, "dtype", x) for x in (x1, x2)])
         parts = [part for x in (x1, x2) for part in self._parts(x, dtype)]
         made = self._cupy.empty(np.broadcast_shapes(*[getattr(x, "shape", ()) for x in (x1, x2)]), dtype)
@@ -116,10 +117,13 @@ class Namespace:
     def _quotients(self) -> dict[str, Any]:
         """The kernels that divide complex numbers, by the character of their dtype."""
         return {
-            char: self._cupy.ElementwiseKernel(
-                *[", ".join([f"{real} {part}" for part in names.split()]) for names in ("a b c d", "e f")],
+            char: ElementwiseKernel(
+                self._cupy,
+                ", ".join([f"{real} {name}" for name in "abcd"]),
+                ", ".join([f"{real} {name}" for name in "ef"]),
                 _QUOTIENT.replace("real", ctype),
                 name=f"shardtensor_divide_{char}",
+                preamble="",
                 options=("--fmad=false",),
             )
             for char, real, ctype in (("F", "float32", "float"), ("D", "float64", "double"))
@@ -128,13 +132,13 @@ class Namespace:
     def float_power(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
         """See NumPy. CuPy's function computes complex powers of single precision where it can."""
         if not any(_is_complex(x) for x in (x1, x2)):
-            return _call(self._cupy.float_power, False, x1, x2, out=out)
+            return _call(self._cupy.float_power, False, self._large, x1, x2, out=out)
         return self._cupy.power(*[_as_complex(x) for x in (x1, x2)], out=out, dtype=np.complex128)
 
     def reciprocal(self, x: Any, /, *, out: Any = None) -> Any:
         """See NumPy. That of the integer 0, for which CuPy gives 0, is the one that NumPy has on this host."""
         if x.dtype.kind not in "biu":
-            return self._cupy.reciprocal(x, out=out)
+            return _call(self._cupy.reciprocal, False, self._large, x, out=out)
         zero = self._cupy.equal(x, 0)
         made = self._cupy.reciprocal(x, out=out)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -165,6 +169,10 @@ class Namespace:
         if dtype.kind == "c":
             ordered = self._cupy.where(self._cupy.isnan(ordered), dtype.type(complex(np.nan, np.nan)), ordered)
         return ordered, x
+
+    def maximum_at(self, x: Any, indices: Any, values: Any) -> None:
+        """Writes the maximum of an element of x and of the values whose index it has, as NumPy's ``maximum.at``."""
+        self._cupy.maximum.at(x, indices, values)
 
     # -- other functions ---------------------------------------------------------------------------
 

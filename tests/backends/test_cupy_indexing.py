@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.interpreters.mutation import advanced_indexing
+from shardtensor.interpreters.mutation import advanced_indexing, write_ops
 from tests import fakecupy
 from tests.backends.test_cupy import launched, machine
 
@@ -68,6 +68,50 @@ def test_selected_elements(index: tuple[Any, ...], data: Any) -> None:
         assert found.sharding.is_equivalent_to(by_host.sharding, found.ndim)
 
 
+@hypothesis.given(index=indices(), data=some.data())
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_written_elements(index: tuple[Any, ...], data: Any) -> None:
+    host = np.arange(float(np.prod(SHAPE))).reshape(SHAPE)
+    with machine(4, devices=1) as m:
+        spec = data.draw(some.sampled_from([st.P(), st.P("d"), st.P(None, "d")]))
+        where = st.NamedSharding(m.mesh(), spec)
+        turned = data.draw(some.booleans())
+        x = st.device_put(host[::-1] if turned else host, where)
+        view, answer = x[::-1] if turned else x, host.copy()
+        place = data.draw(some.sampled_from([st.NamedSharding(m.mesh(), st.P("d")), m.devices[2]]))
+        given = tuple([st.device_put(e, place) if isinstance(e, np.ndarray) else e for e in index])
+        try:
+            shape = host[index].shape
+        except IndexError:
+            with pytest.raises(st.IndexingError, match="out of bounds"):
+                view[given] = 1
+            return
+        kept = tuple(n if data.draw(some.booleans()) else 1 for n in shape)
+        value = -1.0 - np.arange(float(np.prod(kept))).reshape(kept)
+        kinds = {"tensor": lambda: st.device_put(value, place if value.ndim else m.devices[1]), "host": lambda: value}
+        kind = data.draw(some.sampled_from(["tensor", "host", "scalar", "own"]))
+        if kind == "own":
+            value = answer.reshape(-1)[: value.size].reshape(kept).copy()
+            view[given] = view.reshape(-1)[: value.size].reshape(kept)
+        elif kind == "scalar":
+            value = np.float64(-7.0)
+            view[given] = -7
+        else:
+            view[given] = kinds[kind]()
+        answer[index] = value
+        np.testing.assert_array_equal(np.asarray(view), answer)
+
+
+def test_the_last_value_is_written() -> None:
+    index = np.array([3, -7, 3, 0, 3, -10])
+    with machine(1, devices=1) as m:
+        x = st.device_put(np.zeros((10, 2)), m.devices[0])
+        x[st.device_put(index, m.devices[0])] = st.device_put(np.arange(12.0).reshape(6, 2), m.devices[0])
+        answer = np.zeros((10, 2))
+        answer[index] = np.arange(12.0).reshape(6, 2)
+        np.testing.assert_array_equal(np.asarray(x), answer)
+
+
 def test_the_host_reads_no_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     host, index = np.arange(40.0).reshape(10, 4), np.arange(1000) % 10
     with machine(8, devices=1) as m:
@@ -80,6 +124,14 @@ def test_the_host_reads_no_indices(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not plans
         assert fakecupy.waits - before <= 3, "the bounds of indices, and the number of true elements"
         assert len(names) <= 20
+        y = x.copy()
+        monkeypatch.setattr(write_ops.Scattered, "stage", lambda *args: plans.append(args))
+        before = fakecupy.waits
+        y[i[:5]] = 0
+        y[i[:5]] = x[5:]
+        y[mask] = x[3:]
+        assert fakecupy.waits - before <= 3
+        assert not plans
         for y, wanted in zip(found, (host[index], host[index], host[3:]), strict=True):
             np.testing.assert_array_equal(np.asarray(y), wanted)
         monkeypatch.undo()

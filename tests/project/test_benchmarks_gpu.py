@@ -34,7 +34,11 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
 
 def local_workers(gpu: Any, cases: Any, sizes: Any, peers: bool) -> dict[str, LocalWorker]:
     """Returns workers in this process, as `gpu.start_workers` does; libraries that are not installed are left out."""
-    found = {gpu.PROJECT: cases.shardtensor_cases(sizes), gpu.CUPY: cases.cupy_cases(sizes)}
+    found = {
+        gpu.PROJECT: cases.shardtensor_cases(sizes),
+        gpu.CUPY: cases.cupy_cases(sizes),
+        gpu.COPY: cases.copy_cases(sizes),
+    }
     makers = {
         gpu.TORCH: lambda: cases.torch_cases(sizes, "cpu"),
         gpu.JAX: lambda: cases.jax_cases(sizes, "cpu"),

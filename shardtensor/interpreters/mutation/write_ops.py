@@ -23,7 +23,8 @@ from shardtensor.communication.processes import described
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.host import blockwise
-from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, indexing_errors
+from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
+from shardtensor.interpreters.mutation.advanced_indexing import indexing_errors
 from shardtensor.interpreters.mutation.views import (
     gather_unrecorded,
     local_views,
@@ -102,10 +103,10 @@ class WriteOp(abc.ABC):
 
     def read(self, x: Any) -> Any:
         """Returns an operand as a host array, or the scalar that it is; an operand that aliases the base is copied."""
-        if not _is_array(x):
+        if not is_operand_array(x):
             return x
         array = gather_unrecorded(x, self.name)
-        return blockwise.copied(array) if isinstance(x, ShardedTensor) and _owner(x) is self.value else array
+        return blockwise.copied(array) if isinstance(x, ShardedTensor) and owner_of(x) is self.value else array
 
     @abc.abstractmethod
     def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
@@ -139,7 +140,7 @@ class WriteOp(abc.ABC):
         """
 
 
-def _owner(x: Any) -> ShardedTensor | None:
+def owner_of(x: Any) -> ShardedTensor | None:
     """Returns the base of an operand, or None if the operand is not a tensor."""
     return x._base_and_view()[0] if isinstance(x, ShardedTensor) else None
 
@@ -152,7 +153,7 @@ def is_view(x: Any, base: ShardedTensor, view_spec: ViewSpec) -> bool:
     return owner is base and mine.same(view_spec)
 
 
-class _Delivery:
+class Delivery:
     """The transfer of an operand, broadcast to the shape of a grid, to the devices of the grid.
 
     Each device receives the elements of its part that it does not hold yet.
@@ -174,7 +175,7 @@ class _Delivery:
 
 @functools.lru_cache(1024)
 def _delivery_plan(shape: Shape, source: Grid, grid: Grid) -> TransferPlan:
-    """Returns the plan of a `_Delivery` of an operand of a shape, which is divided as ``source``."""
+    """Returns the plan of a `Delivery` of an operand of a shape, which is divided as ``source``."""
     region = broadcast_region(shape, tuple([int(ends[-1]) for ends in grid.offsets]))
     return TransferPlan((region,), (source,), grid)
 
@@ -205,7 +206,9 @@ class Elementwise(WriteOp):
         if self.ufunc is None:
             blockwise.copy_into(out, self.read(self.operands[0]))
             return
-        arrays = [old if x is ITSELF else gather_unrecorded(x, self.name) if _is_array(x) else x for x in self.operands]
+        arrays = [
+            old if x is ITSELF else gather_unrecorded(x, self.name) if is_operand_array(x) else x for x in self.operands
+        ]
         if any(isinstance(a, np.ndarray) and _overlaps(a, out) for a in arrays):
             getattr(np, self.ufunc)(*arrays, out=out)  # NumPy copies operands that overlap with `out`.
         else:
@@ -214,21 +217,21 @@ class Elementwise(WriteOp):
     def announce(self, grid: Grid) -> None:
         """See `WriteOp`."""
         for x in self.operands:
-            if _is_array(x):
-                _Delivery(x, grid).announce(self.name, copied=False)
+            if is_operand_array(x):
+                Delivery(x, grid).announce(self.name, copied=False)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
         """See `WriteOp`."""
         columns = []
         for x in self.operands:
-            if not _is_array(x):
+            if not is_operand_array(x):
                 columns.append([_plain(x)] * len(grid.devices))
                 continue
-            delivery = _Delivery(x, grid)
+            delivery = Delivery(x, grid)
             if is_recording():
                 delivery.announce(self.name, copied=True)
             parts = delivery.run(self.dtype if self.ufunc is None else x.dtype)
-            if _owner(x) is value:  # An operand that aliases the base must not change while it is read.
+            if owner_of(x) is value:  # An operand that aliases the base must not change while it is read.
                 parts = tuple([copied(p, d) for p, d in zip(parts, grid.devices, strict=True)])
             columns.append(list(parts))
 
@@ -253,7 +256,8 @@ def _overlaps(array: Any, out: Any) -> bool:
     return not same and np.may_share_memory(array, out)
 
 
-def _is_array(x: Any) -> bool:
+def is_operand_array(x: Any) -> bool:
+    """Whether an operand is a tensor or a host array."""
     return isinstance(x, (ShardedTensor, np.ndarray))
 
 
@@ -301,12 +305,12 @@ class Masked(WriteOp):
 
     def announce(self, grid: Grid) -> None:
         """See `WriteOp`."""
-        _Delivery(self.operands[0], grid).announce(self.name, copied=False)
+        Delivery(self.operands[0], grid).announce(self.name, copied=False)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
         """See `WriteOp`."""
         (mask,) = self.operands
-        delivery = _Delivery(mask, grid)
+        delivery = Delivery(mask, grid)
         if is_recording():
             delivery.announce(self.name, copied=True)
         parts: Sequence[Any] = delivery.run(mask.dtype)
@@ -361,7 +365,7 @@ class Scattered(WriteOp):
         """See `WriteOp`."""
         here = self._taken_of(grid).grid
         for x in self.operands:
-            if _is_array(x):
+            if is_operand_array(x):
                 self._plan(x, here, self._held(here))[0].announce(x.dtype.itemsize, False, self.name)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
@@ -370,7 +374,7 @@ class Scattered(WriteOp):
         held = self._held(here.grid)
         columns: list[Any] = []
         for x in self.operands:
-            if not _is_array(x):
+            if not is_operand_array(x):
                 columns.append([_plain(x)] * len(held))
                 continue
             plan, box, arrays = self._plan(x, here.grid, held)

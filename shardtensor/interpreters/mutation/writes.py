@@ -30,7 +30,10 @@ from shardtensor.host.signals import Interrupts
 from shardtensor.interpreters.execution.plan import Kind, result_dtype
 from shardtensor.interpreters.execution.plan_cache import run
 from shardtensor.interpreters.execution.planning import check_integers, kind_of
-from shardtensor.interpreters.mutation.advanced_indexing import AdvancedIndex, known_index
+from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
+from shardtensor.interpreters.mutation.advanced_indexing import known_index
+from shardtensor.interpreters.mutation.device_indices import indices_on_device, shape_of_index
+from shardtensor.interpreters.mutation.scattered_on_device import ScatteredOnDevice
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
 from shardtensor.interpreters.mutation.write_transaction import WriteTransaction
 from shardtensor.sharding.index import canonical, has_ellipsis
@@ -98,7 +101,7 @@ def _check_result(name: str, result: ShardedTensor, shape: Shape, dtype: np.dtyp
 
 def _assign_at(base: ShardedTensor, view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> None:
     """Writes ``view[index] = value``, where the view is the part ``view_spec`` of ``base``."""
-    found = _assignment(view_spec, value, index, dtype)
+    found = _assignment(base, view_spec, value, index, dtype)
     if found is None:
         return
     target, write_op = found
@@ -107,16 +110,25 @@ def _assign_at(base: ShardedTensor, view_spec: ViewSpec, value: Any, index: Any,
         _write(base, target, write_op)
 
 
-def _assignment(view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]) -> tuple[ViewSpec, WriteOp] | None:
+def _assignment(
+    base: ShardedTensor, view_spec: ViewSpec, value: Any, index: Any, dtype: np.dtype[Any]
+) -> tuple[ViewSpec, WriteOp] | None:
     """Returns the part that ``view[index] = value`` writes and the write op, after all checks; None if it is empty."""
     at = canonical(index, view_spec.shape)
     if at is None:
         if _is_scalar(value) and _is_mask(index, view_spec.shape):
             scalar, mask = _checked_value(value, dtype, ()), as_operand(index, "setitem")
             return (view_spec, Masked(mask, len(view_spec.shape), scalar)) if view_spec.size else None
-        chosen = AdvancedIndex(index, view_spec.shape)
-        value = _checked_value(value, dtype, chosen.shape, one_mask=chosen.is_mask and not chosen.rest)
-        if math.prod(chosen.shape):
+        indices = None if _is_aliased(base, index) else indices_on_device(base._aval, view_spec.shape, index)
+        if indices is None:
+            chosen = AdvancedIndex(index, view_spec.shape)
+        else:
+            chosen = shape_of_index(base._aval.backend, indices, view_spec.shape)
+        one_mask = (chosen.is_mask or _is_mask(index, view_spec.shape)) and not chosen.rest
+        value = _checked_value(value, dtype, chosen.shape, one_mask=one_mask)
+        if 0 not in chosen.shape and indices is not None:
+            return view_spec, ScatteredOnDevice(indices, chosen, value, dtype)
+        if 0 not in chosen.shape:
             return view_spec, Scattered("setitem", None, chosen, [value], dtype)
         chosen.check()
         return None
@@ -156,6 +168,12 @@ def _is_mask(index: Any, shape: Shape) -> bool:
     if not isinstance(index, (ShardedTensor, np.ndarray)) or index.dtype.kind != "b":
         return False
     return 0 < index.ndim <= len(shape) and index.shape == shape[: index.ndim]
+
+
+def _is_aliased(base: ShardedTensor, index: Any) -> bool:
+    """Whether an array of an index has elements of the tensor that is written: it must not change while it is read."""
+    entries = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(e, ShardedTensor) and e._base_and_view()[0] is base for e in entries)
 
 
 def _is_scalar(value: Any) -> bool:

@@ -1,10 +1,11 @@
-"""Advanced indexing where one memory of a GPU has the tensor and the index arrays: these are not read on the host.
+"""Index arrays in the memory of the GPU that has the tensor which they index: the host does not read them.
 
 The host waits only for the bounds of indices, as errors are raised at once, and for the number of elements of masks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,43 +14,56 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
+from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
+from shardtensor.tensor.value import Aval
 
 
-def indices_on_device(x: ShardedTensor, index: Any) -> tuple[Any, ...] | None:
-    """Returns an index with arrays of the memory of a tensor in place of the tensors in it; None where the index has to
-    be read on the host.
+def indices_on_device(value: Aval, shape: Shape, index: Any) -> tuple[Any, ...] | None:
+    """Returns an index with arrays of a memory in place of the tensors in it; None where the host has to read it.
 
     That is the case unless all its arrays are tensors of at least one dimension in that memory, no mask follows
     another entry, and all indices are within their bounds. Masks are replaced by the indices of their true elements.
+
+    Args:
+        value: the aval of a tensor in the memory.
+        shape: the shape of what is indexed.
+        index: the index as users write it.
     """
     entries = index if isinstance(index, tuple) else (index,)
-    value = x._aval
-    if value.backend.kernel_language != "cuda" or value.memory is None or value.offloaded or lacks_elements(x):
+    if value.backend.kernel_language != "cuda" or value.memory is None or value.offloaded or is_recording():
         return None
-    if is_recording() or not all(_is_basic(e) or _is_beside(e, x) for e in entries):
+    if not all(_is_basic(e) or _is_beside(e, value) for e in entries):
         return None
     masks = [k for k, e in enumerate(entries) if isinstance(e, ShardedTensor) and e.dtype.kind == "b"]
-    if masks not in ([], [0]):
+    if masks not in ([], [0]) or (masks and entries[0].shape != shape[: entries[0].ndim]):
         return None
     backend, device = value.backend, value.sharding.mesh.flat[0]
     with backend.on(device):
         found = [whole_array(e) if isinstance(e, ShardedTensor) else e for e in entries]
+        from_mask = entries[0].ndim if masks else 0
         if masks:
-            if found[0].shape != x.shape[: found[0].ndim]:
-                return None
             found[:1] = backend.xp.nonzero(found[0])
-            checked = len(found) - len(entries) + 1
-        else:
-            checked = 0
-        sizes = _indexed_sizes(found, x.shape)
+        sizes = _indexed_sizes(found, shape)
         if sizes is None:
             return None
-        for entry, size in list(zip(found, sizes, strict=True))[checked:]:
-            if backend.is_array(entry) and not _is_within(backend, device, entry, size):
-                return None
+        given = list(zip(found, sizes, strict=True))[from_mask:]
+        if not all(_is_within(backend, device, x, size) for x, size in given if backend.is_array(x)):
+            return None
     return tuple(found)
+
+
+def shape_of_index(backend: Backend, indices: Sequence[Any], shape: Shape) -> AdvancedIndex:
+    """Returns an index with arrays of a device in canonical form, for its shapes and dimensions: without elements.
+
+    Raises:
+        IndexingError: an integer in it is out of bounds, or the arrays do not broadcast.
+    """
+    blank = [np.broadcast_to(np.intp(0), x.shape) if backend.is_array(x) else x for x in indices]
+    first = [x[tuple([slice(1)] * x.ndim)] if isinstance(x, np.ndarray) else x for x in blank]
+    AdvancedIndex(tuple(first), shape).check()  # As for the whole arrays, and faster.
+    return AdvancedIndex(tuple(blank), shape)
 
 
 def _is_basic(entry: Any) -> bool:
@@ -57,17 +71,12 @@ def _is_basic(entry: Any) -> bool:
     return entry is None or entry is Ellipsis or isinstance(entry, slice) or is_integer
 
 
-def _is_beside(entry: Any, x: ShardedTensor) -> bool:
-    """Whether an entry of an index is a tensor of indices or a mask in the memory of x."""
+def _is_beside(entry: Any, value: Aval) -> bool:
+    """Whether an entry of an index is a tensor of indices or a mask in the memory of a value."""
     if not isinstance(entry, ShardedTensor) or not entry.ndim or entry.dtype.kind not in "biu":
         return False
-    value = entry._aval
-    return (
-        value.memory is not None
-        and value.memory == x._aval.memory
-        and not value.offloaded
-        and not lacks_elements(entry)
-    )
+    own = entry._aval
+    return own.memory is not None and own.memory == value.memory and not own.offloaded and not lacks_elements(entry)
 
 
 def _indexed_sizes(entries: list[Any], shape: Shape) -> list[int] | None:

@@ -1,0 +1,214 @@
+"""Indices with arrays of integers and masks, in canonical form."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from shardtensor.backend.device import HostArray
+from shardtensor.communication import transfer
+from shardtensor.communication.transfer import to_host_movement
+from shardtensor.communication.transfer_log import is_recording
+from shardtensor.errors import IndexingError, ShapeError
+from shardtensor.sharding.index import Index, canonical, is_array
+from shardtensor.sharding.layout import Shape
+from shardtensor.tensor.operands import as_operand
+from shardtensor.tensor.ownership import lent, reading
+from shardtensor.tensor.tensor import ShardedTensor
+
+
+class AdvancedIndex:
+    """An index with arrays in canonical form: a basic index, then index arrays for some dimensions of its result.
+
+    Args:
+        index: the index as users write it: integers, slices, None, Ellipsis, sequences, masks and integer arrays.
+        shape: the shape of the indexed tensor.
+
+    Attributes:
+        numpy: the equivalent index for NumPy, with host arrays.
+        basic: the basic index; it keeps the dimensions that are indexed by arrays whole.
+        dims: the dimensions of the basic index's result that are indexed by arrays.
+        block: the shape of the broadcast index arrays.
+        at: the position of the block's dimensions among those of the result.
+        rest: the sizes of the result's other dimensions.
+        shape: the shape of the result.
+        is_mask: whether the index is a single mask.
+
+    Raises:
+        IndexingError: the index has too many entries, a mask does not have the shape of its dimensions, an index array
+            is of another dtype than integers or bools, or the index arrays do not broadcast.
+        ShapeError: a nested list is ragged.
+    """
+
+    def __init__(self, index: Any, shape: Shape) -> None:
+        entries = [_entry(e) for e in (index if isinstance(index, tuple) else (index,))]
+        self.is_mask = len(entries) == 1 and _is_mask(entries[0])
+        taken = sum(_width(e) for e in entries)
+        if taken > len(shape):
+            raise IndexingError(f"{taken} indices for a tensor of {len(shape)} dimensions, shape {shape}")
+        basic: list[Any] = []
+        self._walkers: list[_IndexArray] = []
+        d = 0
+        for number, entry in enumerate(entries):
+            if entry is Ellipsis:
+                basic.append(entry)
+                d += len(shape) - taken
+            elif isinstance(entry, (int, np.ndarray)):
+                width = _width(entry)
+                if _is_mask(entry) and entry.shape != (wanted := shape[d : d + width]):
+                    if any(n not in (0, size) for n, size in zip(entry.shape, wanted, strict=True)):
+                        raise IndexingError(
+                            f"a mask of shape {entry.shape} at dimension {d} of a tensor of shape {shape}; wanted "
+                            f"{wanted}"
+                        )
+                    # The array API and NumPy accept an empty mask for dimensions of any size.
+                    entries[number] = entry = np.broadcast_to(np.False_, wanted)
+                self._walkers.append(_IndexArray(len(basic), np.asarray(entry), d, shape))
+                # A 0-d mask adds a dimension of size 1 and indexes it.
+                basic += [slice(None)] * width if width else [None]
+                d += width
+            else:
+                basic.append(entry)
+                d += entry is not None
+        self.numpy = tuple(entries)
+        found = canonical(tuple(basic), shape)
+        assert found is not None
+        self.basic: Index = found
+        positions = _positions(basic, len(shape))
+        self.dims = tuple([positions[w.number] + i for w in self._walkers for i in range(w.count)])
+        shapes = [w.shape for w in self._walkers]
+        try:
+            self.block: Shape = np.broadcast_shapes(*shapes)
+        except ValueError:
+            raise IndexingError(
+                f"index arrays of shapes {', '.join(map(str, shapes))} do not broadcast together"
+            ) from None
+        advanced = [isinstance(e, (int, np.ndarray)) for e in entries]
+        self.at = min(self.dims) if _adjacent(advanced) else 0
+        sizes = [1 if e is None else e[1] for e in found]  # type: ignore[index]
+        self.rest = tuple([n for w, n in enumerate(sizes) if w not in self.dims])
+        self.shape: Shape = (*self.rest[: self.at], *self.block, *self.rest[self.at :])
+
+    @property
+    def rows(self) -> int:
+        """The number of positions that the broadcast index arrays select."""
+        return math.prod(self.block)
+
+    @property
+    def in_order(self) -> tuple[Any, ...]:
+        """The index ``numpy`` with its arrays in row-major order."""
+        return tuple([np.asarray(e, order="C") if isinstance(e, np.ndarray) else e for e in self.numpy])
+
+    def check(self) -> None:
+        """Checks the bounds of the integers, and of the index arrays unless they select nothing, as NumPy does.
+
+        Raises:
+            IndexingError: an index is out of bounds.
+        """
+        for walker in self._walkers:
+            if self.rows or not walker.shape:
+                walker.indices()
+
+    @functools.cached_property
+    def arrays(self) -> list[HostArray]:
+        """For each dimension in ``dims`` a flat array of non-negative indices, one for each selected position."""
+        if not self.rows:
+            self.check()
+            return [np.zeros(0, np.intp) for _ in self.dims]
+        walks = [array for w in self._walkers for array in w.indices()]
+        return [np.ascontiguousarray(np.broadcast_to(w, self.block)).ravel() for w in walks]
+
+
+class _IndexArray:
+    """One index array, mask or integer of an advanced index.
+
+    Attributes:
+        number: the position in the basic index of the first entry that it indexes.
+        array: the host array.
+        d: the first dimension of the tensor that it indexes.
+        count: the number of dimensions that it indexes.
+        shape: the shape of the equivalent integer arrays.
+        size: the size of the dimension that it indexes; 1 for masks, where it is not used.
+    """
+
+    def __init__(self, number: int, array: HostArray, d: int, shape: Shape) -> None:
+        self.number = number
+        self.array = array
+        self.d = d
+        mask = _is_mask(array)
+        self.count = max(array.ndim, 1) if mask else 1
+        self.shape: Shape = (int(np.count_nonzero(array)),) if mask else array.shape
+        self.size = 1 if mask else shape[d]
+
+    def indices(self) -> Sequence[HostArray]:
+        """Returns one array of non-negative indices for each dimension that it indexes.
+
+        Raises:
+            IndexingError: an index is out of bounds.
+        """
+        array = self.array
+        if _is_mask(array):
+            return array.nonzero() if array.ndim else (np.zeros(int(array), np.intp),)
+        wrong = (array < -self.size) | (array >= self.size)
+        if wrong.any():
+            raise IndexingError(
+                f"index {int(array[wrong].flat[0])} is out of bounds for axis {self.d} with size {self.size}"
+            )
+        array = array.astype(np.intp)  # Small dtypes do not hold the size of a large dimension.
+        return (np.where(array < 0, array + self.size, array),)
+
+
+def _is_mask(entry: Any) -> TypeGuard[HostArray]:
+    return isinstance(entry, np.ndarray) and entry.dtype.kind == "b"
+
+
+def _entry(entry: Any) -> Any:
+    """Converts one entry of an index: arrays become host arrays, integers Python ints; other entries are kept."""
+    if not is_array(entry):
+        if entry is None or entry is Ellipsis or isinstance(entry, slice):
+            return entry
+        if isinstance(entry, (int, np.integer)):
+            return int(entry)
+        return int(entry.__index__()) if hasattr(entry, "__index__") else canonical(entry, (1,))
+    if isinstance(entry, (list, tuple, range)):
+        try:
+            array = np.asarray(entry)
+        except ValueError as error:
+            raise ShapeError(f"nested lists of different lengths as an index ({error})") from None
+        array = array.astype(np.intp) if array.size == 0 else array
+    else:
+        x = as_operand(entry if not isinstance(entry, bool) else np.bool_(entry), "getitem")
+        if isinstance(x, ShardedTensor) and is_recording():
+            copied = not x._aval.backend.on_host
+            to_host_movement(x._aval).announce(x.dtype.itemsize, copied, "getitem")
+        with reading((x,)):  # The index may alias the tensor that it selects elements of, which may be written.
+            array = transfer.gather(x, "getitem")
+            array = lent(x, array) if isinstance(x, ShardedTensor) else array
+    if array.dtype.kind not in "biu":
+        raise IndexingError(f"an index array of dtype {array.dtype}; wanted integers or bools")
+    return array
+
+
+def _width(entry: Any) -> int:
+    """Returns the number of dimensions that an entry of an index consumes."""
+    if entry is None or entry is Ellipsis:
+        return 0
+    return entry.ndim if _is_mask(entry) else 1
+
+
+def _positions(basic: Sequence[Any], ndim: int) -> list[int]:
+    """Returns for each entry of a basic index of slices and None the first dimension of the result that it gives."""
+    rest = ndim - sum(1 for e in basic if e is not None and e is not Ellipsis)
+    widths = [rest if e is Ellipsis else 1 for e in basic]
+    return [sum(widths[:i]) for i in range(len(basic))]
+
+
+def _adjacent(advanced: Sequence[bool]) -> bool:
+    """Whether arrays and integers are adjacent entries of the index."""
+    first = advanced.index(True)
+    last = len(advanced) - 1 - advanced[::-1].index(True)
+    return all(advanced[first : last + 1])
