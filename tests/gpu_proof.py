@@ -46,6 +46,7 @@ class Step(NamedTuple):
 def steps(out: Path) -> list[Step]:
     """Returns all steps; benchmarks write their results to a directory."""
     pytest = ["-m", "pytest", "-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider"]
+    pytest += ["-p", "no:benchmark"]  # pytest-benchmark, where it is installed, warns beside pytest-xdist.
     if importlib.util.find_spec("xdist"):
         pytest += ["-n", str(min(os.cpu_count() or 1, 8))]  # Compiling kernels takes most of the time.
     benchmark = ["benchmarks/gpu.py", "--out", str(out)]
@@ -54,6 +55,7 @@ def steps(out: Path) -> list[Step]:
         Step("demo", ["-m", "shardtensor", "demo", "--backend", "cupy"], 2, (("SHARDTENSOR_NUM_DEVICES", "8"),)),
         Step("quick", [*benchmark, "--quick", "--label", "quick"], 4),
         Step("tests", [*pytest, "tests/backends/test_gpu.py", "tests/interpreters/jit"], 10),
+        Step("memory", ["-m", "tests.gpu_memory"], 4),
         Step("benchmark", benchmark, 8),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from shardtensor_cupy import elementwise, namespace, ufuncs
 from shardtensor_cupy.elementwise import ElementwiseKernel
 
 import shardtensor as st
+from tests import gpu_memory
 from tests.backends.test_cupy import Machine, launched, machine
 from tests.conftest import NO_GPU
 
@@ -166,6 +168,12 @@ def test_results_are_laid_out_as_cupys(gpu: Machine) -> None:
         x = gpu.cupy.ones((8, 4), "f4").T
         assert gpu.backend.xp.add(x, 1).flags.f_contiguous
         assert gpu.backend.xp.add(x, gpu.cupy.ones((4, 8), "f4")).flags.c_contiguous
+
+
+def test_the_program_for_the_sanitizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespace, "LARGE", namespace.LARGE)  # which the program changes
+    monkeypatch.setattr(importlib.import_module("cupy").cuda, "set_allocator", lambda allocator: None, raising=False)
+    gpu_memory.check()
 
 
 @pytest.mark.parametrize("count", [1, 8])

@@ -34,6 +34,7 @@ from shardtensor.testing import BackendTests
 from tests import kernels
 from tests.cases import CASES, check, wanted
 from tests.conftest import NO_GPU, NO_TORCH
+from tests.interpreters.jit.random_programs import run_seeds
 from tests.layouts import all_specs, assert_same, mesh_of, placed
 
 ROOT = Path(__file__).parents[2]
@@ -708,6 +709,15 @@ def test_programs_of_jit_run_as_graphs() -> None:
         patch.setattr(backend, "captures", False)
         for a, b in zip(with_graphs, calls(), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@marked
+@pytest.mark.parametrize("chunk", range(16))
+def test_random_programs_of_jit(chunk: int) -> None:
+    run_seeds("c", 5000 + 1000 * chunk, 10, "cupy")
+
+
+REHEARSED.append(("random programs", lambda: run_seeds("c", 5000, 2, "cupy")))
 
 
 def mesh_rows(devices: list[st.Device]) -> st.NamedSharding:
