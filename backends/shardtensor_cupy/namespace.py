@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.errors import ArgumentError
+from shardtensor.sharding.rules import reduced_axes
+from shardtensor_cupy.reductions import Reductions
 from shardtensor_cupy.ufuncs import LARGE, LargeUfuncs
 
 __all__ = ["Namespace"]
@@ -31,6 +33,7 @@ class Namespace:
         self._cupy = cupy
         self._compat: Any = importlib.import_module("array_api_compat.cupy")
         self._large = LargeUfuncs(cupy)
+        self._reductions = Reductions(cupy)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._cupy, name, None)
@@ -86,6 +89,76 @@ class Namespace:
             return self._cupy.equal(x, 0, out=out)
         return self._cupy.logical_not(x, out=out)
 
+    # -- reductions --------------------------------------------------------------------------------
+
+    def sum(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        result = x.dtype if dtype is None else np.dtype(dtype)
+        total = _TOTALS.get((x.dtype.char, result.char))
+        made = None if total is None else self._reductions("sum", x, axis, keepdims, total, result)
+        return self._compat.sum(x, axis=axis, dtype=dtype, keepdims=keepdims) if made is None else made
+
+    def mean(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        made = self._mean(x, axis, keepdims, _result(x)) if dtype is None or x.dtype == dtype else None
+        return self._compat.mean(x, axis=axis, dtype=dtype, keepdims=keepdims) if made is None else made
+
+    def _mean(self, x: Any, axis: Any, keepdims: bool, result: Any) -> Any:
+        total = _TOTALS.get((_result(x).char, result.char))
+        if total is None:
+            return None
+        return self._reductions("sum", x, axis, keepdims, total, result, divisor=_count(x, axis))
+
+    def squared_deviations(self, x: Any, means: Any, /, *, axis: Any, keepdims: bool) -> Any:
+        """Returns the sums of the squared deviations from means of the dtype in which they are computed, by kernels
+        that read x once; None where there are no such kernels.
+        """
+        total = _TOTALS.get((_result(x).char, means.dtype.char))
+        if total is None or total != means.dtype or not means.flags.c_contiguous:
+            return None
+        return self._reductions("squares", x, axis, keepdims, total, total, means=means)
+
+    def var(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        result = _result(x)
+        total = _TOTALS.get((result.char, result.char))
+        means = None if total is None else self._mean(x, axis, True, total)
+        if means is None:
+            return self._compat.var(x, axis=axis, correction=correction, keepdims=keepdims)
+        freedom = max(_count(x, axis) - correction, 0.0)
+        if means.flags.c_contiguous:
+            made = self._reductions("squares", x, axis, keepdims, total, result, divisor=freedom, means=means)
+            if made is not None:
+                return made
+        deviations = self.subtract(x, means)
+        return self._compat.astype(
+            self.divide(self.sum(self.multiply(deviations, deviations), axis=axis, keepdims=keepdims), freedom),
+            result,
+            copy=False,
+        )
+
+    def std(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self.sqrt(self.var(x, axis=axis, correction=correction, keepdims=keepdims))
+
+    def max(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self._extremum("max", x, axis, keepdims)
+
+    def min(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self._extremum("min", x, axis, keepdims)
+
+    def _extremum(self, name: str, x: Any, axis: Any, keepdims: bool) -> Any:
+        made = self._reductions(name, x, axis, keepdims, x.dtype, x.dtype) if x.dtype.char in "fd" else None
+        return getattr(self._compat, name)(x, axis=axis, keepdims=keepdims) if made is None else made
+
+    def adds_parts(self, parts: Any, axis: Any) -> bool:
+        """Whether sums, means and variances of an array along dimensions except for the first have the bits that each
+        part along the first dimension would have alone.
+        """
+        return self._reductions.takes(parts, axis)
+
     # -- other functions ---------------------------------------------------------------------------
 
     def where(self, condition: Any, x1: Any, x2: Any, /) -> Any:
@@ -140,6 +213,23 @@ class Namespace:
             pairs = [self._cupy.moveaxis(x, axis, -1) for x in (x1, x2)]
             return self._cupy.logical_and(*pairs).any(axis=-1)
         return self._compat.vecdot(x1, x2, axis=axis)
+
+
+_TOTALS = {
+    (x, result): np.dtype(total)
+    for x, result, total in ("eef", "eff", "edd", "fff", "fdd", "ddd")
+}
+"""The dtypes in which floats of a dtype are added, for results of a dtype, where these kernels add them."""
+
+
+def _result(x: Any) -> np.dtype[Any]:
+    """Returns the dtype of the mean of an array."""
+    return np.dtype(np.float64) if x.dtype.kind in "biu" else x.dtype
+
+
+def _count(x: Any, axis: Any) -> int:
+    """Returns the number of elements of which each element of a reduction is made."""
+    return math.prod([x.shape[d] for d in reduced_axes(axis, x.ndim)])
 
 
 def _call(ufunc: Any, compares: bool, large: LargeUfuncs, /, *args: Any, **kwargs: Any) -> Any:

@@ -40,6 +40,9 @@ _HEAD = """
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+#ifdef __FLT16_MANT_DIG__
+typedef _Float16 float16;
+#endif
 #define __global__
 #define __device__
 #define __shared__ static

@@ -1,0 +1,245 @@
+"""The texts of the kernels of `shardtensor_cupy.reductions`, in what CUDA and C have in common."""
+
+from __future__ import annotations
+
+from string import Template
+from typing import NamedTuple
+
+import numpy as np
+
+from shardtensor_cupy.elementwise import TYPES
+
+__all__ = ["MOST", "PACK", "THREADS", "Variant"]
+
+THREADS = 256
+"""The number of threads of a block."""
+
+PACK = 16
+"""The maximum number of bytes that one instruction reads."""
+
+MOST = 8
+"""The maximum number of elements of a pack."""
+
+_RADIX = 8
+"""The number of results of threads that one thread merges between two barriers."""
+
+_INFINITY = "__int_as_float(0x7f800000)"
+
+
+class _Operation(NamedTuple):
+    """The value of an element ``x``, how two values ``a`` and ``b`` merge, and the value of no element."""
+
+    value: str
+    merge: str = "a + b"
+    first: str = "0"
+
+
+_OPERATIONS = {
+    "sum": _Operation("x"),
+    "squares": _Operation("(x - mean) * (x - mean)"),
+    "nansum": _Operation("x == x ? x : 0"),
+    "numbers": _Operation("x == x"),
+    "max": _Operation("x", "b > a || b != b ? b : a", f"-{_INFINITY}"),
+    "min": _Operation("x", "b < a || b != b ? b : a", _INFINITY),
+}
+"""The operations. An extremum is NaN if there is one; ``"numbers"`` counts what is not NaN."""
+
+
+class Variant(NamedTuple):
+    """What distinguishes one text from another.
+
+    Attributes:
+        operation: the name of the operation.
+        source, total, result: the names of the dtypes of elements, of merged values, and of what is written.
+        pack: the number of elements that a thread reads at once.
+        aligned: whether it reads them by one instruction.
+        lanes: the number of threads of a block along columns, a power of two; 0 for rows.
+    """
+
+    operation: str
+    source: str
+    total: str
+    result: str
+    pack: int
+    aligned: bool
+    lanes: int
+
+    @property
+    def name(self) -> str:
+        """The name of the kernel."""
+        return f"shardtensor_{self.operation}_{'columns' if self.lanes else 'rows'}"
+
+    def text(self) -> str:
+        """Returns the text of the kernel.
+
+        Its arguments are the array, for ``"squares"`` the means, the result; the number of rows of the second of the
+        two groups before the reduced one, the steps of both in bytes; the size of the reduced one, that of its chunks
+        and their number; for columns, its step in bytes, the number of columns, and that of the blocks beside each
+        other; and a divisor of the results.
+        """
+        operation, itemsize = _OPERATIONS[self.operation], np.dtype(self.source).itemsize
+        squares, in_packs = self.operation == "squares", self.aligned and self.pack > 1
+        number = self.total if self.total != "int64" else "float64" if self.source == "float64" else "float32"
+        mean = "st_row * st_inner + st_column + j" if self.lanes else "st_row"
+        pieces = {
+            "headers": _HEADERS if "float16" in (self.source, self.result) else "",
+            "source": TYPES[self.source],
+            "total": TYPES[self.total],
+            "result": TYPES[self.result],
+            "number": TYPES[number],
+            "value": operation.value,
+            "merge": operation.merge,
+            "first": operation.first,
+            "name": self.name,
+            "pack": self.pack,
+            "alignment": self.pack * itemsize if in_packs else itemsize,
+            "load": _AT_ONCE if in_packs else f"for (int j = 0; j < {self.pack}; j++) made.v[j] = from[j];",
+            "at_once": 4 if self.pack * itemsize >= PACK else 8,
+            "threads": THREADS,
+            "lanes": self.lanes or THREADS,
+            "beside": THREADS // (self.lanes or THREADS),
+            "each": self.pack if self.lanes else 1,
+            "radix": _RADIX,
+            "means": "const char *st_means, " if squares else "",
+            "mean": f"((const {TYPES[self.total]} *)st_means)[{mean}]" if squares else "0",
+        }
+        return Template(_COMMON + (_COLUMNS if self.lanes else _ROWS)).substitute(pieces)
+
+
+_HEADERS = "".join([f"#include <cupy/{name}>\n" for name in ("carray.cuh", "float16.cuh")])
+
+_AT_ONCE = "made = *(const st_pack *)from;"
+
+_COMMON = """$headers
+typedef struct __attribute__((aligned($alignment))) { $source v[$pack]; } st_pack;
+
+static __device__ st_pack st_load(const $source *from) {
+    st_pack made;
+    $load
+    return made;
+}
+
+static __device__ $total st_merge($total a, $total b) { return $merge; }
+
+static __device__ $total st_value($source element, $total mean) {
+    const $number x = ($number)element;
+    return $value;
+}
+
+/* Merges the values of all lanes to those of the first, for the columns of one thread. */
+static __device__ void st_merge_lanes($total *shared, int lane, int beside) {
+    for (int lanes = $lanes; lanes > 1;) {
+        const int left = lanes > $radix ? lanes / $radix : 1;
+        __syncthreads();
+        if (lane < left) {
+            for (int j = 0; j < $each; j++) {
+                $total total = shared[(lane * $each + j) * $beside + beside];
+                for (int l = lane + left; l < lanes; l += left)
+                    total = st_merge(total, shared[(l * $each + j) * $beside + beside]);
+                shared[(lane * $each + j) * $beside + beside] = total;
+            }
+        }
+        lanes = left;
+    }
+}
+"""
+
+_ROWS = """
+extern "C" __global__ void $name(
+    const char *st_source, ${means}char *st_result, long long st_second, long long st_step0, long long st_step1,
+    long long st_count, long long st_chunk, long long st_chunks, $total st_divisor
+) {
+    __shared__ $total st_shared[$threads];
+    const unsigned int st_row = blockIdx.x / (unsigned int)st_chunks;
+    const long long st_begin = blockIdx.x % (unsigned int)st_chunks * st_chunk;
+    const int st_size = (int)(st_begin + st_chunk < st_count ? st_chunk : st_count - st_begin);
+    const $source *const st_x = (const $source *)(
+        st_source + st_row / (unsigned int)st_second * st_step0 + st_row % (unsigned int)st_second * st_step1
+    ) + st_begin;
+    const $total st_mean = $mean;
+    const int st_packs = st_size / $pack;
+    int st_k = threadIdx.x;
+    $total st_totals[$pack];
+    #pragma unroll
+    for (int j = 0; j < $pack; j++) st_totals[j] = $first;
+    for (; st_k + ($at_once - 1) * $threads < st_packs; st_k += $at_once * $threads) {
+        st_pack st_read[$at_once];
+        #pragma unroll
+        for (int u = 0; u < $at_once; u++) st_read[u] = st_load(st_x + (long long)(st_k + u * $threads) * $pack);
+        #pragma unroll
+        for (int u = 0; u < $at_once; u++) {
+            #pragma unroll
+            for (int j = 0; j < $pack; j++)
+                st_totals[j] = st_merge(st_totals[j], st_value(st_read[u].v[j], st_mean));
+        }
+    }
+    for (; st_k < st_packs; st_k += $threads) {
+        const st_pack st_read = st_load(st_x + (long long)st_k * $pack);
+        #pragma unroll
+        for (int j = 0; j < $pack; j++) st_totals[j] = st_merge(st_totals[j], st_value(st_read.v[j], st_mean));
+    }
+    if ((int)threadIdx.x < st_size % $pack)
+        st_totals[0] = st_merge(st_totals[0], st_value(st_x[(long long)st_packs * $pack + threadIdx.x], st_mean));
+    #pragma unroll
+    for (int half = $pack / 2; half; half /= 2) {
+        #pragma unroll
+        for (int j = 0; j < half; j++) st_totals[j] = st_merge(st_totals[j], st_totals[j + half]);
+    }
+    st_shared[threadIdx.x] = st_totals[0];
+    st_merge_lanes(st_shared, threadIdx.x, 0);
+    if (!threadIdx.x) (($result *)st_result)[blockIdx.x] = ($result)(st_shared[0] / st_divisor);
+}
+"""
+
+_COLUMNS = """
+extern "C" __global__ void $name(
+    const char *st_source, ${means}char *st_result, long long st_second, long long st_step0, long long st_step1,
+    long long st_count, long long st_chunk, long long st_chunks, long long st_step, long long st_inner,
+    long long st_tiles, $total st_divisor
+) {
+    __shared__ $total st_shared[$threads * $pack];
+    const unsigned int st_above = blockIdx.x / (unsigned int)st_tiles;
+    const unsigned int st_row = st_above / (unsigned int)st_chunks;
+    const int st_beside = threadIdx.x % $beside, st_lane = threadIdx.x / $beside;
+    const long long st_column = ((long long)(blockIdx.x % (unsigned int)st_tiles) * $beside + st_beside) * $pack;
+    const long long st_begin = st_above % (unsigned int)st_chunks * st_chunk;
+    const long long st_end = st_begin + st_chunk < st_count ? st_begin + st_chunk : st_count;
+    $total st_totals[$pack], st_mean[$pack];
+    #pragma unroll
+    for (int j = 0; j < $pack; j++) st_totals[j] = $first;
+    if (st_column < st_inner) {
+        long long st_k = st_begin + st_lane;
+        const char *st_x = st_source + st_row / (unsigned int)st_second * st_step0
+            + st_row % (unsigned int)st_second * st_step1 + st_k * st_step + st_column * (long long)sizeof($source);
+        #pragma unroll
+        for (int j = 0; j < $pack; j++) st_mean[j] = $mean;
+        for (; st_k + ($at_once - 1) * $lanes < st_end; st_k += $at_once * $lanes) {
+            st_pack st_read[$at_once];
+            #pragma unroll
+            for (int u = 0; u < $at_once; u++) st_read[u] = st_load((const $source *)(st_x + u * $lanes * st_step));
+            #pragma unroll
+            for (int u = 0; u < $at_once; u++) {
+                #pragma unroll
+                for (int j = 0; j < $pack; j++)
+                    st_totals[j] = st_merge(st_totals[j], st_value(st_read[u].v[j], st_mean[j]));
+            }
+            st_x += $at_once * $lanes * st_step;
+        }
+        for (; st_k < st_end; st_k += $lanes) {
+            const st_pack st_read = st_load((const $source *)st_x);
+            #pragma unroll
+            for (int j = 0; j < $pack; j++)
+                st_totals[j] = st_merge(st_totals[j], st_value(st_read.v[j], st_mean[j]));
+            st_x += $lanes * st_step;
+        }
+    }
+    #pragma unroll
+    for (int j = 0; j < $pack; j++) st_shared[(st_lane * $pack + j) * $beside + st_beside] = st_totals[j];
+    st_merge_lanes(st_shared, st_lane, st_beside);
+    if (!st_lane && st_column < st_inner) {
+        for (int j = 0; j < $pack; j++)
+            (($result *)st_result)[(long long)st_above * st_inner + st_column + j] =
+                ($result)(st_shared[j * $beside + st_beside] / st_divisor);
+    }
+}
+"""
