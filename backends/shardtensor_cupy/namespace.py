@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,11 +153,9 @@ class Namespace:
         made = self._reductions(name, x, axis, keepdims, x.dtype, x.dtype) if x.dtype.char in "fd" else None
         return getattr(self._compat, name)(x, axis=axis, keepdims=keepdims) if made is None else made
 
-    def adds_parts(self, parts: Any, axis: Any) -> bool:
-        """Whether sums, means and variances of an array along dimensions except for the first have the bits that each
-        part along the first dimension would have alone.
-        """
-        return self._reductions.takes(parts, axis)
+    def adds_everywhere(self, shape: Sequence[int], axes: Sequence[int], dtype: Any) -> bool:
+        """See `Backend.adds_everywhere`."""
+        return dtype.char in "efd" and self._reductions.takes(shape, axes)
 
     # -- other functions ---------------------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class Variant(NamedTuple):
         pack: the number of elements that a thread reads at once.
         aligned: whether it reads them by one instruction.
         lanes: the number of threads of a block along columns, a power of two; 0 for rows.
+        broken: whether rows consist of pieces of one length at equal distances.
     """
 
     operation: str
@@ -63,6 +64,7 @@ class Variant(NamedTuple):
     pack: int
     aligned: bool
     lanes: int
+    broken: bool = False
 
     @property
     def name(self) -> str:
@@ -74,8 +76,8 @@ class Variant(NamedTuple):
 
         Its arguments are the array, for ``"squares"`` the means, the result; the number of rows of the second of the
         two groups before the reduced one, the steps of both in bytes; the size of the reduced one, that of its chunks
-        and their number; for columns, its step in bytes, the number of columns, and that of the blocks beside each
-        other; and a divisor of the results.
+        and their number; the number of columns, or of elements of the pieces of a row; the step in bytes from one row
+        of columns, or piece, to the next; the number of blocks beside each other; and a divisor of the results.
         """
         operation, itemsize = _OPERATIONS[self.operation], np.dtype(self.source).itemsize
         squares, in_packs = self.operation == "squares", self.aligned and self.pack > 1
@@ -93,7 +95,8 @@ class Variant(NamedTuple):
             "name": self.name,
             "pack": self.pack,
             "alignment": self.pack * itemsize if in_packs else itemsize,
-            "load": _AT_ONCE if in_packs else f"for (int j = 0; j < {self.pack}; j++) made.v[j] = from[j];",
+            "load": _AT_ONCE if in_packs else _ONE_BY_ONE.format(self.pack),
+            "at": (_BROKEN if self.broken else _STRAIGHT).replace("$source", TYPES[self.source]),
             "at_once": 4 if self.pack * itemsize >= PACK else 8,
             "threads": THREADS,
             "lanes": self.lanes or THREADS,
@@ -108,12 +111,24 @@ class Variant(NamedTuple):
 
 _HEADERS = "".join([f"#include <cupy/{name}>\n" for name in ("carray.cuh", "float16.cuh")])
 
-_AT_ONCE = "made = *(const st_pack *)from;"
+_AT_ONCE = "made = *(const st_pack *)st_at(from, k, inner, step);"
+
+_ONE_BY_ONE = "for (int j = 0; j < {}; j++) made.v[j] = *st_at(from, k + j, inner, step);"
+
+_STRAIGHT = "return (const $source *)from + k;"
+
+_BROKEN = """const unsigned int piece = (unsigned int)k / (unsigned int)inner;
+    return (const $source *)(from + piece * step) + ((unsigned int)k - piece * (unsigned int)inner);"""
 
 _COMMON = """$headers
 typedef struct __attribute__((aligned($alignment))) { $source v[$pack]; } st_pack;
 
-static __device__ st_pack st_load(const $source *from) {
+/* Returns the address of an element of a row. */
+static __device__ const $source *st_at(const char *from, long long k, long long inner, long long step) {
+    $at
+}
+
+static __device__ st_pack st_load(const char *from, long long k, long long inner, long long step) {
     st_pack made;
     $load
     return made;
@@ -147,15 +162,15 @@ static __device__ void st_merge_lanes($total *shared, int lane, int beside) {
 _ROWS = """
 extern "C" __global__ void $name(
     const char *st_source, ${means}char *st_result, long long st_second, long long st_step0, long long st_step1,
-    long long st_count, long long st_chunk, long long st_chunks, $total st_divisor
+    long long st_count, long long st_chunk, long long st_chunks, long long st_inner, long long st_step,
+    long long st_tiles, $total st_divisor
 ) {
     __shared__ $total st_shared[$threads];
     const unsigned int st_row = blockIdx.x / (unsigned int)st_chunks;
     const long long st_begin = blockIdx.x % (unsigned int)st_chunks * st_chunk;
     const int st_size = (int)(st_begin + st_chunk < st_count ? st_chunk : st_count - st_begin);
-    const $source *const st_x = (const $source *)(
-        st_source + st_row / (unsigned int)st_second * st_step0 + st_row % (unsigned int)st_second * st_step1
-    ) + st_begin;
+    const char *const st_x = st_source + st_row / (unsigned int)st_second * st_step0
+        + st_row % (unsigned int)st_second * st_step1;
     const $total st_mean = $mean;
     const int st_packs = st_size / $pack;
     int st_k = threadIdx.x;
@@ -165,7 +180,8 @@ extern "C" __global__ void $name(
     for (; st_k + ($at_once - 1) * $threads < st_packs; st_k += $at_once * $threads) {
         st_pack st_read[$at_once];
         #pragma unroll
-        for (int u = 0; u < $at_once; u++) st_read[u] = st_load(st_x + (long long)(st_k + u * $threads) * $pack);
+        for (int u = 0; u < $at_once; u++) 
+            st_read[u] = st_load(st_x, st_begin + (st_k + u * $threads) * $pack, st_inner, st_step);
         #pragma unroll
         for (int u = 0; u < $at_once; u++) {
             #pragma unroll
@@ -174,12 +190,14 @@ extern "C" __global__ void $name(
         }
     }
     for (; st_k < st_packs; st_k += $threads) {
-        const st_pack st_read = st_load(st_x + (long long)st_k * $pack);
+        const st_pack st_read = st_load(st_x, st_begin + st_k * $pack, st_inner, st_step);
         #pragma unroll
         for (int j = 0; j < $pack; j++) st_totals[j] = st_merge(st_totals[j], st_value(st_read.v[j], st_mean));
     }
-    if ((int)threadIdx.x < st_size % $pack)
-        st_totals[0] = st_merge(st_totals[0], st_value(st_x[(long long)st_packs * $pack + threadIdx.x], st_mean));
+    if ((int)threadIdx.x < st_size % $pack) {
+        const $source st_last = *st_at(st_x, st_begin + st_packs * $pack + threadIdx.x, st_inner, st_step);
+        st_totals[0] = st_merge(st_totals[0], st_value(st_last, st_mean));
+    }
     #pragma unroll
     for (int half = $pack / 2; half; half /= 2) {
         #pragma unroll
@@ -194,7 +212,7 @@ extern "C" __global__ void $name(
 _COLUMNS = """
 extern "C" __global__ void $name(
     const char *st_source, ${means}char *st_result, long long st_second, long long st_step0, long long st_step1,
-    long long st_count, long long st_chunk, long long st_chunks, long long st_step, long long st_inner,
+    long long st_count, long long st_chunk, long long st_chunks, long long st_inner, long long st_step,
     long long st_tiles, $total st_divisor
 ) {
     __shared__ $total st_shared[$threads * $pack];
@@ -216,7 +234,7 @@ extern "C" __global__ void $name(
         for (; st_k + ($at_once - 1) * $lanes < st_end; st_k += $at_once * $lanes) {
             st_pack st_read[$at_once];
             #pragma unroll
-            for (int u = 0; u < $at_once; u++) st_read[u] = st_load((const $source *)(st_x + u * $lanes * st_step));
+            for (int u = 0; u < $at_once; u++) st_read[u] = st_load(st_x + u * $lanes * st_step, 0, 0, 0);
             #pragma unroll
             for (int u = 0; u < $at_once; u++) {
                 #pragma unroll
@@ -226,7 +244,7 @@ extern "C" __global__ void $name(
             st_x += $at_once * $lanes * st_step;
         }
         for (; st_k < st_end; st_k += $lanes) {
-            const st_pack st_read = st_load((const $source *)st_x);
+            const st_pack st_read = st_load(st_x, 0, 0, 0);
             #pragma unroll
             for (int j = 0; j < $pack; j++)
                 st_totals[j] = st_merge(st_totals[j], st_value(st_read.v[j], st_mean[j]));

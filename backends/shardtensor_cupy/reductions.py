@@ -14,7 +14,9 @@ these kernels and CuPy's. Parts of one buffer that belong to different devices m
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -52,28 +54,33 @@ _OPTIONS = ("--std=c++17",)
 _FLOATS = ("float16", "float32", "float64")
 
 
-class _Group(NamedTuple):
-    """Adjacent dimensions that are one in memory, with a step in bytes."""
+class _Dimension(NamedTuple):
+    """One dimension of an array, or several that are one in memory, with a step in bytes."""
 
     reduced: bool
     size: int
     step: int
 
 
-class _Rows(NamedTuple):
-    """A group to be reduced, and those around it.
+class _Group(NamedTuple):
+    """Adjacent dimensions to be reduced, and those around them.
 
     Attributes:
-        before: the groups before it.
-        size, step: its own.
+        before: the dimensions before it: at most two.
+        size: the number of its elements for each element of those around it.
+        step: from one to the next; for rows in pieces from one piece to the next.
+        piece: the number of adjacent elements of a row; the number of all of them where the row is one piece.
         after: the number of elements behind it, each of which is adjacent to the next.
+        rows: whether there are none behind it.
         aligned_to: a number of bytes, a multiple of which is the address of the first element.
     """
 
-    before: Sequence[_Group]
+    before: Sequence[_Dimension]
     size: int
     step: int
+    piece: int
     after: int
+    rows: bool
     aligned_to: int
 
 
@@ -86,8 +93,13 @@ class _Launch(NamedTuple):
 
 
 class _Plan(NamedTuple):
+    """The launches, the shape of the result, and the dimensions of the array in the order in which it is copied to
+    row-major order before, or None.
+    """
+
     launches: Sequence[_Launch]
     shape: tuple[int, ...]
+    copied: Sequence[int] | None
 
 
 class Reductions:
@@ -98,7 +110,7 @@ class Reductions:
     """
 
     def __init__(self, cupy: Any) -> None:
-        self._empty, self._compile = cupy.empty, cupy.RawKernel
+        self._empty, self._compile, self._contiguous = cupy.empty, cupy.RawKernel, cupy.ascontiguousarray
         self._kernels: dict[Variant, Any] = {}
         self._plans: dict[Hashable, _Plan | None] = {}
 
@@ -113,8 +125,10 @@ class Reductions:
         divisor: float = 1,
         means: Any = None,
     ) -> Any:
-        """Returns a reduction as a new array; None where CuPy's own kernels have to compute it: for few elements, and
-        for arrays whose dimensions are more than a few groups in memory.
+        """Returns a reduction as a new array; None where CuPy's own kernels have to compute it: for few elements, short
+        rows, arrays that repeat elements, and where dimensions that are not adjacent are reduced for ``"squares"``.
+
+        Arrays of other strides than the kernels can read are copied first.
 
         Args:
             operation: ``"sum"``, ``"squares"``, ``"nansum"``, ``"numbers"`` (the number of elements that are not NaN),
@@ -136,7 +150,9 @@ class Reductions:
             plan = self._plans[key] = self._plan(operation, x, axis, keepdims, total, result)
         if plan is None:
             return None
-        launches, shape = plan
+        launches, shape, copied = plan
+        if copied is not None:
+            x = self._contiguous(x.transpose(copied))
         last = launches[-1]
         for launch in launches:
             made = self._empty(shape if launch is last else launch.shape, launch.dtype)
@@ -147,74 +163,87 @@ class Reductions:
             x, means = made, None
         return made
 
-    def takes(self, parts: Any, axis: Any) -> bool:
-        """Whether sums of floats along dimensions except for the first are computed here in such a way that each part
-        along the first dimension has the bits that it would have alone.
-        """
-        if parts.dtype.name not in _FLOATS or not parts.size:
-            return False
-        steps = [step for n, step in zip(parts.shape[1:], parts.strides[1:], strict=True) if n > 1]
-        if not steps or steps[-1] != parts.itemsize:  # The order of dimensions would depend on that of the parts.
-            return False
-        axes = reduced_axes(axis, parts.ndim)
-        groups = _groups(parts.shape, parts.strides, [d in axes for d in range(parts.ndim)])
-        return _are_supported(groups, parts.itemsize)
+    def takes(self, shape: Sequence[int], axes: Sequence[int]) -> bool:
+        """Whether sums of floats in arrays of a shape along some dimensions are computed here."""
+        return _is_supported([(d in axes, n) for d, n in enumerate(shape) if n > 1])
 
     def _plan(
         self, operation: str, x: Any, axis: Any, keepdims: bool, total: np.dtype[Any], result: np.dtype[Any]
     ) -> _Plan | None:
         axes = reduced_axes(axis, x.ndim)
-        order = _memory_order(x, axes) if x.size else ()
-        groups = _groups([x.shape[d] for d in order], [x.strides[d] for d in order], [d in axes for d in order])
-        if not _are_supported(groups, x.itemsize):
+        order = _memory_order(x, axes)
+        dimensions = [_Dimension(d in axes, x.shape[d], x.strides[d]) for d in order if x.shape[d] > 1]
+        if not x.size or not all([d.step for d in dimensions]) or not _is_supported([d[:2] for d in dimensions]):
             return None
+        if operation == "squares" and sum([reduced for reduced, _ in _runs([d[:2] for d in dimensions])]) > 1:
+            return None  # A value of the first launch would belong to several means.
+        kept = tuple([1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes])
+        dtypes, copied = (x.dtype, total, result), None
+        launches = self._of_dimensions(operation, dimensions, dtypes, math.gcd(x.data.ptr, PACK))
+        if launches is None:
+            copied, launches = order, self._of_dimensions(operation, _in_row_major_order(dimensions, x.itemsize), dtypes, PACK)
+        if launches is None or any(launch.blocks[0] >= 1 << 31 for launch in launches):
+            return None
+        return _Plan(launches, kept, copied)
+
+    def _of_dimensions(
+        self,
+        operation: str,
+        dimensions: Sequence[_Dimension],
+        dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
+        aligned_to: int,
+    ) -> list[_Launch] | None:
+        """Returns the launches that reduce an array of these dimensions, the last adjacent ones first; None where the
+        kernels do not read arrays of such strides.
+        """
+        source, total, result = dtypes
         launches: list[_Launch] = []
-        source, aligned_to = x.dtype, math.gcd(x.data.ptr, PACK)
-        while groups:
-            at = max([n for n, group in enumerate(groups) if group.reduced])
-            before, group, after = groups[:at], groups[at], groups[at + 1 :]
-            more = any([other.reduced for other in before])
-            if more and operation == "squares":
-                return None  # A value of this launch would belong to several means.
-            rows = _Rows(before, group.size, group.step, after[0].size if after else 1, aligned_to)
-            launches += self._launches(operation, rows, source, total, total if more else result)
+        while True:
+            end = 1 + max([n for n, d in enumerate(dimensions) if d.reduced])
+            begin = 1 + max([n for n, d in enumerate(dimensions[:end]) if not d.reduced], default=-1)
+            before, after = dimensions[:begin], dimensions[end:]
+            more = any([d.reduced for d in before])
+            group = _group(before, dimensions[begin:end], after, source.itemsize, aligned_to)
+            if group is None:
+                return None
+            launches += self._launches(operation, group, source, total, total if more else result)
+            if not more:
+                return launches
             operation = operation if operation in ("max", "min") else "sum"
-            source, aligned_to, groups = total, PACK, _contiguous([*before, *after], total.itemsize) if more else []
-        if any(launch.blocks[0] >= 1 << 31 for launch in launches):
-            return None
-        kept = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
-        return _Plan(launches, tuple(kept))
+            source, aligned_to = total, PACK
+            dimensions = _in_row_major_order([*before, *after], total.itemsize)
 
     def _launches(
-        self, operation: str, rows: _Rows, source: np.dtype[Any], total: np.dtype[Any], result: np.dtype[Any]
+        self, operation: str, group: _Group, source: np.dtype[Any], total: np.dtype[Any], result: np.dtype[Any]
     ) -> list[_Launch]:
         """Returns the launches that reduce one group."""
         most = min(PACK // source.itemsize, MOST)
-        if rows.after == 1 and rows.step == source.itemsize:
+        if group.rows:
             pack, lanes, together = most, 0, THREADS * most
         else:
-            pack = math.gcd(rows.after, most)
-            lanes = together = _lanes(rows.size // _EACH, _LANES, rows.after // pack)
-        chunk = together * max(_EACH, -(-rows.size // (together * _CHUNKS)))
-        chunks = -(-rows.size // chunk)
+            pack = math.gcd(group.after, most)
+            lanes = together = _lanes(group.size // _EACH, _LANES, group.after // pack)
+        chunk = together * max(_EACH, -(-group.size // (together * _CHUNKS)))
+        chunks = -(-group.size // chunk)
         whole = chunks == 1
-        first = self._launch(operation, rows, (source, total, result if whole else total), pack, lanes, chunk)
+        first = self._launch(operation, group, (source, total, result if whole else total), pack, lanes, chunk)
         if whole:
             return [first]
-        outer = math.prod([group.size for group in rows.before])
-        step = rows.after * total.itemsize
-        between = _Rows([_Group(False, outer, chunks * step)], chunks, step, rows.after, PACK)
+        outer = math.prod([d.size for d in group.before])
+        step = group.after * total.itemsize
+        above = [_Dimension(False, outer, chunks * step)]
+        between = _Group(above, chunks, step, chunks, group.after, group.rows, PACK)
         operation = operation if operation in ("max", "min") else "sum"
         pack, lanes = PACK // total.itemsize, 0
-        if rows.after > 1:
-            pack = math.gcd(rows.after, pack)
-            lanes = _lanes(chunks // 2, _LANES_OF_CHUNKS, rows.after // pack)
+        if not group.rows:
+            pack = math.gcd(group.after, pack)
+            lanes = _lanes(chunks // 2, _LANES_OF_CHUNKS, group.after // pack)
         return [first, self._launch(operation, between, (total, total, result), pack, lanes, chunks)]
 
     def _launch(
         self,
         operation: str,
-        rows: _Rows,
+        group: _Group,
         dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
         pack: int,
         lanes: int,
@@ -222,67 +251,100 @@ class Reductions:
     ) -> _Launch:
         """Returns the launch that reduces chunks of a group; see `Variant`."""
         source, total, result = dtypes
-        before, size, step, after, aligned_to = rows
-        outer, chunks = math.prod([group.size for group in before]), -(-size // chunk)
-        # A group of one element has no step that matters.
-        steps = [group.step for group in before if group.size > 1] + ([step] if lanes else [])
-        aligned = not any(n % (pack * source.itemsize) for n in (aligned_to, *steps))
-        variant = Variant(operation, source.name, total.name, result.name, pack, aligned, lanes)
+        size, chunks = group.size, -(-group.size // chunk)
+        outer = math.prod([d.size for d in group.before])
+        broken = group.rows and group.piece < size
+        # A dimension of one element has no step that matters.
+        steps = [d.step for d in group.before if d.size > 1] + ([group.step] if lanes or broken else [])
+        steps += [group.piece * source.itemsize] if broken else []
+        aligned = not any(n % (pack * source.itemsize) for n in (group.aligned_to, *steps))
+        variant = Variant(operation, source.name, total.name, result.name, pack, aligned, lanes, broken)
         if variant not in self._kernels:
             self._kernels[variant] = self._compile(variant.text(), variant.name, options=_OPTIONS)
-        tiles = -(-after // (pack * (THREADS // lanes))) if lanes else 1
-        first, second = [*before, _Group(False, 1, 0), _Group(False, 1, 0)][:2]
-        sizes = [second.size, first.step, second.step, size, chunk, chunks, *([step, after, tiles] if lanes else [])]
+        tiles = -(-group.after // (pack * (THREADS // lanes))) if lanes else 1
+        none = _Dimension(False, 1, 0)
+        first, second = [*group.before, none, none][:2]
+        inner = group.piece if group.rows else group.after
+        sizes = [second.size, first.step, second.step, size, chunk, chunks, inner, group.step, tiles]
         return _Launch(
             self._kernels[variant],
             (outer * chunks * tiles,),
             tuple(map(np.int64, sizes)),
-            (outer * chunks * after,),
+            (outer * chunks * group.after,),
             result,
         )
 
 
-def _memory_order(x: Any, axes: Sequence[int]) -> Sequence[int]:
+def _memory_order(x: Any, axes: Sequence[int]) -> list[int]:
     """Returns the dimensions of an array in an order in which the elements along the last one are adjacent, if there is
     one that does not permute the dimensions of the result.
     """
     wide = [d for d, n in enumerate(x.shape) if n > 1]
     if wide and x.strides[wide[-1]] != x.itemsize:
-        order = sorted(wide, key=lambda d: -x.strides[d])
-        kept = [d for d in order if d not in axes]
+        order = sorted(range(x.ndim), key=lambda d: (x.shape[d] > 1, -x.strides[d]))
+        kept = [d for d in order if d in wide and d not in axes]
         if kept == sorted(kept):
             return order
-    return wide
+    return list(range(x.ndim))
 
 
-def _groups(shape: Sequence[int], strides: Sequence[int], reduced: Sequence[bool]) -> list[_Group]:
-    groups: list[_Group] = []
-    for n, step, yes in zip(shape, strides, reduced, strict=True):
-        if groups and groups[-1].reduced == yes and groups[-1].step == n * step:
-            groups[-1] = _Group(yes, groups[-1].size * n, step)
-        elif n > 1:
-            groups.append(_Group(yes, n, step))
-    return groups
+def _in_row_major_order(dimensions: Sequence[_Dimension], itemsize: int) -> list[_Dimension]:
+    """Returns dimensions of an array that is in row-major order."""
+    sizes = [d.size for d in dimensions]
+    return [_Dimension(d.reduced, d.size, itemsize * math.prod(sizes[n + 1 :])) for n, d in enumerate(dimensions)]
 
 
-def _contiguous(groups: Sequence[_Group], itemsize: int) -> list[_Group]:
-    """Returns groups of an array that is in row-major order."""
-    sizes = [group.size for group in groups]
-    steps = [itemsize * math.prod(sizes[n + 1 :]) for n in range(len(sizes))]
-    return _groups(sizes, steps, [group.reduced for group in groups])
+def _merged(dimensions: Sequence[_Dimension]) -> list[_Dimension]:
+    """Returns adjacent dimensions, each of which is one in memory."""
+    found: list[_Dimension] = []
+    for reduced, n, step in dimensions:
+        if found and found[-1].step == n * step:
+            found[-1] = _Dimension(reduced, found[-1].size * n, step)
+        else:
+            found.append(_Dimension(reduced, n, step))
+    return found
 
 
-def _are_supported(groups: Sequence[_Group], itemsize: int) -> bool:
-    """Whether the kernels reduce an array of these groups."""
-    reduced = [n for n, group in enumerate(groups) if group.reduced]
-    if not reduced or any([group.step <= 0 for group in groups]):
+def _runs(dimensions: Sequence[tuple[bool, int]]) -> list[tuple[bool, int]]:
+    """Returns whether adjacent dimensions are reduced, and the number of their elements."""
+    runs = itertools.groupby(dimensions, operator.itemgetter(0))
+    return [(reduced, math.prod([n for _, n in run])) for reduced, run in runs]
+
+
+def _is_supported(dimensions: Sequence[tuple[bool, int]]) -> bool:
+    """Whether the kernels reduce arrays with such dimensions, given whether they are reduced and their sizes."""
+    runs = _runs(dimensions)
+    while runs and not runs[0][0]:
+        runs = runs[1:]
+    if math.prod([n for _, n in runs]) < LEAST or not runs:
         return False
-    before, after = groups[: reduced[-1]], groups[reduced[-1] + 1 :]
-    if len(before) > 2 or len(after) > 1 or any([group.step != itemsize for group in after]):
-        return False
-    if math.prod([group.size for group in groups[reduced[0] :]]) < LEAST:
-        return False
-    return len(reduced) == 1 or math.prod([group.size for group in groups[reduced[-1] :]]) >= _SHORTEST
+    last = runs[-2:] if not runs[-1][0] else runs[-1:]
+    return len(last) == len(runs) or math.prod([n for _, n in last]) >= _SHORTEST
+
+
+def _group(
+    before: Sequence[_Dimension],
+    own: Sequence[_Dimension],
+    after: Sequence[_Dimension],
+    itemsize: int,
+    aligned_to: int,
+) -> _Group | None:
+    """Returns the group of the dimensions ``own``; None where the kernels do not read it."""
+    before, own, columns = _merged(before), _merged(own), _merged(after)
+    if any([d.step < 0 for d in (*before, *own, *columns)]) or len(before) > 2:
+        return None
+    size, last = math.prod([d.size for d in own]), own[-1]
+    if columns:
+        if len(own) > 1 or len(columns) > 1 or columns[0].step != itemsize:
+            return None
+        return _Group(before, size, last.step, size, columns[0].size, False, aligned_to)
+    if len(own) == 1 and last.step == itemsize:
+        return _Group(before, size, 0, size, 1, True, aligned_to)
+    if len(own) == 1:
+        own = [last, _Dimension(True, 1, itemsize)]
+    if len(own) > 2 or own[1].step != itemsize or size >= 1 << 31:
+        return None
+    return _Group(before, size, own[0].step, own[1].size, 1, True, aligned_to)
 
 
 def _lanes(wanted: int, most: int, packs: int) -> int:
