@@ -15,7 +15,7 @@ import numpy as np
 
 from shardtensor.errors import ArgumentError
 from shardtensor.sharding.rules import reduced_axes
-from shardtensor_cupy.reductions import Reductions
+from shardtensor_cupy.reductions import LEAST, Reductions
 from shardtensor_cupy.ufuncs import LARGE, LargeUfuncs
 
 __all__ = ["Namespace"]
@@ -93,10 +93,13 @@ class Namespace:
 
     def sum(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
         """See NumPy."""
-        result = x.dtype if dtype is None else np.dtype(dtype)
-        total = _TOTALS.get((x.dtype.char, result.char))
-        made = None if total is None else self._reductions("sum", x, axis, keepdims, total, result)
-        return self._compat.sum(x, axis=axis, dtype=dtype, keepdims=keepdims) if made is None else made
+        if x.size >= LEAST:
+            result = x.dtype if dtype is None else np.dtype(dtype)
+            total = _TOTALS.get((x.dtype.char, result.char))
+            made = None if total is None else self._reductions("sum", x, axis, keepdims, total, result)
+            if made is not None:
+                return made
+        return self._cupy.sum(x, axis=axis, dtype=dtype, keepdims=keepdims)
 
     def mean(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
         """See NumPy."""
@@ -150,8 +153,11 @@ class Namespace:
         return self._extremum("min", x, axis, keepdims)
 
     def _extremum(self, name: str, x: Any, axis: Any, keepdims: bool) -> Any:
-        made = self._reductions(name, x, axis, keepdims, x.dtype, x.dtype) if x.dtype.char in "fd" else None
-        return getattr(self._compat, name)(x, axis=axis, keepdims=keepdims) if made is None else made
+        if x.size >= LEAST and x.dtype.char in "fd":
+            made = self._reductions(name, x, axis, keepdims, x.dtype, x.dtype)
+            if made is not None:
+                return made
+        return getattr(self._cupy, name)(x, axis=axis, keepdims=keepdims)
 
     def adds_everywhere(self, shape: Sequence[int], axes: Sequence[int], dtype: Any) -> bool:
         """See `Backend.adds_everywhere`."""

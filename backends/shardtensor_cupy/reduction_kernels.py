@@ -55,6 +55,7 @@ class Variant(NamedTuple):
         aligned: whether it reads them by one instruction.
         lanes: the number of threads of a block along columns, a power of two; 0 for rows.
         broken: whether rows consist of pieces of one length at equal distances.
+        chunked: whether several blocks reduce the same elements, of which the last one merges what all of them have.
     """
 
     operation: str
@@ -65,6 +66,7 @@ class Variant(NamedTuple):
     aligned: bool
     lanes: int
     broken: bool = False
+    chunked: bool = False
 
     @property
     def name(self) -> str:
@@ -74,7 +76,8 @@ class Variant(NamedTuple):
     def text(self) -> str:
         """Returns the text of the kernel.
 
-        Its arguments are the array, for ``"squares"`` the means, the result; the number of rows of the second of the
+        Its arguments are the array, for ``"squares"`` the means, the result, for chunks their results and the numbers of
+        blocks that have written these, which are zero before and after; the number of rows of the second of the
         two groups before the reduced one, the steps of both in bytes; the size of the reduced one, that of its chunks
         and their number; the number of columns, or of elements of the pieces of a row; the step in bytes from one row
         of columns, or piece, to the next; the number of blocks beside each other; and a divisor of the results.
@@ -104,9 +107,11 @@ class Variant(NamedTuple):
             "each": self.pack if self.lanes else 1,
             "radix": _RADIX,
             "means": "const char *st_means, " if squares else "",
+            "chunked": "char *st_partial, unsigned int *st_done, " if self.chunked else "",
             "mean": f"((const {TYPES[self.total]} *)st_means)[{mean}]" if squares else "0",
         }
-        return Template(_COMMON + (_COLUMNS if self.lanes else _ROWS)).substitute(pieces)
+        head, alone, last = (_COLUMNS, _COLUMN, _LAST_COLUMN) if self.lanes else (_ROWS, _ROW, _LAST_ROW)
+        return Template(_COMMON + head + (last if self.chunked else alone) + "}\n").substitute(pieces)
 
 
 _HEADERS = "".join([f"#include <cupy/{name}>\n" for name in ("carray.cuh", "float16.cuh")])
@@ -161,7 +166,7 @@ static __device__ void st_merge_lanes($total *shared, int lane, int beside) {
 
 _ROWS = """
 extern "C" __global__ void $name(
-    const char *st_source, ${means}char *st_result, long long st_second, long long st_step0, long long st_step1,
+    const char *st_source, ${means}char *st_result, ${chunked}long long st_second, long long st_step0, long long st_step1,
     long long st_count, long long st_chunk, long long st_chunks, long long st_inner, long long st_step,
     long long st_tiles, $total st_divisor
 ) {
@@ -205,13 +210,40 @@ extern "C" __global__ void $name(
     }
     st_shared[threadIdx.x] = st_totals[0];
     st_merge_lanes(st_shared, threadIdx.x, 0);
+"""
+
+_ROW = """
     if (!threadIdx.x) (($result *)st_result)[blockIdx.x] = ($result)(st_shared[0] / st_divisor);
-}
+"""
+
+_LAST_ROW = """
+    __shared__ int st_last;
+    if (!threadIdx.x) {
+        (($total *)st_partial)[blockIdx.x] = st_shared[0];
+        __threadfence();
+        st_last = atomicInc(st_done + st_row, (unsigned int)st_chunks - 1) == (unsigned int)st_chunks - 1;
+    }
+    __syncthreads();
+    if (st_last) {
+        const $total *const st_parts = (const $total *)st_partial + st_row * st_chunks;
+        $total st_sum = $first;
+        for (int k = threadIdx.x; k < st_chunks; k += 8 * $threads) {
+            $total st_read[8];
+            #pragma unroll
+            for (int u = 0; u < 8; u++)
+                st_read[u] = k + u * $threads < st_chunks ? __ldcg(st_parts + k + u * $threads) : $first;
+            #pragma unroll
+            for (int u = 0; u < 8; u++) st_sum = st_merge(st_sum, st_read[u]);
+        }
+        st_shared[threadIdx.x] = st_sum;
+        st_merge_lanes(st_shared, threadIdx.x, 0);
+        if (!threadIdx.x) (($result *)st_result)[st_row] = ($result)(st_shared[0] / st_divisor);
+    }
 """
 
 _COLUMNS = """
 extern "C" __global__ void $name(
-    const char *st_source, ${means}char *st_result, long long st_second, long long st_step0, long long st_step1,
+    const char *st_source, ${means}char *st_result, ${chunked}long long st_second, long long st_step0, long long st_step1,
     long long st_count, long long st_chunk, long long st_chunks, long long st_inner, long long st_step,
     long long st_tiles, $total st_divisor
 ) {
@@ -254,10 +286,57 @@ extern "C" __global__ void $name(
     #pragma unroll
     for (int j = 0; j < $pack; j++) st_shared[(st_lane * $pack + j) * $beside + st_beside] = st_totals[j];
     st_merge_lanes(st_shared, st_lane, st_beside);
+"""
+
+_COLUMN = """
     if (!st_lane && st_column < st_inner) {
         for (int j = 0; j < $pack; j++)
             (($result *)st_result)[(long long)st_above * st_inner + st_column + j] =
                 ($result)(st_shared[j * $beside + st_beside] / st_divisor);
     }
-}
+"""
+
+_LAST_COLUMN = """
+    __shared__ int st_last;
+    if (!st_lane && st_column < st_inner) {
+        for (int j = 0; j < $pack; j++)
+            (($total *)st_partial)[(long long)st_above * st_inner + st_column + j] = st_shared[j * $beside + st_beside];
+        __threadfence();
+    }
+    __syncthreads();
+    if (!threadIdx.x) {
+        unsigned int *const st_mine = st_done + (long long)st_row * st_tiles + blockIdx.x % (unsigned int)st_tiles;
+        st_last = atomicInc(st_mine, (unsigned int)st_chunks - 1) == (unsigned int)st_chunks - 1;
+    }
+    __syncthreads();
+    if (st_last) {
+        #pragma unroll
+        for (int j = 0; j < $pack; j++) st_totals[j] = $first;
+        if (st_column < st_inner) {
+            const $total *const st_parts = (const $total *)st_partial + st_row * st_chunks * st_inner + st_column;
+            for (int k = st_lane; k < st_chunks; k += 8 * $lanes) {
+                $total st_parts_read[8][$pack];
+                #pragma unroll
+                for (int u = 0; u < 8; u++) {
+                    #pragma unroll
+                    for (int j = 0; j < $pack; j++)
+                        st_parts_read[u][j] = k + u * $lanes < st_chunks
+                            ? __ldcg(st_parts + (k + u * $lanes) * st_inner + j) : $first;
+                }
+                #pragma unroll
+                for (int u = 0; u < 8; u++) {
+                    #pragma unroll
+                    for (int j = 0; j < $pack; j++) st_totals[j] = st_merge(st_totals[j], st_parts_read[u][j]);
+                }
+            }
+        }
+        #pragma unroll
+        for (int j = 0; j < $pack; j++) st_shared[(st_lane * $pack + j) * $beside + st_beside] = st_totals[j];
+        st_merge_lanes(st_shared, st_lane, st_beside);
+        if (!st_lane && st_column < st_inner) {
+            for (int j = 0; j < $pack; j++)
+                (($result *)st_result)[(long long)st_row * st_inner + st_column + j] =
+                    ($result)(st_shared[j * $beside + st_beside] / st_divisor);
+        }
+    }
 """

@@ -5,7 +5,7 @@ array runs in one block, as do sums along all but the last dimensions where few 
 
 Adjacent dimensions are merged to groups. A launch reduces one group: *rows*, whose elements follow each other in
 memory, by threads along them; or *columns*, beside which another group remains, by threads along that. Blocks divide
-the reduced group into chunks, whose results a second launch merges.
+the reduced group into chunks, whose results the last block of those that have the same columns merges.
 
 The order in which elements are merged depends on the dtype, and on the sizes of the reduced dimensions and of those
 that follow them: neither on the dimensions before them, nor on addresses, nor on the GPU. So does the choice between
@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import threading
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,13 +39,22 @@ _EACH = 8
 """The number of packs that a thread reads at least where a group is divided into chunks."""
 
 _CHUNKS = 2048
-"""The maximum number of chunks of a group."""
+"""The maximum number of chunks of rows."""
+
+_CHUNKS_OF_COLUMNS = 512
+"""The maximum number of chunks of columns."""
 
 _LANES = 8
 """The number of threads of a block along columns, unless there are few columns."""
 
-_LANES_OF_CHUNKS = 32
-"""The same where the results of chunks are merged, of which there are few."""
+_COUNTERS = 1 << 12
+"""The least number of counters of blocks for a stream."""
+
+_STREAMS = 64
+"""The number of streams whose counters are kept."""
+
+_OF_THREAD = 2
+"""The pointer that stands for another stream in each thread."""
 
 _LAYOUTS = 256
 """The number of shapes, strides and alignments that are kept."""
@@ -85,11 +95,23 @@ class _Group(NamedTuple):
 
 
 class _Launch(NamedTuple):
+    """A launch.
+
+    Attributes:
+        kernel, blocks: the kernel, and the number of blocks.
+        sizes: its arguments from the sizes on, except for the divisor.
+        shape, dtype: those of its result.
+        partial: the number of results of chunks; 0 where there is one chunk only.
+        counters: the number of counters of blocks that it needs.
+    """
+
     kernel: Any
     blocks: tuple[int]
     sizes: tuple[Any, ...]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    partial: tuple[int]
+    counters: int
 
 
 class _Plan(NamedTuple):
@@ -111,6 +133,8 @@ class Reductions:
 
     def __init__(self, cupy: Any) -> None:
         self._empty, self._compile, self._contiguous = cupy.empty, cupy.RawKernel, cupy.ascontiguousarray
+        self._zeros, self._stream = cupy.zeros, cupy.cuda.get_current_stream
+        self._counters: dict[Hashable, Any] = {}
         self._kernels: dict[Variant, Any] = {}
         self._plans: dict[Hashable, _Plan | None] = {}
 
@@ -157,11 +181,25 @@ class Reductions:
         for launch in launches:
             made = self._empty(shape if launch is last else launch.shape, launch.dtype)
             arrays = (x, made) if means is None else (x, means, made)
+            if launch.counters:
+                arrays += self._empty(launch.partial, total), self._counted(x, launch.counters)
             launch.kernel(
                 launch.blocks, (THREADS,), (*arrays, *launch.sizes, total.type(divisor if launch is last else 1))
             )
             x, means = made, None
         return made
+
+    def _counted(self, x: Any, count: int) -> Any:
+        """Returns counters, which are zero, for launches on the current stream, one of which runs at a time."""
+        stream = self._stream().ptr
+        key = x.data.device_id, stream, threading.get_ident() if stream == _OF_THREAD else 0
+        counters = self._counters.get(key)
+        if counters is None or counters.size < count:
+            if len(self._counters) >= _STREAMS:
+                self._counters.clear()
+            counters = self._zeros((max(_COUNTERS, count),), np.uint32)
+            self._counters[key] = counters
+        return counters
 
     def takes(self, shape: Sequence[int], axes: Sequence[int]) -> bool:
         """Whether sums of floats in arrays of a shape along some dimensions are computed here."""
@@ -206,59 +244,31 @@ class Reductions:
             group = _group(before, dimensions[begin:end], after, source.itemsize, aligned_to)
             if group is None:
                 return None
-            launches += self._launches(operation, group, source, total, total if more else result)
+            launches.append(self._launch(operation, group, source, total, total if more else result))
             if not more:
                 return launches
             operation = operation if operation in ("max", "min") else "sum"
             source, aligned_to = total, PACK
             dimensions = _in_row_major_order([*before, *after], total.itemsize)
 
-    def _launches(
+    def _launch(
         self, operation: str, group: _Group, source: np.dtype[Any], total: np.dtype[Any], result: np.dtype[Any]
-    ) -> list[_Launch]:
-        """Returns the launches that reduce one group."""
-        most = min(PACK // source.itemsize, MOST)
-        if group.rows:
-            pack, lanes, together = most, 0, THREADS * most
-        else:
-            pack = math.gcd(group.after, most)
-            lanes = together = _lanes(group.size // _EACH, _LANES, group.after // pack)
-        chunk = together * max(_EACH, -(-group.size // (together * _CHUNKS)))
-        chunks = -(-group.size // chunk)
-        whole = chunks == 1
-        first = self._launch(operation, group, (source, total, result if whole else total), pack, lanes, chunk)
-        if whole:
-            return [first]
-        outer = math.prod([d.size for d in group.before])
-        step = group.after * total.itemsize
-        above = [_Dimension(False, outer, chunks * step)]
-        between = _Group(above, chunks, step, chunks, group.after, group.rows, PACK)
-        operation = operation if operation in ("max", "min") else "sum"
-        pack, lanes = PACK // total.itemsize, 0
+    ) -> _Launch:
+        pack, lanes = min(PACK // source.itemsize, MOST), 0
         if not group.rows:
             pack = math.gcd(group.after, pack)
-            lanes = _lanes(chunks // 2, _LANES_OF_CHUNKS, group.after // pack)
-        return [first, self._launch(operation, between, (total, total, result), pack, lanes, chunks)]
-
-    def _launch(
-        self,
-        operation: str,
-        group: _Group,
-        dtypes: tuple[np.dtype[Any], np.dtype[Any], np.dtype[Any]],
-        pack: int,
-        lanes: int,
-        chunk: int,
-    ) -> _Launch:
-        """Returns the launch that reduces chunks of a group; see `Variant`."""
-        source, total, result = dtypes
-        size, chunks = group.size, -(-group.size // chunk)
-        outer = math.prod([d.size for d in group.before])
+            lanes = _lanes(group.size // _EACH, group.after // pack)
+        size, together = group.size, lanes or THREADS * pack
+        chunk = together * max(_EACH, -(-size // (together * (_CHUNKS_OF_COLUMNS if lanes else _CHUNKS))))
+        chunks, outer = -(-size // chunk), math.prod([d.size for d in group.before])
         broken = group.rows and group.piece < size
         # A dimension of one element has no step that matters.
         steps = [d.step for d in group.before if d.size > 1] + ([group.step] if lanes or broken else [])
         steps += [group.piece * source.itemsize] if broken else []
         aligned = not any(n % (pack * source.itemsize) for n in (group.aligned_to, *steps))
-        variant = Variant(operation, source.name, total.name, result.name, pack, aligned, lanes, broken)
+        variant = Variant(
+            operation, source.name, total.name, result.name, pack, aligned, lanes, broken, chunked=chunks > 1
+        )
         if variant not in self._kernels:
             self._kernels[variant] = self._compile(variant.text(), variant.name, options=_OPTIONS)
         tiles = -(-group.after // (pack * (THREADS // lanes))) if lanes else 1
@@ -270,8 +280,10 @@ class Reductions:
             self._kernels[variant],
             (outer * chunks * tiles,),
             tuple(map(np.int64, sizes)),
-            (outer * chunks * group.after,),
+            (outer * group.after,),
             result,
+            (outer * chunks * group.after if chunks > 1 else 0,),
+            outer * tiles if chunks > 1 else 0,
         )
 
 
@@ -347,10 +359,10 @@ def _group(
     return _Group(before, size, own[0].step, own[1].size, 1, True, aligned_to)
 
 
-def _lanes(wanted: int, most: int, packs: int) -> int:
-    """Returns the number of threads of a block along columns, a power of two: about as many as wanted, and as many more
+def _lanes(wanted: int, packs: int) -> int:
+    """Returns the number of threads of a block along columns, a power of two: about as many as wanted, or as many more
     as would have no pack beside the others.
     """
-    lanes = 1 << (min(max(wanted, 1), most).bit_length() - 1)
+    lanes = 1 << (min(max(wanted, 1), _LANES).bit_length() - 1)
     beside = 1 << (packs - 1).bit_length()
     return max(lanes, THREADS // min(beside, THREADS))
