@@ -15,10 +15,14 @@ import numpy as np
 
 from shardtensor.errors import ArgumentError
 from shardtensor.sharding.rules import reduced_axes
+from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
 from shardtensor_cupy.reductions import LEAST, Reductions
 from shardtensor_cupy.ufuncs import LARGE, LargeUfuncs
 
 __all__ = ["Namespace"]
+
+_C_TYPES = frozenset([name for name in TYPES if "complex" not in name and name not in ("float16", "bfloat16")])
+"""The dtypes whose types in a kernel need no headers."""
 
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 
@@ -34,6 +38,7 @@ class Namespace:
         self._compat: Any = importlib.import_module("array_api_compat.cupy")
         self._large = LargeUfuncs(cupy)
         self._reductions = Reductions(cupy)
+        self._choices: dict[str, ElementwiseKernel] = {}
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._cupy, name, None)
@@ -172,7 +177,27 @@ class Namespace:
         dtype = np.result_type(*[getattr(x, "dtype", x) for x in (x1, x2)])
         # NumPy converts Python integers, because CuPy raises OverflowError for those out of range.
         x1, x2 = [np.asarray(x).astype(dtype)[()] if type(x) is int else x for x in (x1, x2)]
-        return self._cupy.where(condition, x1, x2)
+        made = self._chosen(condition, x1, x2, dtype)
+        return self._cupy.where(condition, x1, x2) if made is None else made
+
+    def _chosen(self, condition: Any, x1: Any, x2: Any, dtype: np.dtype[Any]) -> Any:
+        """Returns `where` of large arrays; None for small ones, and where operands are converted."""
+        arrays = [x for x in (condition, x1, x2) if isinstance(x, self._cupy.ndarray)]
+        if max([x.size for x in arrays]) < LARGE or dtype.name not in _C_TYPES:
+            return None
+        if condition.dtype != np.bool_ or any([x.dtype != dtype for x in arrays[1:]]):
+            return None
+        if any([not x.flags.c_contiguous and x.flags.f_contiguous for x in arrays]):
+            return None  # CuPy's result has the memory order of the operands.
+        name = dtype.name
+        if name not in self._choices:
+            self._choices[name] = ElementwiseKernel(
+                self._cupy, f"bool condition, {name} yes, {name} no", f"{name} made", "made = condition ? yes : no",
+                "shardtensor_where", "", (),
+            )  # fmt: skip
+        made = self._cupy.empty(np.broadcast_shapes(*[x.shape for x in arrays]), dtype)
+        self._choices[name](condition, x1, x2, made)
+        return made
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
         """See NumPy. The bounds take part in type promotion, and a NaN bound gives NaN."""

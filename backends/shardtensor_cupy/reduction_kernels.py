@@ -23,6 +23,11 @@ MOST = 8
 _RADIX = 8
 """The number of results of threads that one thread merges between two barriers."""
 
+_AT_LAST = 64
+"""The maximum number of bytes of the results of chunks that a thread reads before it merges them: more would take
+registers from the threads that read elements.
+"""
+
 _INFINITY = "__int_as_float(0x7f800000)"
 
 
@@ -101,6 +106,7 @@ class Variant(NamedTuple):
             "load": _AT_ONCE if in_packs else _ONE_BY_ONE.format(self.pack),
             "at": (_BROKEN if self.broken else _STRAIGHT).replace("$source", TYPES[self.source]),
             "at_once": 4 if self.pack * itemsize >= PACK else 8,
+            "at_last": min(max(_AT_LAST // (self.pack * np.dtype(self.total).itemsize), 1), 8),
             "threads": THREADS,
             "lanes": self.lanes or THREADS,
             "beside": THREADS // (self.lanes or THREADS),
@@ -314,17 +320,17 @@ _LAST_COLUMN = """
         for (int j = 0; j < $pack; j++) st_totals[j] = $first;
         if (st_column < st_inner) {
             const $total *const st_parts = (const $total *)st_partial + st_row * st_chunks * st_inner + st_column;
-            for (int k = st_lane; k < st_chunks; k += 8 * $lanes) {
-                $total st_parts_read[8][$pack];
+            for (int k = st_lane; k < st_chunks; k += $at_last * $lanes) {
+                $total st_parts_read[$at_last][$pack];
                 #pragma unroll
-                for (int u = 0; u < 8; u++) {
+                for (int u = 0; u < $at_last; u++) {
                     #pragma unroll
                     for (int j = 0; j < $pack; j++)
                         st_parts_read[u][j] = k + u * $lanes < st_chunks
                             ? __ldcg(st_parts + (k + u * $lanes) * st_inner + j) : $first;
                 }
                 #pragma unroll
-                for (int u = 0; u < 8; u++) {
+                for (int u = 0; u < $at_last; u++) {
                     #pragma unroll
                     for (int j = 0; j < $pack; j++) st_totals[j] = st_merge(st_totals[j], st_parts_read[u][j]);
                 }
