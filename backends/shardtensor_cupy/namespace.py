@@ -131,7 +131,7 @@ class Namespace:
         result = _result(x)
         total = _TOTALS.get((result.char, result.char))
         means = None if total is None else self._mean(x, axis, True, total)
-        if means is None:
+        if total is None or means is None:
             return self._compat.var(x, axis=axis, correction=correction, keepdims=keepdims)
         freedom = max(_count(x, axis) - correction, 0.0)
         if means.flags.c_contiguous:
@@ -185,9 +185,9 @@ class Namespace:
         arrays = [x for x in (condition, x1, x2) if isinstance(x, self._cupy.ndarray)]
         if max([x.size for x in arrays]) < LARGE or dtype.name not in _C_TYPES:
             return None
-        if condition.dtype != np.bool_ or any([x.dtype != dtype for x in arrays[1:]]):
+        if condition.dtype != np.bool_ or any(x.dtype != dtype for x in arrays[1:]):
             return None
-        if any([not x.flags.c_contiguous and x.flags.f_contiguous for x in arrays]):
+        if any(not x.flags.c_contiguous and x.flags.f_contiguous for x in arrays):
             return None  # CuPy's result has the memory order of the operands.
         name = dtype.name
         if name not in self._choices:
@@ -244,10 +244,7 @@ class Namespace:
         return self._compat.vecdot(x1, x2, axis=axis)
 
 
-_TOTALS = {
-    (x, result): np.dtype(total)
-    for x, result, total in ("eef", "eff", "edd", "fff", "fdd", "ddd")
-}
+_TOTALS = {(x, result): np.dtype(total) for x, result, total in ("eef", "eff", "edd", "fff", "fdd", "ddd")}
 """The dtypes in which floats of a dtype are added, for results of a dtype, where these kernels add them."""
 
 

@@ -81,9 +81,9 @@ class Variant(NamedTuple):
     def text(self) -> str:
         """Returns the text of the kernel.
 
-        Its arguments are the array, for ``"squares"`` the means, the result, for chunks their results and the numbers of
-        blocks that have written these, which are zero before and after; the number of rows of the second of the
-        two groups before the reduced one, the steps of both in bytes; the size of the reduced one, that of its chunks
+        Its arguments are the array, for ``"squares"`` the means, the result, for chunks their results and the numbers
+        of blocks that have written these, which are zero before and after; the number of rows of the second of the two
+        groups before the reduced one, the steps of both in bytes; the size of the reduced one, that of its chunks
         and their number; the number of columns, or of elements of the pieces of a row; the step in bytes from one row
         of columns, or piece, to the next; the number of blocks beside each other; and a divisor of the results.
         """
@@ -172,8 +172,8 @@ static __device__ void st_merge_lanes($total *shared, int lane, int beside) {
 
 _ROWS = """
 extern "C" __global__ void $name(
-    const char *st_source, ${means}char *st_result, ${chunked}long long st_second, long long st_step0, long long st_step1,
-    long long st_count, long long st_chunk, long long st_chunks, long long st_inner, long long st_step,
+    const char *st_source, ${means}char *st_result, ${chunked}long long st_second, long long st_step0,
+    long long st_step1, long long st_count, long long st_chunk, long long st_chunks, long long st_inner, long long st_step,
     long long st_tiles, $total st_divisor
 ) {
     __shared__ $total st_shared[$threads];
@@ -191,7 +191,7 @@ extern "C" __global__ void $name(
     for (; st_k + ($at_once - 1) * $threads < st_packs; st_k += $at_once * $threads) {
         st_pack st_read[$at_once];
         #pragma unroll
-        for (int u = 0; u < $at_once; u++) 
+        for (int u = 0; u < $at_once; u++)
             st_read[u] = st_load(st_x, st_begin + (st_k + u * $threads) * $pack, st_inner, st_step);
         #pragma unroll
         for (int u = 0; u < $at_once; u++) {
@@ -249,8 +249,8 @@ _LAST_ROW = """
 
 _COLUMNS = """
 extern "C" __global__ void $name(
-    const char *st_source, ${means}char *st_result, ${chunked}long long st_second, long long st_step0, long long st_step1,
-    long long st_count, long long st_chunk, long long st_chunks, long long st_inner, long long st_step,
+    const char *st_source, ${means}char *st_result, ${chunked}long long st_second, long long st_step0,
+    long long st_step1, long long st_count, long long st_chunk, long long st_chunks, long long st_inner, long long st_step,
     long long st_tiles, $total st_divisor
 ) {
     __shared__ $total st_shared[$threads * $pack];

@@ -211,7 +211,7 @@ class Reductions:
         axes = reduced_axes(axis, x.ndim)
         order = _memory_order(x, axes)
         dimensions = [_Dimension(d in axes, x.shape[d], x.strides[d]) for d in order if x.shape[d] > 1]
-        if not x.size or not all([d.step for d in dimensions]) or not _is_supported([d[:2] for d in dimensions]):
+        if not x.size or not all(d.step for d in dimensions) or not _is_supported([d[:2] for d in dimensions]):
             return None
         if operation == "squares" and sum([reduced for reduced, _ in _runs([d[:2] for d in dimensions])]) > 1:
             return None  # A value of the first launch would belong to several means.
@@ -219,7 +219,10 @@ class Reductions:
         dtypes, copied = (x.dtype, total, result), None
         launches = self._of_dimensions(operation, dimensions, dtypes, math.gcd(x.data.ptr, PACK))
         if launches is None:
-            copied, launches = order, self._of_dimensions(operation, _in_row_major_order(dimensions, x.itemsize), dtypes, PACK)
+            copied, launches = (
+                order,
+                self._of_dimensions(operation, _in_row_major_order(dimensions, x.itemsize), dtypes, PACK),
+            )
         if launches is None or any(launch.blocks[0] >= 1 << 31 for launch in launches):
             return None
         return _Plan(launches, kept, copied)
@@ -240,7 +243,7 @@ class Reductions:
             end = 1 + max([n for n, d in enumerate(dimensions) if d.reduced])
             begin = 1 + max([n for n, d in enumerate(dimensions[:end]) if not d.reduced], default=-1)
             before, after = dimensions[:begin], dimensions[end:]
-            more = any([d.reduced for d in before])
+            more = any(d.reduced for d in before)
             group = _group(before, dimensions[begin:end], after, source.itemsize, aligned_to)
             if group is None:
                 return None
@@ -343,7 +346,7 @@ def _group(
 ) -> _Group | None:
     """Returns the group of the dimensions ``own``; None where the kernels do not read it."""
     before, own, columns = _merged(before), _merged(own), _merged(after)
-    if any([d.step < 0 for d in (*before, *own, *columns)]) or len(before) > 2:
+    if any(d.step < 0 for d in (*before, *own, *columns)) or len(before) > 2:
         return None
     size, last = math.prod([d.size for d in own]), own[-1]
     if columns:

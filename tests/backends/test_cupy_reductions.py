@@ -69,9 +69,7 @@ def test_every_layout(data: Any) -> None:
         shrink(patch)
         x, host = laid_out(m.cupy, host, data.draw(some.sampled_from(LAYOUTS)))
         for _ in range(2):
-            found = m.backend.to_host(
-                getattr(m.backend.xp, name)(x, axis=axis, keepdims=keepdims), m.devices[0]
-            )
+            found = m.backend.to_host(getattr(m.backend.xp, name)(x, axis=axis, keepdims=keepdims), m.devices[0])
         with np.errstate(all="ignore"):
             wide = host.astype("f8") if host.dtype.kind == "f" else host
             wanted = np.asarray(getattr(wide, name)(axis=axis, keepdims=keepdims))
@@ -93,7 +91,15 @@ def strided(cupy: Any, host: Any, kind: str) -> Any:
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize(
     ("shape", "axis"),
-    [((700,), None), ((3, 700), 1), ((40, 128), 0), ((300, 3), 0), ((5, 60, 8), 1), ((30, 24), None), ((4, 30, 9), (0, 2))],
+    [
+        ((700,), None),
+        ((3, 700), 1),
+        ((40, 128), 0),
+        ((300, 3), 0),
+        ((5, 60, 8), 1),
+        ((30, 24), None),
+        ((4, 30, 9), (0, 2)),
+    ],
 )
 @pytest.mark.parametrize("name", ["sum", "mean", "var"])
 def test_bits_depend_on_the_reduced_dimensions_only(
