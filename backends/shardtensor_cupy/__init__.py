@@ -137,6 +137,10 @@ class CuPyBackend(Backend):
         """Returns the function as one kernel; see `Namespace.fuse`."""
         return self._xp.fuse(function)
 
+    def adds_everywhere(self, shape: Sequence[int], axes: Sequence[int], dtype: np.dtype[Any]) -> bool:
+        """Whether `Reductions` adds such arrays."""
+        return self._xp.adds_everywhere(shape, axes, dtype)
+
     def capture_modes(self) -> None:
         """Returns None: CuPy has no modes to restore.
 

@@ -8,16 +8,21 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.errors import ArgumentError
-from shardtensor_cupy.elementwise import ElementwiseKernel
+from shardtensor.sharding.rules import reduced_axes
+from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
+from shardtensor_cupy.reductions import LEAST, Reductions
 from shardtensor_cupy.ufuncs import LARGE, LargeUfuncs
 
 __all__ = ["Namespace"]
+
+_C_TYPES = frozenset([name for name in TYPES if "complex" not in name and name not in ("float16", "bfloat16")])
+"""The dtypes whose types in a kernel need no headers."""
 
 _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 
@@ -32,6 +37,8 @@ class Namespace:
         self._cupy = cupy
         self._compat: Any = importlib.import_module("array_api_compat.cupy")
         self._large = LargeUfuncs(cupy)
+        self._reductions = Reductions(cupy)
+        self._choices: dict[str, ElementwiseKernel] = {}
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._cupy, name, None)
@@ -174,6 +181,80 @@ class Namespace:
         """Writes the maximum of an element of x and of the values whose index it has, as NumPy's ``maximum.at``."""
         self._cupy.maximum.at(x, indices, values)
 
+    # -- reductions --------------------------------------------------------------------------------
+
+    def sum(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        if x.size >= LEAST:
+            result = x.dtype if dtype is None else np.dtype(dtype)
+            total = _TOTALS.get((x.dtype.char, result.char))
+            made = None if total is None else self._reductions("sum", x, axis, keepdims, total, result)
+            if made is not None:
+                return made
+        return self._cupy.sum(x, axis=axis, dtype=dtype, keepdims=keepdims)
+
+    def mean(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        made = self._mean(x, axis, keepdims, _result(x)) if dtype is None or x.dtype == dtype else None
+        return self._compat.mean(x, axis=axis, dtype=dtype, keepdims=keepdims) if made is None else made
+
+    def _mean(self, x: Any, axis: Any, keepdims: bool, result: Any) -> Any:
+        total = _TOTALS.get((_result(x).char, result.char))
+        if total is None:
+            return None
+        return self._reductions("sum", x, axis, keepdims, total, result, divisor=_count(x, axis))
+
+    def squared_deviations(self, x: Any, means: Any, /, *, axis: Any, keepdims: bool) -> Any:
+        """Returns the sums of the squared deviations from means of the dtype in which they are computed, by kernels
+        that read x once; None where there are no such kernels.
+        """
+        total = _TOTALS.get((_result(x).char, means.dtype.char))
+        if total is None or total != means.dtype or not means.flags.c_contiguous:
+            return None
+        return self._reductions("squares", x, axis, keepdims, total, total, means=means)
+
+    def var(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        result = _result(x)
+        total = _TOTALS.get((result.char, result.char))
+        means = None if total is None else self._mean(x, axis, True, total)
+        if total is None or means is None:
+            return self._compat.var(x, axis=axis, correction=correction, keepdims=keepdims)
+        freedom = max(_count(x, axis) - correction, 0.0)
+        if means.flags.c_contiguous:
+            made = self._reductions("squares", x, axis, keepdims, total, result, divisor=freedom, means=means)
+            if made is not None:
+                return made
+        deviations = self.subtract(x, means)
+        return self._compat.astype(
+            self.divide(self.sum(self.multiply(deviations, deviations), axis=axis, keepdims=keepdims), freedom),
+            result,
+            copy=False,
+        )
+
+    def std(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self.sqrt(self.var(x, axis=axis, correction=correction, keepdims=keepdims))
+
+    def max(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self._extremum("max", x, axis, keepdims)
+
+    def min(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+        """See NumPy."""
+        return self._extremum("min", x, axis, keepdims)
+
+    def _extremum(self, name: str, x: Any, axis: Any, keepdims: bool) -> Any:
+        if x.size >= LEAST and x.dtype.char in "fd":
+            made = self._reductions(name, x, axis, keepdims, x.dtype, x.dtype)
+            if made is not None:
+                return made
+        return getattr(self._cupy, name)(x, axis=axis, keepdims=keepdims)
+
+    def adds_everywhere(self, shape: Sequence[int], axes: Sequence[int], dtype: Any) -> bool:
+        """See `Backend.adds_everywhere`."""
+        return dtype.char in "efd" and self._reductions.takes(shape, axes)
+
     # -- other functions ---------------------------------------------------------------------------
 
     def where(self, condition: Any, x1: Any, x2: Any, /) -> Any:
@@ -183,7 +264,27 @@ class Namespace:
         dtype = np.result_type(*[getattr(x, "dtype", x) for x in (x1, x2)])
         # NumPy converts Python integers, because CuPy raises OverflowError for those out of range.
         x1, x2 = [np.asarray(x).astype(dtype)[()] if type(x) is int else x for x in (x1, x2)]
-        return self._cupy.where(condition, x1, x2)
+        made = self._chosen(condition, x1, x2, dtype)
+        return self._cupy.where(condition, x1, x2) if made is None else made
+
+    def _chosen(self, condition: Any, x1: Any, x2: Any, dtype: np.dtype[Any]) -> Any:
+        """Returns `where` of large arrays; None for small ones, and where operands are converted."""
+        arrays = [x for x in (condition, x1, x2) if isinstance(x, self._cupy.ndarray)]
+        if max([x.size for x in arrays]) < LARGE or dtype.name not in _C_TYPES:
+            return None
+        if condition.dtype != np.bool_ or any(x.dtype != dtype for x in arrays[1:]):
+            return None
+        if any(not x.flags.c_contiguous and x.flags.f_contiguous for x in arrays):
+            return None  # CuPy's result has the memory order of the operands.
+        name = dtype.name
+        if name not in self._choices:
+            self._choices[name] = ElementwiseKernel(
+                self._cupy, f"bool condition, {name} yes, {name} no", f"{name} made", "made = condition ? yes : no",
+                "shardtensor_where", "", (),
+            )  # fmt: skip
+        made = self._cupy.empty(np.broadcast_shapes(*[x.shape for x in arrays]), dtype)
+        self._choices[name](condition, x1, x2, made)
+        return made
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
         """See NumPy. The bounds take part in type promotion, and a NaN bound gives NaN."""
@@ -228,6 +329,20 @@ class Namespace:
             pairs = [self._cupy.moveaxis(x, axis, -1) for x in (x1, x2)]
             return self._cupy.logical_and(*pairs).any(axis=-1)
         return self._compat.vecdot(x1, x2, axis=axis)
+
+
+_TOTALS = {(x, result): np.dtype(total) for x, result, total in ("eef", "eff", "edd", "fff", "fdd", "ddd")}
+"""The dtypes in which floats of a dtype are added, for results of a dtype, where these kernels add them."""
+
+
+def _result(x: Any) -> np.dtype[Any]:
+    """Returns the dtype of the mean of an array."""
+    return np.dtype(np.float64) if x.dtype.kind in "biu" else x.dtype
+
+
+def _count(x: Any, axis: Any) -> int:
+    """Returns the number of elements of which each element of a reduction is made."""
+    return math.prod([x.shape[d] for d in reduced_axes(axis, x.ndim)])
 
 
 def _call(ufunc: Any, compares: bool, large: LargeUfuncs, /, *args: Any, **kwargs: Any) -> Any:

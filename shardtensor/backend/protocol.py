@@ -183,6 +183,12 @@ class Backend(abc.ABC):
         """
         return function
 
+    def adds_everywhere(self, shape: Sequence[int], axes: Sequence[int], dtype: np.dtype[Any]) -> bool:
+        """Whether sums, means and variances of arrays of a shape along ``axes`` run on all of a device, however few
+        elements remain, in an order that depends neither on strides nor on dimensions before the first reduced one.
+        """
+        return False
+
     def capture_modes(self) -> Callable[[], None] | None:
         """Returns a function that restores the array library's modes of this thread (such as whether gradients are
         recorded) to their present values; None if the library has no modes.

@@ -138,7 +138,8 @@ def masked_var(x: Any, axis: Any, correction: float, keepdims: bool, *, where: A
     made = np.var(np.ones(1, dtype_of(x))).dtype
     wide = call("astype", x, np.result_type(np.mean(np.ones(1, dtype_of(x))), np.float32), copy=False)
     center = masked_mean(wide, axis, None, True, where=where)
-    distance = call("abs", selected(call("subtract", wide, center), where, 0))
+    distance = selected(call("subtract", wide, center), where, 0)
+    distance = call("abs", distance) if dtype_of(distance).kind == "c" else distance
     spread = call("sum", call("square", distance), axis=axis, keepdims=keepdims)
     freedom = call("subtract", _count(x, where, axis, keepdims), correction)
     freedom = call("where", call("greater", freedom, 0), freedom, few)

@@ -99,6 +99,10 @@ def var_partial(
     x, axes = _widened(xp, x), reduced_axes(axis, x.ndim)
     # A mean over all elements is kept as a scalar, which NumPy subtracts faster than an array of one element.
     mean = xp.mean(x, axis=axis, keepdims=len(axes) < x.ndim)
+    if xp is not np and (added := getattr(xp, "squared_deviations", None)):
+        spread = added(x, mean, axis=axis, keepdims=keepdims)
+        if spread is not None:
+            return _count(context, axis), *_reshaped(xp, mean, spread)
     if squared := _fused(xp, x, _squared_deviation):
         return _count(context, axis), *_reshaped(xp, mean, xp.sum(squared(x, mean), axis=axis, keepdims=keepdims))
     # NumPy writes into memory from the pool: allocating as much new memory would cost more than the sums.

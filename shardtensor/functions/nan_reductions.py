@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, implements, operator, recorded
+from shardtensor.core import call, composition, implements, operator, recorded
 from shardtensor.errors import ArgumentError
 from shardtensor.functions import masked_reductions as _options
 from shardtensor.sharding.rules import extremum
@@ -205,7 +205,12 @@ def nancumprod(x: ArrayLike, /, *, axis: int | None = None, dtype: npt.DTypeLike
 
 def _filled(x: Any, value: float) -> Any:
     """Returns x with ``value`` in place of NaN."""
-    return call("where", call("isnan", x), value, x) if dtype_of(x).kind in "fc" else x
+    return _replaced(x, value) if dtype_of(x).kind in "fc" else x
+
+
+@composition(recorded, fused=True)
+def _replaced(x: Any, value: float) -> Any:
+    return call("where", call("isnan", x), value, x)
 
 
 def _declare_sum(function: Callable[..., Any], name: str, value: float) -> None:

@@ -40,6 +40,9 @@ _HEAD = """
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+#ifdef __FLT16_MANT_DIG__
+typedef _Float16 float16;
+#endif
 #define __global__
 #define __device__
 #define __shared__ static
@@ -51,6 +54,13 @@ static unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
     return (unsigned __int128)a * b >> 64;
 }
 static void __syncthreads(void);
+static void __threadfence(void) {}
+#define __ldcg(p) (*(p))
+static unsigned int atomicInc(unsigned int *p, unsigned int most) {
+    const unsigned int before = *p;
+    *p = before >= most ? 0 : before + 1;
+    return before;
+}
 """
 
 _THREADS = """

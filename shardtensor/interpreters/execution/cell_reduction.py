@@ -33,8 +33,8 @@ _REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "m
 """The reductions by the names of their ufuncs."""
 
 _TERMS = 1 << 14
-"""The most terms of an element of a partial result. One block of threads adds them, so that more would leave the rest
-of a GPU idle: then there is a kernel for each shard, which all blocks share.
+"""The most terms of an element of a partial result where one block of threads adds them. More would leave the rest of a
+GPU idle: then there is a kernel for each shard, which all blocks share.
 """
 
 
@@ -68,25 +68,31 @@ def reduce_by_cells(strategies: Strategies, monoid: Monoid, partial_axes: tuple[
     boxes = [source.cells.grid.box(n)[split] for n in range(len(source.cells.positions))]
     if [end for _, end in boxes[:-1]] != [begin for begin, _ in boxes[1:]]:
         return general
-    longest = max(end - begin for begin, end in itertools.pairwise(bounds)) * source.size // source.shape[split]
-    tree = groups[0].tree
-    if longest > _TERMS * max(value.size, 1) or (len(boxes) > 1 and len(tree) * value.nbytes > COLLECTED):
+    lengths = {end - begin for begin, end in itertools.pairwise(bounds) if end > begin}
+    longest = max(lengths) * source.size // source.shape[split]
+    everywhere = (moments or monoid.reduces == "add") and all(
+        strategies.backend.adds_everywhere((*source.shape[:split], n, *source.shape[split + 1 :]), gone, dtype)
+        for n in lengths
+    )
+    tree, long = groups[0].tree, longest > _TERMS * max(value.size, 1)
+    if (long and not everywhere) or (len(boxes) > 1 and len(tree) * value.nbytes > COLLECTED):
         return general
     cells = [runs_in_box(bounds, *box) for box in boxes]
-    plan = (_Moments if moments else _Reduction)(strategies, monoid, source, split, gone, cells, tree)
+    plan = (_Moments if moments else _Reduction)(strategies, monoid, source, split, gone, cells, tree, everywhere)
     return general if moments and len(cells) > 1 and not plan.apart else plan.run
 
 
-def _as_rows(backend: Backend, split: int, piece: Any, number: int) -> Any:
-    """Returns the shards of equal size in a piece of a buffer as the rows of one array, in row-major order.
+def _as_rows(backend: Backend, split: int, piece: Any, number: int, as_view: bool) -> Any:
+    """Returns the shards of equal size in a piece of a buffer as the rows of one array.
 
-    The elements of a shard keep their order, on which the bits of a sum depend.
+    The elements of a shard keep their order, on which the bits of a sum depend: the rows are in row-major order, or,
+    with ``as_view``, views whose elements along the last dimension are adjacent.
     """
     before, after = piece.shape[:split], piece.shape[split + 1 :]
     rows = backend.xp.reshape(piece, (*before, number, piece.shape[split] // number, *after))
     if split:
         rows = backend.xp.permute_dims(rows, (split, *[axis for axis in range(rows.ndim) if axis != split]))
-    return backend.contiguous(rows)
+    return rows if as_view and rows.shape[-1] > 1 else backend.contiguous(rows)
 
 
 def _cut(backend: Backend, split: int, buffer: Any, begin: int, end: int) -> Any:
@@ -119,6 +125,7 @@ class _Reduction:
         gone: its dimensions that are reduced.
         cells: the runs of shards of equal size in each of its cells.
         tree: the tree along which the partial results of the shards are combined.
+        in_views: whether strides of shards do not change the order in which their elements are added.
 
     Attributes:
         apart: whether each of several cells has a subtree of its own.
@@ -133,7 +140,9 @@ class _Reduction:
         gone: Sequence[int],
         cells: Sequence[Runs],
         tree: Tree,
+        in_views: bool,
     ) -> None:
+        self._in_views = in_views
         self._strategies, self._value, self._monoid = strategies, strategies.value, monoid
         self._backend = backend = strategies.backend
         self._runs, self._split = [runs for runs in cells if runs], split
@@ -172,10 +181,10 @@ class _Reduction:
         """Returns the partial results of the shards in a buffer, or all of them combined, as rows of one array."""
         backend, reduction, split = self._backend, self._functions[0], self._split
         pieces = [buffer] if len(runs) == 1 else [_cut(backend, split, buffer, a, b) for a, b, _ in runs]
-        # Shards are short, so that a copy takes less time than a kernel for each of them.
+        # Where shards are copied they are short, so that this takes less time than a kernel for each of them.
         params = {"axis": self._axis, "keepdims": self._strategies.params["keepdims"]}
         sums = [
-            reduction(_as_rows(backend, split, piece, n), **params)
+            reduction(_as_rows(backend, split, piece, n, self._in_views), **params)
             for piece, (_, _, n) in zip(pieces, runs, strict=True)
         ]
         rows = sums[0] if len(sums) == 1 else backend.xp.concat(sums)
@@ -211,7 +220,7 @@ class _Moments(_Reduction):
         backend, split, params, xp = self._backend, self._split, self._strategies.params, self._backend.xp
         states = []
         for begin, end, number in runs:
-            parts = _as_rows(backend, split, _cut(backend, split, buffer, begin, end), number)
+            parts = _as_rows(backend, split, _cut(backend, split, buffer, begin, end), number, self._in_views)
             context = ShardContext.everywhere(self._value.shape, [parts.shape], self._value.dtype)
             states.append(self._monoid.partial(xp, context, parts, **{**params, "axis": self._axis}))  # type: ignore[misc]
         numbers = [number for _, _, number in runs]
