@@ -66,8 +66,8 @@ LOOPS: dict[str, list[str]] = {name: loops for names, loops in _GROUPS.items() f
 """The loops of each ufunc in CuPy's order, in NumPy's letters, without those for bfloat16 and structures."""
 
 _CODE = {
-    "add": "in0 + in1", "subtract": "in0 - in1", "multiply": "in0 * in1", "divide": "in0 / in1",
-    "true_divide": "in0 / in1", "sqrt": "sqrt(in0)", "less": "in0 < in1", "equal": "in0 == in1", "square": "in0 * in0",
+    "add": "in0 + in1", "subtract": "in0 - in1", "multiply": "in0 * in1", "divide": "(out0_type)in0 / (out0_type)in1",
+    "true_divide": "(out0_type)in0 / (out0_type)in1", "sqrt": "sqrt(in0)", "less": "in0 < in1", "equal": "in0 == in1", "square": "in0 * in0",
 }  # fmt: skip
 """The code of those ufuncs whose loops a C compiler takes, for dtypes that C has."""
 
