@@ -16,6 +16,7 @@ import numpy as np
 from shardtensor.errors import ArgumentError
 from shardtensor_cupy.casts import Casts
 from shardtensor_cupy.scans import LONG, Scans
+from shardtensor_cupy.searches import Searches
 from shardtensor_cupy.ufuncs import LARGE, LargeUfuncs
 
 __all__ = ["Namespace"]
@@ -38,6 +39,7 @@ class Namespace:
         self._large = LargeUfuncs(cupy)
         self._casts = Casts(cupy)
         self._scans = Scans(cupy)
+        self._searches = Searches(cupy)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._cupy, name, None)
@@ -148,7 +150,7 @@ class Namespace:
         if out is None and x.ndim and (axis is not None or x.ndim == 1) and x.shape[along] >= LONG:
             sums = _SUMS.get(x.dtype.kind, x.dtype) if dtype is None else np.dtype(dtype)
             if self._scans.takes(x.dtype, sums):
-                return self._scans(x if x.flags.c_contiguous else self.in_rows(x), along, operator, sums)
+                return self._scans(self._in_rows(x), along, operator, sums)
         return getattr(self._cupy, name)(x, axis=axis, dtype=dtype, out=out)
 
     def sort(self, x: Any, /, *, axis: int = -1, **kwargs: Any) -> Any:
@@ -167,6 +169,39 @@ class Namespace:
         if x.ndim > 1 and x.size and x.shape[axis] == x.size:
             return function(x.reshape(-1), **kwargs).reshape(x.shape)
         return function(x, axis=axis, **kwargs)
+
+    # -- positions and counts ----------------------------------------------------------------------
+
+    def nonzero(self, x: Any, /) -> tuple[Any, ...]:
+        """See NumPy."""
+        if x.size >= LARGE:
+            mask = x if x.dtype == np.bool_ else self.not_equal(x, 0)
+            found = self._searches.nonzero(self._in_rows(mask))
+            if found is not None:
+                return found
+        indices: tuple[Any, ...] = self._compat.nonzero(x)
+        return indices
+
+    def searchsorted(self, x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Any:
+        """See NumPy."""
+        if sorter is None and getattr(x2, "size", 0) >= LARGE:
+            found = self._searches.searchsorted(self._in_rows(x1), self._in_rows(x2), side)
+            if found is not None:
+                return found
+        return self._compat.searchsorted(x1, x2, side=side, sorter=sorter)
+
+    def counts_below(self, x: Any, length: int) -> Any:
+        """Returns the counts of integers that are all from 0 to below ``length``; None for short arrays."""
+        return self._searches.bincount(self._in_rows(x), length) if x.size >= LARGE else None
+
+    def histogram_counts(self, x: Any, edges: Any) -> Any:
+        """Returns the counts of `histogram` for edges in ascending order; None for short arrays and some dtypes."""
+        if x.size < LARGE:
+            return None
+        return self._searches.histogram(self._in_rows(x), self._in_rows(edges))
+
+    def _in_rows(self, x: Any) -> Any:
+        return x if x.flags.c_contiguous else self.in_rows(x)
 
     # -- other functions ---------------------------------------------------------------------------
 
