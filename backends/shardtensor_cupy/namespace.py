@@ -17,6 +17,7 @@ from shardtensor.errors import ArgumentError
 from shardtensor_cupy.casts import Casts
 from shardtensor_cupy.scans import LONG, Scans
 from shardtensor_cupy.searches import Searches
+from shardtensor_cupy.sequences import Sequences
 from shardtensor_cupy.ufuncs import LARGE, LargeUfuncs
 
 __all__ = ["Namespace"]
@@ -40,6 +41,7 @@ class Namespace:
         self._casts = Casts(cupy)
         self._scans = Scans(cupy)
         self._searches = Searches(cupy)
+        self._sequences = Sequences(cupy)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._cupy, name, None)
@@ -199,6 +201,22 @@ class Namespace:
         if x.size < LARGE:
             return None
         return self._searches.histogram(self._in_rows(x), self._in_rows(edges))
+
+    def interpolated(self, x: Any, points: Any, values: Any, left: float | None, right: float | None) -> Any:
+        """Returns `interp` of points in ascending order; None for short arrays, one point, and some dtypes."""
+        if x.size < LARGE or points.size < 2:
+            return None
+        return self._searches.interpolated(self._in_rows(x), self._in_rows(points), self._in_rows(values), left, right)
+
+    def ramp(self, begin: int, end: int, step: Any, first: Any, dtype: Any, computed: Any) -> Any:
+        """Returns ``i * step + first`` for a range of integers; see `Sequences.ramp`. None for short ranges."""
+        if end - begin < LARGE:
+            return None
+        return self._sequences.ramp(begin, end, step, first, dtype, computed)
+
+    def convolved(self, a: Any, v: Any, before: int, count: int) -> Any:
+        """Returns a part of a convolution; see `Sequences.convolve`."""
+        return self._sequences.convolve(self._in_rows(a), self._in_rows(v), before, count)
 
     def _in_rows(self, x: Any) -> Any:
         return x if x.flags.c_contiguous else self.in_rows(x)

@@ -96,7 +96,37 @@ class Searches:
     def _search_kernel(self, table: str, given: str, common: str, side: str) -> Any:
         precedes = "LESS(e, v)" if side == "left" else "!LESS(v, e)"
         head = f"typedef {table} edge;\ntypedef {given} element;\ntypedef {common} common;\n"
-        return self._kernel(head + _SEARCH.replace("{precedes}", precedes), "shardtensor_searchsorted")
+        text = _SEARCH.replace("{precedes}", precedes)
+        for name, value in (
+            ("name", "searchsorted"),
+            ("result", "long long"),
+            ("more", ""),
+            ("store", "y[i] = begin;"),
+        ):
+            text = text.replace(f"{{{name}}}", value)
+        return self._kernel(head + text, "shardtensor_searchsorted")
+
+    def interpolated(self, x: Any, points: Any, values: Any, left: Any, right: Any) -> Any:
+        """Returns `interp` of arrays in row-major order, the numbers ``left`` and ``right`` before and behind all
+        points, or the first and the last value where they are None; None for other dtypes than real numbers in C.
+        """
+        double = np.dtype(np.float64)
+        if _common(x.dtype, double) is None or any(_common(a.dtype, double) is None for a in (points, values)):
+            return None
+        ends = [np.float64(np.nan if end is None else end) for end in (left, right)]
+        given = [np.int32(end is not None) for end in (left, right)]
+        xp, fp = [a.astype(double) for a in (points, values)]
+        slopes, out = (fp[1:] - fp[:-1]) / (xp[1:] - xp[:-1]), self._cupy.empty(x.shape, double)
+        step = -(-xp.size // _SAMPLES)
+        sizes = [np.int64(n) for n in (xp.size, x.size, step, -(-xp.size // step))]
+        kernel = self._interpolating(TYPES[x.dtype.name])
+        kernel(_grid(x.size, 1), (_THREADS,), (xp, x, out, *sizes, fp, slopes, *ends, *given))
+        return out
+
+    @functools.cache  # noqa: B019 - there is one for each process
+    def _interpolating(self, given: str) -> Any:
+        head = f"typedef double edge;\ntypedef {given} element;\ntypedef double common;\n"
+        return self._kernel(head + _INTERPOLATE, "shardtensor_interpolate", ("--fmad=false",))
 
     def bincount(self, x: Any, length: int) -> Any:
         """Returns the number of elements that are each of the integers below ``length``, which all are; None if CuPy
@@ -132,13 +162,13 @@ class Searches:
         head = f"typedef {edge} edge;\ntypedef {given} element;\ntypedef {common} common;\n"
         return self._kernel(head + _HISTOGRAM, "shardtensor_histogram")
 
-    def _kernel(self, text: str, name: str) -> Any:
+    def _kernel(self, text: str, name: str, options: tuple[str, ...] = ()) -> Any:
         for macro, value in (
             ("THREADS", _THREADS), ("EACH", _EACH), ("SAMPLES", _SAMPLES), ("COUNTS", _COUNTS), ("EDGES", _EDGES),
             ("TOGETHER", _TOGETHER),
         ):  # fmt: skip
             text = text.replace(macro, str(value))
-        return self._cupy.RawKernel(text, name)
+        return self._cupy.RawKernel(text, name, options=options)
 
 
 def _common(*dtypes: np.dtype[Any]) -> tuple[str, ...] | None:
@@ -207,9 +237,9 @@ extern "C" __global__ void shardtensor_nonzero(
 _SEARCH = """
 #define LESS(a, b) ((a) < (b) || ((b) != (b) && (a) == (a)))
 
-extern "C" __global__ void shardtensor_searchsorted(
-    const edge *table, const element *x, long long *y, long long count, long long size, long long step,
-    long long samples
+extern "C" __global__ void shardtensor_{name}(
+    const edge *table, const element *x, {result} *y, long long count, long long size, long long step,
+    long long samples{more}
 ) {
     __shared__ common top[SAMPLES];
     for (int i = threadIdx.x; i < samples; i += THREADS) top[i] = (common)table[i * step];
@@ -230,10 +260,31 @@ extern "C" __global__ void shardtensor_searchsorted(
             if ({precedes}) begin = middle + 1;
             else end = middle;
         }
-        y[i] = begin;
+        {store}
     }
 }
 """
+
+_INTERPOLATE = _SEARCH
+for _name, _value in (
+    ("precedes", "!LESS(v, e)"),
+    ("name", "interpolate"),
+    ("result", "double"),
+    ("more", ", const double *fp, const double *slopes, double left, double right, int has_left, int has_right"),
+    (
+        "store",
+        """double found;
+        if (v != v) found = v;
+        else if (v < table[0]) found = has_left ? left : fp[0];
+        else if (v < table[count - 1]) {
+            long long at = begin - 1;
+            at = at < 0 ? 0 : at > count - 2 ? count - 2 : at;
+            found = slopes[at] * (v - table[at]) + fp[at];
+        } else found = v > table[count - 1] && has_right ? right : fp[count - 1];
+        y[i] = found;""",
+    ),
+):
+    _INTERPOLATE = _INTERPOLATE.replace(f"{{{_name}}}", _value)
 
 _COUNTING = """
     for (int k = threadIdx.x; k < length; k += THREADS) counts[k] = 0;

@@ -52,6 +52,10 @@ def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any, *, before: int, b
         return a[:0]
     if xp is np:
         return _convolve_blocks(a, v, before, behind, count)
+    if hasattr(xp, "convolved"):
+        found = xp.convolved(a, v, before, count)
+        if found is not None:
+            return found
     if m > _FEW:
         return _convolve_windows(xp, a, v, before, count)
     total = xp.zeros(count, dtype=a.dtype)
