@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,13 @@ class Namespace:
                 return made
         return self._compat.astype(x, dtype, copy=copy, device=device)
 
+    def reshape(self, x: Any, /, shape: Any, *, copy: bool | None = None, **kwargs: Any) -> Any:
+        """See NumPy."""
+        if x.size >= LARGE and not x.flags.c_contiguous and not kwargs and copy is not False:
+            view = None if copy else _viewed(x, shape)
+            return self.in_rows(x).reshape(shape) if view is None else view
+        return self._compat.reshape(x, shape, copy=copy, **kwargs)
+
     def in_rows(self, x: Any) -> Any:
         """Returns a copy in row-major order."""
         made = self._copied(x, x.dtype, True, "C") if x.size >= LARGE else None
@@ -168,8 +175,12 @@ class Namespace:
         in a tenth of the time.
         """
         function = getattr(self._compat, name)
+        if name == "sort" and x.ndim == 1 and x.size >= LARGE and kwargs.keys() <= {"stable"}:
+            made = self.in_rows(x)  # CuPy's copy takes more time than this one.
+            made.sort()
+            return made
         if x.ndim > 1 and x.size and x.shape[axis] == x.size:
-            return function(x.reshape(-1), **kwargs).reshape(x.shape)
+            return self._ordered(name, x.reshape(-1), 0, kwargs).reshape(x.shape)
         return function(x, axis=axis, **kwargs)
 
     # -- positions and counts ----------------------------------------------------------------------
@@ -217,6 +228,16 @@ class Namespace:
     def convolved(self, a: Any, v: Any, before: int, count: int) -> Any:
         """Returns a part of a convolution; see `Sequences.convolve`."""
         return self._sequences.convolve(self._in_rows(a), self._in_rows(v), before, count)
+
+    def difference_quotient(self, x1: Any, x2: Any, distance: float, out: Any) -> None:
+        """Writes the differences of floats, divided by a number; by one kernel for numbers in C."""
+        if not self._sequences.difference_quotient(x1, x2, distance, out):
+            self._cupy.subtract(x1, x2, out=out)
+            self._cupy.true_divide(out, distance, out=out)
+
+    def cross_products(self, a: Sequence[Any], b: Sequence[Any], axis: int, dtype: Any) -> Any:
+        """Returns the cross products of vectors, given their parts; None for some dtypes."""
+        return self._sequences.cross_products(a, b, axis, dtype)
 
     def _in_rows(self, x: Any) -> Any:
         return x if x.flags.c_contiguous else self.in_rows(x)
@@ -294,7 +315,7 @@ def _call(ufunc: Any, compares: bool, large: LargeUfuncs, /, *args: Any, **kwarg
                 raise OverflowError(f"Python integer {x} out of bounds for int64")
             break
     try:
-        if any(getattr(x, "size", 0) >= LARGE for x in args) and (not kwargs or tuple(kwargs) == ("out",)):
+        if _is_large(args) and (not kwargs or tuple(kwargs) == ("out",)):
             result = large(ufunc, args, kwargs.get("out"))
             if result is not NotImplemented:
                 return result
@@ -305,6 +326,34 @@ def _call(ufunc: Any, compares: bool, large: LargeUfuncs, /, *args: Any, **kwarg
             raise
         infinite = compares and not inexact
         return ufunc(*[_as_float(x, infinite) if type(x) is int else x for x in args], **kwargs)
+
+
+def _viewed(x: Any, shape: Any) -> Any:
+    """Returns a view of an array in another shape, or None if it would have to be copied."""
+    view = x.view()
+    try:
+        view.shape = shape
+    except (AttributeError, ValueError):  # of CuPy and of NumPy
+        return None
+    return view
+
+
+def _is_large(args: Any) -> bool:
+    """Whether an operand of a ufunc is large, or its result."""
+    if any(getattr(x, "size", 0) >= LARGE for x in args):
+        return True
+    if len(args) != 2 or not all(getattr(x, "ndim", 0) for x in args):
+        return False
+    x, y = args
+    return x.size * y.size >= LARGE and x.shape != y.shape and _broadcast_size(x.shape, y.shape) >= LARGE
+
+
+def _broadcast_size(*shapes: tuple[int, ...]) -> int:
+    """Returns the number of elements of a result; 0 for shapes that do not broadcast."""
+    try:
+        return math.prod(np.broadcast_shapes(*shapes))
+    except ValueError:
+        return 0
 
 
 def _is_bool(x: Any) -> bool:

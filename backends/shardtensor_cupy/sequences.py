@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ _TAPS = 256
 
 _OPTIONS = ("--fmad=false",)
 """A product and a sum are rounded one after the other, as by separate kernels."""
+
+_NUMBERS = ("int32", "int64", "uint32", "uint64", "float32", "float64")
+"""The dtypes that C does not promote in products."""
 
 _TEXT = """
 extern "C" __global__ void shardtensor_convolve(
@@ -83,6 +87,37 @@ class Sequences:
         inputs = f"int64 begin, {computed} step, {computed} first"
         name = f"shardtensor_ramp_{computed}_{made}"
         return ElementwiseKernel(self._cupy, inputs, f"{made} y", operation, name, "", _OPTIONS)
+
+    def difference_quotient(self, x1: Any, x2: Any, distance: float, out: Any) -> bool:
+        """Writes the differences of floats, divided by a number; returns False for other dtypes than those of C."""
+        if not out.dtype == x1.dtype == x2.dtype or out.dtype.name not in ("float32", "float64"):
+            return False
+        self._quotient(out.dtype.name)(x1, x2, distance, out)
+        return True
+
+    @functools.cache  # noqa: B019 - there is one for each process
+    def _quotient(self, dtype: str) -> ElementwiseKernel:
+        inputs, name = f"{dtype} x1, {dtype} x2, {dtype} h", f"shardtensor_difference_quotient_{dtype}"
+        return ElementwiseKernel(self._cupy, inputs, f"{dtype} y", "y = (x1 - x2) / h", name, "", _OPTIONS)
+
+    def cross_products(self, a: Sequence[Any], b: Sequence[Any], axis: int, dtype: np.dtype[Any]) -> Any:
+        """Returns the cross products of vectors, given their parts; None for other dtypes than those of C."""
+        parts = [*a, *b]
+        if any(x.dtype != dtype for x in parts) or dtype.name not in _NUMBERS:
+            return None
+        shape = np.broadcast_shapes(a[0].shape, b[0].shape)
+        axis %= len(shape) + 1
+        out = self._cupy.empty((*shape[:axis], 3, *shape[axis:]), dtype)
+        self._crossing(dtype.name)(*parts, *[out[(slice(None),) * axis + (k,)] for k in range(3)])
+        return out
+
+    @functools.cache  # noqa: B019 - there is one for each process
+    def _crossing(self, dtype: str) -> ElementwiseKernel:
+        inputs = ", ".join([f"{dtype} {name}{k}" for name in "ab" for k in (1, 2, 3)])
+        outputs = ", ".join([f"{dtype} y{k}" for k in (1, 2, 3)])
+        pairs = ((1, 2, 3), (2, 3, 1), (3, 1, 2))
+        operation = "\n".join([f"y{k} = a{i} * b{j} - a{j} * b{i};" for k, i, j in pairs])
+        return ElementwiseKernel(self._cupy, inputs, outputs, operation, f"shardtensor_cross_{dtype}", "", _OPTIONS)
 
     def convolve(self, a: Any, v: Any, before: int, count: int) -> Any:
         """Returns ``count`` elements of a convolution of arrays of one dtype, from the one that begins ``before``

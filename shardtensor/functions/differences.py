@@ -11,6 +11,7 @@ from shardtensor.core import composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.joining import concat
+from shardtensor.functions.unsplit_lines import are_whole, central_differences
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes
@@ -191,6 +192,9 @@ def _derivative(x: Any, axis: int, h: Any, edge_order: int) -> ShardedTensor:
     n = x.shape[axis]
     if n <= edge_order:
         raise ShapeError(f"gradient: axis {axis} has {n} elements; wanted at least {edge_order + 1}")
+
+    if edge_order == 1 and type(h) in (int, float) and h != 0 and x.dtype.kind == "f" and are_whole(x, (axis,)):
+        return central_differences(x, axis=axis, spacing=float(h))
 
     def part(begin: int, end: int) -> Any:
         return x[(slice(None),) * axis + (slice(begin, end),)]

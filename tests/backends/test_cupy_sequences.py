@@ -10,6 +10,7 @@ import pytest
 from shardtensor_cupy import elementwise, namespace, searches, sequences
 
 import shardtensor as st
+from shardtensor.functions import unsplit_lines
 from tests.backends.test_cupy import launched, machine
 from tests.conftest import NO_GPU
 
@@ -76,3 +77,74 @@ def test_interpolation(monkeypatch: pytest.MonkeyPatch) -> None:
                 found = np.asarray(st.interp(*given, **ends))
                 np.testing.assert_allclose(found, np.interp(x, points, values, **ends), rtol=1e-12, atol=1e-13)
                 assert "shardtensor_interpolate" in names
+
+
+@pytest.mark.parametrize("large", [1, 1 << 30])
+def test_padding(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsplit_lines, "_LARGE", large)
+    host = np.arange(60.0, dtype="f4").reshape(10, 6)
+    with machine(2, devices=1) as m:
+        for spec, widths in (
+            (st.P(), 1), (st.P("d"), ((0, 0), (2, 1))), (st.P("d"), 1), (st.P(), ((3, 0), (0, 0))), (st.P(), 0)
+        ):  # fmt: skip
+            x = st.device_put(host, st.NamedSharding(m.mesh(), spec))
+            for value in (0, -0.0, 7, np.nan):
+                found, wanted = (
+                    np.asarray(st.pad(x, widths, constant_values=value)),
+                    np.pad(host, widths, constant_values=value),
+                )
+                np.testing.assert_array_equal(found, wanted, strict=True)
+                np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+        with pytest.raises(OverflowError):
+            st.pad(st.device_put(host.astype("u1"), m.devices[0]), 1, constant_values=300)
+
+
+def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = np.random.default_rng(0).normal(size=(12, 9))
+    with machine(2, devices=1) as m:
+        for dtype, spec in itertools.product(("f4", "f8", "f2"), (st.P(), st.P("d"))):
+            given = host.astype(dtype)
+            x = st.device_put(given, st.NamedSharding(m.mesh(), spec))
+            for axis, spacing in itertools.product((0, 1), (1, 0.3, 2.0)):
+                names = launched(monkeypatch)
+                found = st.gradient(x, spacing, axis=axis)
+                np.testing.assert_array_equal(np.asarray(found), np.gradient(given, spacing, axis=axis), strict=True)
+                own = f"shardtensor_difference_quotient_{given.dtype.name}"
+                assert (own in names) == (dtype != "f2" and (axis == 1 or spec == st.P()))
+
+
+def test_cross_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    with machine(2, devices=1) as m:
+        where = st.NamedSharding(m.mesh(), st.P("d"))
+        for dtype in ("f4", "f8", "i8", "i1"):
+            a, b = [rng.integers(-9, 9, shape).astype(dtype) for shape in ((14, 4), (14, 3))]
+            names = launched(monkeypatch)
+            found = st.cross(st.device_put(a, where)[:, 1:], st.device_put(b, where))
+            np.testing.assert_array_equal(np.asarray(found), np.cross(a[:, 1:], b), strict=True)
+            assert any(name.startswith("shardtensor_cross") for name in names) == (dtype != "i1")
+            found = st.cross(
+                st.device_put(b.T.copy(), m.devices[0]), st.device_put(a[0, 1:], m.devices[0]), axisa=0, axisc=0
+            )
+            np.testing.assert_array_equal(np.asarray(found), np.cross(b.T, a[0, 1:], axisa=0, axisc=0))
+
+
+def test_outer_products_and_copies_of_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespace, "LARGE", 1 << 10)
+    with machine(1, devices=1) as m:
+        host = np.arange(64.0)
+        x = st.device_put(host, m.devices[0])
+        names = launched(monkeypatch)
+        found = st.outer(x, x)
+        assert names == ["shardtensor_multiply"], "the result is large"
+        np.testing.assert_array_equal(np.asarray(found), np.outer(host, host))
+        names.clear()
+        made = st.repeat(found, 2)
+        assert "shardtensor_copy_uint64_uint64" in names
+        np.testing.assert_array_equal(np.asarray(made), np.repeat(np.outer(host, host), 2))
+        names.clear()
+        flat = st.reshape(found.T, (-1,))
+        assert "shardtensor_transpose" in names
+        np.testing.assert_array_equal(np.asarray(flat), np.outer(host, host).T.reshape(-1))
+        with m.backend.on(m.devices[0]), pytest.raises(ValueError, match="reshape"):
+            m.backend.xp.reshape(found.addressable_shards[0].data.T, (3, 5))
