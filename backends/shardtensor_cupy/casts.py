@@ -85,7 +85,8 @@ class Casts:
         if cast and (dtype.kind not in _CAST or dtype == np.float16):
             return None
         if not any(x.flags.c_contiguous for x in arrays) and all(x.flags.f_contiguous for x in arrays):
-            made = self.where(*[x.T if isinstance(x, self._array) else x for x in (condition, x1, x2)], dtype)
+            condition, x1, x2 = [x.T if isinstance(x, self._array) else x for x in (condition, x1, x2)]
+            made = self.where(condition, x1, x2, dtype)
             return made.T
         own = dtype if cast else np.dtype(_OF_SIZE[dtype.itemsize])
         x1, x2 = [x if isinstance(x, self._array) else _number(x, dtype).view(own) for x in (x1, x2)]
