@@ -118,7 +118,7 @@ class Casts:
         order = sorted(range(out.ndim), key=lambda d: -abs(out.strides[d]))
         x, out = x.transpose(order), out.transpose(order)
         columns = merged(range(out.ndim), out.shape, [loop_strides(a, out.shape) for a in (x, out)])
-        down = _other_dimension(columns, x.dtype.itemsize, out.dtype.itemsize)
+        down = _other_dimension(columns, x.dtype.itemsize, out.dtype.itemsize) if columns else None
         if down is None:
             self._elementwise(*types)(x, out)
         else:

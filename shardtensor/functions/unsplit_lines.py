@@ -5,6 +5,7 @@ Elsewhere they are composed of slices, which move the elements at the boundaries
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,10 +58,10 @@ def padded(x: ArrayLike, /, *, widths: tuple[tuple[int, int], ...], value: bytes
 
 @implements(padded, "kernel")
 def _padded(xp: Any, context: ShardContext, x: Any, *, widths: tuple[tuple[int, int], ...], value: bytes) -> Any:
-    number = np.frombuffer(value, context.dtype)[0]
+    number = np.frombuffer(value, context.dtype)[0].item()
     out = xp.empty(context.local_shape, dtype=context.dtype)
     inner = tuple([slice(before, before + n) for n, (before, _) in zip(x.shape, widths, strict=True)])
-    if xp is not np and x.size >= _LARGE:
+    if xp is not np and math.prod(x.shape) >= _LARGE:
         for d, (n, (before, after)) in enumerate(zip(out.shape, widths, strict=True)):
             for line in ((0, before), (n - after, n)):
                 if line[0] < line[1]:
@@ -100,7 +101,7 @@ def central_differences(x: ArrayLike, /, *, axis: int, spacing: float) -> Sharde
 
 @implements(central_differences, "kernel")
 def _central_differences(xp: Any, context: ShardContext, x: Any, *, axis: int, spacing: float) -> Any:
-    out, before = xp.empty(x.shape, dtype=x.dtype), (slice(None),) * axis
+    out, before = xp.empty(context.local_shape, dtype=context.dtype), (slice(None),) * axis
     for to, (behind, front), distance in (
         (slice(1, -1), (slice(2, None), slice(None, -2)), 2.0 * spacing),
         (slice(0, 1), (slice(1, 2), slice(0, 1)), spacing),
