@@ -15,9 +15,9 @@ from shardtensor.backend import loop_strides, merged
 from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
 from shardtensor_cupy.ufuncs import is_apart
 
-__all__ = ["Casts"]
+__all__ = ["OF_SIZE", "Casts"]
 
-_OF_SIZE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+OF_SIZE = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 """The dtypes as which elements are copied that are not cast."""
 
 _CAST = "biuf"
@@ -66,7 +66,7 @@ class Casts:
             n not in (1, m) for n, m in zip(reversed(x.shape), reversed(out.shape), strict=False)
         ):
             return False
-        if not is_apart(x, out):
+        if x.data.device_id != out.data.device_id or not is_apart(x, out):
             return False
         if x.dtype == out.dtype and x.size == out.size and x.flags.c_contiguous and out.flags.c_contiguous:
             out.data.copy_from_device_async(x.data, x.nbytes)
@@ -88,7 +88,7 @@ class Casts:
             condition, x1, x2 = [x.T if isinstance(x, self._array) else x for x in (condition, x1, x2)]
             made = self.where(condition, x1, x2, dtype)
             return made.T
-        own = dtype if cast else np.dtype(_OF_SIZE[dtype.itemsize])
+        own = dtype if cast else np.dtype(OF_SIZE[dtype.itemsize])
         x1, x2 = [x if isinstance(x, self._array) else _number(x, dtype).view(own) for x in (x1, x2)]
         names = [(x.dtype if cast or not isinstance(x, self._array) else own).name for x in (x1, x2)]
         out = self._cupy.empty(np.broadcast_shapes(*[x.shape for x in arrays]), dtype)
@@ -105,7 +105,7 @@ class Casts:
     def _types(self, x: Any, dtype: np.dtype[Any]) -> tuple[str, str] | None:
         """Returns the dtypes of a kernel that copies an array to a dtype."""
         if x.dtype == dtype:
-            name = _OF_SIZE.get(dtype.itemsize)
+            name = OF_SIZE.get(dtype.itemsize)
             return None if name is None else (name, name)
         known = all(d.kind in _CAST and d.name in TYPES and d != np.float16 for d in (x.dtype, dtype))
         return (x.dtype.name, dtype.name) if known else None

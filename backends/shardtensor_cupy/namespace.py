@@ -235,6 +235,10 @@ class Namespace:
             self._cupy.subtract(x1, x2, out=out)
             self._cupy.true_divide(out, distance, out=out)
 
+    def triangle(self, x: Any, below: int, lower: bool) -> Any:
+        """Returns matrices with zeros beyond a diagonal; None for small ones, and for some sizes and dtypes."""
+        return self._sequences.triangle(self._in_rows(x), below, lower) if x.size >= LARGE else None
+
     def cross_products(self, a: Sequence[Any], b: Sequence[Any], axis: int, dtype: Any) -> Any:
         """Returns the cross products of vectors, given their parts; None for some dtypes."""
         return self._sequences.cross_products(a, b, axis, dtype)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor_cupy.casts import OF_SIZE
 from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
 
 __all__ = ["Sequences"]
@@ -99,6 +100,24 @@ class Sequences:
     def _quotient(self, dtype: str) -> ElementwiseKernel:
         inputs, name = f"{dtype} x1, {dtype} x2, {dtype} h", f"shardtensor_difference_quotient_{dtype}"
         return ElementwiseKernel(self._cupy, inputs, f"{dtype} y", "y = (x1 - x2) / h", name, "", _OPTIONS)
+
+    def triangle(self, x: Any, below: int, lower: bool) -> Any:
+        """Returns matrices in row-major order with zeros above a diagonal (``lower``) or below it; None if there are
+        more elements than indices of 32 bits, or elements of other sizes than those of integers.
+        """
+        name = OF_SIZE.get(x.dtype.itemsize)
+        if name is None or x.size >= 1 << 30:
+            return None
+        out = self._cupy.empty(x.shape, x.dtype)
+        rows, columns = map(np.uint32, x.shape[-2:])
+        self._cutting(name, "<=" if lower else ">=")(x, rows, columns, np.int64(below), out)
+        return out
+
+    @functools.cache  # noqa: B019 - there is one for each process
+    def _cutting(self, dtype: str, keeps: str) -> ElementwiseKernel:
+        operation = f"y = (long long)(i % columns) {keeps} (long long)(i / columns % rows) + below ? x : 0"
+        inputs = f"{dtype} x, uint32 rows, uint32 columns, int64 below"
+        return ElementwiseKernel(self._cupy, inputs, f"{dtype} y", operation, f"shardtensor_triangle_{dtype}", "", ())
 
     def cross_products(self, a: Sequence[Any], b: Sequence[Any], axis: int, dtype: np.dtype[Any]) -> Any:
         """Returns the cross products of vectors, given their parts; None for other dtypes than those of C."""

@@ -148,3 +148,18 @@ def test_outer_products_and_copies_of_views(monkeypatch: pytest.MonkeyPatch) -> 
         np.testing.assert_array_equal(np.asarray(flat), np.outer(host, host).T.reshape(-1))
         with m.backend.on(m.devices[0]), pytest.raises(ValueError, match="reshape"):
             m.backend.xp.reshape(found.addressable_shards[0].data.T, (3, 5))
+
+
+def test_triangles(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    with machine(2, devices=1) as m:
+        where = st.NamedSharding(m.mesh(), st.P(None, "d"))
+        for dtype, shape in itertools.product(("f4", "f2", "i8", "?", "c16"), ((6, 8), (3, 5, 4), (9, 2))):
+            host = rng.integers(0, 2 if dtype == "?" else 90, shape).astype(dtype)
+            x = st.device_put(host, where)
+            for name, k in itertools.product(("tril", "triu"), (-20, -2, 0, 1, 20)):
+                names = launched(monkeypatch)
+                np.testing.assert_array_equal(
+                    np.asarray(getattr(st, name)(x, k=k)), getattr(np, name)(host, k), strict=True
+                )
+                assert any("triangle" in name for name in names) == (dtype != "c16")
