@@ -238,10 +238,16 @@ extern "C" __global__ void shardtensor_scan(
     made total = (made)x[0];
     if (part) total = totals[thread - inner] {op} total;
     y[0] = total;
-#pragma unroll 16
-    for (int k = 1; k < rows; k++) {
-        total = total {op} (made)x[k * inner];
-        y[k * inner] = total;
+    for (int k = 1; k < rows; k += 16) {
+        /* The compiler does not know that no element is written before it is read. */
+        given values[16];
+#pragma unroll
+        for (int j = 0; j < 16; j++) values[j] = x[(k + j < rows ? k + j : 0) * inner];
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            total = total {op} (made)values[j];
+            if (k + j < rows) y[(k + j) * inner] = total;
+        }
     }
 }
 """
