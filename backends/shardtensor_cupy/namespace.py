@@ -15,6 +15,7 @@ import numpy as np
 
 from shardtensor.errors import ArgumentError
 from shardtensor_cupy.casts import Casts
+from shardtensor_cupy.line_sort import LineSort
 from shardtensor_cupy.scans import LONG, Scans
 from shardtensor_cupy.searches import Searches
 from shardtensor_cupy.sequences import Sequences
@@ -42,6 +43,7 @@ class Namespace:
         self._scans = Scans(cupy)
         self._searches = Searches(cupy)
         self._sequences = Sequences(cupy)
+        self._line_sort = LineSort(cupy)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._cupy, name, None)
@@ -177,10 +179,14 @@ class Namespace:
         function = getattr(self._compat, name)
         if name == "sort" and x.ndim == 1 and x.size >= LARGE and kwargs.keys() <= {"stable"}:
             made = self.in_rows(x)  # CuPy's copy takes more time than this one.
-            made.sort()
+            made.sort(kind="stable" if kwargs.get("stable", True) else None)
             return made
         if x.ndim > 1 and x.size and x.shape[axis] == x.size:
             return self._ordered(name, x.reshape(-1), 0, kwargs).reshape(x.shape)
+        wide = name == "sort" and x.ndim > 1 and x.size >= LARGE and kwargs.keys() <= {"stable"}
+        if wide and self._line_sort.takes(x.dtype, kwargs.get("stable", True)) and x.size // x.shape[axis] < 1 << 32:
+            lines = self._line_sort(self._in_rows(self._cupy.moveaxis(x, axis, -1)))
+            return self._in_rows(self._cupy.moveaxis(lines, -1, axis))
         return function(x, axis=axis, **kwargs)
 
     # -- positions and counts ----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -90,3 +91,23 @@ def test_one_line_is_sorted_as_one_dimension(monkeypatch: pytest.MonkeyPatch) ->
                 assert given == [1]
                 wanted = getattr(np, name)(host.reshape(shape), axis=axis)
                 np.testing.assert_array_equal(m.backend.to_host(found, m.devices[0]), wanted)
+
+
+def test_lines_are_sorted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespace, "LARGE", 1)
+    rng = np.random.default_rng(0)
+    with machine(1, devices=1) as m, m.backend.on(m.devices[0]):
+        names = launched(monkeypatch)
+        for dtype, axis, stable in itertools.product(("f4", "i4", "u4", "f8"), (0, 1, -1), (False, True)):
+            host = rng.integers(-90, 90, (7, 11, 5)).astype(dtype)
+            if dtype == "f4":
+                host = host / 7
+                host[0, 0, 0], host[1, 3], host[2, ::2], host[3, 1:4], host[4, 2] = np.nan, -np.inf, np.inf, -np.nan, 0
+            x, wanted = m.cupy.asarray(host), np.sort(host, axis)
+            for array in (x, m.cupy.asarray(np.ascontiguousarray(host.T)).T):
+                names.clear()
+                found = m.backend.xp.sort(array, axis=axis, stable=stable)
+                own = "shardtensor_sort_keys_" + host.dtype.name in names
+                assert own == (dtype in ("i4", "u4") or (dtype == "f4" and not stable))
+                np.testing.assert_array_equal(m.backend.to_host(found, m.devices[0]), wanted, strict=True)
+                assert found.flags.c_contiguous or not own
