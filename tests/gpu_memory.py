@@ -86,12 +86,12 @@ def check() -> None:
         AssertionError: a value is another one.
     """
     import cupy
-    from shardtensor_cupy import namespace
+    from shardtensor_cupy import ufuncs
 
     import shardtensor as st
 
     cupy.cuda.set_allocator(None)
-    namespace.LARGE = 1
+    ufuncs.LARGE = 1
     for count in (1, 8):
         where = st.NamedSharding(st.make_mesh((count,), ("d",), devices=st.devices("cupy")[:count]), st.P("d"))
         for name, (call, exact) in calls(st, where).items():

@@ -261,7 +261,13 @@ class CuPyBackend(Backend):
 
     def contiguous(self, array: Any) -> Any:
         """Returns the array itself if it is in row-major order, else a copy that is."""
-        return array if array.flags.c_contiguous else array.copy(order="C")
+        if array.flags.c_contiguous:
+            return array
+        return self._xp.in_rows(array)
+
+    def store(self, out: Any, index: Any, array: Any) -> None:
+        """Writes an array to elements of another one; between large arrays by a kernel of `Casts`."""
+        self._xp.store(out, index, array)
 
     def device_of(self, array: Any) -> Device:
         """Returns the device that holds an array.

@@ -6,56 +6,30 @@ Functions that are neither ufuncs nor defined here come from `array_api_compat.c
 from __future__ import annotations
 
 import functools
-import importlib
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.errors import ArgumentError
-from shardtensor.sharding.rules import reduced_axes
-from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
-from shardtensor_cupy.reductions import LEAST, Reductions
-from shardtensor_cupy.ufuncs import LARGE, LargeUfuncs
+from shardtensor_cupy import ufuncs
+from shardtensor_cupy.elementwise import ElementwiseKernel
+from shardtensor_cupy.ordering_functions import OrderingFunctions
+from shardtensor_cupy.reducing_functions import ReducingFunctions
+from shardtensor_cupy.sequences import Sequences
 
 __all__ = ["Namespace"]
 
-_C_TYPES = frozenset([name for name in TYPES if "complex" not in name and name not in ("float16", "bfloat16")])
-"""The dtypes whose types in a kernel need no headers."""
 
-_COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
-
-
-class Namespace:
+class Namespace(ReducingFunctions, OrderingFunctions):
     """The array-API namespace; its functions run on the current GPU.
 
     Ufuncs are CuPy's own, because some of array-api-compat's wrappers take no ``out=`` or cast differently.
     """
 
     def __init__(self, cupy: Any) -> None:
-        self._cupy = cupy
-        self._compat: Any = importlib.import_module("array_api_compat.cupy")
-        self._large = LargeUfuncs(cupy)
-        self._reductions = Reductions(cupy)
-        self._choices: dict[str, ElementwiseKernel] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._cupy, name, None)
-        if isinstance(found, self._cupy.ufunc):
-            found = functools.partial(_call, found, name in _COMPARISONS, self._large)
-        else:
-            found = getattr(self._compat, name)
-        setattr(self, name, found)
-        return found
-
-    def fuse(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that calls ufuncs only as one kernel, which CuPy composes of their code.
-
-        It is compiled for each number of dimensions and dtype at first use, under the name of the function.
-        """
-        fused: Callable[..., Any] = self._cupy.fuse(function)
-        return fused
+        super().__init__(cupy)
+        self._sequences = Sequences(cupy)
 
     # -- truth -------------------------------------------------------------------------------------
 
@@ -99,7 +73,7 @@ class Namespace:
     def divide(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
         """See NumPy. Complex numbers are divided by NumPy's method: CuPy's gives NaN for quotients by 0."""
         if not any(_is_complex(x) for x in (x1, x2)):
-            return _call(self._cupy.divide, False, self._large, x1, x2, out=out)
+            return self._ufunc("divide", x1, x2, out=out)
         dtype = np.result_type(*[getattr(x, "dtype", x) for x in (x1, x2)])
         parts = [part for x in (x1, x2) for part in self._parts(x, dtype)]
         made = self._cupy.empty(np.broadcast_shapes(*[getattr(x, "shape", ()) for x in (x1, x2)]), dtype)
@@ -139,152 +113,46 @@ class Namespace:
     def float_power(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
         """See NumPy. CuPy's function computes complex powers of single precision where it can."""
         if not any(_is_complex(x) for x in (x1, x2)):
-            return _call(self._cupy.float_power, False, self._large, x1, x2, out=out)
+            return self._ufunc("float_power", x1, x2, out=out)
         return self._cupy.power(*[_as_complex(x) for x in (x1, x2)], out=out, dtype=np.complex128)
 
     def reciprocal(self, x: Any, /, *, out: Any = None) -> Any:
         """See NumPy. That of the integer 0, for which CuPy gives 0, is the one that NumPy has on this host."""
         if x.dtype.kind not in "biu":
-            return _call(self._cupy.reciprocal, False, self._large, x, out=out)
+            return self._ufunc("reciprocal", x, out=out)
         zero = self._cupy.equal(x, 0)
         made = self._cupy.reciprocal(x, out=out)
         with np.errstate(divide="ignore", invalid="ignore"):
             self._cupy.copyto(made, np.reciprocal(np.zeros(1, made.dtype))[0], where=zero)
         return made
 
-    # -- search ------------------------------------------------------------------------------------
+    # -- sequences and matrices --------------------------------------------------------------------
 
-    def searchsorted(self, x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Any:
-        """See NumPy."""
-        return self._compat.searchsorted(*self._comparable(x1, x2), side=side, sorter=sorter)
-
-    def isin(self, x1: Any, x2: Any, /, *, invert: bool = False) -> Any:
-        """See NumPy."""
-        x2, x1 = self._comparable(x2, x1)
-        return self._compat.isin(x1, x2, invert=invert)
-
-    def _comparable(self, ordered: Any, x: Any) -> tuple[Any, Any]:
-        """Returns operands of CuPy's binary search: the array that is searched, and the elements to be found.
-
-        They have NumPy's common dtype. CuPy's kernel compares operands of two dtypes as C does, which takes -1 for a
-        large unsigned integer and rounds integers to float32, and is not compiled for complex operands of two dtypes.
-        Complex numbers with a part that is NaN are NaN in both: by their real parts alone, CuPy's kernel would search
-        in the wrong half.
-        """
-        dtype = np.result_type(*[getattr(a, "dtype", a) for a in (ordered, x)])
-        ordered, x = [self._cupy.asarray(a, dtype=dtype) for a in (ordered, x)]
-        if dtype.kind == "c":
-            ordered = self._cupy.where(self._cupy.isnan(ordered), dtype.type(complex(np.nan, np.nan)), ordered)
-        return ordered, x
-
-    def maximum_at(self, x: Any, indices: Any, values: Any) -> None:
-        """Writes the maximum of an element of x and of the values whose index it has, as NumPy's ``maximum.at``."""
-        self._cupy.maximum.at(x, indices, values)
-
-    # -- reductions --------------------------------------------------------------------------------
-
-    def sum(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
-        """See NumPy."""
-        if x.size >= LEAST:
-            result = x.dtype if dtype is None else np.dtype(dtype)
-            total = _TOTALS.get((x.dtype.char, result.char))
-            made = None if total is None else self._reductions("sum", x, axis, keepdims, total, result)
-            if made is not None:
-                return made
-        return self._cupy.sum(x, axis=axis, dtype=dtype, keepdims=keepdims)
-
-    def mean(self, x: Any, /, *, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
-        """See NumPy."""
-        made = self._mean(x, axis, keepdims, _result(x)) if dtype is None or x.dtype == dtype else None
-        return self._compat.mean(x, axis=axis, dtype=dtype, keepdims=keepdims) if made is None else made
-
-    def _mean(self, x: Any, axis: Any, keepdims: bool, result: Any) -> Any:
-        total = _TOTALS.get((_result(x).char, result.char))
-        if total is None:
+    def ramp(self, begin: int, end: int, step: Any, first: Any, dtype: Any, computed: Any) -> Any:
+        """Returns ``i * step + first`` for a range of integers; see `Sequences.ramp`. None for short ranges."""
+        if end - begin < ufuncs.LARGE:
             return None
-        return self._reductions("sum", x, axis, keepdims, total, result, divisor=_count(x, axis))
+        return self._sequences.ramp(begin, end, step, first, dtype, computed)
 
-    def squared_deviations(self, x: Any, means: Any, /, *, axis: Any, keepdims: bool) -> Any:
-        """Returns the sums of the squared deviations from means of the dtype in which they are computed, by kernels
-        that read x once; None where there are no such kernels.
-        """
-        total = _TOTALS.get((_result(x).char, means.dtype.char))
-        if total is None or total != means.dtype or not means.flags.c_contiguous:
-            return None
-        return self._reductions("squares", x, axis, keepdims, total, total, means=means)
+    def convolved(self, a: Any, v: Any, before: int, count: int) -> Any:
+        """Returns a part of a convolution; see `Sequences.convolve`."""
+        return self._sequences.convolve(self._in_rows(a), self._in_rows(v), before, count)
 
-    def var(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
-        """See NumPy."""
-        result = _result(x)
-        total = _TOTALS.get((result.char, result.char))
-        means = None if total is None else self._mean(x, axis, True, total)
-        if total is None or means is None:
-            return self._compat.var(x, axis=axis, correction=correction, keepdims=keepdims)
-        freedom = max(_count(x, axis) - correction, 0.0)
-        if means.flags.c_contiguous:
-            made = self._reductions("squares", x, axis, keepdims, total, result, divisor=freedom, means=means)
-            if made is not None:
-                return made
-        deviations = self.subtract(x, means)
-        return self._compat.astype(
-            self.divide(self.sum(self.multiply(deviations, deviations), axis=axis, keepdims=keepdims), freedom),
-            result,
-            copy=False,
-        )
+    def difference_quotient(self, x1: Any, x2: Any, distance: float, out: Any) -> None:
+        """Writes the differences of floats, divided by a number; by one kernel for numbers in C."""
+        if not self._sequences.difference_quotient(x1, x2, distance, out):
+            self._cupy.subtract(x1, x2, out=out)
+            self._cupy.true_divide(out, distance, out=out)
 
-    def std(self, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Any:
-        """See NumPy."""
-        return self.sqrt(self.var(x, axis=axis, correction=correction, keepdims=keepdims))
+    def triangle(self, x: Any, below: int, lower: bool) -> Any:
+        """Returns matrices with zeros beyond a diagonal; None for small ones, and for some sizes and dtypes."""
+        return self._sequences.triangle(self._in_rows(x), below, lower) if x.size >= ufuncs.LARGE else None
 
-    def max(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
-        """See NumPy."""
-        return self._extremum("max", x, axis, keepdims)
-
-    def min(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
-        """See NumPy."""
-        return self._extremum("min", x, axis, keepdims)
-
-    def _extremum(self, name: str, x: Any, axis: Any, keepdims: bool) -> Any:
-        if x.size >= LEAST and x.dtype.char in "fd":
-            made = self._reductions(name, x, axis, keepdims, x.dtype, x.dtype)
-            if made is not None:
-                return made
-        return getattr(self._cupy, name)(x, axis=axis, keepdims=keepdims)
-
-    def adds_everywhere(self, shape: Sequence[int], axes: Sequence[int], dtype: Any) -> bool:
-        """See `Backend.adds_everywhere`."""
-        return dtype.char in "efd" and self._reductions.takes(shape, axes)
+    def cross_products(self, a: Sequence[Any], b: Sequence[Any], axis: int, dtype: Any) -> Any:
+        """Returns the cross products of vectors, given their parts; None for some dtypes."""
+        return self._sequences.cross_products(a, b, axis, dtype)
 
     # -- other functions ---------------------------------------------------------------------------
-
-    def where(self, condition: Any, x1: Any, x2: Any, /) -> Any:
-        """See NumPy. The condition may be a number; integers out of range wrap around."""
-        if not isinstance(condition, self._cupy.ndarray):
-            condition = self._cupy.asarray(bool(condition))
-        dtype = np.result_type(*[getattr(x, "dtype", x) for x in (x1, x2)])
-        # NumPy converts Python integers, because CuPy raises OverflowError for those out of range.
-        x1, x2 = [np.asarray(x).astype(dtype)[()] if type(x) is int else x for x in (x1, x2)]
-        made = self._chosen(condition, x1, x2, dtype)
-        return self._cupy.where(condition, x1, x2) if made is None else made
-
-    def _chosen(self, condition: Any, x1: Any, x2: Any, dtype: np.dtype[Any]) -> Any:
-        """Returns `where` of large arrays; None for small ones, and where operands are converted."""
-        arrays = [x for x in (condition, x1, x2) if isinstance(x, self._cupy.ndarray)]
-        if max([x.size for x in arrays]) < LARGE or dtype.name not in _C_TYPES:
-            return None
-        if condition.dtype != np.bool_ or any(x.dtype != dtype for x in arrays[1:]):
-            return None
-        if any(not x.flags.c_contiguous and x.flags.f_contiguous for x in arrays):
-            return None  # CuPy's result has the memory order of the operands.
-        name = dtype.name
-        if name not in self._choices:
-            self._choices[name] = ElementwiseKernel(
-                self._cupy, f"bool condition, {name} yes, {name} no", f"{name} made", "made = condition ? yes : no",
-                "shardtensor_where", "", (),
-            )  # fmt: skip
-        made = self._cupy.empty(np.broadcast_shapes(*[x.shape for x in arrays]), dtype)
-        self._choices[name](condition, x1, x2, made)
-        return made
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
         """See NumPy. The bounds take part in type promotion, and a NaN bound gives NaN."""
@@ -330,45 +198,9 @@ class Namespace:
             return self._cupy.logical_and(*pairs).any(axis=-1)
         return self._compat.vecdot(x1, x2, axis=axis)
 
-
-_TOTALS = {(x, result): np.dtype(total) for x, result, total in ("eef", "eff", "edd", "fff", "fdd", "ddd")}
-"""The dtypes in which floats of a dtype are added, for results of a dtype, where these kernels add them."""
-
-
-def _result(x: Any) -> np.dtype[Any]:
-    """Returns the dtype of the mean of an array."""
-    return np.dtype(np.float64) if x.dtype.kind in "biu" else x.dtype
-
-
-def _count(x: Any, axis: Any) -> int:
-    """Returns the number of elements of which each element of a reduction is made."""
-    return math.prod([x.shape[d] for d in reduced_axes(axis, x.ndim)])
-
-
-def _call(ufunc: Any, compares: bool, large: LargeUfuncs, /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a ufunc with operands that may include Python integers of any size.
-
-    CuPy raises OverflowError for integers that do not fit into 64 bits or into the dtype of the selected loop. NumPy
-    compares them with any operand, and converts them to floats if the loop computes in floats. Beside bools, NumPy
-    takes them for int64, where CuPy lets them wrap around.
-    """
-    for x in args:
-        if type(x) is int and not -(2**63) <= x < 2**63:
-            if (compares or "ll->l" in ufunc.types) and all(type(y) is int or _is_bool(y) for y in args):
-                raise OverflowError(f"Python integer {x} out of bounds for int64")
-            break
-    try:
-        if any(getattr(x, "size", 0) >= LARGE for x in args) and (not kwargs or tuple(kwargs) == ("out",)):
-            result = large(ufunc, args, kwargs.get("out"))
-            if result is not NotImplemented:
-                return result
-        return ufunc(*args, **kwargs)
-    except OverflowError:
-        inexact = any(getattr(x, "dtype", np.dtype(bool)).kind in "fc" for x in args)
-        if not (compares or inexact or "ll->l" not in ufunc.types):
-            raise
-        infinite = compares and not inexact
-        return ufunc(*[_as_float(x, infinite) if type(x) is int else x for x in args], **kwargs)
+    def maximum_at(self, x: Any, indices: Any, values: Any) -> None:
+        """Writes the maximum of an element of x and of the values whose index it has, as NumPy's ``maximum.at``."""
+        self._cupy.maximum.at(x, indices, values)
 
 
 _QUOTIENT = """
@@ -400,8 +232,14 @@ def _as_complex(x: Any) -> Any:
     return x if hasattr(x, "dtype") else np.complex128(x)
 
 
-def _is_bool(x: Any) -> bool:
-    return type(x) is bool or getattr(x, "dtype", None) == np.bool_
+def _viewed(x: Any, shape: Any) -> Any:
+    """Returns a view of an array in another shape, or None if it would have to be copied."""
+    view = x.view()
+    try:
+        view.shape = shape
+    except (AttributeError, ValueError):  # of CuPy and of NumPy
+        return None
+    return view
 
 
 def _element(bound: Any, dtype: Any) -> Any:
@@ -414,11 +252,3 @@ def _element(bound: Any, dtype: Any) -> Any:
     if hasattr(bound, "dtype"):
         return bound
     return np.asarray(bound if dtype.kind in "iu" or type(bound) is not int else float(bound), dtype)[()]
-
-
-def _as_float(x: int, infinite: bool) -> float:
-    """Returns a Python integer as a float, or as an infinity of its sign if ``infinite``.
-
-    An infinity compares with 64-bit integers as an integer of more than 64 bits does.
-    """
-    return math.copysign(math.inf, x) if infinite else float(x)

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
 
-__all__ = ["LARGE", "LargeUfuncs"]
+__all__ = ["LARGE", "LargeUfuncs", "is_apart"]
 
 LARGE = 1 << 20
 """The number of elements from which on a kernel takes about as long as its launch."""
@@ -65,7 +65,7 @@ class LargeUfuncs:
         shape = arrays[0].shape if len(arrays) == 1 else np.broadcast_shapes(*[x.shape for x in arrays])
         if out is None:
             out = self._cupy.empty(shape, found.dtype)
-        elif out.shape != shape or out.dtype != found.dtype or not all(_apart(x, out) for x in arrays):
+        elif out.shape != shape or out.dtype != found.dtype or not all(is_apart(x, out) for x in arrays):
             return NotImplemented
         found.kernel(*args, out)
         return out
@@ -112,7 +112,7 @@ class LargeUfuncs:
         return _Found(ElementwiseKernel(self._cupy, ", ".join(names), outputs, operation, name, text, _OPTIONS), output)
 
 
-def _apart(x: Any, out: Any) -> bool:
+def is_apart(x: Any, out: Any) -> bool:
     """Whether an operand and an output have no memory in common, or are the same array."""
     if x.data.ptr == out.data.ptr and x.shape == out.shape and x.strides == out.strides:
         return True

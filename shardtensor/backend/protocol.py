@@ -313,6 +313,10 @@ class Backend(abc.ABC):
         """Writes a scalar to the elements of ``out``, whose device is current, where a mask of its shape is true."""
         out[mask] = value
 
+    def store(self, out: Any, index: Any, array: Any) -> None:
+        """Writes an array to the elements of ``out``, whose device is current, that a basic index selects."""
+        out[index] = array
+
     def contiguous(self, array: Any) -> Any:
         """Returns ``array`` in row-major order: itself if it is contiguous, else a copy on the current device."""
         return self.xp.reshape(self.xp.reshape(array, (-1,)), array.shape)

@@ -26,6 +26,12 @@ from shardtensor.host.threads import each
 from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies
 from shardtensor.sharding.layout import Grid, Shape
 
+_FILLED = 1 << 24
+"""The number of bytes of an array up to which all of it is filled where only some of it has to be."""
+
+_BOXES = 8
+"""The number of boxes up to which each is filled by a kernel of its own."""
+
 
 class RecordedPlan(abc.ABC):
     """A plan whose transfers are recorded in the log.
@@ -192,7 +198,7 @@ class TransferPlan(RecordedPlan):
                 if fill is not None:
                     out[...] = fill
                 for part, to in row.here:
-                    out[to] = part.of(operands, backend)
+                    backend.store(out, to, part.of(operands, backend))
                 if row.numbers:
                     arrays = [outgoing.packed[number] for number in row.numbers]
                     outs = [out if to is None else backend.view(out, to) for to in row.places]
@@ -319,7 +325,7 @@ class TransferPlan(RecordedPlan):
         parts = exchange(messages)
         for piece, part in zip(pieces, parts, strict=True):
             with backend.on(device):
-                out[piece.to] = part
+                backend.store(out, piece.to, part)
         return out
 
     def is_one_piece(self, k: int) -> bool:
@@ -335,7 +341,10 @@ class TransferPlan(RecordedPlan):
             if not backend.on_host:
                 out = backend.xp.empty(shape, dtype=dtype)
                 if fill is not None:
-                    out[...] = fill  # By one kernel.
+                    # One kernel fills few elements in less time than several do.
+                    boxes = self._uncovered[k] if out.nbytes > _FILLED else [...]
+                    for index in boxes if len(boxes) <= _BOXES else [...]:
+                        out[index] = fill
                 return out
             out = memory_pool.empty(shape, dtype=dtype)
             for index in () if fill is None else self._uncovered[k]:

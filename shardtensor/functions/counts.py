@@ -71,6 +71,10 @@ def counts_of_integers(x: ArrayLike, /, weights: ArrayLike | None = None, *, len
 
 @implements(counts_of_integers, "kernel")
 def _counts_of_integers(xp: Any, context: ShardContext | None, x: Any, weights: Any, *, length: int) -> Any:
+    if weights is None and hasattr(xp, "counts_below"):
+        counts = xp.counts_below(x, length)
+        if counts is not None:
+            return counts
     x = xp.asarray(x, dtype=np.dtype("int64"))
     if not x.shape[0]:
         return xp.zeros((length,), dtype=np.dtype("int64" if weights is None else "float64"))

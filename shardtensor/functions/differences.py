@@ -11,6 +11,7 @@ from shardtensor.core import composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.joining import concat
+from shardtensor.functions.unsplit_lines import are_whole, central_differences
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes
@@ -52,6 +53,10 @@ def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any, *, before: int, b
         return a[:0]
     if xp is np:
         return _convolve_blocks(a, v, before, behind, count)
+    if hasattr(xp, "convolved"):
+        found = xp.convolved(a, v, before, count)
+        if found is not None:
+            return found
     if m > _FEW:
         return _convolve_windows(xp, a, v, before, count)
     total = xp.zeros(count, dtype=a.dtype)
@@ -187,6 +192,9 @@ def _derivative(x: Any, axis: int, h: Any, edge_order: int) -> ShardedTensor:
     n = x.shape[axis]
     if n <= edge_order:
         raise ShapeError(f"gradient: axis {axis} has {n} elements; wanted at least {edge_order + 1}")
+
+    if edge_order == 1 and type(h) in (int, float) and h != 0 and x.dtype.kind == "f" and are_whole(x, (axis,)):
+        return central_differences(x, axis=axis, spacing=float(h))
 
     def part(begin: int, end: int) -> Any:
         return x[(slice(None),) * axis + (slice(begin, end),)]

@@ -89,6 +89,13 @@ def _linspace(xp: Any, context: ShardContext, *, start: Any, stop: Any, num: int
     with np.errstate(all="ignore"):
         span = last - first
         step = span / parts if parts > 0 else span
+    out = None
+    if hasattr(xp, "ramp") and context.dtype.kind == "f" and not (parts > 0 and step == 0):
+        out = xp.ramp(begin, end, step, first, context.dtype, computed)
+    if out is not None:
+        if endpoint and count > 1 and begin < end == count:
+            out[-1:] = last.item()
+        return out
     if computed == np.float64:
         out = xp.arange(begin, end, dtype=computed)
     else:  # A range of other floats is inexact, and not every library has one of complex numbers.

@@ -448,6 +448,8 @@ def roll(x: ArrayLike, /, shift: int | tuple[int, ...], axis: int | tuple[int, .
 def _roll_flat(x: Any, shift: Any, axis: Any) -> Any:
     if axis is not None:
         return NotImplemented
+    if len(shape_of(x)) == 1:
+        return roll(x, shift, axis=0)
     rolled = roll(reshape(x, (-1,)), shift, axis=0)
     return reshape(rolled, shape_of(x), copy=True)  # A view would keep the temporary as its base.
 

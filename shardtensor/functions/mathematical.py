@@ -330,6 +330,10 @@ def _interpolated(namespace: Any, context: ShardContext, x: Any, xp: Any, fp: An
     if namespace is np:
         return np.asarray(np.interp(x, xp, fp, left, right))
     lib, n = namespace, xp.shape[0]
+    if hasattr(lib, "interpolated"):
+        found = lib.interpolated(x, xp, fp, left, right)
+        if found is not None:
+            return found
     x, xp = [lib.asarray(a, dtype=np.dtype("float64")) for a in (x, xp)]
     fp = lib.asarray(fp, dtype=context.dtype)
     outside = [end if value is None else value for end, value in ((fp[0], left), (fp[-1], right))]

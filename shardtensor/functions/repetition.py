@@ -33,10 +33,11 @@ from shardtensor.functions.manipulation import broadcast_to, reshape
 from shardtensor.functions.statistical import max as _max
 from shardtensor.functions.statistical import mean as _mean
 from shardtensor.functions.statistical import min as _min
+from shardtensor.functions.unsplit_lines import are_whole, padded
 from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape
 from shardtensor.sharding.mesh import integers
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.operands import fill_value, shape_of
 from shardtensor.tensor.ownership import reading
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, lacks_elements
 
@@ -362,6 +363,9 @@ def _pad_constant(x: Any, widths: list[tuple[int, int]], values: list[tuple[Any,
     new = tuple([before + n + after for n, (before, after) in zip(shape, widths, strict=True)])
     dtype, where = result_type(x), devices_of(x)
     numbers = {value for pair in values for value in pair}
+    if len(numbers) < 2 and are_whole(x, [d for d, pair in enumerate(widths) if any(pair)]):
+        value = fill_value(numbers.pop() if numbers else 0, dtype)
+        return padded(x, widths=tuple(widths), value=value.tobytes())
     if len(numbers) < 2:
         where = where and NamedSharding(where, x.sharding.spec, memory_kind=x.sharding.memory_kind)
         made = full(new, numbers.pop() if numbers else 0, dtype=dtype, device=where)

@@ -146,7 +146,7 @@ def count_nonzero(
 def _count_nonzero(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
     if xp is np:
         return np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims))
-    return xp.sum(xp.astype(x, np.dtype("bool")), axis=axis, dtype=np.dtype("int64"), keepdims=keepdims)
+    return xp.sum(xp.asarray(x, dtype=np.dtype("bool")), axis=axis, dtype=np.dtype("int64"), keepdims=keepdims)
 
 
 def _search_rule(shapes: Sequence[Shape], **params: Any) -> str:
@@ -246,7 +246,7 @@ def _nonzero(x: Any) -> tuple[ShardedTensor, ...]:
 
     def search(xp: Any, array: Any, begin: int) -> tuple[Any, ...]:
         first, *others = [xp.asarray(indices, dtype=dtype) for indices in xp.nonzero(array)]
-        return xp.add(first, begin), *others
+        return xp.add(first, begin) if begin else first, *others
 
     begins = [rows.grid.box(k)[0][0] for k in range(len(rows.grid.devices))]
     found_here = rows.map(search, rows.shards(), begins)

@@ -183,11 +183,13 @@ def _numbers(shape: tuple[int, ...], rowvar: bool) -> tuple[int, ...]:
 @composition(recorded)
 def _covariance(parts: list[Any], in_rows: list[bool], weights: Any, factor: float, dtype: Any) -> ShardedTensor:
     """Returns the sums of products of the deviations of variables, multiplied by a factor."""
-    observed = concat([_variables(part, rows, dtype) for part, rows in zip(parts, in_rows, strict=True)], axis=0)
+    variables = [_variables(part, rows, dtype) for part, rows in zip(parts, in_rows, strict=True)]
+    observed = variables[0] if len(variables) == 1 else concat(variables, axis=0)
     centered = subtract(observed, expand_dims(average(observed, 1, weights), axis=1))
     other = centered if weights is None else multiply(centered, weights)
     with np.errstate(divide="ignore", invalid="ignore"):
-        product = multiply(matmul(centered, conj(matrix_transpose(other))), factor)
+        right = matrix_transpose(other)
+        product = multiply(matmul(centered, conj(right) if iscomplexobj(right) else right), factor)
     return squeeze(product, axis=tuple([d for d in (0, 1) if shape_of(product)[d] == 1]))
 
 

@@ -16,6 +16,7 @@ from shardtensor.functions.elementwise import conj
 from shardtensor.functions.halos import BOUNDARIES, Windows, parts_of_windows, with_halos, with_windows
 from shardtensor.functions.manipulation import flip
 from shardtensor.functions.placement import ensure_sharding, transfer_to
+from shardtensor.functions.unsplit_lines import are_whole
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, mesh_of
 from shardtensor.sharding.spec import P, PartitionSpec
@@ -197,7 +198,8 @@ def correlate(a: ArrayLike, v: ArrayLike, mode: str = "valid") -> ShardedTensor:
     first, second = _signals(a, v, mode, "correlate")
     if len(second) > len(first):
         return conj(flip(correlate(second, first, mode)))
-    return _convolved(first, conj(flip(second)), mode)
+    reverse = flip(second)
+    return _convolved(first, conj(reverse) if reverse.dtype.kind == "c" else reverse, mode)
 
 
 def _signals(a: Any, v: Any, mode: str, caller: str) -> tuple[Any, Any]:
@@ -217,6 +219,8 @@ def _convolved(a: Any, v: Any, mode: str) -> ShardedTensor:
     if not isinstance(a, ShardedTensor):
         a = transfer_to(a, as_sharding(default_mesh(), 1, "convolve"), "convolve", committed=False)
     count, before = {"full": (n + m - 1, m - 1), "same": (n, m // 2), "valid": (n - m + 1, 0)}[mode]
+    if are_whole(a, (0,)):
+        return convolve_part(a, v, before=before, behind=count + m - 1 - before - n)
     windows = Windows(count, m, before)
     mesh, spec = a.sharding.mesh, _read_spec(a)
     ends = [Unmapped((part.before, part.behind)) for part in parts_of_windows(a._aval, windows)]

@@ -209,7 +209,8 @@ def _truncated_normal(data: Any) -> Case:
 ELSEWHERE = {
     "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full",
     "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unstack",
-    "zeros", "zeros_like", "convolve_part", "coordinate", "fftfreq", "linspace", "rfftfreq",
+    "zeros", "zeros_like", "convolve_part", "padded", "central_differences", "coordinate", "fftfreq", "linspace",
+    "rfftfreq",
     # Those that only exchange dimensions, or are composed of others.
     "argpartition", "argwhere", "bincount", "diff", "digitize", "flatnonzero", "fliplr", "flipud", "histogram",
     "lexsort", "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmean", "nanmedian", "nanpercentile", "nanprod",

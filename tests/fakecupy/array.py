@@ -444,7 +444,7 @@ class ndarray:  # noqa: N801 - CuPy's name
 
     def sort(self, axis: int = -1, kind: Any = None) -> None:
         raw = self._a
-        w.world.launch("sort", lambda: raw.sort(axis=axis), (), (self,))
+        w.world.launch("sort", lambda: raw.sort(axis=axis, kind=kind), (), (self,))
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:
         return namespace["clip"](self, min, max, out=out)

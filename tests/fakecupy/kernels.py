@@ -53,6 +53,7 @@ static float __int_as_float(int bits) { float x; memcpy(&x, &bits, sizeof x); re
 static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return (unsigned __int128)a * b >> 64;
 }
+#define atomicAdd(place, number) (*(place) += (number))  /* One thread runs at a time. */
 static void __syncthreads(void);
 static void __threadfence(void) {}
 #define __ldcg(p) (*(p))

@@ -323,6 +323,7 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds are short, as they are compared with large arrays."""
     monkeypatch.setattr(requests, "ROUND", 1 << 10)
     monkeypatch.setattr(distinct, "PIECE", 1 << 8)
+    monkeypatch.setattr(distinct, "PIECE_ON_DEVICE", 1 << 8)
     monkeypatch.setattr(histograms, "PIECE", 1 << 8)
 
 

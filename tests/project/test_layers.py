@@ -106,7 +106,7 @@ def test_every_operator_is_exported_or_listed_here() -> None:
     internal |= {"with_halos", "with_windows", "convolve_part", "coordinate", "spanned"}
     internal |= {"accumulated", "bitcast", "exponent", "fold", "mantissa", "running", "segments", "updated"}
     internal |= {"counts_between", "counts_of_integers", "take_along_split", "elements_of_ranks", "between", "words"}
-    internal |= {"nan_quantiles", "searchsorted_split", "isin_sorted"}
+    internal |= {"nan_quantiles", "searchsorted_split", "isin_sorted", "padded", "central_differences"}
     internal |= {"interpolated", "mapped_lines", "packed", "unpacked"}
     internal |= {"chirp_filter", "fft_added", "fft_chirped", "fft_columns", "fft_of_real", "fft_packed"}
     internal |= {"fft_real_columns"}

@@ -33,7 +33,10 @@ SAMPLES = 8
 """The number of samples for each splitter and device, if all devices have as many distinct elements."""
 
 PIECE = 1 << 18
-"""Elements in order that are compared with the next ones at a time."""
+"""Elements in order that are compared with the next ones at a time on the host."""
+
+PIECE_ON_DEVICE = 1 << 26
+"""The same on other devices."""
 
 Wanted = tuple[bool, bool, bool]
 """Whether the indices, the inverse and the counts are wanted."""
@@ -65,6 +68,8 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
         return values, *others
 
     columns = _columns(rows.map(local, arrays, begins))
+    if count == 1:
+        return _on_one_device(rows, columns, shape, dtype, wanted)
     inverse = columns.pop(1 + wanted[0]) if wanted[1] else ()
     ends = _ends_of_ranges(rows, comm, shards_of(value, columns[0]))
     for i in range(len(columns)):  # Each column takes the place of the one that is sent, whose memory is then free.
@@ -84,6 +89,22 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
         results.append(rows.tensor_of_shards(shape, shards, _INT))
     if wanted[2]:
         results.append(rows.tensor_of_parts(sizes, columns.pop(0), _INT))
+    return results
+
+
+def _on_one_device(
+    rows: Rows, columns: list[Sequence[Any]], shape: Shape, dtype: Any, wanted: Wanted
+) -> list[ShardedTensor]:
+    """Returns the results of `distinct_of_rows` that the only device has found."""
+    size = [int(columns[0][0].shape[0])]
+    results = [rows.tensor_of_parts(size, columns.pop(0), dtype)]
+    if wanted[0]:
+        results.append(rows.tensor_of_parts(size, columns.pop(0), _INT))
+    if wanted[1]:
+        inverse = rows.map(lambda xp, ranks: xp.reshape(ranks, shape), columns.pop(0))
+        results.append(rows.tensor_of_shards(shape, inverse, _INT))
+    if wanted[2]:
+        results.append(rows.tensor_of_parts(size, columns.pop(0), _INT))
     return results
 
 
@@ -179,8 +200,9 @@ def _starts(xp: Any, count: int, ordered: Callable[[slice], Any], equal_nan: boo
         equal_nan: whether all NaN are one value.
     """
     found = [xp.zeros((min(count, 1),), dtype=_INT)]
-    for begin in range(1, count, PIECE):
-        part = ordered(slice(begin - 1, min(begin + PIECE, count)))
+    step = PIECE if xp is np else PIECE_ON_DEVICE
+    for begin in range(1, count, step):
+        part = ordered(slice(begin - 1, min(begin + step, count)))
         new = xp.not_equal(part[1:], part[:-1])
         if equal_nan and xp.isdtype(part.dtype, ("real floating", "complex floating")):
             new = xp.logical_and(new, xp.logical_not(xp.logical_and(xp.isnan(part[1:]), xp.isnan(part[:-1]))))

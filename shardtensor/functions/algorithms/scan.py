@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.sharding.equal_parts import Runs, equal_runs
-from shardtensor.tensor.value import Aval
+from shardtensor.tensor.value import Aval, aval
 
 Functions = Callable[[Any], tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]]
 """Returns the reduction, the cumulative function and the function of two arrays of a namespace: ``reduce(x, axis=,
@@ -36,15 +36,31 @@ def scan(
         dtype: the dtype of the result.
         loop: the dtype in which the functions compute; None for their own choice.
     """
-    accumulate = functools.partial(_accumulate_part, functions, axis, loop)
     if comm.size == 1:
-        return x.fill(accumulate, [None] * len(comm.index), comm.index, dtype=dtype)
+        return _accumulated(x, functions, axis, loop, [None] * len(comm.index), comm.index, dtype)
 
     def total(xp: Any, array: Any) -> Any:
         return functions(xp)[0](array, axis=axis, dtype=loop, keepdims=True)
 
     totals = x.map(total, shape=lambda shape: (*shape[:axis], 1, *shape[axis + 1 :]), dtype=dtype)
-    return x.fill(accumulate, comm.all_gather(totals, axis), comm.index, dtype=dtype)
+    return _accumulated(x, functions, axis, loop, comm.all_gather(totals, axis), comm.index, dtype)
+
+
+def _accumulated(
+    x: Shards,
+    functions: Functions,
+    axis: int,
+    loop: np.dtype[Any] | None,
+    totals: Sequence[Any],
+    index: Sequence[int],
+    dtype: Any,
+) -> Shards:
+    """Returns the shards of the result, given for each device the totals of all parts and the number of its part."""
+    if x.value.backend.on_host:
+        return x.fill(functools.partial(_accumulate_into, functions, axis, loop), totals, index, dtype=dtype)
+    part = functools.partial(_accumulate_part, functions, axis, loop)
+    value = aval(x.value.shape, np.dtype(dtype), x.value.sharding, x.value.committed)
+    return x.map(part, totals, index, shape=lambda shape: shape, dtype=dtype).assembled(value)
 
 
 def scan_of_whole(
@@ -67,7 +83,7 @@ def scan_of_whole(
     return functools.partial(_accumulate_parts, functions, runs, axis, loop)
 
 
-def _accumulate_part(
+def _accumulate_into(
     functions: Functions,
     axis: int,
     loop: np.dtype[Any] | None,
@@ -78,17 +94,27 @@ def _accumulate_part(
     index: int,
 ) -> None:
     """Writes the result for the part of that index along ``axis``, given the totals of all parts."""
+    _accumulate(functions(xp)[2], array, axis, loop, out, _offset(functions, axis, loop, xp, totals, index))
+
+
+def _accumulate_part(
+    functions: Functions, axis: int, loop: np.dtype[Any] | None, xp: Any, array: Any, totals: Any, index: int
+) -> Any:
+    """Returns what `_accumulate_into` writes, on a device."""
     _, accumulate, combine = functions(xp)
-    before, offset = (slice(None),) * axis, None
-    if index:
-        earlier = accumulate(totals[(*before, slice(index))], axis=axis, dtype=loop)
-        offset = earlier[(*before, slice(-1, None))]
-    if xp is np:
-        _accumulate(combine, array, axis, loop, out, offset)
-        return
-    out[...] = accumulate(array, axis=axis, dtype=loop)
+    sums, offset = accumulate(array, axis=axis, dtype=loop), _offset(functions, axis, loop, xp, totals, index)
     if offset is not None:
-        combine(out, offset, out=out)
+        combine(sums, offset, out=sums)
+    return sums
+
+
+def _offset(functions: Functions, axis: int, loop: np.dtype[Any] | None, xp: Any, totals: Any, index: int) -> Any:
+    """Returns the total of the parts before one of them; None for the first part."""
+    if not index:
+        return None
+    before = (slice(None),) * axis
+    earlier = functions(xp)[1](totals[(*before, slice(index))], axis=axis, dtype=loop)
+    return earlier[(*before, slice(-1, None))]
 
 
 def _accumulate(ufunc: Any, array: Any, axis: int, loop: np.dtype[Any] | None, out: Any, offset: Any) -> None:

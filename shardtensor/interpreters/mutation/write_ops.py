@@ -235,12 +235,13 @@ class Elementwise(WriteOp):
                 parts = tuple([copied(p, d) for p, d in zip(parts, grid.devices, strict=True)])
             columns.append(list(parts))
 
-        function = function_of(value._aval.backend, self.ufunc) if self.ufunc else None
+        backend = value._aval.backend
+        function = function_of(backend, self.ufunc) if self.ufunc else None
 
         def commit(n: int, xp: Any, out: Any, old: Any) -> None:
             arrays = [old if c[n] is ITSELF else c[n] for c in columns]
             if function is None:
-                out[...] = arrays[0]
+                backend.store(out, ..., arrays[0])
             else:
                 function(*_reaching(xp, arrays, tuple(out.shape)), out=out)
 

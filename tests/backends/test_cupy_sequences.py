@@ -1,0 +1,165 @@
+"""Ranges, convolutions and interpolation by kernels of the CuPy backend, on the simulated CuPy."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from shardtensor_cupy import elementwise, searches, sequences, ufuncs
+
+import shardtensor as st
+from shardtensor.functions import unsplit_lines
+from tests.backends.test_cupy import launched, machine
+from tests.conftest import NO_GPU
+
+pytestmark = pytest.mark.skipif(not NO_GPU, reason="the double takes the place of CuPy")
+
+
+@pytest.fixture(autouse=True)
+def every_array_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ufuncs, "LARGE", 1)
+    for module in (elementwise, searches, sequences):
+        monkeypatch.setattr(module, "_THREADS", 8)
+    monkeypatch.setattr(searches, "_SAMPLES", 8)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_ranges(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with machine(count, devices=1) as m:
+        where = st.NamedSharding(m.mesh(), st.P("d"))
+        names = launched(monkeypatch)
+        for dtype in ("f8", "f4", "i4", "i8"):
+            for given in ((0, 64, 1), (5, 90, 3), (0.5, 40, 0.7)):
+                if dtype[0] == "f" or type(given[0]) is int:
+                    found = np.asarray(st.arange(*given, dtype=dtype, device=where))
+                    np.testing.assert_array_equal(found, np.arange(*given, dtype=dtype), strict=True)
+            for endpoint in (True, False):
+                made = st.linspace(0.3, 7, 65, dtype=dtype, endpoint=endpoint, device=where)
+                np.testing.assert_array_equal(np.asarray(made), np.linspace(0.3, 7, 65, endpoint=endpoint, dtype=dtype))
+        assert {"shardtensor_ramp_float64_float64", "shardtensor_ramp_float64_float32"} <= set(names)
+        assert {"shardtensor_ramp_int64_int32", "shardtensor_ramp_float32_float32"} <= set(names)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_convolutions(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    with machine(count, devices=1) as m:
+        where = st.NamedSharding(m.mesh(), st.P("d"))
+        for (n, taps), dtype, mode in itertools.product(
+            ((300, 9), (64, 1), (40, 33), (7, 20)), ("f4", "f8", "i4", "i1"), ("full", "same", "valid")
+        ):
+            a, v = [rng.integers(-9, 9, size).astype(dtype) for size in (n, taps)]
+            for name in ("convolve", "correlate"):
+                names = launched(monkeypatch)
+                found = getattr(st, name)(st.device_put(a, where), v, mode)
+                np.testing.assert_array_equal(np.asarray(found), getattr(np, name)(a, v, mode), strict=True)
+                assert "shardtensor_convolve" in names
+        a = np.r_[rng.normal(size=100)]
+        v = np.array([1, np.inf, 2.0, np.nan, 1])
+        found = np.asarray(st.convolve(st.device_put(a, where), v))
+        np.testing.assert_array_equal(np.isnan(found), np.isnan(np.convolve(a, v)))
+
+
+def test_interpolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    with machine(1, devices=1) as m:
+        names = launched(monkeypatch)
+        for size, dtype, kind in itertools.product((2, 3, 9, 40), ("f4", "f8", "i4"), ("f8", "f4")):
+            points = np.sort(rng.choice(100, size, replace=False)).astype(kind)
+            values, x = rng.normal(size=size).astype(kind), (rng.random(200) * 110 - 5).astype(dtype)
+            x[:size] = points
+            if dtype[0] == "f":
+                x[-3:] = np.nan, np.inf, -np.inf
+            for ends in ({}, {"left": -7.0, "right": 9.0}):
+                given: list[Any] = [st.device_put(a, m.devices[0]) for a in (x, points, values)]
+                found = np.asarray(st.interp(*given, **ends))
+                np.testing.assert_allclose(found, np.interp(x, points, values, **ends), rtol=1e-12, atol=1e-13)
+                assert "shardtensor_interpolate" in names
+
+
+@pytest.mark.parametrize("large", [1, 1 << 30])
+def test_padding(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsplit_lines, "_LARGE", large)
+    host = np.arange(60.0, dtype="f4").reshape(10, 6)
+    with machine(2, devices=1) as m:
+        for spec, widths in (
+            (st.P(), 1), (st.P("d"), ((0, 0), (2, 1))), (st.P("d"), 1), (st.P(), ((3, 0), (0, 0))), (st.P(), 0)
+        ):  # fmt: skip
+            x = st.device_put(host, st.NamedSharding(m.mesh(), spec))
+            for value in (0, -0.0, 7, np.nan):
+                found, wanted = (
+                    np.asarray(st.pad(x, widths, constant_values=value)),
+                    np.pad(host, widths, constant_values=value),
+                )
+                np.testing.assert_array_equal(found, wanted, strict=True)
+                np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+        with pytest.raises(OverflowError):
+            st.pad(st.device_put(host.astype("u1"), m.devices[0]), 1, constant_values=300)
+
+
+def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = np.random.default_rng(0).normal(size=(12, 9))
+    with machine(2, devices=1) as m:
+        for dtype, spec in itertools.product(("f4", "f8", "f2"), (st.P(), st.P("d"))):
+            given = host.astype(dtype)
+            x = st.device_put(given, st.NamedSharding(m.mesh(), spec))
+            for axis, spacing in itertools.product((0, 1), (1, 0.3, 2.0)):
+                names = launched(monkeypatch)
+                found = st.gradient(x, spacing, axis=axis)
+                np.testing.assert_array_equal(np.asarray(found), np.gradient(given, spacing, axis=axis), strict=True)
+                own = f"shardtensor_difference_quotient_{given.dtype.name}"
+                assert (own in names) == (dtype != "f2" and (axis == 1 or spec == st.P()))
+
+
+def test_cross_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    with machine(2, devices=1) as m:
+        where = st.NamedSharding(m.mesh(), st.P("d"))
+        for dtype in ("f4", "f8", "i8", "i1"):
+            a, b = [rng.integers(-9, 9, shape).astype(dtype) for shape in ((14, 4), (14, 3))]
+            names = launched(monkeypatch)
+            found = st.cross(st.device_put(a, where)[:, 1:], st.device_put(b, where))
+            np.testing.assert_array_equal(np.asarray(found), np.cross(a[:, 1:], b), strict=True)
+            assert any(name.startswith("shardtensor_cross") for name in names) == (dtype != "i1")
+            found = st.cross(
+                st.device_put(b.T.copy(), m.devices[0]), st.device_put(a[0, 1:], m.devices[0]), axisa=0, axisc=0
+            )
+            np.testing.assert_array_equal(np.asarray(found), np.cross(b.T, a[0, 1:], axisa=0, axisc=0))
+
+
+def test_outer_products_and_copies_of_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ufuncs, "LARGE", 1 << 10)
+    with machine(1, devices=1) as m:
+        host = np.arange(64.0)
+        x = st.device_put(host, m.devices[0])
+        names = launched(monkeypatch)
+        found = st.outer(x, x)
+        assert names == ["shardtensor_multiply"], "the result is large"
+        np.testing.assert_array_equal(np.asarray(found), np.outer(host, host))
+        names.clear()
+        made = st.repeat(found, 2)
+        assert "shardtensor_copy_uint64_uint64" in names
+        np.testing.assert_array_equal(np.asarray(made), np.repeat(np.outer(host, host), 2))
+        names.clear()
+        flat = st.reshape(found.T, (-1,))
+        assert "shardtensor_transpose" in names
+        np.testing.assert_array_equal(np.asarray(flat), np.outer(host, host).T.reshape(-1))
+        with m.backend.on(m.devices[0]), pytest.raises(ValueError, match="reshape"):
+            m.backend.xp.reshape(found.addressable_shards[0].data.T, (3, 5))
+
+
+def test_triangles(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    with machine(2, devices=1) as m:
+        where = st.NamedSharding(m.mesh(), st.P(None, "d"))
+        for dtype, shape in itertools.product(("f4", "f2", "i8", "?", "c16"), ((6, 8), (3, 5, 4), (9, 2))):
+            host = rng.integers(0, 2 if dtype == "?" else 90, shape).astype(dtype)
+            x = st.device_put(host, where)
+            for name, k in itertools.product(("tril", "triu"), (-20, -2, 0, 1, 20)):
+                names = launched(monkeypatch)
+                np.testing.assert_array_equal(
+                    np.asarray(getattr(st, name)(x, k=k)), getattr(np, name)(host, k), strict=True
+                )
+                assert any("triangle" in name for name in names) == (dtype != "c16")
