@@ -275,12 +275,15 @@ def view_of(base: Any, view_spec: ViewSpec, value: Aval | HostAval) -> Any:
     return bind(OPS["view"], (base,), (view_spec,))
 
 
-def _on_python_scalars(equation: Equation, dead: Sequence[int]) -> Step:
-    function, result = PYTHON[equation.op.name], equation.results.number
-    get = _getter(equation.operands)
+def compute(equation: Equation, values: Values) -> None:
+    """Adds a Python number that an equation computes of others."""
+    given = [values[x.number] if type(x) is Var else x for x in equation.operands]
+    values[equation.results.number] = PYTHON[equation.op.name](*given)
 
+
+def _on_python_scalars(equation: Equation, dead: Sequence[int]) -> Step:
     def step(values: Values) -> None:
-        values[result] = function(*get(values))
+        compute(equation, values)
         for number in dead:
             values[number] = None
 
