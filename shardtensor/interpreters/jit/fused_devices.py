@@ -20,7 +20,7 @@ from shardtensor.interpreters.jit.cuda_executor import PARTS, CudaKernel, fits
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, is_row_major, reports_errors
 from shardtensor.interpreters.jit.groups import plan_of
-from shardtensor.interpreters.jit.launches import AddLaunches, Waiting
+from shardtensor.interpreters.jit.launches import AddLaunches, Waiting, call_all
 from shardtensor.interpreters.jit.one_launch import Buffer
 from shardtensor.interpreters.jit.program import Equation, Var
 from shardtensor.interpreters.jit.reductions import is_reduction
@@ -69,6 +69,7 @@ class FusedOnDevices(Fused):
         self.memories = {k: (grid.devices[k], self._backend.memory_space(grid.devices[k])) for k in self._here}
         if self.language == "cuda" and fits(self.kernel):
             self.compiled = CudaKernel(self.kernel, self._backend)
+        self._scratch = {k: self._scratch_of(k) for k in self._here}
 
     def __call__(self, values: Any) -> bool:
         """Computes the group; returns whether it did."""
@@ -111,17 +112,12 @@ class FusedOnDevices(Fused):
 
     def scratch(self) -> list[tuple[Hashable, Hashable, Shape, np.dtype[Any]]]:
         """Returns the name, the memory, the shape and the dtype of what a call allocates besides."""
-        return [
-            (self._scratch_name(k, n), self.memories[k][1], (size,), PARTS)
-            for k in self._here
-            for n, size in enumerate(self._scratch_sizes(k))
-        ]
+        return [(name, self.memories[k][1], (size,), PARTS) for k in self._here for name, size in self._scratch[k]]
 
-    def _scratch_sizes(self, k: int) -> tuple[int, ...]:
-        return self.compiled.memory(self._shapes[k]) if isinstance(self.compiled, CudaKernel) else ()
-
-    def _scratch_name(self, k: int, n: int) -> Hashable:
-        return id(self), k, n
+    def _scratch_of(self, k: int) -> list[tuple[Hashable, int]]:
+        """Returns the names and the numbers of elements of the arrays that the k-th buffer needs besides."""
+        sizes = self.compiled.memory(self._shapes[k]) if isinstance(self.compiled, CudaKernel) else ()
+        return [((id(self), k, n), size) for n, size in enumerate(sizes)]
 
     def _writes_in_place(self, v: Var) -> bool:
         write = self._writes.get(v)
@@ -169,7 +165,9 @@ class FusedOnDevices(Fused):
     def _launch_all(self, operands: Sequence[tuple[Any, ...]], values: Any) -> None:
         """Computes the results from what the kernel reads for each buffer of this process."""
         rows = [(k, given, values) for k, given in zip(self._here, operands, strict=True)]
-        made = dict(zip(self._here, self._launch([self._run] * len(rows), rows), strict=True))
+        waiting = self.waiting(values)
+        launch = call_all if waiting is not None and waiting.is_current else self._launch
+        made = dict(zip(self._here, launch([self._run] * len(rows), rows), strict=True))
         for n, (v, kind, _) in enumerate(self._kept):
             shapes = enumerate([shapes[n] for shapes in self._made_shapes])
             arrays = tuple([made[k][n] if k in made else RemoteArray(shape, kind.dtype) for k, shape in shapes])
@@ -194,7 +192,7 @@ class FusedOnDevices(Fused):
             targets.append(out)
         memory = None
         if waiting is not None:
-            memory = [waiting.array(self._scratch_name(k, n)) for n, _ in enumerate(self._scratch_sizes(k))]
+            memory = [waiting.array(name) for name, _ in self._scratch[k]]
         self._compute(self._shapes[k], self._in_loop(operands), targets, self.queue(values, k), memory)
         return made
 

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.protocol import Backend
+from shardtensor.backend.protocol import Backend, Launch
 from shardtensor.interpreters.jit.program import Equation
 from shardtensor.sharding.layout import Shape
 
@@ -209,6 +209,11 @@ class Blocks:
         return backend.xp.empty((self.sizes[space],), dtype=_BYTE)
 
 
+def call_all(functions: Iterable[Callable[..., Any]], rows: Iterable[Sequence[Any]]) -> list[Any]:
+    """Calls functions on the device that is current, in place of `Backend.launcher`."""
+    return [function(*row) for function, row in zip(functions, rows, strict=True)]
+
+
 class Waiting:
     """The launches of one call of a segment that wait for its end.
 
@@ -219,12 +224,23 @@ class Waiting:
         queues: the launches on each memory; without those of a memory, they are made when it is used.
         allocated: the blocks that have been allocated, by their memory.
         results: the other buffers that have been allocated, by their name.
+        is_current: whether the device of the segment, which has only one, is current until the segment ends.
 
     Attributes:
         failed: the last equation of the kernel whose launch has failed.
     """
 
-    __slots__ = ("_allocated", "_backend", "_blocks", "_graphs", "_parts", "_queues", "_results", "failed")
+    __slots__ = (
+        "_allocated",
+        "_backend",
+        "_blocks",
+        "_graphs",
+        "_parts",
+        "_queues",
+        "_results",
+        "failed",
+        "is_current",
+    )
 
     def __init__(
         self,
@@ -234,11 +250,17 @@ class Waiting:
         queues: dict[Hashable, Queue],
         allocated: Mapping[Hashable, Any],
         results: Mapping[Hashable, Any],
+        is_current: bool,
     ) -> None:
         self._graphs, self._backend, self._blocks = graphs, backend, blocks
         self._queues, self._allocated, self._results = queues, allocated, results
         self._parts: dict[Hashable, list[Any]] = {}
         self.failed: Equation | None = None
+        self.is_current = is_current
+
+    def launcher(self, devices: Sequence[Device]) -> Launch:
+        """Returns what calls functions on devices; see `Backend.launcher`."""
+        return call_all if self.is_current else self._backend.launcher(devices)
 
     def queue(self, device: Device, space: Hashable) -> Queue:
         """Returns the launches on the memory of a device."""
@@ -273,7 +295,7 @@ class Waiting:
         if not queues:
             return
         try:
-            self._backend.launcher([q.device for q in queues])([q.run for q in queues], [(ends,)] * len(queues))
+            self.launcher([q.device for q in queues])([q.run for q in queues], [(ends,)] * len(queues))
         except BaseException:  # Raised again; the caller names the kernel.
             self.failed = next((q.failed for q in queues if q.failed is not None), None)
             raise

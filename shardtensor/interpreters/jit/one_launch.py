@@ -144,6 +144,7 @@ class OneLaunch:
         self._views = [e for e in between if e.op.name == "view" and last[e.results] > span[-1]]
         others = [b for kernel in kernels for b in kernel.allocated() if b.name not in blocks.places]
         self._results = [[b for b in others if b.k == k] for k in range(len(self._memories))]
+        self._alike = [_alike(buffers) for buffers in self._results]
         self._bound = [(n, b.value) for n, b in enumerate(self._results[0]) if last[b.value] > span[-1]]
         inside = {b.value for kernel in kernels for b in kernel.allocated()}
         inside.update([e.results for e in between if e.op.name == "view"])
@@ -155,10 +156,10 @@ class OneLaunch:
         """
         columns, count = [], len(self._memories)
         for number in self._tensors:
-            storage = values[number]._storage
-            if type(storage) is not Storage or len(storage.buffers) != count:
+            buffers = _buffers_of(values[number])
+            if len(buffers) != count:
                 return None
-            columns.append(storage.buffers)
+            columns.append(buffers)
         backend = self._backend
         return Call(columns, tuple([key_of(values[number], backend) for number in self._numbers]))
 
@@ -177,7 +178,8 @@ class OneLaunch:
             queues[space] = Queue(self._graphs, self._backend, device, space, own.key, own.is_launched)
             allocated[space] = own.block
             results.update([(b.name, array) for b, array in zip(buffers, own.results, strict=True)])
-        return Waiting(self._graphs, self._backend, self._blocks, queues, allocated, results)
+        one = len(self._memories) == 1
+        return Waiting(self._graphs, self._backend, self._blocks, queues, allocated, results, is_current=one)
 
     def _start(self, k: int, call: Call) -> Started:
         """Allocates what a call makes in a memory, whose device is current, and launches the graph if there is one."""
@@ -185,6 +187,10 @@ class OneLaunch:
         empty, address_of = backend.xp.empty, backend.address_of
         block = self._blocks.allocate(backend, space) if space in self._blocks.sizes else None
         results = [empty(b.shape, dtype=b.dtype) for b in self._results[k]]
+        for positions in self._alike[k]:
+            ordered = sorted([results[n] for n in positions], key=address_of)
+            for n, array in zip(positions, ordered, strict=True):
+                results[n] = array
         arrays = [*[column[k] for column in call.columns], *results]
         if block is not None:
             arrays.append(block)
@@ -240,6 +246,28 @@ def one_launch_of(
             tensors[source] = None
     between = [node[0] for node in nodes[span.start : span.stop] if launches_nothing(node)]
     return OneLaunch(kernels, between, list(tensors), span, last, blocks, graphs)
+
+
+def _alike(buffers: Sequence[Buffer]) -> list[list[int]]:
+    """Returns the positions of buffers that are alike. Pools return their memory in an order that changes from call to
+    call; in the order of addresses, the same addresses are the same key.
+    """
+    found: dict[Hashable, list[int]] = {}
+    for n, buffer in enumerate(buffers):
+        found.setdefault((buffer.shape, buffer.dtype), []).append(n)
+    return [positions for positions in found.values() if len(positions) > 1]
+
+
+def _buffers_of(x: Any) -> Sequence[Any]:
+    """Returns the buffers of a tensor, if reading it gives them, or a view of the one buffer of its base; otherwise
+    nothing, or the arrays of devices, which have to be joined.
+    """
+    storage = x._storage
+    if type(storage) is Storage:
+        return storage.buffers
+    if type(storage) is not View or not storage.is_direct or len(storage.view_spec.boxes) > 1:
+        return ()
+    return storage.buffers if type(storage.base._storage) is Storage else ()
 
 
 def _source(v: Var, views: Mapping[Var, Equation]) -> Var | None:

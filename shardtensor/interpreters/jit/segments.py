@@ -86,6 +86,10 @@ class Segment:
         backend, graphs, blocks, one_launch = self.kernels[0].backend, self._graphs, self._blocks, self._one_launch
         equations = [node[-1] for node in nodes]
 
+        devices = {memory: device for kernel in self.kernels for device, memory in kernel.memories.values()}
+        is_one = len(devices) == 1
+        launch = backend.launcher(list(devices.values()))
+
         def run(values: Any, waiting: Waiting | None) -> None:
             done = 0
             values[slot] = waiting
@@ -118,8 +122,11 @@ class Segment:
                     if waiting is None:
                         return
                 else:
-                    waiting = Waiting(graphs, backend, blocks, {}, {}, {})
-            run(values, waiting)
+                    waiting = Waiting(graphs, backend, blocks, {}, {}, {}, is_current=is_one)
+            if waiting is not None and waiting.is_current:
+                launch([run], [(values, waiting)])
+            else:
+                run(values, waiting)
 
         return step
 
