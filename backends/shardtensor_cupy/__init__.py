@@ -384,7 +384,7 @@ class CuPyBackend(Backend):
         """Returns arrays in the memory of another one."""
         return [self._cupy.ndarray(shape, dtype, block.data + begin) for begin, shape, dtype in parts]
 
-    def address_of(self, array: Any) -> Hashable:
+    def address_of(self, array: Any) -> tuple[int, tuple[int, ...]]:
         """Returns the address and the strides of an array."""
         return array.data.ptr, array.strides
 

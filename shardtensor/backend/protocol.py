@@ -482,7 +482,7 @@ class Backend(abc.ABC):
         """
         raise self._lacks("arrays_in")
 
-    def address_of(self, array: Any) -> Hashable:
+    def address_of(self, array: Any) -> tuple[int, tuple[int, ...]]:
         """Returns the address and the strides of an array, for backends that capture graphs (`captures`)."""
         raise self._lacks("address_of")
 

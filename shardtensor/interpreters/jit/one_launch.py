@@ -121,6 +121,7 @@ class OneLaunch:
 
     Attributes:
         computed: the equations that compute numbers, which a call needs first.
+        views: the equations of the views that are read after the segment.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class OneLaunch:
         read = dict.fromkeys([v for kernel in kernels for v in kernel.reads()])
         self._numbers = [v.number for v in read if isinstance(v.kind, type)]
         self.computed = [e for e in between if e.op.name != "view"]
-        self._views = [e for e in between if e.op.name == "view" and last[e.results] > span[-1]]
+        self.views = [e for e in between if e.op.name == "view" and last[e.results] > span[-1]]
         others = [b for kernel in kernels for b in kernel.allocated() if b.name not in blocks.places]
         self._results = [[b for b in others if b.k == k] for k in range(len(self._memories))]
         self._alike = [_alike(buffers) for buffers in self._results]
@@ -205,8 +206,6 @@ class OneLaunch:
         for n, v in self._bound:
             arrays = tuple([own.results[n] for own in started])
             values[v.number] = tensor(v.kind, Storage(arrays, tuple([[] for _ in arrays])))  # type: ignore[arg-type]
-        for e in self._views:
-            values[e.results.number] = tensor(e.window, View(values[e.operands[0].number], e.into))  # type: ignore[arg-type]
         for number in self._dropped:
             values[number] = None
 

@@ -123,7 +123,7 @@ def _step(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in_
     if equation.writes:
         return _write(equation, interpreter, dead, in_place)
     if op.name == "view":
-        return _view(equation, dead)
+        return view_step(equation, dead)
     if type(equation.results) is Var and isinstance(equation.results.kind, type):
         return _on_python_scalars(equation, dead)
     if interpreter is EAGER and (plan := plan_of(equation)) is not None:
@@ -252,7 +252,8 @@ def _bind_results(values: Values, names: Any, made: Any) -> None:
             values[name.number] = value
 
 
-def _view(equation: Equation, dead: Sequence[int]) -> Step:
+def view_step(equation: Equation, dead: Sequence[int]) -> Step:
+    """Returns the step of a view, after which the values of some numbers are dropped."""
     (base,), result = equation.operands, equation.results.number
     view_spec, value = equation.into, equation.window
     assert view_spec is not None

@@ -15,7 +15,7 @@ from shardtensor.communication.transfer_log import is_recording
 from shardtensor.interpreters.jit.launches import Blocks, Graphs, Waiting
 from shardtensor.interpreters.jit.one_launch import Call, Launching, OneLaunch, launches_nothing, one_launch_of
 from shardtensor.interpreters.jit.program import Equation, Var
-from shardtensor.interpreters.jit.replay import compute
+from shardtensor.interpreters.jit.replay import compute, view_step
 
 MOST_BYTES = 1 << 26
 """The size of the results of the kernels of a segment. The kernels of large results take longer than their launches."""
@@ -105,6 +105,8 @@ class Segment:
                 raise
             values[slot] = None
 
+        views = [] if one_launch is None else [view_step(equation, ()) for equation in one_launch.views]
+
         def prepared(one_launch: OneLaunch, values: Any) -> Call | None:
             for equation in one_launch.computed:
                 try:
@@ -120,6 +122,8 @@ class Segment:
                 if one_launch is not None and (call := prepared(one_launch, values)) is not None:
                     waiting = one_launch.launch(values, call)
                     if waiting is None:
+                        for view in views:
+                            view(values)
                         return
                 else:
                     waiting = Waiting(graphs, backend, blocks, {}, {}, {}, is_current=is_one)
