@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
