@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -36,9 +35,6 @@ __all__ = ["CuPyBackend"]
 _DTYPES = frozenset("?bBhHiIlLqQefdFD")
 """The character codes of the supported NumPy dtypes."""
 
-
-_ALIGNMENT = 512
-"""Blocks of CuPy's pool begin at multiples of this number of bytes."""
 
 _KERNEL_OPTIONS = ("--fmad=false",)
 """A product and a sum are rounded one after the other, as by CuPy's kernels for single functions."""
@@ -394,18 +390,11 @@ class CuPyBackend(Backend):
 
         return launch
 
-    def empty_arrays(self, kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Any]:
-        """Returns arrays in one block of the pool, each of which begins where a block could."""
-        begins = [0]
-        for shape, dtype in kinds:
-            begins.append(begins[-1] + -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT)
-        block = self._cupy.cuda.alloc(begins[-1])
-        return [
-            self._cupy.ndarray(shape, dtype, block + begin)
-            for (shape, dtype), begin in zip(kinds, begins, strict=False)
-        ]
+    def arrays_in(self, block: Any, parts: Sequence[tuple[int, tuple[int, ...], np.dtype[Any]]]) -> list[Any]:
+        """Returns arrays in the memory of another one."""
+        return [self._cupy.ndarray(shape, dtype, block.data + begin) for begin, shape, dtype in parts]
 
-    def address_of(self, array: Any) -> Hashable:
+    def address_of(self, array: Any) -> tuple[int, tuple[int, ...]]:
         """Returns the address and the strides of an array."""
         return array.data.ptr, array.strides
 

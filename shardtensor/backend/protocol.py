@@ -483,13 +483,16 @@ class Backend(abc.ABC):
         """
         raise BackendError(f"backend {self.name}: multiplies_bfloat16 needs product_of_bfloat16; define this method")
 
-    def empty_arrays(self, kinds: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Any]:
-        """Returns a new array of each shape and dtype on the current device, with undefined elements. They may be parts
-        of one block of memory, since the caller drops them together.
-        """
-        return [self.xp.empty(shape, dtype=dtype) for shape, dtype in kinds]
+    def arrays_in(self, block: Any, parts: Sequence[tuple[int, tuple[int, ...], np.dtype[Any]]]) -> list[Any]:
+        """Returns arrays in the memory of another one, for backends that capture graphs (`captures`).
 
-    def address_of(self, array: Any) -> Hashable:
+        Args:
+            block: a contiguous array of bytes.
+            parts: the first byte, the shape and the dtype of each array, which is contiguous.
+        """
+        raise self._lacks("arrays_in")
+
+    def address_of(self, array: Any) -> tuple[int, tuple[int, ...]]:
         """Returns the address and the strides of an array, for backends that capture graphs (`captures`)."""
         raise self._lacks("address_of")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +13,7 @@ from shardtensor.backend.protocol import Backend, RawKernel
 from shardtensor.backend.strides import loop_strides, merged
 from shardtensor.interpreters.jit.cuda_source import MOST_THREADS, elementwise_source, row_source
 from shardtensor.interpreters.jit.kernel import Kernel, Shape
-from shardtensor.interpreters.jit.launches import key_of
-
-AddLaunches: TypeAlias = Callable[[Hashable, Callable[[], None], int], None]
-"""Takes what launches depend on, a function that launches, and the number of launches."""
+from shardtensor.interpreters.jit.launches import AddLaunches
 
 SEGMENT = 1 << 13
 """The minimum number of elements of a segment of a row."""
@@ -29,6 +26,9 @@ _BLOCK = 256
 
 _LAYOUTS = 64
 """The number of shapes and strides that a kernel keeps."""
+
+PARTS = np.dtype(np.int64)
+"""The dtype of the memory of the parts of rows."""
 
 _PARAMETERS = 4000
 """The maximum size in bytes of the parameters of a kernel, of which CUDA takes 4096."""
@@ -54,7 +54,12 @@ class CudaKernel:
         self._layouts: dict[Any, _Layout] = {}
 
     def run(
-        self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[Any], queue: AddLaunches | None = None
+        self,
+        shape: Shape,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        queue: AddLaunches | None = None,
+        memory: Sequence[Any] | None = None,
     ) -> None:
         """Runs the kernel on the current device; see `shardtensor.interpreters.jit.kernel` for the arguments. No output
         shares memory with an input, unless both are the same array.
@@ -62,26 +67,35 @@ class CudaKernel:
         Args:
             shape, inputs, outputs: see there.
             queue: adds launches to those that wait; None: they do not wait.
+            memory: arrays of the sizes and the dtype of `memory`; None: they are allocated.
         """
         if 0 in shape:
             return
         if self.kernel.row_ndim:
             layout, scalars = self._layout(shape, inputs, outputs)
-            memory = [self._backend.xp.empty((size,), dtype=np.dtype(np.int64)) for size in layout.memory]
+            if memory is None:
+                memory = [self._backend.xp.empty((size,), dtype=PARTS) for size in self.memory(shape)]
             count, launch = layout.launches, functools.partial(self._rows, layout, scalars, (*inputs, *outputs), memory)
         else:
-            memory, count, launch = [], 1, functools.partial(self._elementwise, *inputs, *outputs)
+            memory, count, launch = (), 1, functools.partial(self._elementwise, *inputs, *outputs)
         if queue is None:
             launch()
         else:
-            arguments = tuple([key_of(x, self._backend) for x in (*inputs, *outputs, *memory)])
-            queue((self, shape, arguments), launch, count)
+            queue((self, shape), (*inputs, *outputs, *memory), launch, count)
 
     def launches(self, shape: Shape) -> int:
         """Returns the number of launches of a call with loops of a shape; 2 for any number of several."""
+        return 2 if self.memory(shape) else 1
+
+    def memory(self, shape: Shape) -> tuple[int, ...]:
+        """Returns the numbers of elements of the memory of the parts of rows; nothing if rows are not divided."""
+        reductions = sum(node.reduces for node in self.kernel.nodes)
+        if not reductions or 0 in shape:
+            return ()
         at = len(shape) - self.kernel.row_ndim
-        divides = any(node.reduces for node in self.kernel.nodes)
-        return 2 if divides and parts_of(math.prod(shape[:at]), math.prod(shape[at:])) > 1 else 1
+        rows, n = math.prod(shape[:at]), math.prod(shape[at:])
+        segments, _ = divided(rows, n)
+        return (rows * reductions, rows * reductions * segments) if segments > 1 else ()
 
     @functools.cached_property
     def _elementwise(self) -> Any:
@@ -142,7 +156,6 @@ class _Layout:
         threads: those of a block that computes rows or joins parts.
         numbers, sizes: the arguments of all launches before and after the memory of the parts.
         strides: those of each array, along the merged dimensions.
-        memory: the numbers of elements of the memory of the parts.
         launches: the number of launches.
     """
 
@@ -160,26 +173,23 @@ class _Layout:
         ]
         self.sizes = [np.int64(size) for size, _ in (*outer, *inner)]
         # Without reductions there is nothing to join, and the values of each row are written at once.
-        self.segments, length = parts_of(self.rows, n) if self.source.stages else 1, n
+        self.segments, length = divided(self.rows, n) if self.source.stages else (1, n)
         threads = min(MOST_THREADS if n >= SEGMENT else _BLOCK, _power_of_two(n))
         together = min(max(_BLOCK // threads, 1), _power_of_two(self.rows))
         if self.segments > 1:
-            length = -(-n // self.segments)
-            self.segments = -(-n // length)
             threads, together = min(_BLOCK, _power_of_two(self.segments)), 1
         self.blocks, self.threads = -(-self.rows // together), (threads, together, 1)
         self.numbers = [np.int64(number) for number in (self.rows, n, self.segments, length)]
-        self.memory: tuple[int, ...] = ()
-        self.launches = 1
-        if self.segments > 1:
-            count = self.rows * len(self.source.reductions)
-            self.memory = (count, count * self.segments)
-            self.launches = 2 * self.source.stages + self.source.writes_elements
+        self.launches = 1 if self.segments < 2 else 2 * self.source.stages + self.source.writes_elements
 
 
-def parts_of(rows: int, n: int) -> int:
-    """Returns the number of parts of a row of n elements; rows are not divided if it is less than 2."""
-    return min(-(-n // SEGMENT), BLOCKS // max(rows, 1))
+def divided(rows: int, n: int) -> tuple[int, int]:
+    """Returns the number of parts of a row of n elements, and their length; 1 if rows are not divided."""
+    segments = min(-(-n // SEGMENT), BLOCKS // max(rows, 1))
+    if segments < 2:
+        return 1, n
+    length = -(-n // segments)
+    return -(-n // length), length
 
 
 def _power_of_two(n: int) -> int:

@@ -21,9 +21,9 @@ from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.kernel import Kernel
-from shardtensor.interpreters.jit.launches import Segment, segments_of
 from shardtensor.interpreters.jit.program import Program, Var
 from shardtensor.interpreters.jit.replay import Node, Step, Values, last_uses, steps_of, view_of
+from shardtensor.interpreters.jit.segments import Segment, segments_of
 from shardtensor.interpreters.jit.stencils import STENCIL, is_on_one_memory
 from shardtensor.interpreters.mutation.views import snapshot, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
@@ -107,9 +107,10 @@ class Executable:
             executor is None and (has_cuda_kernels(program) or find_compiler() is not None)
         )
         runs = program if self._on_one_memory else self.laid_out
-        self.nodes, self.steps = steps_of(runs, EAGER, self.kernels.append, may_compile)
+        self.nodes, steps = steps_of(runs, EAGER, self.kernels.append, may_compile)
         self._size = _size_of(runs)
-        self.segments = self._make_segments(runs)
+        self.segments = self._segments_of(runs)
+        self._nodes, self._steps = self._with_segments(steps)
         self.executor = executor
         if executor == "c":
             self._compile()
@@ -135,15 +136,20 @@ class Executable:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes."""
         return *steps_of(self.laid_out, INFER), _size_of(self.laid_out)
 
-    def _make_segments(self, program: Program) -> Sequence[Segment]:
-        """Returns the segments of the program that runs, and makes steps of them."""
+    def _segments_of(self, program: Program) -> Sequence[Segment]:
+        """Returns the segments of the program that runs."""
         numbers = {id(node): k for k, node in enumerate(self.nodes)}
         kernels = {numbers[id(f.equations)]: f for f in self.kernels if isinstance(f, FusedOnDevices)}
-        made = segments_of(self.nodes, kernels, last_uses(program, self.nodes))
-        for segment in made:
-            part = slice(segment.first, segment.last + 1)
-            self.steps[part] = segment.steps(self.steps[part], slot=self._size - 1)
-        return made
+        return segments_of(self.nodes, kernels, last_uses(program, self.nodes))
+
+    def _with_segments(self, steps: Sequence[Step]) -> tuple[Sequence[Node], Sequence[Step]]:
+        """Returns the nodes and the steps of a call, where a segment is one."""
+        nodes, made = list(self.nodes), list(steps)
+        for segment in reversed(self.segments):
+            part = slice(segment.begin, segment.last + 1)
+            made[part] = [segment.step(nodes[part], made[part], slot=self._size - 1)]
+            nodes[part] = [[equation for node in nodes[part] for equation in node]]
+        return nodes, made
 
     def __call__(self, units: Sequence[Any]) -> Any:
         """Runs the program on the inputs, commits its writes, and returns the result."""
@@ -212,11 +218,11 @@ class Executable:
     def _run(self, sources: Sequence[Any]) -> Values:
         given = [_snapshot(x) if type(x) is ShardedTensor else x for x in sources]
         if not (self._on_one_memory and is_recording()):
-            return self._walk(self.nodes, self.steps, self._size, given)
+            return self._walk(self._nodes, self._steps, self._size, given)
         with interpreting(INFER):
             self._walk(*self._inference, [stand_in(x) for x in sources])
         with copies_recorded():
-            return self._walk(self.nodes, self.steps, self._size, given)
+            return self._walk(self._nodes, self._steps, self._size, given)
 
     def _walk(self, nodes: Sequence[Node], steps: Sequence[Step], size: int, given: Sequence[Any]) -> Values:
         """Runs steps, and returns the values by number; the errors name the line of the operator."""
@@ -229,8 +235,7 @@ class Executable:
                 step(values)
                 done += 1
         except BaseException as error:  # Raised again: other processes may not have raised it.
-            waiting = values[-1]
-            equation = getattr(waiting, "failed", None) or nodes[done][-1]
+            equation = getattr(values[-1], "failed", None) or nodes[done][-1]
             if JOB.agreement is not None:
                 note_error(equation.op.error_name, given, error)
             try:
@@ -312,7 +317,7 @@ def _log(name: str, error: BaseException) -> None:
 
 
 def _size_of(program: Program) -> int:
-    """Returns the number of values: those of the program, and at the end the launches that wait (`Waiting`)."""
+    """Returns the number of values: those of the program, and at the end that of segments (`Waiting`, `Failed`)."""
     inner = [v for e in program.equations if e.op is STENCIL for v in e.programs[0].made()]
     every = (*program.inputs, *program.captured, *program.made(), *inner)
     return max([v.number for v in every], default=-1) + 2

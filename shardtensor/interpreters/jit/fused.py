@@ -40,7 +40,7 @@ class Fused:
         shape: the shape of its loop.
         language: the language of compiled kernels of its memory: ``"c"`` or ``"cuda"``.
         compiled: the kernel as compiled code, once there is one.
-        slot: see `shardtensor.interpreters.jit.launches.Launching`.
+        slot: see `shardtensor.interpreters.jit.one_launch.Launching`.
         spans: whether the tensors are those of several processes.
     """
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import is_remote
@@ -14,11 +16,12 @@ from shardtensor.communication.processes import note
 from shardtensor.communication.transfer import buffers_of
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit import blocked
-from shardtensor.interpreters.jit.cuda_executor import AddLaunches, CudaKernel, fits
+from shardtensor.interpreters.jit.cuda_executor import PARTS, CudaKernel, fits
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, is_row_major, reports_errors
 from shardtensor.interpreters.jit.groups import plan_of
-from shardtensor.interpreters.jit.launches import Buffer, Waiting
+from shardtensor.interpreters.jit.launches import AddLaunches, Waiting, call_all
+from shardtensor.interpreters.jit.one_launch import Buffer
 from shardtensor.interpreters.jit.program import Equation, Var
 from shardtensor.interpreters.jit.reductions import is_reduction
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_writable
@@ -43,6 +46,9 @@ class FusedOnDevices(Fused):
     """A group with its kernel, which only compiled code runs. Without it, the equations run one by one.
 
     On the host (PyTorch), the code is the C that NumPy's arrays have, too.
+
+    Attributes:
+        memories: a device and the memory of each buffer of this process, by the number of the buffer.
     """
 
     def __init__(
@@ -60,9 +66,10 @@ class FusedOnDevices(Fused):
         self._made_shapes = [[kind.cells.grid.shape(k) for _, kind, _ in self._kept] for k in numbers]
         self._here = [k for k in numbers if not is_remote(grid.devices[k])]
         self._launch = self._backend.launcher([grid.devices[k] for k in self._here])
-        self._memories = {k: (grid.devices[k], self._backend.memory_space(grid.devices[k])) for k in self._here}
+        self.memories = {k: (grid.devices[k], self._backend.memory_space(grid.devices[k])) for k in self._here}
         if self.language == "cuda" and fits(self.kernel):
             self.compiled = CudaKernel(self.kernel, self._backend)
+        self._scratch = {k: self._scratch_of(k) for k in self._here}
 
     def __call__(self, values: Any) -> bool:
         """Computes the group; returns whether it did."""
@@ -85,14 +92,32 @@ class FusedOnDevices(Fused):
             return 0
         return max([self.compiled.launches(shape) for shape in self._shapes], default=1)
 
+    @property
+    def only_launches(self) -> bool:
+        """Whether a call launches and does nothing else, into arrays that it allocates."""
+        return self.launches > 0 and not self._writes and not self.spans
+
+    def is_idle(self, k: int) -> bool:
+        """Whether a call launches nothing on the k-th buffer."""
+        return 0 in self._shapes[k]
+
     def allocated(self) -> list[Buffer]:
-        """Returns the buffers that a call allocates."""
+        """Returns the buffers that a call allocates for values."""
         kept = [(n, v, kind) for n, (v, kind, _) in enumerate(self._kept) if not self._writes_in_place(v)]
         return [
-            Buffer(v, k, self._memories[k][1], self._made_shapes[k][n], kind.dtype)
+            Buffer(v, k, self.memories[k][1], self._made_shapes[k][n], kind.dtype)
             for n, v, kind in kept
             for k in self._here
         ]
+
+    def scratch(self) -> list[tuple[Hashable, Hashable, Shape, np.dtype[Any]]]:
+        """Returns the name, the memory, the shape and the dtype of what a call allocates besides."""
+        return [(name, self.memories[k][1], (size,), PARTS) for k in self._here for name, size in self._scratch[k]]
+
+    def _scratch_of(self, k: int) -> list[tuple[Hashable, int]]:
+        """Returns the names and the numbers of elements of the arrays that the k-th buffer needs besides."""
+        sizes = self.compiled.memory(self._shapes[k]) if isinstance(self.compiled, CudaKernel) else ()
+        return [((id(self), k, n), size) for n, size in enumerate(sizes)]
 
     def _writes_in_place(self, v: Var) -> bool:
         write = self._writes.get(v)
@@ -107,7 +132,7 @@ class FusedOnDevices(Fused):
         waiting = self.waiting(values)
         if waiting is None:
             return None
-        return functools.partial(waiting.queue(*self._memories[k]).add, self.equations[-1])
+        return functools.partial(waiting.queue(*self.memories[k]).add, self.equations[-1])
 
     def flush(self, values: Any) -> None:
         """Launches what waits, before something else is launched that needs it."""
@@ -140,7 +165,9 @@ class FusedOnDevices(Fused):
     def _launch_all(self, operands: Sequence[tuple[Any, ...]], values: Any) -> None:
         """Computes the results from what the kernel reads for each buffer of this process."""
         rows = [(k, given, values) for k, given in zip(self._here, operands, strict=True)]
-        made = dict(zip(self._here, self._launch([self._run] * len(rows), rows), strict=True))
+        waiting = self.waiting(values)
+        launch = call_all if waiting is not None and waiting.is_current else self._launch
+        made = dict(zip(self._here, launch([self._run] * len(rows), rows), strict=True))
         for n, (v, kind, _) in enumerate(self._kept):
             shapes = enumerate([shapes[n] for shapes in self._made_shapes])
             arrays = tuple([made[k][n] if k in made else RemoteArray(shape, kind.dtype) for k, shape in shapes])
@@ -158,12 +185,15 @@ class FusedOnDevices(Fused):
                 storage, out = self._window(write, operands, values)
                 made.append(storage)
             else:
-                out = None if waiting is None else waiting.temporary(v, k)
+                out = None if waiting is None else waiting.array((v.number, k))
                 out = self._new(shape, kind.dtype) if out is None else out
                 made.append(out)
                 out = out if index is None else out[index]
             targets.append(out)
-        self._compute(self._shapes[k], self._in_loop(operands), targets, self.queue(values, k))
+        memory = None
+        if waiting is not None:
+            memory = [waiting.array(name) for name, _ in self._scratch[k]]
+        self._compute(self._shapes[k], self._in_loop(operands), targets, self.queue(values, k), memory)
         return made
 
     def _in_loop(self, operands: Sequence[Any]) -> list[Any]:
@@ -175,12 +205,17 @@ class FusedOnDevices(Fused):
         return self._backend.xp.empty(shape, dtype=dtype)
 
     def _compute(
-        self, shape: Shape, inputs: Sequence[Any], targets: Sequence[Any], queue: AddLaunches | None = None
+        self,
+        shape: Shape,
+        inputs: Sequence[Any],
+        targets: Sequence[Any],
+        queue: AddLaunches | None = None,
+        memory: Sequence[Any] | None = None,
     ) -> None:
         """Computes the results on the current device."""
         backend = self._backend
         if isinstance(self.compiled, CudaKernel):
-            self.compiled.run(shape, inputs, targets, queue)
+            self.compiled.run(shape, inputs, targets, queue, memory)
             return
         inputs = [backend.host_view(x) if backend.is_array(x) else x for x in inputs]
         targets = [backend.host_view(out) for out in targets]
@@ -240,10 +275,15 @@ class FusedInProcesses(FusedOnDevices):
         return memory_pool.empty(shape, dtype) if self._on_numpy else super()._new(shape, dtype)
 
     def _compute(
-        self, shape: Shape, inputs: Sequence[Any], targets: Sequence[Any], queue: AddLaunches | None = None
+        self,
+        shape: Shape,
+        inputs: Sequence[Any],
+        targets: Sequence[Any],
+        queue: AddLaunches | None = None,
+        memory: Sequence[Any] | None = None,
     ) -> None:
         if not self._on_numpy:
-            super()._compute(shape, inputs, targets, queue)
+            super()._compute(shape, inputs, targets, queue, memory)
         elif self.compiled is not None and not reports_errors():
             self.compiled.run(shape, inputs, targets)
         else:

@@ -123,7 +123,7 @@ def _step(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in_
     if equation.writes:
         return _write(equation, interpreter, dead, in_place)
     if op.name == "view":
-        return _view(equation, dead)
+        return view_step(equation, dead)
     if type(equation.results) is Var and isinstance(equation.results.kind, type):
         return _on_python_scalars(equation, dead)
     if interpreter is EAGER and (plan := plan_of(equation)) is not None:
@@ -252,7 +252,8 @@ def _bind_results(values: Values, names: Any, made: Any) -> None:
             values[name.number] = value
 
 
-def _view(equation: Equation, dead: Sequence[int]) -> Step:
+def view_step(equation: Equation, dead: Sequence[int]) -> Step:
+    """Returns the step of a view, after which the values of some numbers are dropped."""
     (base,), result = equation.operands, equation.results.number
     view_spec, value = equation.into, equation.window
     assert view_spec is not None
@@ -275,12 +276,15 @@ def view_of(base: Any, view_spec: ViewSpec, value: Aval | HostAval) -> Any:
     return bind(OPS["view"], (base,), (view_spec,))
 
 
-def _on_python_scalars(equation: Equation, dead: Sequence[int]) -> Step:
-    function, result = PYTHON[equation.op.name], equation.results.number
-    get = _getter(equation.operands)
+def compute(equation: Equation, values: Values) -> None:
+    """Adds a Python number that an equation computes of others."""
+    given = [values[x.number] if type(x) is Var else x for x in equation.operands]
+    values[equation.results.number] = PYTHON[equation.op.name](*given)
 
+
+def _on_python_scalars(equation: Equation, dead: Sequence[int]) -> Step:
     def step(values: Values) -> None:
-        values[result] = function(*get(values))
+        compute(equation, values)
         for number in dead:
             values[number] = None
 

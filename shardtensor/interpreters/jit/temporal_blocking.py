@@ -26,7 +26,6 @@ from shardtensor.host.threads import num_threads
 from shardtensor.interpreters.jit.c_executor import run_steps
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
-from shardtensor.interpreters.jit.launches import key_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var
 from shardtensor.interpreters.jit.stencils import corner_of
 from shardtensor.interpreters.jit.window_writes import copy_rest
@@ -139,7 +138,7 @@ class TimeSteps:
             launch()
         else:  # All else is the same in each call.
             operands = [*arrays, *[x for operands in given for x in operands.values()]]
-            queue((self, tuple([key_of(x, backend) for x in operands])), launch, len(self._steps))
+            queue(self, operands, launch, len(self._steps))
         return arrays[(len(self._steps) - 1) % 2]
 
 

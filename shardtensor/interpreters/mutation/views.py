@@ -199,6 +199,17 @@ def computes(x: ShardedTensor) -> bool:
     return type(x._storage) is View and x._storage.computes
 
 
+def reads_buffers(base: Aval, view_spec: ViewSpec) -> bool:
+    """Whether reading a view, while nothing is recorded, gives views of the buffers of its base, wherever these are."""
+    if len(view_spec.boxes) > 1 or (view_spec.reverses and not base.backend.negative_strides):
+        return False
+    if base.memory is not None:
+        return True
+    if base.spans or base.offloaded or base.unreduced:
+        return False
+    return _of_cells(base, view_spec.boxes, view_spec.chains, view_spec.shape) is not None
+
+
 def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
     """Returns the result of an operator as a view of ``x``; None where the operator copies or the result is empty.
 

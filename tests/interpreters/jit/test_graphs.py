@@ -17,7 +17,7 @@ import pytest
 from shardtensor_cupy.graphs import Graphs as Captures
 
 import shardtensor as st
-from shardtensor.interpreters.jit import cuda_executor, launches
+from shardtensor.interpreters.jit import cuda_executor, segments
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.launches import COST, GRAPHS, SEEN, Graphs, key_of
 from tests import fakecupy
@@ -181,7 +181,7 @@ def test_texts_and_costs(gpu: Machine) -> None:
 
 def test_large_results_end_a_segment(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     x = rows(gpu)
-    monkeypatch.setattr(launches, "MOST_BYTES", 2 * x.nbytes)
+    monkeypatch.setattr(segments, "MOST_BYTES", 2 * x.nbytes)
     traced = st.jit(chain)
     warm(traced, x, calls=8)
     assert launched(traced, x) == ["a graph of 2"] * 2

@@ -1,0 +1,320 @@
+"""Calls of segments that find their graph before any step, on CuPy's double."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.interpreters.jit import cuda_executor
+from shardtensor.interpreters.jit.cuda_executor import CudaKernel
+from shardtensor.interpreters.jit.one_launch import OneLaunch
+from shardtensor.tensor.pytree import leaves
+from tests.backends.test_cupy import Machine
+from tests.fakecupy import world
+from tests.interpreters.jit.test_devices import near
+from tests.interpreters.jit.test_graphs import (
+    any_gpus,
+    chain,
+    fails,
+    gpu,
+    launched,
+    pytestmark,
+    rows,
+    same,
+    warm,
+)
+from tests.interpreters.jit.test_groups import softmax
+
+__all__ = ["any_gpus", "gpu", "pytestmark"]
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[list[CudaKernel]]:
+    """The kernels whose launches are prepared, each time."""
+    found: list[CudaKernel] = []
+    run = CudaKernel.run
+
+    def spy(self: CudaKernel, *args: Any, **options: Any) -> None:
+        found.append(self)
+        run(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CudaKernel, "run", spy)
+        yield found
+
+
+def is_one_launch(traced: Callable[..., Any], *args: Any) -> bool:
+    """Whether calls whose addresses have come before prepare no launch, and return what they should. Results are
+    dropped, so that addresses come again.
+    """
+    wanted = [np.asarray(y) for y in leaves(traced(*args))]
+    warm(traced, *args, calls=8)
+    with prepared() as kernels:
+        warm(traced, *args)
+    for found, y in zip(leaves(traced(*args)), wanted, strict=True):
+        same(found, y)
+    return not kernels
+
+
+# -- what is read and made -------------------------------------------------------------------------
+
+
+def outputs(x: Any, a: Any) -> Any:
+    """Results of the first, a middle and the last kernel, and views of results and of the argument."""
+    first = x * a + 1
+    middle = first[:, ::-1] * a - 1
+    last = middle[:, ::-1] * a + x[:, ::-1]
+    return first, middle[:, 1:], last, last.T, x[1:], first[::2]
+
+
+def test_results_and_views_of_any_kernel(any_gpus: Machine) -> None:
+    x = rows(any_gpus)
+    assert is_one_launch(st.jit(outputs), x, 0.5)
+    traced = st.jit(outputs)
+    kept = []
+    for k in range(24):
+        a = [0.5, 0.25][k % 2]
+        kept.append((a, traced(x, a)))
+        kept = kept[-(k % 5 + 1) :]
+        for b, found in kept:
+            near(found, outputs(x, b))
+
+
+def test_values_between_a_product_and_a_sum(gpu: Machine) -> None:
+    def f(x: Any, w: Any) -> Any:
+        h = chain(x @ w)
+        y = chain(h[::-1]) @ w
+        return (chain(y) - h).sum(axis=1), y
+
+    x = rows(gpu)
+    w = st.device_put(np.eye(6, dtype="f4"), st.NamedSharding(x.sharding.mesh, st.P()))
+    traced = st.jit(f)
+    assert is_one_launch(traced, x, w)
+    near(traced(x, w), f(x, w))
+
+
+def test_arguments_that_are_views(gpu: Machine) -> None:
+    traced, x = st.jit(chain), rows(gpu)
+    assert is_one_launch(traced, x[2:])
+    assert is_one_launch(traced, x.T)
+    assert is_one_launch(st.jit(lambda x: chain(x[::2])), x[1:])
+    for view in (x[2:], x.T, x[:, ::2]):
+        same(traced(view), chain(view))
+
+
+def test_views_of_host_arrays(gpu: Machine) -> None:
+    def f(x: Any, a: Any) -> Any:
+        y = chain(x)
+        b = a[::-1]
+        y = chain(y)
+        return y + b, b
+
+    x, traced, a = rows(gpu), st.jit(f), np.arange(6, dtype="f4")
+    for _ in range(6):
+        for found, wanted in zip(traced(x, a), (chain(chain(x)) + a[::-1], a[::-1]), strict=True):
+            same(found, wanted)
+
+
+def test_a_view_that_copies_is_read_first(gpu: Machine) -> None:
+    def f(x: Any) -> Any:
+        return chain(chain(x).T.reshape(-1)[::-1].reshape(6, 16))
+
+    traced, x = st.jit(f), rows(gpu)
+    for k in range(8):
+        x = rows(gpu, seed=k // 4)
+        same(traced(x), f(x))
+
+
+def test_operands_of_devices_are_joined_first(gpu: Machine) -> None:
+    """The arrays that a map returns are those of devices, and one array from the first kernel on."""
+    traced, x = st.jit(chain), rows(gpu)
+    warm(traced, x)
+    for _ in range(6):
+        y = st.stack(st.pmap(lambda a: a * 2, st.shard(x))).reshape(16, 6)
+        z = st.shard_map(lambda a: a * 2, mesh=x.sharding.mesh, in_specs=st.P("x"), out_specs=st.P("x"))(x)
+        for given in (y, z):
+            for _ in range(4):
+                same(traced(given), chain(given))
+
+
+def test_parts_of_long_rows_are_in_the_block(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_executor, "SEGMENT", 16)
+    monkeypatch.setattr(cuda_executor, "_BLOCK", 32)
+    x = rows(gpu, (2, 100))
+    f = lambda x: softmax(chain(softmax(x)))  # noqa: E731
+    traced = st.jit(f)
+    assert is_one_launch(traced, x)
+    near(traced(x), f(x))
+    pool = gpu.cupy.get_default_memory_pool()
+    before, kept = pool.used_bytes(), [traced(x) for _ in range(6)]
+    assert pool.used_bytes() - before <= 1024 * len(kept)
+
+
+def test_empty_parts(gpu: Machine) -> None:
+    x = rows(gpu, (0, 6))
+    same(st.jit(chain)(x), chain(x))
+
+
+def test_more_gpus_than_rows(any_gpus: Machine) -> None:
+    x, traced = rows(any_gpus, (1, 6)), st.jit(chain)
+    for _ in range(6):
+        same(traced(x), chain(x))
+    assert is_one_launch(traced, x)
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def with_numbers(x: Any, a: Any) -> Any:
+    y = chain(x, a)
+    b = a * 3 + 1
+    y = y[:, ::-1] * b - 1
+    c = 12 // b
+    return y[:, ::-1] * c + a, y
+
+
+def test_numbers_that_are_computed(gpu: Machine) -> None:
+    x, traced = rows(gpu), st.jit(with_numbers)
+    assert is_one_launch(traced, x, 2)
+    for k in range(30):
+        a = [2, 3.0, 1][k % 3]
+        near(traced(x, a), with_numbers(x, a))
+
+
+def test_an_error_of_a_number_names_the_line(gpu: Machine) -> None:
+    def f(x: Any, a: Any) -> Any:
+        y = chain(x)
+        b = 1 // a  # This one fails.
+        return y[:, ::-1] * b + 1
+
+    x, traced = rows(gpu), st.jit(f)
+    warm(traced, x, 1)
+    with pytest.raises(ZeroDivisionError) as caught:
+        traced(x, 0)
+    line = f.__code__.co_firstlineno + 2
+    assert any(f"test_one_launch.py:{line}" in note for note in caught.value.__notes__)
+    same(traced(x, 1), f(x, 1))
+
+
+# -- errors and other calls ------------------------------------------------------------------------
+
+
+def test_an_error_of_a_graph_is_one_of_the_program(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, traced = rows(gpu), st.jit(chain)
+    warm(traced, x)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.World, "launch", fails)
+        with pytest.raises(st.BackendError, match="cupy") as caught:
+            traced(x)
+    assert any("jit: in chain, at" in note for note in caught.value.__notes__)
+    same(traced(x), chain(x))
+
+
+def test_calls_whose_transfers_are_recorded(any_gpus: Machine) -> None:
+    x, traced = rows(any_gpus), st.jit(chain)
+    warm(traced, x)
+    with st.transfers(), prepared() as kernels:
+        same(traced(x), chain(x))
+    assert len(kernels) == 4 * any_gpus.cupy.cuda.runtime.getDeviceCount()
+    assert is_one_launch(traced, x)
+
+
+def test_writes_into_windows_are_prepared(gpu: Machine) -> None:
+    def f(x: Any) -> Any:
+        y = chain(x)
+        y[1:-1] = y[:-2] * 2 + 1
+        return chain(y)
+
+    traced, x = st.jit(f), rows(gpu)
+    assert not is_one_launch(traced, x)
+    same(traced(x), f(x))
+
+
+def test_one_gpu_has_the_graph_and_the_other_one_not(any_gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, traced = rows(any_gpus), st.jit(chain)
+    warm(traced, x)
+    start = OneLaunch._start
+
+    def without(self: OneLaunch, k: int, call: Any) -> Any:
+        if k == 0:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(type(self._graphs), "find", lambda self, key, capture=None: None)
+                return start(self, k, call)
+        return start(self, k, call)
+
+    monkeypatch.setattr(OneLaunch, "_start", without)
+    gpus = any_gpus.cupy.cuda.runtime.getDeviceCount()
+    assert launched(traced, x) == ["a graph of 4"] * gpus
+    same(traced(x), chain(x))
+
+
+# -- random programs -------------------------------------------------------------------------------
+
+
+def random_program(draw: random.Random) -> Callable[[Any, Any, Any], list[Any]]:
+    """A function of two tensors of 6 columns and of a number: kernels, views between them, reductions, a product."""
+    kinds = draw.choices(("scale", "add", "reverse", "rows", "where", "number", "product"), (6, 4, 4, 2, 2, 2, 1), k=14)
+    steps = [(kind, draw.random(), draw.random()) for kind in kinds]
+    chosen = [draw.random() for _ in range(draw.randint(1, 5))]
+
+    def program(x: Any, w: Any, a: Any) -> list[Any]:
+        values, number = [x], a
+        for kind, p, q in steps:
+            u, v = (values[int(len(values) * (1 - r * r))] if r else values[-1] for r in (p, q))
+            if kind == "scale":
+                values.append((u * number + 1) * 0.5)
+            elif kind == "add":
+                values.append((u - v) * 0.5 + 0.25)
+            elif kind == "reverse":
+                values.append(u[:, ::-1])
+            elif kind == "rows":
+                values.append(u - u.sum(axis=1, keepdims=True) * 0.125)
+            elif kind == "where":
+                values.append(st.where(u > v, u * 0.5, number) + v)
+            elif kind == "number":
+                number = number * 0.5 + 0.25
+            else:
+                values.append(u @ w)
+        made = values[1:]
+        found = [made[int(len(made) * r)] for r in chosen]
+        return [y[:, 1:] if 0.5 < r < 0.7 else y.T if 0.4 < r <= 0.5 else y for r, y in zip(chosen, found, strict=True)]
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 4), *[pytest.param(k, 100, marks=pytest.mark.full) for k in range(1000, 1500, 100)]]
+)
+def test_random_programs(first: int, count: int, any_gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are kept and dropped at random, operands and numbers change, and all that is kept stays what it was."""
+    calls: list[bool] = []
+    launch = OneLaunch.launch
+
+    def spy(self: OneLaunch, *args: Any) -> Any:
+        waiting = launch(self, *args)
+        calls.append(waiting is None)
+        return waiting
+
+    monkeypatch.setattr(OneLaunch, "launch", spy)
+    xs = [rows(any_gpus, seed=k) for k in range(2)]
+    w = st.device_put(np.eye(6, k=1, dtype="f4"), st.NamedSharding(xs[0].sharding.mesh, st.P()))
+    for seed in range(first, first + count):
+        draw = random.Random(seed)
+        program = random_program(draw)
+        wanted = {(k, a): [np.asarray(y) for y in program(xs[k], w, a)] for k in range(2) for a in (0.5, 2)}
+        traced, kept = st.jit(program), []
+        for _ in range(30):
+            key = (int(draw.random() < 0.1), 2 if draw.random() < 0.1 else 0.5)
+            kept.append((key, traced(xs[key[0]], w, key[1])))
+            while len(kept) > 2 or (kept and draw.random() < 0.8):
+                known, found = kept.pop(draw.randrange(len(kept)))
+                for y, z in zip(found, wanted[known], strict=True):
+                    np.testing.assert_allclose(np.asarray(y), z, rtol=1e-5, atol=1e-5, err_msg=f"seed {seed}")
+                del found, y
+    assert calls.count(True) > 2 * count
