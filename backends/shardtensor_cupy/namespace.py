@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.errors import ArgumentError
-from shardtensor.sharding.rules import reduced_axes
 from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
-from shardtensor_cupy.reductions import LEAST, Reductions
+from shardtensor_cupy.reductions import LEAST, Reductions, axes_of
 from shardtensor_cupy.ufuncs import LARGE, LargeUfuncs
 
 __all__ = ["Namespace"]
@@ -255,7 +254,7 @@ def _result(x: Any) -> np.dtype[Any]:
 
 def _count(x: Any, axis: Any) -> int:
     """Returns the number of elements of which each element of a reduction is made."""
-    return math.prod([x.shape[d] for d in reduced_axes(axis, x.ndim)])
+    return math.prod([x.shape[d] for d in axes_of(axis, x.ndim)])
 
 
 def _call(ufunc: Any, compares: bool, large: LargeUfuncs, /, *args: Any, **kwargs: Any) -> Any:

@@ -173,8 +173,8 @@ static __device__ void st_merge_lanes($total *shared, int lane, int beside) {
 _ROWS = """
 extern "C" __global__ void $name(
     const char *st_source, ${means}char *st_result, ${chunked}long long st_second, long long st_step0,
-    long long st_step1, long long st_count, long long st_chunk, long long st_chunks, long long st_inner, long long st_step,
-    long long st_tiles, $total st_divisor
+    long long st_step1, long long st_count, long long st_chunk, long long st_chunks, long long st_inner,
+    long long st_step, long long st_tiles, $total st_divisor
 ) {
     __shared__ $total st_shared[$threads];
     const unsigned int st_row = blockIdx.x / (unsigned int)st_chunks;
@@ -250,8 +250,8 @@ _LAST_ROW = """
 _COLUMNS = """
 extern "C" __global__ void $name(
     const char *st_source, ${means}char *st_result, ${chunked}long long st_second, long long st_step0,
-    long long st_step1, long long st_count, long long st_chunk, long long st_chunks, long long st_inner, long long st_step,
-    long long st_tiles, $total st_divisor
+    long long st_step1, long long st_count, long long st_chunk, long long st_chunks, long long st_inner,
+    long long st_step, long long st_tiles, $total st_divisor
 ) {
     __shared__ $total st_shared[$threads * $pack];
     const unsigned int st_above = blockIdx.x / (unsigned int)st_tiles;
