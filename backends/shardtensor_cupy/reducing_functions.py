@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.sharding.rules import reduced_axes
 from shardtensor_cupy.array_functions import ArrayFunctions
-from shardtensor_cupy.reductions import LEAST, Reductions
+from shardtensor_cupy.reductions import LEAST, Reductions, axes_of
 
 __all__ = ["ReducingFunctions"]
 
@@ -105,4 +104,4 @@ def _result(x: Any) -> np.dtype[Any]:
 
 def _count(x: Any, axis: Any) -> int:
     """Returns the number of elements of which each element of a reduction is made."""
-    return math.prod([x.shape[d] for d in reduced_axes(axis, x.ndim)])
+    return math.prod([x.shape[d] for d in axes_of(axis, x.ndim)])

@@ -22,11 +22,11 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
 
-from shardtensor.sharding.rules import reduced_axes
 from shardtensor_cupy.reduction_kernels import MOST, PACK, THREADS, Variant
 
-__all__ = ["Reductions"]
+__all__ = ["LEAST", "Reductions", "axes_of"]
 
 LEAST = 1 << 12
 """The number of elements of the reduced dimensions and of those that follow them from which on these kernels are used.
@@ -208,7 +208,7 @@ class Reductions:
     def _plan(
         self, operation: str, x: Any, axis: Any, keepdims: bool, total: np.dtype[Any], result: np.dtype[Any]
     ) -> _Plan | None:
-        axes = reduced_axes(axis, x.ndim)
+        axes = axes_of(axis, x.ndim)
         order = _memory_order(x, axes)
         dimensions = [_Dimension(d in axes, x.shape[d], x.strides[d]) for d in order if x.shape[d] > 1]
         if not x.size or not all(d.step for d in dimensions) or not _is_supported([d[:2] for d in dimensions]):
@@ -288,6 +288,11 @@ class Reductions:
             (outer * chunks * group.after if chunks > 1 else 0,),
             outer * tiles if chunks > 1 else 0,
         )
+
+
+def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Returns the numbers of reduced dimensions from 0 on; None stands for all."""
+    return tuple(range(ndim)) if axis is None else tuple(normalize_axis_tuple(axis, ndim))
 
 
 def _memory_order(x: Any, axes: Sequence[int]) -> list[int]:
