@@ -39,13 +39,14 @@ def call_ufunc(ufunc: Any, compares: bool, large: ufuncs.LargeUfuncs, /, *args: 
 
 
 def _is_large(args: Any) -> bool:
-    """Whether an operand of a ufunc is large, or its result."""
-    if any(getattr(x, "size", 0) >= ufuncs.LARGE for x in args):
+    """Whether an operand of a ufunc is large, or its result. Variables of a fused kernel have no sizes."""
+    sizes = [getattr(x, "size", 0) for x in args]
+    if any(size >= ufuncs.LARGE for size in sizes):
         return True
-    if len(args) != 2 or not all(getattr(x, "ndim", 0) for x in args):
+    if len(args) != 2 or sizes[0] * sizes[1] < ufuncs.LARGE:
         return False
     x, y = args
-    return x.size * y.size >= ufuncs.LARGE and x.shape != y.shape and _broadcast_size(x.shape, y.shape) >= ufuncs.LARGE
+    return x.shape != y.shape and _broadcast_size(x.shape, y.shape) >= ufuncs.LARGE
 
 
 def _broadcast_size(*shapes: tuple[int, ...]) -> int:

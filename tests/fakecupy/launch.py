@@ -476,15 +476,42 @@ def _fused(name: str | None, function: Any) -> Any:
     def kernel(*arrays: Any) -> Any:
         _fusing.active = True
         try:
-            return function(*arrays)
+            made = function(*[_Variable(x) if isinstance(x, np.ndarray) else x for x in arrays])
         finally:
             _fusing.active = False
+        return tuple(map(_value, made)) if isinstance(made, (tuple, list)) else _value(made)
 
     return functools.wraps(function)(lambda *args: call(name, kernel, args, {}))
 
 
+class _Variable(np.lib.mixins.NDArrayOperatorsMixin):
+    """A variable in a fused kernel: it has a dtype and a number of dimensions, but neither a shape nor a size."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    @property
+    def dtype(self) -> Any:
+        return self._value.dtype
+
+    @property
+    def ndim(self) -> int:
+        return int(self._value.ndim)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        assert method == "__call__"
+        assert not kwargs
+        return _in_kernel(ufunc, args)
+
+
+def _value(x: Any) -> Any:
+    return x._value if isinstance(x, _Variable) else x
+
+
 def _in_kernel(f: Any, args: Any) -> Any:
     """A ufunc in a fused kernel."""
+    args = [np.asarray(x._value) if isinstance(x, _Variable) else x for x in args]
     kinds = tuple([(x.dtype, None) if isinstance(x, np.ndarray) else loops.kind_of(x) for x in args])
     inputs = loops.choose(f.__name__, kinds)[0]
-    return f(*_cast([np.asarray(x) for x in args], inputs))
+    made = f(*_cast([np.asarray(x) for x in args], inputs))
+    return tuple(map(_Variable, made)) if isinstance(made, tuple) else _Variable(made)
