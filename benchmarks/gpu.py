@@ -1,6 +1,7 @@
 """Operators on a GPU: overhead, overlap, bandwidth, transfers and memory, compared with bare CuPy, PyTorch and JAX.
 
-``python benchmarks/gpu.py [--logical 1,2,8] [--quick] [--out DIR] [--label LABEL]``; docs/gpus.md says how to read it.
+``python benchmarks/gpu.py [--logical 1,2,8] [--quick] [--rounds N] [--out DIR] [--label LABEL]``; docs/gpus.md says how
+to read it.
 
 The column `CuPy` is the same work with CuPy only. The column `copy` is the physical limit: the time in which the GPU's
 own copy of memory reads and writes as many bytes.
@@ -181,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="The cost of operators on a GPU.")
     parser.add_argument("--logical", type=device_counts, default=(1, 2, 8), metavar="N,N", help="logical devices")
     parser.add_argument("--quick", action="store_true", help="few rounds: a check that it runs, no figures to quote")
+    parser.add_argument("--rounds", type=int, default=Effort().rounds, metavar="N", help="samples of each figure")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="the directory of the results")
     parser.add_argument("--label", metavar="LABEL", help="save as gpu-LABEL; names the kind of machine")
     options = parser.parse_args(argv)
@@ -194,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"gpu.py: there is no usable GPU: {error}")
     try:
         with start_workers(options.logical) as workers:
-            table = measure(QUICK if options.quick else Effort(), options.logical, workers)
+            table = measure(QUICK if options.quick else Effort(options.rounds), options.logical, workers)
     except NotMeasured as reason:
         sys.exit(f"gpu.py: the worker of {PROJECT}: {reason}")
     harness.report(table, options.out, f"gpu-{options.label}" if options.label else "gpu")

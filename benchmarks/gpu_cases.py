@@ -58,10 +58,18 @@ class Sizes:
 FULL = Sizes()
 
 
+ENOUGH, MOST = 10e-3, 50
+"""The seconds of queued work beside which the time of the first launch and of the wait is little, and the most calls."""
+
+
 def timed(call: Case, calls: int, wait: Callable[[], None]) -> float:
-    """Returns the seconds per call, for ``calls`` queued calls and one wait."""
+    """Returns the seconds per call, for ``calls`` queued calls or more, and one wait."""
     call()  # the first call compiles and fills the memory pools
     wait()
+    begin = time.perf_counter()
+    call()
+    wait()
+    calls = max(calls, min(int(ENOUGH / (time.perf_counter() - begin)), MOST))
     begin = time.perf_counter()
     for _ in range(calls):
         last = call()
