@@ -59,7 +59,7 @@ FULL = Sizes()
 
 
 ENOUGH, MOST = 10e-3, 50
-"""The seconds of queued work beside which the time of the first launch and of the wait is little, and the most calls."""
+"""The seconds of queued work beside which the first launch and the wait take little time, and the most calls."""
 
 
 def timed(call: Case, calls: int, wait: Callable[[], None]) -> float:
