@@ -156,8 +156,8 @@ def measure(
     cells = harness.interleave(samplers, effort.rounds, "on the GPU")
     try:
         cells |= {(name, PROJECT): harness.Cell((mib,)) for name, mib in call_case(ours, "growth", 600).items()}
-    except NotMeasured as reason:
-        cells |= {(name, PROJECT): harness.Cell(problem=str(reason)) for name in ONCE}
+    except (NotMeasured, KeyboardInterrupt) as reason:  # Of a run that is stopped here, all times are measured.
+        cells |= {(name, PROJECT): harness.Cell(problem=str(reason) or "stopped") for name in ONCE}
     return Table(_title(logical, sizes), environment, tuple(workers), rows, cells)
 
 

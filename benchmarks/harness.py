@@ -346,7 +346,8 @@ Cells: TypeAlias = dict[tuple[str, str], Cell]
 def interleave(samplers: Mapping[Key, Sampler], rounds: int, description: str) -> dict[Key, Cell]:
     """Calls every sampler once per round, in a new order each time, so that noise affects all of them alike.
 
-    A sampler that raises `NotMeasured` is not called again; its cell has the problem.
+    A sampler that raises `NotMeasured` is not called again; its cell has the problem. A run that is interrupted after
+    the first round ends there: its cells have the samples until then.
 
     Args:
         samplers: the samplers by the keys of their cells.
@@ -360,11 +361,17 @@ def interleave(samplers: Mapping[Key, Sampler], rounds: int, description: str) -
     for _ in track(range(rounds), description, console=console, transient=True, disable=not console.is_terminal):
         order = [key for key in samplers if key not in problems]
         shuffle(order)
-        for key in order:
-            try:
-                samples[key].append(samplers[key]())
-            except NotMeasured as reason:
-                problems[key] = str(reason)
+        try:
+            for key in order:
+                try:
+                    samples[key].append(samplers[key]())
+                except NotMeasured as reason:
+                    problems[key] = str(reason)
+        except KeyboardInterrupt:
+            if not all(samples[key] or key in problems for key in samplers):
+                raise
+            console.print("interrupted: the samples until here are reported")
+            break
     return {k: Cell(problem=problems[k]) if k in problems else Cell(tuple(values)) for k, values in samples.items()}
 
 

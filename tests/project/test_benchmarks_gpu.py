@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import kernels
@@ -105,3 +106,42 @@ def test_the_message_without_a_gpu() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("gpu.py: there is no usable GPU: ")
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_that_is_stopped_at_its_end_keeps_its_times(modules: tuple[Any, Any]) -> None:
+    gpu, _ = modules
+
+    class Stopped:
+        def call(self, case: str, limit: float = 0) -> Any:
+            if case == "growth":
+                raise KeyboardInterrupt
+            return {"GPU": "one"} if case == "machine" else 1e-3
+
+    table = gpu.measure(gpu.Effort(1), (1,), {gpu.PROJECT: Stopped()})
+    cells = {row.name: table.cell(row, gpu.PROJECT) for row in table.rows}
+    assert cells["dispatch@1"].median == 1e-3
+    assert cells["used"].problem == "stopped"
+
+
+@pytest.mark.full
+def test_functions_beside_cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kernels.install(monkeypatch, importlib.import_module("cupy"))
+    monkeypatch.setattr(importlib.import_module("cupy").random, "default_rng", _Generator, raising=False)
+    with modules_of(monkeypatch, "gpu_functions", "gpu_cases") as (functions, _):
+        table = functions.measure(1, 1 << 12)
+        assert len(table.rows) > 80
+        assert [row.name for row in table.rows if table.cell(row, functions.PROJECT).median is None] == []
+        functions.harness.report(table, tmp_path, "gpu_functions")
+
+
+class _Generator:
+    """Random arrays of the simulated CuPy."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def random(self, shape: Any, dtype: str = "float64") -> Any:
+        return importlib.import_module("cupy").asarray(self._rng.random(shape).astype(dtype))
+
+    def integers(self, low: int, high: int, size: int, dtype: str = "int64") -> Any:
+        return importlib.import_module("cupy").asarray(self._rng.integers(low, high, size).astype(dtype))
