@@ -6,6 +6,7 @@ function itself is the operator of the ufunc's name, and what NumPy does around 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from shardtensor.functions.masked_reductions import is_empty, logical, mask_of, 
 from shardtensor.functions.monoids import FOLDS
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.nested_lists import from_lists
-from shardtensor.tensor.numpy_functions import NUMPY_NAMES
+from shardtensor.tensor.numpy_functions import SCIPY_UFUNCS, UFUNC_NAMES
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -33,20 +34,25 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Opt
         ArgumentTypeError: there is no operator of the ufunc, or it lacks the method or an option.
         ShapeError, AxisError, ArgumentError: the arguments are invalid, as for NumPy.
     """
+    if method != "__call__" and ufunc not in UFUNC_NAMES:
+        raise _missing(ufunc, f"{ufunc.__name__}.{method}")
     listed = [isinstance(x, (list, tuple)) and not (method == "at" and k == 1) for k, x in enumerate(inputs)]
     operands = [from_lists(x, ufunc.__name__) if lists else x for x, lists in zip(inputs, listed, strict=True)]
     return _METHODS[method](ufunc, operands, dict(options))
 
 
 def _operator_of(ufunc: np.ufunc, what: str, count: int) -> Op:
-    op: Op | None = OPS.get(NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__))
+    name = ufunc.__name__
+    is_scipys = name in SCIPY_UFUNCS and getattr(sys.modules.get("scipy.special"), name, None) is ufunc
+    op: Op | None = OPS.get(name if is_scipys else UFUNC_NAMES.get(ufunc, ""))
     if op is None or len(op.operands) != count:
-        raise _missing(what)
+        raise _missing(ufunc, what)
     return op
 
 
-def _missing(what: str) -> ArgumentTypeError:
-    return ArgumentTypeError(f"numpy.{what}: has no sharded form here; np.asarray(x) gives the whole array on the host")
+def _missing(ufunc: np.ufunc, what: str) -> ArgumentTypeError:
+    told = f"numpy.{what}: has" if ufunc in UFUNC_NAMES else f"{what}: is not a ufunc of NumPy, and has"
+    return ArgumentTypeError(f"{told} no sharded form here; np.asarray(x) gives the whole array on the host")
 
 
 def _check_rest(what: str, options: Options) -> None:

@@ -33,6 +33,16 @@ NUMPY_NAMES = {
 and the package has them as attributes that `dir` does not list.
 """
 
+UFUNC_NAMES = {
+    ufunc: NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__) for ufunc in vars(np).values() if isinstance(ufunc, np.ufunc)
+}
+"""The operator of each of NumPy's ufuncs. A ufunc is not recognized by its name: Numba's ``vectorize`` names ufuncs
+after functions of its users.
+"""
+
+SCIPY_UFUNCS = frozenset(["cbrt", "exp2", "expm1", "i0", "log1p", "round"])
+"""Ufuncs of `scipy.special` that compute the functions of the operators of the same names."""
+
 PARAMETER_NAMES = {"ddof": "correction", "reps": "repetitions", "rcond": "rtol"}
 """NumPy's names of parameters that have the standard's name here."""
 

@@ -18,7 +18,7 @@ from shardtensor.errors import ArgumentTypeError
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.numpy_calls import UFUNC_CALLS, call_numpy
-from shardtensor.tensor.numpy_functions import NUMPY_NAMES
+from shardtensor.tensor.numpy_functions import UFUNC_NAMES
 
 if TYPE_CHECKING:
     from shardtensor.tensor.tensor import ShardedTensor
@@ -137,7 +137,7 @@ class Operators(Handle):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if method == "__call__" and not kwargs:
-            op = OPS.get(NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__))
+            op = OPS.get(UFUNC_NAMES.get(ufunc, ""))
             if op is not None and len(op.operands) == len(inputs) and not any(map(_is_list, inputs)):
                 return op.dispatch(*inputs)
         return importlib.import_module(UFUNC_CALLS).call_ufunc(ufunc, method, inputs, kwargs)

@@ -119,6 +119,26 @@ def test_results_are_numpys(name: str, spec: st.P, backend: str) -> None:
         assert_same(a, b)
 
 
+def test_ufuncs_are_not_known_by_their_names() -> None:
+    """Those of Numba's ``vectorize`` are named after any function, such as ``mean`` or ``sign``."""
+    foreign = pytest.importorskip("numpy._core._rational_tests", reason="this NumPy has no ufuncs for tests")
+    x = st.asarray(np.arange(6))
+    assert (foreign.gcd.__name__, foreign.gcd is np.gcd) == ("gcd", False)
+    for apply in (lambda: foreign.gcd(x, 4), lambda: foreign.gcd(x, 4, out=x), lambda: foreign.gcd.reduce(x)):
+        with pytest.raises(TypeError, match=r"^gcd.*: is not a ufunc of NumPy, and has no sharded form here"):
+            apply()
+    assert_same(np.gcd(x, 4), np.gcd(np.arange(6), 4))
+
+
+def test_ufuncs_of_scipy_are_operators() -> None:
+    special = pytest.importorskip("scipy.special", reason="SciPy is not installed: see the extra `test`")
+    host = np.linspace(0.1, 2.5, 7)
+    for function in (special.expm1, special.log1p, special.round):
+        found = function(st.asarray(host))
+        assert isinstance(found, st.ShardedTensor)
+        np.testing.assert_allclose(np.asarray(found), function(host), rtol=1e-15)
+
+
 @everywhere
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("name", WRITES)
