@@ -56,7 +56,7 @@ class ArrayFunctions:
 
     def asarray(self, x: Any, /, *, dtype: Any = None, copy: bool | None = None, **kwargs: Any) -> Any:
         """See NumPy."""
-        if isinstance(x, self._cupy.ndarray) and x.size >= ufuncs.LARGE and not kwargs:
+        if isinstance(x, self._cupy.ndarray) and x.size >= ufuncs.LARGE and copy is not False and not kwargs:
             made = self._copied(x, x.dtype if dtype is None else np.dtype(dtype), bool(copy))
             if made is not None:
                 return made

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtensor.backend import loop_strides, merged
 from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
-from shardtensor_cupy.ufuncs import is_apart
+from shardtensor_cupy.ufuncs import in_columns, is_apart
 
 __all__ = ["OF_SIZE", "Casts"]
 
@@ -84,7 +84,7 @@ class Casts:
         cast = any(x.dtype != dtype for x in operands) or not operands
         if cast and (dtype.kind not in _CAST or dtype == np.float16):
             return None
-        if not any(x.flags.c_contiguous for x in arrays) and all(x.flags.f_contiguous for x in arrays):
+        if in_columns(arrays):
             condition, x1, x2 = [x.T if isinstance(x, self._array) else x for x in (condition, x1, x2)]
             made = self.where(condition, x1, x2, dtype)
             return made.T

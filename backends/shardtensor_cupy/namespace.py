@@ -232,16 +232,6 @@ def _as_complex(x: Any) -> Any:
     return x if hasattr(x, "dtype") else np.complex128(x)
 
 
-def _viewed(x: Any, shape: Any) -> Any:
-    """Returns a view of an array in another shape, or None if it would have to be copied."""
-    view = x.view()
-    try:
-        view.shape = shape
-    except (AttributeError, ValueError):  # of CuPy and of NumPy
-        return None
-    return view
-
-
 def _element(bound: Any, dtype: Any) -> Any:
     """Returns an array or a Python number as an operand of a fused kernel, in which Python numbers have dtypes of their
     own.

@@ -38,11 +38,12 @@ class OrderingFunctions(ArrayFunctions):
         return self._accumulated("cumprod", "*", x, axis, dtype, out)
 
     def _accumulated(self, name: str, operator: str, x: Any, axis: int | None, dtype: Any, out: Any) -> Any:
-        along = 0 if axis is None else axis % max(x.ndim, 1)
-        if out is None and x.ndim and (axis is not None or x.ndim == 1) and x.shape[along] >= LONG:
+        along = 0 if axis is None else axis
+        fits = x.ndim and -x.ndim <= along < x.ndim and (axis is not None or x.ndim == 1)
+        if out is None and fits and x.shape[along] >= LONG:
             sums = _SUMS.get(x.dtype.kind, x.dtype) if dtype is None else np.dtype(dtype)
             if self._scans.takes(x.dtype, sums):
-                return self._scans(self._in_rows(x), along, operator, sums)
+                return self._scans(self._in_rows(x), along % x.ndim, operator, sums)
         return getattr(self._cupy, name)(x, axis=axis, dtype=dtype, out=out)
 
     def sort(self, x: Any, /, *, axis: int = -1, **kwargs: Any) -> Any:
@@ -62,6 +63,8 @@ class OrderingFunctions(ArrayFunctions):
             made = self.in_rows(x)  # CuPy's copy takes more time than this one.
             made.sort(kind="stable" if kwargs.get("stable", True) else None)
             return made
+        if not -x.ndim <= axis < x.ndim:
+            return function(x, axis=axis, **kwargs)  # which raises the error
         if x.ndim > 1 and x.size and x.shape[axis] == x.size:
             return self._ordered(name, x.reshape(-1), 0, kwargs).reshape(x.shape)
         wide = name == "sort" and x.ndim > 1 and x.size >= ufuncs.LARGE and kwargs.keys() <= {"stable"}

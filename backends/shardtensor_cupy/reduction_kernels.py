@@ -42,12 +42,10 @@ class _Operation(NamedTuple):
 _OPERATIONS = {
     "sum": _Operation("x"),
     "squares": _Operation("(x - mean) * (x - mean)"),
-    "nansum": _Operation("x == x ? x : 0"),
-    "numbers": _Operation("x == x"),
     "max": _Operation("x", "b > a || b != b ? b : a", f"-{_INFINITY}"),
     "min": _Operation("x", "b < a || b != b ? b : a", _INFINITY),
 }
-"""The operations. An extremum is NaN if there is one; ``"numbers"`` counts what is not NaN."""
+"""The operations. An extremum is NaN if there is one."""
 
 
 class Variant(NamedTuple):
@@ -89,14 +87,13 @@ class Variant(NamedTuple):
         """
         operation, itemsize = _OPERATIONS[self.operation], np.dtype(self.source).itemsize
         squares, in_packs = self.operation == "squares", self.aligned and self.pack > 1
-        number = self.total if self.total != "int64" else "float64" if self.source == "float64" else "float32"
         mean = "st_row * st_inner + st_column + j" if self.lanes else "st_row"
         pieces = {
             "headers": _HEADERS if "float16" in (self.source, self.result) else "",
             "source": TYPES[self.source],
             "total": TYPES[self.total],
             "result": TYPES[self.result],
-            "number": TYPES[number],
+            "number": TYPES[self.total],
             "value": operation.value,
             "merge": operation.merge,
             "first": operation.first,

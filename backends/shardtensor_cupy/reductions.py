@@ -115,13 +115,11 @@ class _Launch(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The launches, the shape of the result, and the dimensions of the array in the order in which it is copied to
-    row-major order before, or None.
-    """
+    """The launches, the shape of the result, and whether the array is copied to row-major order before."""
 
     launches: Sequence[_Launch]
     shape: tuple[int, ...]
-    copied: Sequence[int] | None
+    copied: bool
 
 
 class Reductions:
@@ -155,8 +153,7 @@ class Reductions:
         Arrays of other strides than the kernels can read are copied first.
 
         Args:
-            operation: ``"sum"``, ``"squares"``, ``"nansum"``, ``"numbers"`` (the number of elements that are not NaN),
-                ``"max"`` or ``"min"``.
+            operation: ``"sum"``, ``"squares"``, ``"max"`` or ``"min"``.
             x: the array.
             axis, keepdims: see NumPy.
             total: the dtype in which elements are merged.
@@ -175,8 +172,8 @@ class Reductions:
         if plan is None:
             return None
         launches, shape, copied = plan
-        if copied is not None:
-            x = self._contiguous(x.transpose(copied))
+        if copied:
+            x = self._contiguous(x)
         last = launches[-1]
         for launch in launches:
             made = self._empty(shape if launch is last else launch.shape, launch.dtype)
@@ -209,18 +206,17 @@ class Reductions:
         self, operation: str, x: Any, axis: Any, keepdims: bool, total: np.dtype[Any], result: np.dtype[Any]
     ) -> _Plan | None:
         axes = axes_of(axis, x.ndim)
-        order = _memory_order(x, axes)
-        dimensions = [_Dimension(d in axes, x.shape[d], x.strides[d]) for d in order if x.shape[d] > 1]
+        dimensions = [_Dimension(d in axes, n, x.strides[d]) for d, n in enumerate(x.shape) if n > 1]
         if not x.size or not all(d.step for d in dimensions) or not _is_supported([d[:2] for d in dimensions]):
             return None
         if operation == "squares" and sum([reduced for reduced, _ in _runs([d[:2] for d in dimensions])]) > 1:
             return None  # A value of the first launch would belong to several means.
         kept = tuple([1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes])
-        dtypes, copied = (x.dtype, total, result), None
+        dtypes, copied = (x.dtype, total, result), False
         launches = self._of_dimensions(operation, dimensions, dtypes, math.gcd(x.data.ptr, PACK))
         if launches is None:
             copied, launches = (
-                order,
+                True,
                 self._of_dimensions(operation, _in_row_major_order(dimensions, x.itemsize), dtypes, PACK),
             )
         if launches is None or any(launch.blocks[0] >= 1 << 31 for launch in launches):
@@ -293,19 +289,6 @@ class Reductions:
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     """Returns the numbers of reduced dimensions from 0 on; None stands for all."""
     return tuple(range(ndim)) if axis is None else tuple(normalize_axis_tuple(axis, ndim))
-
-
-def _memory_order(x: Any, axes: Sequence[int]) -> list[int]:
-    """Returns the dimensions of an array in an order in which the elements along the last one are adjacent, if there is
-    one that does not permute the dimensions of the result.
-    """
-    wide = [d for d, n in enumerate(x.shape) if n > 1]
-    if wide and x.strides[wide[-1]] != x.itemsize:
-        order = sorted(range(x.ndim), key=lambda d: (x.shape[d] > 1, -x.strides[d]))
-        kept = [d for d in order if d in wide and d not in axes]
-        if kept == sorted(kept):
-            return order
-    return list(range(x.ndim))
 
 
 def _in_row_major_order(dimensions: Sequence[_Dimension], itemsize: int) -> list[_Dimension]:

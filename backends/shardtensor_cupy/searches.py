@@ -279,7 +279,10 @@ for _name, _value in (
         else if (v < table[count - 1]) {
             long long at = begin - 1;
             at = at < 0 ? 0 : at > count - 2 ? count - 2 : at;
-            found = slopes[at] * (v - table[at]) + fp[at];
+            /* As NumPy does: at a point, and beside points that are not finite. */
+            found = v == table[at] ? fp[at] : slopes[at] * (v - table[at]) + fp[at];
+            if (found != found) found = slopes[at] * (v - table[at + 1]) + fp[at + 1];
+            if (found != found && fp[at] == fp[at + 1]) found = fp[at];
         } else found = v > table[count - 1] && has_right ? right : fp[count - 1];
         y[i] = found;""",
     ),

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
 
-__all__ = ["LARGE", "LargeUfuncs", "is_apart"]
+__all__ = ["LARGE", "LargeUfuncs", "in_columns", "is_apart"]
 
 LARGE = 1 << 20
 """The number of elements from which on a kernel takes about as long as its launch."""
@@ -59,7 +59,7 @@ class LargeUfuncs:
         if found is None:
             return NotImplemented
         arrays = [x for x in args if isinstance(x, self._array)]
-        if out is None and not any(x.flags.c_contiguous for x in arrays) and all(x.flags.f_contiguous for x in arrays):
+        if out is None and in_columns(arrays):
             made = self(ufunc, [x.T if isinstance(x, self._array) else x for x in args], None)  # as CuPy
             return made if made is NotImplemented else made.T
         shape = arrays[0].shape if len(arrays) == 1 else np.broadcast_shapes(*[x.shape for x in arrays])
@@ -110,6 +110,15 @@ class LargeUfuncs:
         used = [_OWN_HEADERS[dtype.name] for dtype in types.values() if dtype.name in _OWN_HEADERS]
         text = "".join([f"#include <cupy/{header}>\n" for header in (*_HEADERS, *used)]) + preamble + ufunc._preamble
         return _Found(ElementwiseKernel(self._cupy, ", ".join(names), outputs, operation, name, text, _OPTIONS), output)
+
+
+def in_columns(arrays: Sequence[Any]) -> bool:
+    """Whether all arrays are in column-major order only, with one number of dimensions: then they broadcast as their
+    transposed arrays do.
+    """
+    if any(x.flags.c_contiguous or not x.flags.f_contiguous for x in arrays):
+        return False
+    return len({x.ndim for x in arrays}) == 1
 
 
 def is_apart(x: Any, out: Any) -> bool:

@@ -341,7 +341,12 @@ def _interpolated(namespace: Any, context: ShardContext, x: Any, xp: Any, fp: An
     if n > 1:
         at = lib.clip(lib.subtract(lib.searchsorted(xp, x, side="right"), 1), 0, n - 2)
         slope = lib.divide(lib.subtract(fp[1:], fp[:-1]), lib.subtract(xp[1:], xp[:-1]))
+        # As NumPy does: at a point, and beside points that are not finite.
         inside = lib.add(lib.multiply(slope[at], lib.subtract(x, xp[at])), fp[at])
+        behind = lib.add(lib.multiply(slope[at], lib.subtract(x, xp[1:][at])), fp[1:][at])
+        inside = lib.where(lib.isnan(inside), behind, inside)
+        level = lib.logical_and(lib.isnan(inside), lib.equal(fp[at], fp[1:][at]))
+        inside = lib.where(lib.logical_or(level, lib.equal(x, xp[at])), fp[at], inside)
         found = lib.where(lib.less(x, xp[-1]), inside, found)
     return lib.asarray(lib.where(lib.less(x, xp[0]), outside[0], found), dtype=context.dtype)
 

@@ -20,7 +20,7 @@ from tests.conftest import NO_GPU
 
 pytestmark = pytest.mark.skipif(not NO_GPU, reason="the double takes the place of CuPy")
 
-DTYPES = ("i1", "u2", "i4", "f4", "f8", "i8", "?")
+DTYPES = ("i1", "u2", "i4", "f4", "f8", "i8", "u8", "?")
 SHAPES = ((), (1,), (7,), (300,), (4, 8), (3, 5), (2, 3, 8), (5, 1, 4), (0, 3), (3, 1))
 LAYOUTS = ("whole", "shifted", "columns", "reversed", "transposed", "every other row", "one row", "one column")
 
@@ -168,6 +168,30 @@ def test_results_are_laid_out_as_cupys(gpu: Machine) -> None:
         x = gpu.cupy.ones((8, 4), "f4").T
         assert gpu.backend.xp.add(x, 1).flags.f_contiguous
         assert gpu.backend.xp.add(x, gpu.cupy.ones((4, 8), "f4")).flags.c_contiguous
+
+
+def test_operands_in_column_major_order_broadcast_by_their_last_dimensions(gpu: Machine) -> None:
+    with gpu.backend.on(gpu.devices[0]):
+        host, other = np.arange(12.0).reshape(3, 4), np.arange(36.0).reshape(3, 4, 3) - 5
+        x, y = gpu.cupy.asarray(host).T, gpu.cupy.asarray(other).transpose(2, 1, 0)
+        xp, read = gpu.backend.xp, gpu.cupy.asnumpy
+        for a, b in ((x, y), (y, x)):
+            np.testing.assert_array_equal(read(xp.add(a, b)), read(a) + read(b))
+        np.testing.assert_array_equal(read(xp.where(x > 3, y, 2.0)), np.where(host.T > 3, read(y), 2.0))
+
+
+def test_arguments_of_large_arrays_are_checked(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    xp = gpu.backend.xp
+    with gpu.backend.on(gpu.devices[0]):
+        x = gpu.cupy.ones((4, 8))
+        with pytest.raises(ValueError, match="copy"):
+            xp.asarray(x, dtype=np.float32, copy=False)
+        monkeypatch.setattr("shardtensor_cupy.ordering_functions.LONG", 1)
+        for function in (xp.cumsum, xp.cumprod):
+            with pytest.raises(np.exceptions.AxisError):
+                function(x, axis=2)
+        with pytest.raises(np.exceptions.AxisError):
+            xp.sort(x, axis=5)
 
 
 def test_the_program_for_the_sanitizer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.interpreters.mutation import advanced_indexing, write_ops
+from shardtensor.interpreters.mutation import advanced_indexing, scattered_on_device, write_ops
 from tests import fakecupy
 from tests.backends.test_cupy import launched, machine
 
@@ -102,7 +102,20 @@ def test_written_elements(index: tuple[Any, ...], data: Any) -> None:
         np.testing.assert_array_equal(np.asarray(view), answer)
 
 
-def test_the_last_value_is_written() -> None:
+@pytest.mark.parametrize("dtype", ["i1", "u1", "u2", "i8", "u8"])
+def test_narrow_indices_of_long_dimensions(dtype: str) -> None:
+    host, index = np.arange(300.0), np.array([0, 127, 5], dtype)
+    with machine(1, devices=1) as m:
+        x, i = [st.device_put(a, m.devices[0]) for a in (host, index)]
+        np.testing.assert_array_equal(np.asarray(x[i]), host[index])
+        x[i] = st.device_put(np.array([1.0, 2, 3]), m.devices[0])
+        host[index] = [1, 2, 3]
+        np.testing.assert_array_equal(np.asarray(x), host)
+
+
+@pytest.mark.parametrize("dense", [0, 16])
+def test_the_last_value_is_written(dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scattered_on_device, "_DENSE", dense)
     index = np.array([3, -7, 3, 0, 3, -10])
     with machine(1, devices=1) as m:
         x = st.device_put(np.zeros((10, 2)), m.devices[0])

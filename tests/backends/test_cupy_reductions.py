@@ -258,3 +258,17 @@ def test_where_of_large_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
         for args in ((x, x.astype("f8")), (x.astype("c8"), 0)):
             xp.where(cupy.asarray(mask), *args)
             assert names[-1] != "shardtensor_where"
+
+
+@pytest.mark.parametrize("shape", [(64, 512), (3, 16384), (64, 4096)], ids=str)
+@pytest.mark.parametrize("name", ["sum", "mean", "var"])
+def test_transposed_tensors_have_the_bits_of_separate_gpus(name: str, shape: tuple[int, int]) -> None:
+    host = np.random.default_rng(0).normal(size=shape).astype("f4")
+    found = []
+    for gpus in (1, 4):
+        with machine(4, devices=gpus) as m:
+            x = st.device_put(host, st.NamedSharding(m.mesh(), st.P(None, "d")))
+            turned = st.permute_dims(x, (1, 0))
+            found.append([np.asarray(getattr(st, name)(turned, axis=axis)) for axis in (0, 1, None)])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -163,3 +163,24 @@ def test_triangles(monkeypatch: pytest.MonkeyPatch) -> None:
                     np.asarray(getattr(st, name)(x, k=k)), getattr(np, name)(host, k), strict=True
                 )
                 assert any("triangle" in name for name in names) == (dtype != "c16")
+
+
+@pytest.mark.parametrize("least", [1, 1 << 60], ids=["own kernel", "CuPy's functions"])
+@pytest.mark.parametrize("backend", ["cupy", "checked"])
+def test_interpolation_beside_points_that_are_not_finite(
+    backend: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ufuncs, "LARGE", least)
+    x = np.array([0, 0.5, 1, 1.5, 2, -1, 3, np.nan, -np.inf, np.inf])
+    points: list[tuple[list[float], list[float]]] = [
+        ([0.0, 1, 2], [1.0, np.inf, 3]),
+        ([0.0, 1, 1.5, 3], [0.0, 1e308, -1e308, 5]),
+        ([-np.inf, 0, 1, np.inf], [0.0, 1, 2, 3]),
+        ([0.0, 1, 2], [np.inf, np.inf, 0]),
+        ([0.0, 1], [np.nan, 1]),
+    ]
+    with machine(1, devices=1) as m, np.errstate(all="ignore"):
+        device = m.devices[0] if backend == "cupy" else st.devices(backend)[0]
+        for xp, fp in points:
+            found = np.asarray(st.interp(st.device_put(x, device), np.array(xp), np.array(fp)))
+            np.testing.assert_array_equal(found, np.interp(x, xp, fp))

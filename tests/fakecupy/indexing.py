@@ -58,7 +58,7 @@ def _wrapped(raws: list[Any], shape: tuple[int, ...]) -> tuple[Any, ...]:
             axis += len(shape) - used
         elif i is not None:
             if isinstance(i, np.ndarray) and not _is_mask(i) and shape[axis]:
-                i = np.remainder(i, shape[axis])
+                i = np.remainder(i.astype(np.int64), shape[axis])
             axis += i.ndim if _is_mask(i) else 1
         made.append(i)
     return tuple(made)

@@ -156,6 +156,6 @@ class Loops:
             inputs, outputs = choose(self._name, kinds)
         except TypeError:
             return None
-        in_c = all(dtype.char in _IN_C for dtype in inputs) and outputs[0].char in _IN_C + "?"
+        in_c = all(dtype.char in _IN_C for dtype in inputs) and len(set(inputs)) == 1 and outputs[0].char in _IN_C + "?"
         code = f"out0 = {_CODE[self._name]}" if in_c and self._name in _CODE else None
         return Loop(inputs, outputs, code)

@@ -15,6 +15,9 @@ from shardtensor.interpreters.mutation.write_ops import Commit, Delivery, Scatte
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
 from shardtensor.tensor.tensor import ShardedTensor
 
+_DENSE = 16
+"""The number of elements for each written value up to which a table of all elements finds the last values."""
+
 
 class ScatteredOnDevice(WriteOp):
     """A write of an operand to the elements that index arrays of a device select.
@@ -80,9 +83,22 @@ class ScatteredOnDevice(WriteOp):
             own = entry if isinstance(entry, (int, np.integer)) else xp.astype(entry, xp.int64)
             place = place * size + own % size
         place = xp.reshape(xp.broadcast_to(place, chosen.block), (-1,))
-        last = xp.zeros((math.prod(sizes),), dtype=xp.int64)
-        xp.maximum_at(last, place, xp.arange(chosen.rows, dtype=xp.int64))
+        numbers, count = xp.arange(chosen.rows, dtype=xp.int64), math.prod(sizes)
+        if count <= _DENSE * chosen.rows:
+            last = xp.zeros((count,), dtype=xp.int64)
+            xp.maximum_at(last, place, numbers)
+            last = last[place]
+        else:  # A table of all elements would be much larger than the values.
+            order = xp.argsort(place, stable=True)
+            places = place[order]
+            begins = xp.concat([xp.ones((1,), dtype=xp.bool), xp.not_equal(places[1:], places[:-1])])
+            group = xp.subtract(xp.cumulative_sum(xp.astype(begins, xp.int64)), 1)
+            last = xp.zeros((chosen.rows,), dtype=xp.int64)
+            xp.maximum_at(last, group, order)
+            found = xp.empty_like(order)
+            found[order] = last[group]
+            last = found
         before, after = part.shape[: chosen.at], part.shape[chosen.at + len(chosen.block) :]
         shape = (*before, *chosen.block, *after)
         rows = xp.reshape(xp.broadcast_to(part, shape), (math.prod(before), chosen.rows, math.prod(after)))
-        return xp.reshape(rows[:, last[place]], shape)
+        return xp.reshape(rows[:, last], shape)
