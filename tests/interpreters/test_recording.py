@@ -19,6 +19,7 @@ import shardtensor as st
 from shardtensor import demo
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, innermost
+from shardtensor.functions import unsplit_lines
 from shardtensor.functions.algorithms import blocked, blocked_qr, chirp_fft, transpose_fft, tsqr
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
@@ -194,6 +195,8 @@ def steps(x: Any) -> Any:
         *chirps(z), tsqr.tall_qr(x), tsqr.tall_r(x),
         blocked.blocked_cholesky(st.eye(2)), blocked.blocked_inv(st.eye(2)), blocked.blocked_slogdet(x[:2]),
         blocked.blocked_solve(st.eye(2), x[:2]), blocked_qr.blocked_qr(x, complete=False),
+        unsplit_lines.padded(x, widths=((0, 1), (2, 0)), value=np.float64(7).tobytes()),
+        unsplit_lines.central_differences(x, axis=0, spacing=1.0),
     ]  # fmt: skip
 
 
