@@ -196,10 +196,10 @@ def correlate(a: ArrayLike, v: ArrayLike, mode: str = "valid") -> ShardedTensor:
     [2, 3]
     """
     first, second = _signals(a, v, mode, "correlate")
-    if len(second) > len(first):
-        return conj(flip(correlate(second, first, mode)))
-    reverse = flip(second)
-    return _convolved(first, conj(reverse) if reverse.dtype.kind == "c" else reverse, mode)
+    second = conj(second) if second.dtype.kind == "c" else second
+    if len(second) > len(first):  # The factors are those of NumPy, and with them the signs of zeros.
+        return flip(_convolved(second, flip(first), mode))
+    return _convolved(first, flip(second), mode)
 
 
 def _signals(a: Any, v: Any, mode: str, caller: str) -> tuple[Any, Any]:

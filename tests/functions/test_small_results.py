@@ -64,6 +64,10 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
+BY_BLAS = ("correlate, full", "correlate, longer second")
+"""Sums of complex products, which BLAS adds in an order that depends on the strides of the shards."""
+
+
 def computed(call: Callable[[Any], Any], operands: Any) -> list[Any] | type[Exception]:
     """The results of a call, or the class of its error."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -127,7 +131,7 @@ def check(name: str, data: Any, backend: str) -> None:
     with st.transfers():  # They are counted, so that the composition runs.
         wanted = computed(CALLS[name], view)
     for _ in range(3):  # The layout is inferred at the second call.
-        same(computed(CALLS[name], view), wanted)
+        same(computed(CALLS[name], view), wanted, to_the_bit=name not in BY_BLAS)
     for n, x in placed.items():
         np.testing.assert_array_equal(np.asarray(x), kept[n])
 
