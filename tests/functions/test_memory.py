@@ -221,7 +221,7 @@ def test_the_meter_sees_a_gather(meter: Meter) -> None:
     )
 
 
-OTHERS = {"outer", "tril", "triu", "hfft", "irfft", "quantile", "nanquantile"}
+OTHERS = {"outer", "diag", "diagflat", "tril", "triu", "hfft", "irfft", "quantile", "nanquantile"}
 """Not called with these operands: results that are larger than they are (``tril`` of a vector is a square matrix),
 spectra, whose sizes here have no factors (see `LONG`, and the test of real spectra), and quantiles, of which each device
 holds all (see `ARGUMENTS`).
