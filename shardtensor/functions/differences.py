@@ -80,7 +80,9 @@ _BLOCK = 1 << 15
 def _convolve_blocks(a: Any, v: Any, before: int, behind: int, count: int) -> Any:
     """Computes `convolve_part` on the host, to ``count`` results."""
     n, m = a.shape[0], v.shape[0]
-    if count <= _BLOCK or n < m:
+    if n < m:
+        return _convolve_ends(a, v, before, count)
+    if count <= _BLOCK:
         if not before and not behind:
             return np.convolve(a, v, "valid")
         return np.convolve(a, v, "full")[m - 1 - before : n + behind]
@@ -92,6 +94,20 @@ def _convolve_blocks(a: Any, v: Any, before: int, behind: int, count: int) -> An
     for begin in range(0, n - m + 1, _BLOCK):
         end = min(begin + _BLOCK, n - m + 1)
         out[before + begin : before + end] = np.convolve(a[begin : end + m - 1], v, "valid")
+    return out
+
+
+def _convolve_ends(a: Any, v: Any, before: int, count: int) -> Any:
+    """Computes `convolve_part` on the host for a part that is shorter than v.
+
+    NumPy's function would exchange the two, and add the products in another order than for the whole array.
+    """
+    a, reverse = np.ascontiguousarray(a), np.ascontiguousarray(v[::-1])
+    out = memory_pool.empty((count,), a.dtype)
+    for k in range(count):
+        begin = k - before
+        first, last = max(begin, 0), min(begin + reverse.shape[0], a.shape[0])
+        out[k] = np.dot(a[first:last], reverse[first - begin : last - begin])
     return out
 
 

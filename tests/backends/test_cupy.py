@@ -717,9 +717,9 @@ SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, w
     "onload waits for who had the block": (Copier.h2d, "logical.copies.wait_event(logical.record())", "pass", "old_memory"),
     "onload waits for the offload": (Copier.h2d, "logical.copies.wait_event(after[0])", "pass", "comes_back"),
     "onload keeps the buffer": (Copier.h2d, "self.flights.add(event, out, logical.stream, host, stream=logical.copies)", "pass", "comes_and_goes"),
-    "memory that is reused is alone": (
+    "only memory that nothing else holds is reused": (
         InFlight.take, "references([flights[0].host]) <= len(flights) + 1", "True", "offloads_again"),
-    "memory that is reused is on one stream": (
+    "memory is reused on the stream of its copies only": (
         InFlight.take, "flight.stream is not stream", "False", "offloads_again"),
     "the device waits for the onload": (
         CuPyBackend.wait, "self._logical_devices[device].stream.wait_event(token)", "pass", "comes_and_goes"),

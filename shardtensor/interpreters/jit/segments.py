@@ -111,7 +111,7 @@ class Segment:
             for equation in one_launch.computed:
                 try:
                     compute(equation, values)
-                except BaseException:
+                except BaseException:  # Raised again; the caller names the line.
                     values[slot] = Failed(equation)
                     raise
             return one_launch.prepare(values)
