@@ -183,9 +183,9 @@ def fill(
     """
     shape, dtype = context.local_shape, context.dtype
     if xp is not np and kernel is not None and makes(kernel[0], dtype):
-        out = xp.empty(shape, dtype=dtype)
-        backend = array_backend(out)
+        backend = array_backend(xp.empty((0,), dtype=dtype))  # Other backends need no memory here.
         if backend is not None and backend.kernel_language == "cuda":
+            out = xp.empty(shape, dtype=dtype)
             if math.prod(shape):
                 numbers = [number for p in parameters for number in _kernel_parameters(xp, p)]
                 write_numbers(backend, kernel[0], key, out, *_runs(xp, context), [*numbers, *kernel[1]])

@@ -259,6 +259,24 @@ def test_products_of_polynomials_have_no_products_beyond_the_ends(backend: str, 
     assert np.asarray(np.convolve(st.device_put(a, mesh), np.asarray([np.inf, 1.0]))).tolist() == [*[np.inf] * 8, 8.0]
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "i4"])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_convolutions_of_short_shards_have_numpys_bits(count: int, dtype: str) -> None:
+    rng = np.random.default_rng(count)
+    where = st.NamedSharding(mesh_of((count,), "numpy"), st.P("x"))
+    for n in (5, 7, 11):
+        for m in range(1, n + 1):
+            a, v = [
+                (100 * (rng.normal(size=k) + (1j * rng.normal(size=k) if "c" in dtype else 0))).astype(dtype)
+                for k in (n, m)
+            ]
+            for mode in ("full", "same", "valid"):
+                for name in ("convolve", "correlate"):
+                    with st.transfers():
+                        found = np.asarray(getattr(st, name)(st.device_put(a, where), v, mode))
+                    assert found.tobytes() == getattr(np, name)(a, v, mode).tobytes(), (n, m, mode, name)
+
+
 def test_a_convolution_sends_only_elements_that_devices_need() -> None:
     a = st.device_put(np.ones(1000), mesh_of((4,), "checked"))
     for mode in ("full", "same", "valid"):
