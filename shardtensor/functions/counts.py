@@ -16,6 +16,7 @@ from shardtensor.communication.transfer import whole_array
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.algorithms.one_memory import runs_whole
+from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
@@ -71,10 +72,8 @@ def counts_of_integers(x: ArrayLike, /, weights: ArrayLike | None = None, *, len
 
 @implements(counts_of_integers, "kernel")
 def _counts_of_integers(xp: Any, context: ShardContext | None, x: Any, weights: Any, *, length: int) -> Any:
-    if weights is None and hasattr(xp, "counts_below"):
-        counts = xp.counts_below(x, length)
-        if counts is not None:
-            return counts
+    if weights is None and (counts := own_kernel(xp, "counts_below", x, length)) is not None:
+        return counts
     x = xp.asarray(x, dtype=np.dtype("int64"))
     if not x.shape[0]:
         return xp.zeros((length,), dtype=np.dtype("int64" if weights is None else "float64"))

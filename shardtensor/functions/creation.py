@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
 from shardtensor.sharding.layout import Shape, Where, checked_shape
@@ -290,10 +291,8 @@ def _arange(xp: Any, context: ShardContext, *, start: Any, stop: Any, step: Any,
     low, high = sorted((first + begin * by, first + end * by))
     exact = context.dtype.kind in "iu" and isinstance(first, int) and isinstance(by, int)
     if exact and low >= -(2**63) and high < 2**63:  # The libraries' own ``arange`` computes in int64.
-        if hasattr(xp, "ramp"):
-            made = xp.ramp(begin, end, by, first, context.dtype, np.dtype("int64"))
-            if made is not None:
-                return made
+        if (made := own_kernel(xp, "ramp", begin, end, by, first, context.dtype, np.dtype("int64"))) is not None:
+            return made
         return xp.asarray(xp.arange(first + begin * by, first + end * by, by), dtype=context.dtype)
     # NumPy's formula, start + i * (second - first), gives every element NumPy's bits: float16 is computed in float32.
     computed = np.dtype("f4") if context.dtype == "f2" else context.dtype
@@ -302,7 +301,7 @@ def _arange(xp: Any, context: ShardContext, *, start: Any, stop: Any, step: Any,
         origin, second = [value.astype(computed) for value in given]
         delta = second - origin
         formula = [(origin + k * delta).astype(context.dtype) for k in (0, 1)]
-    made = xp.ramp(begin, end, delta, origin, context.dtype, computed) if hasattr(xp, "ramp") else None
+    made = own_kernel(xp, "ramp", begin, end, delta, origin, context.dtype, computed)
     if made is None:
         steps = xp.asarray(xp.arange(begin, end), dtype=computed)
         made = xp.asarray(xp.add(xp.multiply(steps, delta.item()), origin.item()), dtype=context.dtype)

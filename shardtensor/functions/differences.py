@@ -11,6 +11,7 @@ from shardtensor.core import composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.joining import concat
+from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.functions.unsplit_lines import are_whole, central_differences
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import Shape
@@ -53,10 +54,8 @@ def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any, *, before: int, b
         return a[:0]
     if xp is np:
         return _convolve_blocks(a, v, before, behind, count)
-    if hasattr(xp, "convolved"):
-        found = xp.convolved(a, v, before, count)
-        if found is not None:
-            return found
+    if (found := own_kernel(xp, "convolved", a, v, before, count)) is not None:
+        return found
     if m > _FEW:
         return _convolve_windows(xp, a, v, before, count)
     total = xp.zeros(count, dtype=a.dtype)

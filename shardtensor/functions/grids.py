@@ -17,6 +17,7 @@ from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.elementwise import add, divide, equal, multiply, pow, subtract
 from shardtensor.functions.joining import reshape_operand, stack
 from shardtensor.functions.manipulation import reshape
+from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.sharding.layout import Shape, Where, checked_shape, chosen
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import integer_from, shape_of, sharded_dtype
@@ -90,8 +91,8 @@ def _linspace(xp: Any, context: ShardContext, *, start: Any, stop: Any, num: int
         span = last - first
         step = span / parts if parts > 0 else span
     out = None
-    if hasattr(xp, "ramp") and context.dtype.kind == "f" and not (parts > 0 and step == 0):
-        out = xp.ramp(begin, end, step, first, context.dtype, computed)
+    if context.dtype.kind == "f" and not (parts > 0 and step == 0):
+        out = own_kernel(xp, "ramp", begin, end, step, first, context.dtype, computed)
     if out is not None:
         if endpoint and count > 1 and begin < end == count:
             out[-1:] = last.item()

@@ -20,6 +20,7 @@ from shardtensor.functions.comparisons import array_like, iscomplexobj
 from shardtensor.functions.counts import counts_of_integers
 from shardtensor.functions.elementwise import add, divide, multiply, subtract
 from shardtensor.functions.manipulation import flip, reshape
+from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.functions.repetition import on_host
 from shardtensor.functions.searching import searchsorted
 from shardtensor.host.threads import each
@@ -124,10 +125,8 @@ def _counts_between(xp: Any, context: ShardContext, x: Any, edges: Any, weights:
     count = edges.shape[0] - 1
     if not count:
         return xp.zeros((0,), dtype=context.dtype)
-    if weights is None and hasattr(xp, "histogram_counts"):
-        found = xp.histogram_counts(x, edges)
-        if found is not None:
-            return found
+    if weights is None and (found := own_kernel(xp, "histogram_counts", x, edges)) is not None:
+        return found
     total, step = None, max(PIECE, count)
     for begin in range(0, max(x.shape[0], 1), step):
         some = slice(begin, begin + step)

@@ -36,6 +36,7 @@ from shardtensor.functions.elementwise import (
 )
 from shardtensor.functions.joining import concat
 from shardtensor.functions.manipulation import reshape
+from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.functions.repetition import small_on_host
 from shardtensor.functions.scans import cumulative_sum, diff
 from shardtensor.functions.searching import where
@@ -330,10 +331,8 @@ def _interpolated(namespace: Any, context: ShardContext, x: Any, xp: Any, fp: An
     if namespace is np:
         return np.asarray(np.interp(x, xp, fp, left, right))
     lib, n = namespace, xp.shape[0]
-    if hasattr(lib, "interpolated"):
-        found = lib.interpolated(x, xp, fp, left, right)
-        if found is not None:
-            return found
+    if (found := own_kernel(lib, "interpolated", x, xp, fp, left, right)) is not None:
+        return found
     x, xp = [lib.asarray(a, dtype=np.dtype("float64")) for a in (x, xp)]
     fp = lib.asarray(fp, dtype=context.dtype)
     outside = [end if value is None else value for end, value in ((fp[0], left), (fp[-1], right))]

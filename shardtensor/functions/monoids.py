@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.host.summation_order import empty_like
 from shardtensor.sharding.rules import reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
@@ -99,10 +100,8 @@ def var_partial(
     x, axes = _widened(xp, x), reduced_axes(axis, x.ndim)
     # A mean over all elements is kept as a scalar, which NumPy subtracts faster than an array of one element.
     mean = xp.mean(x, axis=axis, keepdims=len(axes) < x.ndim)
-    if xp is not np and (added := getattr(xp, "squared_deviations", None)):
-        spread = added(x, mean, axis=axis, keepdims=keepdims)
-        if spread is not None:
-            return _count(context, axis), *_reshaped(xp, mean, spread)
+    if (spread := own_kernel(xp, "squared_deviations", x, mean, axis=axis, keepdims=keepdims)) is not None:
+        return _count(context, axis), *_reshaped(xp, mean, spread)
     if squared := _fused(xp, x, _squared_deviation):
         return _count(context, axis), *_reshaped(xp, mean, xp.sum(squared(x, mean), axis=axis, keepdims=keepdims))
     # NumPy writes into memory from the pool: allocating as much new memory would cost more than the sums.

@@ -19,6 +19,7 @@ from shardtensor.functions.elementwise import multiply
 from shardtensor.functions.linear_algebra import matmul, tensordot
 from shardtensor.functions.manipulation import expand_dims, reshape
 from shardtensor.functions.monoids import diagonal_partial, trace_partial
+from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.functions.partial_sums import placed
 from shardtensor.functions.statistical import sum as sum_over
 from shardtensor.sharding.layout import Shape, Where
@@ -312,10 +313,8 @@ def _cross(
     along_a, along_b, along = _cross_axes((a.ndim, b.ndim), axisa, axisb, axisc, axis)
     a1, a2, a3 = [a[(slice(None),) * along_a + (i, ...)] for i in range(3)]
     b1, b2, b3 = [b[(slice(None),) * along_b + (i, ...)] for i in range(3)]
-    if hasattr(xp, "cross_products"):
-        made = xp.cross_products((a1, a2, a3), (b1, b2, b3), along, context.dtype)
-        if made is not None:
-            return made
+    if (made := own_kernel(xp, "cross_products", (a1, a2, a3), (b1, b2, b3), along, context.dtype)) is not None:
+        return made
     pairs = ((a2, b3, a3, b2), (a3, b1, a1, b3), (a1, b2, a2, b1))
     return xp.stack([xp.subtract(xp.multiply(p, q), xp.multiply(r, s)) for p, q, r, s in pairs], axis=along)
 

@@ -14,6 +14,7 @@ from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.creation import eye, ones, zeros
 from shardtensor.functions.data_types import result_type
 from shardtensor.functions.manipulation import broadcast_to, reshape
+from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.functions.repetition import devices_of, index_of
 from shardtensor.sharding.layout import Where, chosen
 from shardtensor.sharding.shard_context import ShardContext
@@ -64,10 +65,8 @@ def _triangle(function: Callable[..., Any], lower: bool) -> None:
     def kernel(xp: Any, context: ShardContext, x: Any, *, k: int) -> Any:
         (top, bottom), (left, right) = context.boxes[0][-2:]
         below = _diagonal(k) + top - left  # of the shard
-        if hasattr(xp, "triangle"):
-            made = xp.triangle(x, below, lower)
-            if made is not None:
-                return made
+        if (made := own_kernel(xp, "triangle", x, below, lower)) is not None:
+            return made
         rows = xp.reshape(xp.arange(bottom - top), (-1, 1))
         columns = xp.reshape(xp.arange(right - left), (1, -1))
         kept = xp.less_equal(columns, rows + below) if lower else xp.greater_equal(columns, rows + below)
