@@ -1222,7 +1222,7 @@ def test_forks_in_programs_of_one_thread() -> None:
     """The child has all programs of the map, and continues it."""
     said = scripted(f"""
         {textwrap.indent(FORKED, " " * 8).strip()}
-        print(run("caller", 9.0), run("caller", 9.0, depth=1))
+        print(run("caller", 9.0), run("caller", 9.0, depth=1), flush=True)  # A child would print it, too.
 
         def fn(x):
             child = os.fork() if x == 2 else None
