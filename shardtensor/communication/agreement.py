@@ -101,6 +101,7 @@ class Agreement:
         self._sequence = 0
         self._in_step = True  # Whether the processes made the same calls of the engine.
         self._calls = 0
+        self._made = (0, 0)  # The number of the call that made the last tensor, and how many it made before.
         self._noted: list[str] = []  # The last calls, which the hash does not contain yet.
         self._errors: deque[str] = deque()  # Errors after these calls; any thread may add some at any time.
         self._hash = hashlib.blake2b(digest_size=16)  # Of all calls.
@@ -127,6 +128,18 @@ class Agreement:
         if len(self._noted) >= _KEPT:
             self._hash_noted()
         self._lock.release()
+
+    @property
+    def count(self) -> int:
+        """The number of calls so far."""
+        return self._calls + len(self._noted)
+
+    def new_identity(self) -> str:
+        """Returns the identity of a tensor that the last call makes; see `shardtensor.tensor.identity`."""
+        calls, before = self.count, self._made
+        number = before[1] + 1 if before[0] == calls else 0
+        self._made = calls, number
+        return f"#{calls}.{number}" if number else f"#{calls}"
 
     def note_error(self, call: str, error: BaseException) -> None:
         """Adds an error that a call has raised in this process. If it is raised in all processes, they go on; otherwise

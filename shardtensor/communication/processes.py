@@ -7,7 +7,7 @@ know the shapes and dtypes of all arrays, so that they know which messages there
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -21,6 +21,9 @@ from shardtensor.errors import DistributedError, NotAddressableError
 from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.tensor.identity import derived_identity, identity_of
+from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:  # Programs of one process need none of it.
     from shardtensor.communication.agreement import Agreement
@@ -53,6 +56,41 @@ def note(call: str) -> None:
     """Adds a call, which all processes have to make in the same order, to what the next exchange compares."""
     job = JOB.agreement
     (job or connected(call)).note(call)
+
+
+def identify(result: Any) -> None:
+    """Identifies the tensors among the result of the last call in all processes; see `shardtensor.tensor.identity`."""
+    job = JOB.agreement
+    assert job is not None
+    for x in (result,) if type(result) is ShardedTensor else leaves(result):
+        if type(x) is ShardedTensor:
+            x._identity = job.new_identity()
+
+
+def identify_new(result: Any, name: str, operands: Iterable[Any], since: int) -> None:
+    """Identifies the tensors of several processes, among the result of an operator, that have no identity yet.
+
+    Args:
+        result: the result, a pytree.
+        name: the operator.
+        operands: its operands.
+        since: the number of calls before it. Where processes have compared none since, which they need not make alike,
+            the identity follows from those of the operands.
+    """
+    job = connected(name)
+    compared = job.count > since
+    for k, x in enumerate(leaves(result)):
+        if not is_common(x) or identity_of(x):
+            continue
+        if identity := job.new_identity() if compared else derived_identity(f"{name}[{k}]" if k else name, operands):
+            x._identity = identity
+
+
+def is_common(x: Any) -> bool:
+    """Whether an object is a tensor on devices of several processes."""
+    if JOB.agreement is None or type(x) is not ShardedTensor:
+        return False
+    return len(processes_of(x._aval.sharding.mesh.flat)) > 1
 
 
 def note_error(call: str, values: Any, error: BaseException) -> None:
@@ -97,7 +135,7 @@ def _devices_of(x: Any) -> Iterator[Device]:
 
 def described(x: Any) -> str:
     """Returns a text of an operand or a parameter that is the same in all processes exactly if they give the same: of a
-    tensor its aval, of a host array a checksum of its elements, or of some of them if there are many.
+    tensor its aval and its identity, of a host array a checksum of its elements, or of some of them if there are many.
     """
     if isinstance(x, np.ndarray):
         return described_array(x, compared(x))
@@ -106,7 +144,8 @@ def described(x: Any) -> str:
     if x is None or x is Ellipsis or isinstance(x, (*_EXACT, np.generic, np.dtype)):
         return repr(x)
     if hasattr(x, "sharding"):
-        return f"{x.dtype}{list(x.shape)} {x.sharding.spec}"
+        text = f"{x.dtype}{list(x.shape)} {x.sharding.spec}"
+        return f"{text} {identity_of(x)}" if type(x) is ShardedTensor else text
     return x.__name__ if isinstance(x, type) else type(x).__name__
 
 

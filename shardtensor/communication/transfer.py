@@ -10,7 +10,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import backend_of, backend_of_group, is_remote, process_index, shared_memory
-from shardtensor.communication.processes import everywhere
+from shardtensor.communication.processes import described, everywhere, note
 from shardtensor.communication.schedules import Move
 from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_copy, record_transfer
 from shardtensor.communication.transfer_plan import TransferPlan
@@ -171,6 +171,7 @@ def gather_across(x: ShardedTensor, caller: str, root: int | None = None) -> Hos
     """Returns all elements of a tensor that spans processes as a host array in all processes, or in one; the others
     get an array without elements. All processes have to call this.
     """
+    note(f"{caller}({described(x)}{'' if root is None else f', {root}'})")
     arrays, grid = shard_arrays(x), x._aval.grid
     owners, receives = grid.owners(), root in (None, process_index())
     out = memory_pool.empty(x.shape, x.dtype) if receives else np.empty(0, x.dtype)

@@ -13,7 +13,7 @@ from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.registry import is_remote, process_index, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.messages import send
-from shardtensor.communication.processes import connected, note, notes_errors
+from shardtensor.communication.processes import connected, described, identify, is_common, note, notes_errors
 from shardtensor.communication.transfer import gather_across
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -197,7 +197,7 @@ def gather_to(x: ShardedTensor, root: int = 0) -> HostArray | None:
     if not 0 <= root < count:
         raise ArgumentError(f"gather_to: root is {root}; the processes are numbered from 0 to {count - 1}")
     if not x._aval.spans:
-        note(f"gather_to({x.dtype}{list(x.shape)}, {root})")
+        note(f"gather_to({described(x)}, {root})")
         return np.array(x) if root == process_index() else None
     found = gather_across(x, "gather_to", root)
     return found if root == process_index() else None
@@ -290,4 +290,7 @@ def _assembled(
             )
         is_tensor = isinstance(part, ShardedTensor)
         arrays.append(shard_arrays(part.copy())[0] if is_tensor else send(np.asarray(part), HOST, device))
-    return mark_array(tensor(value, Storage(tuple(arrays))))
+    made = mark_array(tensor(value, Storage(tuple(arrays))))
+    if is_common(made):
+        identify(made)
+    return made

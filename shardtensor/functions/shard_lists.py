@@ -13,6 +13,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import own_devices
+from shardtensor.communication.processes import is_common
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import implements, operator
@@ -23,6 +24,7 @@ from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, submeshes_along
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import Chain, P
+from shardtensor.tensor.identity import identity_of
 from shardtensor.tensor.operands import as_operand, host_array
 from shardtensor.tensor.ownership import part_storages, reading
 from shardtensor.tensor.storage import Storage
@@ -98,7 +100,11 @@ def _split_over(x: ShardedTensor, axes: Chain, drop: int | None) -> list[Sharded
         storages = part_storages(storage, [arrays[k] for (k,), _ in parts])
     else:
         storages = [Storage(tuple([arrays[k] for k in group])) for group, _ in parts]
-    return [tensor(value, made) for (_, value), made in zip(parts, storages, strict=True)]
+    made = [tensor(value, storage) for (_, value), storage in zip(parts, storages, strict=True)]
+    if is_common(x) and (identity := identity_of(x)):  # Maps take the parts together, which the whole identifies.
+        for part in made:
+            part._identity = identity
+    return made
 
 
 @implements(split_over, "infer")

@@ -226,6 +226,8 @@ def _map_shards(*arguments: Any) -> list[Any]:
 def _execute_map(called: _Map, places: _Places) -> list[Any]:
     modes = {backend: mode for backend in places.backends if (mode := modes_of(backend))}
     across = _devices_across(called) if in_job() else ()
+    if across:
+        _note_map(called)
     task = _Task(called, called.arguments(_array_onto), places, modes)
     tasks: list[Callable[[Program], Any]] = [task] * len(called.submeshes)
     if across:
@@ -246,6 +248,12 @@ def _devices_across(called: _Map) -> tuple[tuple[Device, ...], ...]:
     from shardtensor.spmd.across import devices_across  # Programs of one process do not need it.
 
     return devices_across(called.submeshes, called.caller)
+
+
+def _note_map(called: _Map) -> None:
+    from shardtensor.spmd.captured import note_map  # See `_devices_across`.
+
+    note_map(called.caller, called.fn, [column.items for column in called.columns])
 
 
 def _results_across(results: Sequence[Any], across: Sequence[tuple[Device, ...]], caller: str) -> list[Any]:

@@ -55,12 +55,15 @@ class AvalAttributes:
 
 
 class Handle(AvalAttributes):
-    """A handle on an immutable value: its aval, its storage and the state of its writes."""
+    """A handle on an immutable value: its aval, its storage, the state of its writes and, in jobs of several processes,
+    its identity.
+    """
 
-    __slots__ = ("__weakref__", "_aval", "_storage", "_write_state")
+    __slots__ = ("__weakref__", "_aval", "_identity", "_storage", "_write_state")
 
     _storage: Any  # a Storage, a DeferredStorage, or the View of another tensor
     _write_state: WriteState | None
+    _identity: str  # See `shardtensor.tensor.identity`; not set where no other process needs it.
 
     @property
     def nbytes(self) -> int:

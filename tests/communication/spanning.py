@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -444,11 +445,11 @@ def what_differs(k: int) -> dict[str, Callable[[st.ShardedTensor], object]]:
     """Returns calls with values that differ in each process ``k``, by the text of their errors."""
     sharding, long = st.NamedSharding(everything(), st.P("x")), np.full((300, 100), float(k))
     return {
-        r"multiply\(float64\[7, 3\] P\('x'\), 1.5": lambda x: x * (k + 0.5),
+        r"multiply\(float64\[7, 3\] P\('x'\) #\d+, 1.5": lambda x: x * (k + 0.5),
         r"host array float64\[3\] with checksum": lambda x: x + np.full(3, float(k)),
         r"host array float64\[7, 3\] with": lambda x: st.device_put(ROWS * k, sharding),
         r"host array float64\[300, 100\]": lambda x: st.asarray(long),
-        r"setitem\(float64\[7, 3\] P\('x'\), \(3, ": lambda x: x.__setitem__(k, 1.0),
+        r"setitem\(float64\[7, 3\] P\('x'\) #\d+, \(3, ": lambda x: x.__setitem__(k, 1.0),
         r"setitem\(.*np.float64\(1.0\)\) in": lambda x: x.__setitem__(0, float(k)),
         r"setitem\(.*, \(host array": lambda x: x.__setitem__(np.array([k, 3]), 1.0),
         r"setitem\(.*, host array bool": lambda x: x.__setitem__(k < ROWS, 1.0),
@@ -462,18 +463,131 @@ def what_differs(k: int) -> dict[str, Callable[[st.ShardedTensor], object]]:
     }
 
 
+def which_tensor_differs(k: int) -> dict[str, Callable[..., object]]:
+    """Returns calls that take another tensor of the same aval in each process ``k``, by the text of their errors."""
+    mesh = everything()
+
+    def mapped(fn: Callable[..., Any], *args: Any) -> Any:
+        return st.shard_map(fn, mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))(*args)
+
+    def loop(x: Any, y: Any) -> None:
+        grads = {"b": y, "w": x}
+        for name in sorted(grads, reverse=k > 0):  # As `set(grads)` is ordered: by hashes that differ.
+            grads[name].max()
+
+    def written(x: Any, y: Any) -> None:
+        (x, y)[k][0] = 1.0
+
+    def added(x: Any, y: Any) -> None:
+        z = x + y
+        z += (x, y)[k]
+
+    def assigned(x: Any, y: Any) -> None:
+        z = x + y
+        z[1:3] = (x, y)[k][2:4]
+
+    def compiled_write(x: Any, y: Any) -> None:
+        def f(a: Any) -> None:
+            a[0] = 1.0
+
+        st.jit(f)((x, y)[k])
+
+    return {
+        r"subtract\(.* #2, .* #1\)": lambda x, y: x - y if k else y - x,
+        r"max\(float64\[7, 3\] P\('x'\) #2, None": loop,
+        r"setitem\(float64\[7, 3\] P\('x'\) #2, ": written,
+        r"add\(.*, float64\[7, 3\] P\('x'\) #2\)": added,
+        r"setitem\(.*, float64\[2, 3\] P\('x'\) #2\[6, \(3, 1\)\]": assigned,
+        r"negative\(float64\[2, 3\] P\('x'\) #1\[3, \(3, 1\)\]": lambda x, y: -x[k : k + 2],
+        r"negative\(float64\[3, 7\] P\(None, 'x'\) #2\[0": lambda x, y: -(x, y)[k].T,
+        r"multiply\(.* #1\[1\]": lambda x, y: y * x[0, k],
+        r"multiply\(.* add\(#1\[1\], 1": lambda x, y: y * (x[0, k] + 1),
+        r"negative\(.*\]\.imag": lambda x, y: -((x + 1j).imag if k else (x + 1j).real),
+        r"negative\(.* #8\)": lambda x, y: -st.meshgrid(x[:, 0], x[:, 0])[k],
+        r"negative\(.* #\d+.2\)": lambda x, y: -st.linalg.svd(x[:3])[::2][k],
+        r"sort\(float64\[7, 3\] P\('x'\) #2, ": lambda x, y: st.sort((x, y)[k], axis=0),
+        r"where\(.* #2, .* #1\)": lambda x, y: st.where(x > 3, *((x, y), (y, x))[k]),
+        r"getitem\(.*bool\[7, 3\] P\('x'\) #4": lambda x, y: x[(x > 1, y > 1)[k]],
+        r"negative\(.* copy\(#2": lambda x, y: -(x, y)[k].copy(),
+        r"add\(.* #2": lambda x, y: np.add(x, 1, out=(x, y)[k]),
+        r"process_allgather\(.* #2": lambda x, y: distributed.process_allgather((x, y)[k]),
+        r"gather_to\(.* #2": lambda x, y: distributed.gather_to((x, y)[k]),
+        r"subtract\(.* #2, .* #1\) in": lambda x, y: st.jit(lambda a, b: a - b)(*((x, y), (y, x))[k]),
+        r"subtract\(.* #1, .* #2\) in": lambda x, y: st.jit((lambda a, b: a - b, lambda a, b: b - a)[k])(x, y),
+        r"add\(.* #1, .* #2\)": lambda x, y: st.jit(lambda a: a + (x, y)[k])(x),
+        r"jit\(.*, executor='numpy'": lambda x, y: st.jit(lambda a: a * 2, executor=(None, "numpy")[k])(x),
+        r"setitem\(.* copy\(#2\), ": compiled_write,
+        r"shard_map\(.* #2; .* #1\)": lambda x, y: mapped(lambda a, b: a - b, *((x, y), (y, x))[k]),
+        r"shard_map\(.* with y=float64.* #2 in": lambda x, y: mapped(
+            functools.partial(lambda a, y: a * y.ndim, y=(x, y)[k]), x
+        ),
+        r"shard_map\(.* with scale=1.5": lambda x, y: mapped(lambda a, scale=k + 0.5: a * scale, x),
+        r"shard_map\(.* of a function with weights=host": lambda x, y: mapped(
+            (lambda weights: lambda a: helper(a, weights))(np.ones(3) * k), x
+        ),
+        r"shard_map\(.* with GLOBAL=": lambda x, y: mapped(uses_global, x),
+    }
+
+
+GLOBAL: Any = None
+
+
+def helper(a: Any, weights: Any) -> Any:
+    return a * weights
+
+
+def uses_global(a: Any) -> Any:
+    return indirectly(a)
+
+
+def indirectly(a: Any) -> Any:
+    return a * GLOBAL
+
+
 def values_that_differ_are_errors() -> None:
-    engine = JOB.agreement.engine
+    global GLOBAL
+    engine, k = JOB.agreement.engine, distributed.process_index()
+    GLOBAL = k * np.ones(3)
 
-    def until_next_exchange(call: Callable[[st.ShardedTensor], object]) -> None:
-        x = tensor()
-        call(x)
-        x.sum()
+    def until_next_exchange(call: Callable[..., object], count: int) -> None:
+        given = [tensor() for _ in range(count)]
+        call(*given)
+        given[0].sum()
 
-    for text, call in what_differs(distributed.process_index()).items():
-        with mock.patch.object(groups, "LEAST", 0), pytest.raises(st.DistributedError, match=text):
-            until_next_exchange(call)
-        JOB.agreement = Agreement(engine, 20)
+    for count, calls in ((1, what_differs(k)), (2, which_tensor_differs(k))):
+        for text, call in calls.items():
+            JOB.agreement = Agreement(engine, 20)
+            with mock.patch.object(groups, "LEAST", 0), pytest.raises(st.DistributedError, match=text):
+                until_next_exchange(call, count)
+    JOB.agreement = Agreement(engine, 20)
+
+
+def what_differs_by_right_is_no_error() -> None:
+    k = distributed.process_index()
+    mesh = st.make_mesh((len(st.local_devices()),), ("x",), devices=st.local_devices())
+    x, y = tensor(), tensor(ROWS + 1)
+    total = x.sum()
+    if k == 0:  # What process 0 reads or prints, and what it does on its own devices.
+        print(repr(x), f"{total} {float(total)}", x.shape, np.asarray(total), x.addressable_shards, file=io.StringIO())
+        views = x[2:], x.T, x[0], x[1, 1], y[::-1][2, 0] + 1
+        local = st.arange(10.0, device=mesh)
+        local[3:] = st.jit(lambda a: a * 2 + len(views))(local)[3:]
+        st.pmap(lambda a: a + k, local.shard())
+        st.shard_map(lambda a: st.psum(a, "x"), mesh=mesh, in_specs=st.P("x"), out_specs=st.P())(
+            np.arange(len(mesh.flat))
+        )
+    rank, name, mine = k, f"process {k}", st.arange(3.0, device=st.local_devices()[0])
+
+    def body(a: Any, own: Any) -> Any:
+        if rank == 0 and name and k in own and mine.ndim:
+            print("", end="")
+        return st.psum(a, "x")
+
+    over = st.shard_map(body, mesh=everything(), in_specs=(st.P("x"), None), out_specs=st.P())
+    same(
+        over(st.arange(float(st.device_count())), {k: np.full(3, k)}), np.full(1, sum(range(st.device_count())), float)
+    )
+    same(x + y * total, ROWS + (ROWS + 1) * ROWS.sum())
 
 
 def jit_has_the_bits_of_eager_mode() -> None:
@@ -589,7 +703,7 @@ CHECKS = [
     maps_and_their_collectives, maps_in_maps, lists_are_of_this_process, jit_has_the_bits_of_eager_mode,
     gradients_are_added_in_one_message, kernels_run_in_each_process,
     a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,
-    what_needs_one_array_is_an_error, values_that_differ_are_errors, calls_that_differ_are_errors,
+    what_needs_one_array_is_an_error, what_differs_by_right_is_no_error, values_that_differ_are_errors, calls_that_differ_are_errors,
     local_tensors_concern_nobody_else,
 ]  # fmt: skip
 

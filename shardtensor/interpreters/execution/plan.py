@@ -52,7 +52,8 @@ class Plan:
         of_buffers: returns the function that computes the buffer of the result from those of the operands, where they
             are whole in the memory of the host (see `shardtensor.interpreters.execution.strategies.Strategies`), or
             None.
-        text: returns the text of a call, from the operands, by which processes compare it; None if it concerns one.
+        text: returns the text of a call, from the operands or their identities, by which processes compare it; None if
+            it concerns one process.
     """
 
     op: Op

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.registry import processes_of
-from shardtensor.communication.processes import described, note
+from shardtensor.communication.processes import described, identify, note
 from shardtensor.communication.schedules import Move
 from shardtensor.communication.transfer import gather, operand_transfer
 from shardtensor.core import Op, Operands, Params
@@ -22,6 +22,7 @@ from shardtensor.interpreters.execution.rule_plan import rule_plan
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
+from shardtensor.tensor.identity import identity_of
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.tensor import (
     SCALARS,
@@ -40,25 +41,30 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
 
         def noted(operands: Operands) -> Any:
             note(text(operands))
-            return run(operands)
+            result = run(operands)
+            identify(result)
+            return result
 
         plan.run = noted
     return plan
 
 
 def _text_of_calls(op: Op, kinds: Sequence[Kind], params: Params) -> Callable[[Operands], str]:
-    """Returns the function that gives the text of a call from its operands, of which it reads the Python scalars."""
-    texts = [described(x) for x in (*kinds, *params)]
-    scalars = [n for n, kind in enumerate(kinds) if isinstance(kind, type)]
-    always = f"{op.name}({', '.join(texts)})"
+    """Returns the function that gives the text of a call from its operands, of which it reads the Python scalars, and
+    the identities of tensors; an identity may also be given itself.
+    """
+    texts = [described(x).replace("%", "%%") for x in (*kinds, *params)]
+    read = [n for n, kind in enumerate(kinds) if isinstance(kind, (type, Aval))]
+    for n in read:
+        texts[n] = "%s" if isinstance(kinds[n], type) else f"{texts[n]} %s"
+    form = f"{op.name}({', '.join(texts)})"
+    return lambda operands: form % tuple([_text_of_operand(operands[n]) for n in read])
 
-    def text(operands: Operands) -> str:
-        given = texts.copy()
-        for n in scalars:
-            given[n] = repr(operands[n])
-        return f"{op.name}({', '.join(given)})"
 
-    return text if scalars else lambda _: always
+def _text_of_operand(x: Any) -> str:
+    if type(x) is ShardedTensor:
+        return identity_of(x)
+    return x if type(x) is str else repr(x)
 
 
 def _plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from shardtensor.communication.processes import JOB, note_error
+from shardtensor.backend.registry import in_job, processes_of
+from shardtensor.communication.processes import JOB, connected, identify_new, note, note_error
 from shardtensor.communication.transfer_log import copies_recorded, is_recording, logger
 from shardtensor.core import OPS, interpreting
 from shardtensor.errors import BackendError
@@ -27,6 +28,7 @@ from shardtensor.interpreters.jit.segments import Segment, segments_of
 from shardtensor.interpreters.jit.stencils import STENCIL, is_on_one_memory
 from shardtensor.interpreters.mutation.views import snapshot, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.tensor.identity import identity_of, with_identity
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
 from shardtensor.tensor.pytree import replaced
 from shardtensor.tensor.storage import Storage
@@ -132,6 +134,18 @@ class Executable:
         return self._layouts()
 
     @functools.cached_property
+    def _is_common(self) -> bool:
+        """Whether processes compare the calls: whether some values are on devices of several processes."""
+        program = self.program
+        kinds = [v.kind for v in (*program.inputs, *program.captured, *program.made()) if isinstance(v.kind, Aval)]
+        return len(processes_of(tuple({d for kind in kinds for d in kind.sharding.mesh.flat}))) > 1
+
+    @functools.cached_property
+    def _described(self) -> str:
+        """What processes compare of the program: the functions that they trace may differ."""
+        return f"{self.name}, program {self.program.checksum():08x}, executor={self.executor!r}"
+
+    @functools.cached_property
     def _inference(self) -> tuple[Sequence[Node], Sequence[Step], int]:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes."""
         return *steps_of(self.laid_out, INFER), _size_of(self.laid_out)
@@ -167,6 +181,10 @@ class Executable:
             result = self._result(values, sources)
         finally:
             READS.pop(id(entry), None)
+        if self._is_common:  # After the calls of its operators, which an error of a difference in them names.
+            since = connected("jit").count
+            note(f"jit({self._described}, {', '.join(map(identity_of, filter(_is_tensor, sources)))})")
+            identify_new(result, "jit", (), since)
         for k in self.donated:
             if type(units[k]) is ShardedTensor:
                 mark_donated(units[k], "jit")
@@ -327,10 +345,16 @@ def _base(x: Any) -> Any:
     return getattr(x._storage, "base", x)
 
 
+def _is_tensor(x: Any) -> bool:
+    return type(x) is ShardedTensor
+
+
 def _snapshot(x: ShardedTensor) -> ShardedTensor:
     """Returns a new handle on the value of a tensor, which is an array if the tensor is one."""
     storage = x._storage
     made = tensor(x._aval, storage) if type(storage) is Storage else snapshot(x)
+    if in_job():
+        with_identity(made, x)
     return made if x._aval.ndim or x._is_scalar else mark_array(made)
 
 

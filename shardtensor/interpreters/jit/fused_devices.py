@@ -12,7 +12,7 @@ import numpy as np
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import is_remote
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.processes import note
+from shardtensor.communication.processes import connected, note
 from shardtensor.communication.transfer import buffers_of
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit import blocked
@@ -250,18 +250,23 @@ class FusedInProcesses(FusedOnDevices):
     ) -> None:
         super().__init__(equations, kept, writes)
         self._on_numpy = spans_hosts(equations[0].results.kind)
-        self._calls = [(plan_of(e), e.operands) for e in equations]
+        self._calls = [(plan_of(e), e.operands, e.results) for e in equations]
 
     def __call__(self, values: Any) -> bool:
         """Computes the group; returns whether it did: not where the bits would not be those of eager mode."""
         operands = self._operands(values)
         if self.compiled is None and not (self._on_numpy and self._is_exact(operands)):
             return False
-        for plan, given in self._calls:
+        made: dict[int, str] = {}  # The identities of the results, of which only those that are kept become tensors.
+        for plan, given, result in self._calls:
             assert plan is not None
             assert plan.text is not None
-            note(plan.text(tuple([values[x.number] if _is_scalar(x) else x for x in given])))
+            named = [made.get(x.number) or values[x.number] if type(x) is Var else x for x in given]
+            note(plan.text(tuple(named)))
+            made[result.number] = connected(self.equations[0].op.name).new_identity()
         self._launch_all(operands, values)
+        for v, _, _ in self._kept:
+            values[v.number]._identity = made[v.number]
         return True
 
     def _is_exact(self, operands: Sequence[Sequence[Any]]) -> bool:
@@ -288,8 +293,3 @@ class FusedInProcesses(FusedOnDevices):
             self.compiled.run(shape, inputs, targets)
         else:
             blocked.run(self.kernel, shape, inputs, targets)
-
-
-def _is_scalar(x: Any) -> bool:
-    """Whether an operand is a Python scalar that is a value of the program."""
-    return type(x) is Var and isinstance(x.kind, type)

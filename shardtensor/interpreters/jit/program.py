@@ -8,6 +8,8 @@ compute gradients or map over an axis can read the same program.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -126,6 +128,9 @@ class Equation:
         return self.op.name, _comparable(self.operands), params, _comparable(self.results), _window(self.into), inner
 
 
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class Program:
     """A traced function.
@@ -174,6 +179,21 @@ class Program:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def checksum(self) -> int:
+        """Returns a checksum of what is the same in all processes that trace the program: not of the programs of maps,
+        of which each process has its own, and not of places in memory.
+        """
+        import zlib  # Programs of one process do not need it.
+
+        ends = *self.inputs, *self.captured, *self.outputs, *itertools.chain(*self.writes.items())
+        found = zlib.crc32(" ".join([v.typed for v in ends]).encode())
+        for equation in self.equations:
+            found = zlib.crc32(_ADDRESS.sub("", next(equation.lines())).encode(), found)
+            for constant in leaves((equation.operands, equation.params)):
+                if isinstance(constant, np.ndarray) and not constant.dtype.hasobject:
+                    found = zlib.crc32(constant.tobytes(), found)
+        return found
 
     def key(self) -> Any:
         """What programs are compared by."""

@@ -9,7 +9,7 @@ from typing import Any
 from shardtensor.backend.device import HOST, HostArray
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import read_only
-from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.backend.registry import backend_of, in_job, is_remote
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.messages import send
 from shardtensor.communication.transfer import announce_reading, not_addressable, whole_array
@@ -22,6 +22,7 @@ from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, aligned, box_of, part_of
+from shardtensor.tensor.identity import derived_identity
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
     SCALARS,
@@ -180,7 +181,10 @@ def compute_on_owners(op: Op, operands: Sequence[Any]) -> ShardedTensor | None:
             arrays = [x._storage.parts[k] if type(x) is ShardedTensor else x for x in operands]
             parts.append(backend.xp.asarray(function_of(backend, op.name)(*arrays), dtype=value.dtype))
     base, index = first.origin
-    return tensor(value, ScalarElement(value, base, index, tuple(parts)))
+    made = tensor(value, ScalarElement(value, base, index, tuple(parts)))
+    if in_job() and (identity := derived_identity(op.name, operands)):
+        made._identity = identity
+    return made
 
 
 @functools.lru_cache(1024)

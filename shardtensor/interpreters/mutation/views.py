@@ -18,7 +18,7 @@ import numpy as np
 
 from shardtensor.backend.device import HOST, HostArray
 from shardtensor.backend.ownership import read_only
-from shardtensor.backend.registry import backend_of
+from shardtensor.backend.registry import backend_of, in_job
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
 from shardtensor.communication.transfer import announce_reading, buffers_of, gather, whole_array
@@ -42,6 +42,7 @@ from shardtensor.sharding.view_spec import (
     part_of,
     part_steps,
 )
+from shardtensor.tensor.identity import value_identity, with_identity
 from shardtensor.tensor.ownership import keep_while_read, lent, storage_of
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import (
@@ -225,9 +226,13 @@ def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
         return None
     base, view_spec, value, is_element = found
     if is_element:
-        return copied_element(base, view_spec, value)
+        element = copied_element(base, view_spec, value)
+        if in_job() and (identity := value_identity(base)):
+            element._identity = f"{identity}[{view_spec.offset}]{view_spec.part or ''}"
+        return element
     if x._is_scalar:  # A scalar is never written, so a copy is equivalent to a view.
-        return mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), view_spec)._storage))
+        made = mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), view_spec)._storage))
+        return with_identity(made, x) if in_job() else made
     return tensor(value, View(base, view_spec))
 
 
@@ -482,4 +487,6 @@ def snapshot(x: Any, base: ShardedTensor | None = None, value: ShardedTensor | N
         now = value
     else:
         now = tensor(owner._aval, owner._storage if type(owner._storage) is ScalarElement else current_storage(owner))
+    if in_job():
+        with_identity(now, owner)
     return now if owner is x else tensor(x._aval, View(now, view_spec))
