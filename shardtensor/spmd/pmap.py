@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.registry import own_devices
+from shardtensor.backend.registry import is_spanning, own_devices
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError
 from shardtensor.functions.placement import check_donated, ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze_each
@@ -124,7 +124,8 @@ def pmap(
     Raises:
         ShapeError: lists of different lengths, axes of different sizes, or of another size than ``devices``.
         ShardingError: more slices than devices (in a map: than the enclosing call owns); ``axis_name`` is bound by an
-            enclosing map.
+            enclosing map; in a job of several processes, neither ``devices`` nor a tensor says in which processes the
+            devices are.
         ArgumentTypeError: ``fn`` is no function; an axis, an axis name or a leaf is of the wrong type.
         ArgumentError: ``in_axes`` or ``out_axes`` do not match the form of the arguments or results; no argument is
             mapped; ``donate`` without lists, or with host arrays in them.
@@ -333,16 +334,36 @@ class _Pmap:
                 raise ShapeError(f"pmap: {count} slices for {grid.axis_sizes[0]} devices; wanted one for each")
             return grid, _rows(grid)
         wanted = math.prod(levels.sizes)
-        row = own_devices(default_mesh().flat)
+        mesh = default_mesh().flat
         cuts = [cut for cuts in levels.cuts for cut in cuts if cut.axes[0] is not None]
-        there = (cut for cut in cuts if isinstance(cut.array, ShardedTensor) and cut.array.committed)
+        there = [cut for cut in cuts if isinstance(cut.array, ShardedTensor) and _is_placed(cut.array)]
         placed = next((cut.devices() for cut in there if cut.array.sharding.mesh.size == wanted), None)
+        if placed is None and is_spanning(mesh) and current() is None:
+            raise ShardingError(_ambiguous(levels.sizes, mesh))
+        row = own_devices(mesh)
         if placed is None and wanted > len(row):
             raise ShardingError(_too_many(levels.sizes, row))
         # Computation follows data: the devices of a committed tensor take precedence over the default mesh.
         grid = grid_of(placed or row[:wanted], levels.sizes, levels.names)
         shared = placed is None and len(levels.sizes) == 1
         return grid, shares(row, count) if shared else _rows(grid)
+
+
+def _is_placed(x: ShardedTensor) -> bool:
+    """Whether a tensor determines the devices of a map."""
+    return x.committed or x._aval.spans
+
+
+def _ambiguous(sizes: Sequence[int], mesh: Sequence[Device]) -> str:
+    """Returns the error message for arrays that do not tell whether their slices are for the devices of one process."""
+    slices, own = " x ".join(map(str, sizes)), len(own_devices(tuple(mesh)))
+    return (
+        f"pmap: {slices} slices in a job of several processes, which has {len(mesh)} devices, {own} of them in this "
+        "process; for one slice on each device of the job give a tensor that spans them "
+        "(st.distributed.make_array_from_process_local_data makes it of the slices of each process), or "
+        "devices=st.devices() with the same array in all processes; for a map of this process only give "
+        "devices=st.local_devices()"
+    )
 
 
 def _too_many(sizes: Sequence[int], row: Sequence[Device]) -> str:

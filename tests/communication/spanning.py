@@ -425,6 +425,28 @@ def lists_are_of_this_process() -> None:
     assert st.unshard(parts).tolist() == list(range(1, 11))
 
 
+def maps_over_arrays_say_whose_devices_they_use() -> None:
+    count, own = st.device_count(), st.local_devices()
+    here = np.ones(len(own)) * (1 + distributed.process_index())
+
+    def total(v: Any) -> Any:
+        return st.psum(v, "i")
+
+    for array in (here, np.ones(count)):
+        with pytest.raises(st.ShardingError, match=r"a job of several processes.*local_data.*devices=st.local_devices"):
+            st.pmap(total, array, axis_name="i")
+    assert st.pmap(total, here, axis_name="i", devices=own).tolist() == [here.sum()] * len(own)
+    with st.use_mesh(st.make_mesh((len(own),), ("m",), devices=own)):
+        assert st.pmap(total, here, axis_name="i").tolist() == [here.sum()] * len(own)
+    same(st.pmap(total, np.ones(count), axis_name="i", devices=st.devices()), np.full(count, float(count)))
+    same(st.pmap(total, st.ones(count), axis_name="i"), np.full(count, float(count)))
+    rows = st.distributed.make_array_from_process_local_data(st.NamedSharding(everything(), st.P("x")), here)
+    wanted = distributed.process_allgather(here).sum()
+    sums = st.pmap(total, rows, axis_name="i")
+    same(sums, np.full(count, wanted))
+    same(st.pmap(lambda v: v / count, sums), np.full(count, wanted / count))
+
+
 def calls_that_differ_are_errors() -> None:
     first = distributed.process_index() == 0
     over = st.shard_map(
@@ -533,7 +555,7 @@ GLOBAL: Any = None
 
 
 def helper(a: Any, weights: Any) -> Any:
-    return a * weights
+    return a * float(weights.sum())
 
 
 def uses_global(a: Any) -> Any:
@@ -541,7 +563,7 @@ def uses_global(a: Any) -> Any:
 
 
 def indirectly(a: Any) -> Any:
-    return a * GLOBAL
+    return a * float(GLOBAL.sum())
 
 
 def values_that_differ_are_errors() -> None:
@@ -700,7 +722,7 @@ CHECKS = [
     medians_where_a_process_has_no_lines, placed_reductions_take_one_exchange, algorithms_whose_parts_differ,
     meshes_may_leave_out_processes,
     views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
-    maps_and_their_collectives, maps_in_maps, lists_are_of_this_process, jit_has_the_bits_of_eager_mode,
+    maps_and_their_collectives, maps_in_maps, lists_are_of_this_process, maps_over_arrays_say_whose_devices_they_use, jit_has_the_bits_of_eager_mode,
     gradients_are_added_in_one_message, kernels_run_in_each_process,
     a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,
     what_needs_one_array_is_an_error, what_differs_by_right_is_no_error, values_that_differ_are_errors, calls_that_differ_are_errors,
