@@ -7,6 +7,7 @@ file is written under another name and renamed at the end: a process that is sto
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import stat
@@ -159,14 +160,31 @@ def _opened(file: File, suffix: str, caller: str) -> Iterator[IO[bytes]]:
     if path is not None:
         with replaced(path if path.endswith(suffix) or is_special(path) else path + suffix) as stream:
             yield stream
-    elif isinstance(file, io.RawIOBase):  # It may write fewer bytes than it is given, before the disk is full.
-        whole = io.BufferedWriter(file)
-        try:
-            yield whole
-        finally:
-            whole.detach()
+    elif isinstance(file, io.RawIOBase):
+        yield _WholeWrites(file)  # type: ignore[misc]
     else:
         yield file  # type: ignore[misc]
+
+
+class _WholeWrites:
+    """An unbuffered file, each of whose writes may write fewer bytes than it is given: before the disk is full, too."""
+
+    def __init__(self, file: io.RawIOBase) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: Any) -> int:
+        """Writes all bytes."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest:
+            count = self._file.write(rest)
+            if count is None:
+                raise BlockingIOError(errno.EAGAIN, "the file is not blocking, and accepts no bytes now")
+            rest = rest[count:]
+        return size
 
 
 def _path_of(file: Any, caller: str, *methods: str) -> str | None:
@@ -189,8 +207,8 @@ def _path_of(file: Any, caller: str, *methods: str) -> str | None:
         or not all(callable(getattr(file, m, None)) for m in methods)
     ):
         raise ArgumentTypeError(
-            f"{caller}: file is {file!r:.60}, a {type(file).__name__}; wanted a path as text or a pathlib.Path, or a file "
-            f"that is open for bytes, with {', '.join(methods)}"
+            f"{caller}: file is {file!r:.60}, a {type(file).__name__}; wanted a path as text or a pathlib.Path, or a "
+            f"file that is open for bytes, with {', '.join(methods)}"
         )
     if getattr(file, "closed", False) is True:
         raise ArgumentError(f"{caller}: file is {file!r:.60}, which is closed; wanted an open file")

@@ -202,7 +202,7 @@ def _read_into(stream: Any, memory: HostArray, name: str) -> int:
     part = stream.read(len(memory))
     if not isinstance(part, (bytes, bytearray, memoryview)) or len(part) > len(memory):
         raise ArgumentTypeError(
-            f"load: read({len(memory)}) of {name} returned {part!r:.60}; wanted at most so many bytes: open it with 'rb'"
+            f"load: read({len(memory)}) of {name} returned {part!r:.60}; wanted at most so many bytes"
         )
     memory[: len(part)] = np.frombuffer(part, np.uint8)
     return len(part)
