@@ -256,10 +256,10 @@ def _count(k: Any, size: int, along: int) -> int:
     Raises:
         ArgumentTypeError, ArgumentError: it is none, or out of range.
     """
-    k = integer_from(0, k, "k")
-    if k > size:
-        raise ArgumentError(f"k is {k}; wanted 0 to {size}, the size of dimension {along}")
-    return k
+    count = integer_from(0, k, "k")
+    if count > size:
+        raise ArgumentError(f"k is {count}; wanted 0 to {size}, the size of dimension {along}")
+    return count
 
 
 def _top_avals(value: Aval, *, k: int, axis: int) -> TopK:

@@ -193,6 +193,8 @@ def wrong(drawn: list[tuple[str, str, str]]) -> list[str]:
 def test_the_other_values_of_the_table_are_right(jit: bool) -> None:
     for name, param in PARAMETERS:
         found = outcome(name, param, CALLS[name][1][param], jit)
+        if jit and isinstance(found, st.ConcretizationError):  # The shape of the result depends on the elements.
+            continue
         assert not isinstance(found, Exception), f"{name}: {found!r}"
 
 

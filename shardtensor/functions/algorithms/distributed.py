@@ -245,7 +245,12 @@ class _Algorithm:
     def _distribute(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
         """Returns the `Shards` of the result, or those of several results."""
         x = operands[0]
-        if small := self._on_first(x._aval, *params):
+        try:
+            small = self._on_first(x._aval, *params)
+        except TypeError:
+            check_hashable(self._named(params))
+            raise
+        if small:
             return self._divided(x, *small)
         kinds = [_kind_of(y) for y in operands]
         needed = shardings = self._shardings(*kinds, *params)
