@@ -15,7 +15,7 @@ from shardtensor.functions.placement import infer_transfer, reshard_to, transfer
 from shardtensor.sharding.layout import Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.nested_lists import tensors_in
-from shardtensor.tensor.operands import host_array, no_array, sharded_dtype
+from shardtensor.tensor.operands import host_array, no_array, sharded_dtype, truth_of
 from shardtensor.tensor.tensor import (
     ShardedTensor,
     mark_array,
@@ -75,7 +75,7 @@ def _asarray_in_place(obj: Any, dtype: Any, device: Where | None, copy: bool | N
     if not isinstance(obj, ShardedTensor) or device is not None:
         return NotImplemented
     if dtype is None or obj.dtype == sharded_dtype(dtype):
-        return mark_array(obj.copy()) if copy else obj
+        return mark_array(obj.copy()) if copy is not None and truth_of(copy, "copy") else obj
     _check_dtype(obj, sharded_dtype(dtype), copy)
     return obj.astype(dtype)
 

@@ -229,7 +229,7 @@ for _function in (empty, empty_like, zeros, zeros_like, ones, ones_like, full, f
 
 def _steps(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
     for name, value in (("start", start), ("stop", stop), ("step", step)):
-        if value is not None and not isinstance(value, (int, float, np.number)):
+        if (value is not None or name != "stop") and not isinstance(value, (int, float, np.number)):
             raise ArgumentTypeError(f"{name} is a {type(value).__name__}; wanted a real number")
     if step == 0:
         raise ArgumentError("step is 0; wanted a number that leads from start to stop")
@@ -238,7 +238,7 @@ def _steps(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
 
 def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> _ShapeAndDtype:
     first, last, by = _steps(start, stop, step)
-    if not all(map(math.isfinite, (first, last, by))):
+    if not all(isinstance(n, int) or math.isfinite(n) for n in (first, last, by)):
         raise ArgumentError(f"start={first}, stop={last}, step={by} must be finite")
     count = max(math.ceil((last - first) / by), 0)
     made = sharded_dtype(np.result_type(*map(np.asarray, (first, last, by))) if dtype is None else dtype)

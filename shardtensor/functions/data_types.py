@@ -16,7 +16,7 @@ from shardtensor.host import blockwise
 from shardtensor.sharding.layout import Where
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.view_spec import ViewSpec, part_of
-from shardtensor.tensor.operands import sharded_dtype
+from shardtensor.tensor.operands import sharded_dtype, truth_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 
@@ -46,7 +46,8 @@ def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True, device: 
 def _astype_itself(x: Any, dtype: Any, copy: bool, device: Where | None) -> Any:
     if device is not None:
         return call("reshard", astype(x, dtype, copy=copy), sharding=device)
-    return x if not copy and isinstance(x, ShardedTensor) and x.dtype == sharded_dtype(dtype) else NotImplemented
+    copies = truth_of(copy, "copy")
+    return x if not copies and isinstance(x, ShardedTensor) and x.dtype == sharded_dtype(dtype) else NotImplemented
 
 
 @implements(astype, "kernel")

@@ -26,7 +26,8 @@ from shardtensor.functions.searching import searchsorted
 from shardtensor.host.threads import each
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import dtype_of, integer_from, shape_of
+from shardtensor.tensor.nested_lists import from_lists
+from shardtensor.tensor.operands import dtype_of, integer_from, shape_of, truth_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
 
@@ -200,6 +201,7 @@ def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> His
         x = call("astype", x, np.uint8)
     x = x if shape_of(x) else reshape(x, (1,))
     weights = weights if weights is None or len(shape_of(weights)) else reshape(weights, (1,))
+    bins = from_lists(bins, "histogram") if isinstance(bins, (list, tuple)) else bins
     uniform = not np.ndim(bins)
     edges: Any = _uniform_edges(x, bins, range) if uniform else bins
     if not uniform:
@@ -210,7 +212,7 @@ def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> His
             raise ArgumentError("bins are edges that do not increase; wanted them in ascending order")
         edges = known if not isinstance(edges, ShardedTensor) and not array_backend(edges) else edges
     counts = counts_between(x, edges, weights, uniform=uniform)
-    if density:
+    if truth_of(density, "density"):
         widths = np.diff(edges) if isinstance(edges, np.ndarray) else call("diff", edges)
         widths = call("astype", widths, np.float64)
         counts = divide(divide(counts, widths), call("sum", counts))
@@ -228,7 +230,9 @@ def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
     """
     count = integer_from(1, bins, "bins", wanted="an integer, or edges")
     dtype = dtype_of(x)
-    first, last = _range_of(x, dtype) if range is None else range
+    if count >= _MOST_BINS:
+        raise ArgumentError(f"bins is {count}; wanted fewer than {_MOST_BINS}")
+    first, last = _range_of(x, dtype) if range is None else _two_numbers(range)
     if not np.isfinite(first) or not np.isfinite(last):
         raise ArgumentError(f"the range ({first}, {last}) is not finite")
     if first > last:
@@ -237,6 +241,24 @@ def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
         return np.histogram_bin_edges(np.empty(0, dtype), count, (first, last))
     except ValueError as error:  # The bins are narrower than numbers of that size can be.
         raise ArgumentError(str(error)) from None
+
+
+_MOST_BINS = 2**59
+"""More edges than NumPy can make arrays of, which have eight bytes each."""
+
+
+def _two_numbers(range: Any) -> tuple[Any, Any]:
+    """Returns the ends of a range.
+
+    Raises:
+        ArgumentTypeError: it is not two real numbers.
+    """
+    try:
+        first, last = range
+        float(first), float(last)
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"range is {range!r:.60}; wanted two numbers, the first and the last edge") from None
+    return first, last
 
 
 def _range_of(x: Any, dtype: np.dtype[Any]) -> Sequence[Any]:

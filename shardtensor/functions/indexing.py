@@ -19,7 +19,7 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec
-from shardtensor.tensor.nested_lists import converted
+from shardtensor.tensor.nested_lists import converted, from_lists
 from shardtensor.tensor.operands import HostAval, dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
@@ -230,7 +230,9 @@ def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
         x, axis = x if len(shape_of(x)) == 1 else reshape(x, (-1,)), 0
     along = normalize_axis(axis, len(shape_of(x)))
     if not hasattr(indices, "dtype"):
-        indices = np.asarray(indices)  # Also of a number, because an integer as an index would give a view.
+        listed = isinstance(indices, (list, tuple))
+        # Also of a number, because an integer as an index would give a view.
+        indices = from_lists(indices, "take") if listed else np.asarray(indices)
     if dtype_of(indices).kind == "b" or 0 in shape_of(indices):  # An empty list has no dtype of its own.
         indices = call("astype", indices, np.int64)
     check_integers(indices)

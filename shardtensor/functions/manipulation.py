@@ -26,12 +26,12 @@ from shardtensor.host.blockwise import copied
 from shardtensor.sharding.copy_plan import Line, Region, identity
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding, checked_shape
-from shardtensor.sharding.mesh import Mesh
+from shardtensor.sharding.mesh import Mesh, integers
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec, reshape_groups, reshaped_chains, reshaped_strides
-from shardtensor.tensor.operands import HostAval, shape_of
+from shardtensor.tensor.operands import HostAval, shape_of, truth_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval
 
@@ -103,7 +103,12 @@ def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> ShardedTensor:
     >>> st.transpose(st.zeros((4, 2, 3))).shape
     (3, 2, 4)
     """
-    return permute_dims(a, tuple(range(len(shape_of(a))))[::-1] if axes is None else tuple(axes))
+    return permute_dims(a, tuple(range(len(shape_of(a))))[::-1] if axes is None else _listed(axes))
+
+
+def _listed(axes: Any) -> tuple[Any, ...]:
+    """Returns an axis, or a sequence of axes, as a tuple."""
+    return tuple(axes) if np.iterable(axes) else (axes,)
 
 
 @operator("... i j -> ... j i")
@@ -214,7 +219,7 @@ def _expand_rule(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] = 0) ->
 
 def _is_new(ndim: int, axis: int | tuple[int, ...]) -> list[bool]:
     """Returns for each dimension of the result of `expand_dims` whether it is new."""
-    ndim += len(axis) if isinstance(axis, tuple) else 1
+    ndim += len(axis) if isinstance(axis, (tuple, list)) else 1
     new = normalize_axes(axis, ndim)
     return [d in new for d in range(ndim)]
 
@@ -329,7 +334,7 @@ def reshape(
 
 @implements(reshape, "view_spec")
 def _reshape_view(view_spec: ViewSpec, shape: Shape, copy: bool | None) -> ViewSpec | None:
-    return None if copy else view_spec.reshaped(_whole_size(shape, view_spec.size))
+    return None if truth_of(copy, "copy") else view_spec.reshaped(_whole_size(shape, view_spec.size))
 
 
 @implements(reshape, "kernel")
@@ -338,7 +343,7 @@ def _reshape_on_device(xp: Any, context: ShardContext, x: Any, *, shape: Shape, 
 
 
 def _whole_size(shape: Any, size: int) -> Shape:
-    sizes = list(shape) if isinstance(shape, (tuple, list)) else [shape]
+    sizes = integers(shape, "shape")
     if sizes.count(-1) > 1:
         raise ShapeError(f"shape {tuple(sizes)} has -1 more than once; wanted it once, since one size can be inferred")
     if -1 in sizes:
@@ -460,17 +465,30 @@ def _roll(operands: Sequence[Operand], mesh: Mesh, *, shift: Any, axis: Any) -> 
     try:
         pairs = np.broadcast(shift, axis)
     except ValueError:
-        raise ArgumentError(f"{len(shift)} shifts for {len(axis)} axes; give one for all, or one for each") from None
+        raise ArgumentError(
+            f"shift is {shift!r:.60} and axis is {axis!r:.60}; give one shift for all axes, or one for each"
+        ) from None
     total = [0] * x.ndim
     for s, a in pairs:
-        if isinstance(s, str):  # NumPy truncates floats.
-            raise ArgumentTypeError(f"shift is {str(s)!r}; wanted an integer")
-        total[normalize_axis(a.item(), x.ndim)] += int(s)
+        total[normalize_axis(a, x.ndim)] += _shift(s)
     runs = [_turned(d, n, total[d]) for d, n in enumerate(x.shape)]
     regions = tuple(Region(0, lines) for lines in itertools.product(*runs))
     return DataMovement(
         x.shape, layout_of(x, mesh), regions, lambda a: np.roll(a, total, tuple(range(x.ndim))), copies=True
     )
+
+
+def _shift(shift: Any) -> int:
+    """Returns a shift as an integer, truncated as by NumPy.
+
+    Raises:
+        ArgumentTypeError: it is not a finite number.
+    """
+    if isinstance(shift, (int, np.bool)) or (
+        isinstance(shift, (float, np.integer, np.floating)) and np.isfinite(shift)
+    ):
+        return int(shift)
+    raise ArgumentTypeError(f"shift is {shift!r:.60}; wanted an integer")
 
 
 def _turned(dimension: int, size: int, shift: int) -> list[Line]:

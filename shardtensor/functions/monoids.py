@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.host.summation_order import empty_like
 from shardtensor.sharding.rules import reduced_axes
@@ -205,6 +206,8 @@ def _var_merge(xp: Any, a: Any, b: Any) -> Any:
 
 def _var_finish(xp: Any, context: ShardContext, state: Any, *, correction: float = 0.0, **params: Any) -> Any:
     count, _, spread = state
+    if isinstance(correction, complex) or not hasattr(type(correction), "__rsub__"):
+        raise ArgumentTypeError(f"correction is {correction!r:.60}; wanted a real number")
     freedom = max(count - correction, 0.0)
     return xp.asarray(xp.divide(spread, freedom), dtype=context.dtype)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError
+from shardtensor.errors import ArgumentError, ShapeError
 from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.order_statistics import elements_of_ranks as select
 from shardtensor.functions.algorithms.order_statistics import picked
@@ -199,7 +199,10 @@ def _in_range(q: Any, most: int) -> Any:
     Raises:
         ArgumentError: they are not numbers from 0 to ``most``.
     """
-    array = np.asarray(q)
+    try:
+        array = np.asarray(q)
+    except ValueError as error:
+        raise ShapeError(f"q has nested lists of different lengths ({error})") from None
     if array.dtype.kind not in "biuf" or not np.all((array >= 0) & (array <= most)):
         raise ArgumentError(f"q is {q!r:.60}; wanted numbers from 0 to {most}")
     return array

@@ -26,7 +26,7 @@ from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import normalize_axis, tensordot_rule
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.nested_lists import from_lists
-from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.operands import integer_of, shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 SMALL = 1 << 15
@@ -341,6 +341,7 @@ def _diagonal_rule(shapes: Sequence[Shape], *, offset: int = 0, axis1: int = 0, 
     shape = shapes[0]
     first, second = _diagonal_axes(shape, axis1, axis2)
     others = [d for d in range(len(shape)) if d not in (first, second)]
+    offset = integer_of(offset, "offset")
     length = max(min(shape[first] - max(-offset, 0), shape[second] - max(offset, 0)), 0)
     names = " ".join(f"d{d}" for d in range(len(shape)))
     return f"{names} -> {' '.join(f'd{d}' for d in others)} diagonal", (*[shape[d] for d in others], length)

@@ -23,7 +23,7 @@ from shardtensor.functions.manipulation import broadcast_to, flip, moveaxis, per
 from shardtensor.functions.repetition import on_host, taken
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.tensor.nested_lists import converted
-from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.operands import integer_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 # -- order and number of dimensions ----------------------------------------------------------------
@@ -185,11 +185,11 @@ def rot90(x: ArrayLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> ShardedTe
 
 @implements(rot90, "composite")
 def _rot90(x: Any, k: int, axes: Any) -> Any:
-    plane = tuple(axes)
+    plane = tuple(axes) if np.iterable(axes) else (axes,)
     if len(plane) != 2:
         raise ArgumentError(f"axes is {axes!r}; wanted two dimensions")
     a, b = normalize_axes(plane, len(shape_of(x)))
-    turns = k % 4
+    turns = integer_of(k, "k") % 4
     if turns == 2:
         return flip(x, axis=(a, b))
     if turns == 1:

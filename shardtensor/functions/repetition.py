@@ -178,7 +178,10 @@ def _repeat_small(x: Any, repeats: int, axis: int | None) -> Any:
 
 def _counts(repeats: Any) -> np.ndarray[Any, Any]:
     """Returns ``repeats`` as a host array of integers."""
-    counts = on_host(repeats)
+    try:
+        counts = on_host(repeats)
+    except ValueError as error:
+        raise ShapeError(f"repeats has nested lists of different lengths ({error})") from None
     if counts.dtype.kind not in "biu" and counts.size:
         raise ArgumentTypeError(f"repeats is of {counts.dtype}; wanted integers")
     if counts.ndim > 1:

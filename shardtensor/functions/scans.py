@@ -11,7 +11,7 @@ import numpy.typing as npt
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import call as _call
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, AxisError, ShapeError
+from shardtensor.errors import AxisError, ShapeError
 from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.sample_sort import is_short
 from shardtensor.functions.algorithms.scan import scan as _scan
@@ -29,7 +29,7 @@ from shardtensor.functions.manipulation import reshape as _reshape
 from shardtensor.functions.ufunc_methods import running as _running
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.methods import cumulative as _cumulative
-from shardtensor.tensor.operands import dtype_of, shape_of, sharded_dtype
+from shardtensor.tensor.operands import dtype_of, integer_from, shape_of, sharded_dtype, truth_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
@@ -112,11 +112,11 @@ class _Cumulative(NamedTuple):
         """Converts operands for which NumPy has no loop, and joins what precedes the first elements to the result."""
         if axis is None and not shape_of(x):  # NumPy takes a scalar for one element.
             return self.function(_reshape(x, (1,)), axis=0, dtype=dtype, include_initial=include_initial)
-        given, wanted = dtype_of(x).kind, None if dtype is None else np.dtype(dtype).kind
+        given, wanted = dtype_of(x).kind, None if dtype is None else sharded_dtype(dtype).kind
         if wanted and given != wanted and (wanted == "b" or given == "m"):
             x = _call("astype", x, dtype)  # NumPy's loops of bools take no numbers, and those of numbers no durations.
             return self.function(x, axis=axis, dtype=dtype, include_initial=include_initial)
-        if not include_initial:
+        if not truth_of(include_initial, "include_initial"):
             return NotImplemented
         sums = self.function(x, axis=axis, dtype=dtype)
         along = _axis(axis, sums.ndim)
@@ -258,8 +258,7 @@ def diff(
 
 @implements(diff, "composite")
 def _diff(x: Any, prepend: Any, append: Any, n: int, axis: int) -> Any:
-    if n < 0:
-        raise ArgumentError(f"n is {n}; wanted a number from 0 on")
+    n = integer_from(0, n, "n")
     shape = shape_of(x)
     if not shape:
         raise ShapeError("x is 0-d; wanted at least one dimension")
@@ -271,7 +270,7 @@ def _diff(x: Any, prepend: Any, append: Any, n: int, axis: int) -> Any:
     if prepend is not None or append is not None:
         x = _concat([y for y in (ends[0], x, ends[1]) if y is not None], axis=along)
     before = (slice(None),) * along
-    for _ in range(n):
+    for _ in range(min(n, shape_of(x)[along])):  # Then nothing is left.
         later, earlier = [_call("getitem", x, (*before, part)) for part in (slice(1, None), slice(None, -1))]
         x = (_not_equal if str(x.dtype).endswith("bool") else _subtract)(later, earlier)
     return x
@@ -280,4 +279,5 @@ def _diff(x: Any, prepend: Any, append: Any, n: int, axis: int) -> Any:
 @implements(diff, "small")
 def _small_diff(x: Any, prepend: Any, append: Any, n: int, axis: int) -> Any:
     ends = {name: end for name, end in (("prepend", prepend), ("append", append)) if end is not None}
-    return np.diff(x, n, axis, **ends) if n else np.array(x)
+    most = np.size(x) + sum(np.size(end) or 1 for end in ends.values())  # Then nothing is left.
+    return np.diff(x, min(n, most), axis, **ends) if n else np.array(x)

@@ -145,7 +145,7 @@ def count_nonzero(
 @implements(count_nonzero, "kernel")
 def _count_nonzero(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
     if xp is np:
-        return np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims))
+        return np.asarray(np.count_nonzero(x, axis=axis, keepdims=bool(keepdims)))
     return xp.sum(xp.asarray(x, dtype=np.dtype("bool")), axis=axis, dtype=np.dtype("int64"), keepdims=keepdims)
 
 
@@ -184,7 +184,7 @@ def searchsorted(
 
 @implements(searchsorted, "composite")
 def _searchsorted_by(x1: Any, x2: Any, side: str, sorter: Any) -> Any:
-    if side not in ("left", "right"):
+    if not isinstance(side, str) or side not in ("left", "right"):
         raise ArgumentError(f"side is {side!r}; wanted 'left' or 'right'")
     if sorter is not None:
         return searchsorted(_take(x1, sorter), x2, side=side)

@@ -28,7 +28,7 @@ from shardtensor.functions.take_along import take_along_axis
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.operands import integer_from, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
@@ -241,7 +241,7 @@ def _topk_of_most(x: Any, k: int, axis: int) -> Any:
     """Sorts x, where gathering the greatest elements of all devices would gather more than a share of x."""
     if not isinstance(x, ShardedTensor) or x._aval.nbytes <= GATHERED:
         return NotImplemented
-    along = normalize_axis(axis, x.ndim)
+    along, k = normalize_axis(axis, x.ndim), integer_from(0, k, "k")
     parts = x._aval.grid.counts[along]
     if parts == 1 or not x.shape[along] < k * parts <= x.shape[along] * parts:
         return NotImplemented
@@ -250,10 +250,21 @@ def _topk_of_most(x: Any, k: int, axis: int) -> Any:
     return TopK(take_along_axis(x, indices, axis=along), call("copy", indices))
 
 
+def _count(k: Any, size: int, along: int) -> int:
+    """Returns ``k`` as an integer.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: it is none, or out of range.
+    """
+    count = integer_from(0, k, "k")
+    if count > size:
+        raise ArgumentError(f"k is {count}; wanted 0 to {size}, the size of dimension {along}")
+    return count
+
+
 def _top_avals(value: Aval, *, k: int, axis: int) -> TopK:
     along = normalize_axis(axis, value.ndim)
-    if not 0 <= k <= value.shape[along]:
-        raise ArgumentError(f"k is {k}; wanted 0 to {value.shape[along]}, the size of dimension {along}")
+    k = _count(k, value.shape[along], along)
     shape = (*value.shape[:along], k, *value.shape[along + 1 :])
     return TopK(*[aval(shape, dtype, value.sharding, value.committed) for dtype in (value.dtype, _INT)])
 
@@ -266,8 +277,7 @@ def _top_of_whole(x: Any, *, k: int, axis: int) -> TopK:
 @implements(topk, "kernel")
 def _topk_on_device(xp: Any, context: None, x: Any, *, k: int, axis: int) -> TopK:
     along = normalize_axis(axis, x.ndim)
-    if not 0 <= k <= x.shape[along]:
-        raise ArgumentError(f"k is {k}; wanted 0 to {x.shape[along]}, the size of dimension {along}")
+    k = _count(k, x.shape[along], along)
     indices = greatest(xp, x, k, along)
     return TopK(xp.take_along_axis(x, indices, axis=along), indices)
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Literal
@@ -134,7 +134,9 @@ def integers(given: Any, name: str) -> list[int]:
         ArgumentTypeError: ``given`` is something else; the message calls it ``name``.
     """
     try:
-        return [operator.index(n) for n in (given if np.iterable(given) else (given,))]
+        # Bytes, sets and dictionaries may have integers for items, but are no sequences of sizes, as for NumPy.
+        several = np.iterable(given) and not isinstance(given, (bytes, bytearray, Set, Mapping))
+        return [operator.index(n) for n in (given if several else (given,))]
     except TypeError:
         raise ArgumentTypeError(f"{name} is {given!r:.60}; wanted an integer or a sequence of integers") from None
 

@@ -13,7 +13,7 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.backend.small_floats import SMALL_FLOATS, is_element, small_float
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShardTensorError
 from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
@@ -52,15 +52,38 @@ def integer_from(least: int, value: Any, name: str, where: str = "", wanted: str
         ArgumentTypeError: it is not an integer.
         ArgumentError: it is less than ``least``.
     """
+    number = integer_of(value, name, wanted)
+    if number < least:
+        raise ArgumentError(f"{name} is {number}{where}; wanted at least {least}")
+    return number
+
+
+def truth_of(value: Any, name: str) -> bool:
+    """Returns whether the argument ``name`` of a function is true.
+
+    Raises:
+        ArgumentTypeError: it is an array without elements or with several.
+    """
     try:
-        number = python.index(value)
+        return bool(value)
+    except ValueError as error:
+        if isinstance(error, ShardTensorError):
+            raise
+        raise ArgumentTypeError(f"{name} is {value!r:.60}; wanted a single truth value") from None
+
+
+def integer_of(value: Any, name: str, wanted: str = "an integer") -> int:
+    """Returns the argument ``name`` of a function, an integer of any size, as one of Python.
+
+    Raises:
+        ArgumentTypeError: it is not an integer.
+    """
+    try:
+        return python.index(value)
     except ConcretizationError:
         raise  # It is a TypeError, too, and says what to do.
     except TypeError:
         raise ArgumentTypeError(f"{name} is {value!r:.60}, a {type(value).__name__}; wanted {wanted}") from None
-    if number < least:
-        raise ArgumentError(f"{name} is {number}{where}; wanted at least {least}")
-    return number
 
 
 def sharded_dtype(dtype: Any) -> np.dtype[Any]:

@@ -130,12 +130,12 @@ def test_broken_files_are_errors_that_name_them(tmp_path: Path) -> None:
         (whole[:20], "x.npy is no .npy or .npz file, or a broken one"),
         (b"text", "x.npy is no .npy or .npz file"),
         (b"", "x.npy is no .npy or .npz file"),
-        (b"PK\x03\x04 no archive", "x.npy is a broken .npz file"),
+        (b"PK\x03\x04 no archive", "x.npy is broken or of an unknown kind"),
     ):
         path.write_bytes(broken)
         with pytest.raises(st.ArgumentError, match=words):
             st.load(path)
-    with pytest.raises(st.ArgumentError, match="file is truncated: 8 of 240 bytes are missing"):
+    with pytest.raises(st.ArgumentError, match="file is truncated: it has 360 bytes, too few for float64"):
         st.load(io.BytesIO(whole[:-8]))
     with pytest.raises(FileNotFoundError):
         st.load(tmp_path / "missing.npy")

@@ -15,6 +15,7 @@ from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, Op, implements
+from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.algorithms.one_memory import may_run_on_first
 from shardtensor.functions.algorithms.shards import AbstractShards, MeshCommunicator, Shards, shards_of
 from shardtensor.functions.placement import infer_transfer, reshard_to
@@ -93,6 +94,20 @@ def distributed(
     return attach
 
 
+def check_hashable(params: dict[str, Any]) -> None:
+    """Checks that the parameters of an operator are hashable, as numbers, tuples of them and dtypes are.
+
+    Raises:
+        ArgumentTypeError: one is not.
+    """
+    for name, value in params.items():
+        try:
+            hash(value)
+        except TypeError:
+            kind = type(value).__name__
+            raise ArgumentTypeError(f"{name} is {value!r:.60}, a {kind}; wanted a single value") from None
+
+
 class _Algorithm:
     """The algorithm of an operator, and what runs in its place; see `distributed` for the arguments."""
 
@@ -162,7 +177,12 @@ class _Algorithm:
         if not isinstance(x, ShardedTensor):
             x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), self.name), self.name, committed=False)
         operands, value = (x, *others), x._aval
-        if small := self._in_one_buffer(value, *params):
+        try:
+            small = self._in_one_buffer(value, *params)
+        except TypeError:  # What was found for these parameters is kept by their values.
+            check_hashable(self._named(params))
+            raise
+        if small:
             return self._run_small(operands, params, *small)
         if self.whole is not None and value.memory is not None and (self.known_messages or not is_recording()):
             self._announce(operands, params)
@@ -225,7 +245,12 @@ class _Algorithm:
     def _distribute(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
         """Returns the `Shards` of the result, or those of several results."""
         x = operands[0]
-        if small := self._on_first(x._aval, *params):
+        try:
+            small = self._on_first(x._aval, *params)
+        except TypeError:
+            check_hashable(self._named(params))
+            raise
+        if small:
             return self._divided(x, *small)
         kinds = [_kind_of(y) for y in operands]
         needed = shardings = self._shardings(*kinds, *params)
