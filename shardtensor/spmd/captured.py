@@ -44,7 +44,8 @@ def _identified(column: Any) -> Sequence[str]:
     """Returns the texts of the tensors in an argument that processes tell apart, each once: blocks have that of the
     whole.
     """
-    return list(dict.fromkeys([described(x) for x in leaves(column) if is_common(x) or bool(getattr(x, "_identity", ""))]))
+    found = [x for x in leaves(column) if is_common(x) or hasattr(x, "_identity")]
+    return list(dict.fromkeys(map(described, found)))
 
 
 def _captured(fn: Any) -> Iterator[tuple[str, str]]:
