@@ -240,7 +240,7 @@ def _encoded(leaf: Any, devices: Devices) -> Any:
         return text_of(backend_of(devices[0]).dtype_of(leaf)), list(leaf.shape)
     kind = text_of(leaf.dtype), list(leaf.shape)
     mesh = leaf.sharding.mesh
-    if mesh.flat == devices[:1]:
+    if leaf.sharding == as_sharding(devices[0], leaf.ndim, "join"):
         return kind
     if leaf.sharding.spec.unreduced or not {*mesh.flat} <= {*devices}:
         raise BackendError(
