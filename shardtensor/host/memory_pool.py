@@ -82,16 +82,15 @@ class Lease(np.ndarray):
 
     buffer: _Buffer
 
-    def __del__(self) -> None:
-        # Python only prints what a finalizer raises, as a signal handler that runs here may do. The variable is held
-        # until this function has ended.
+    def __del__(self) -> Any:
         try:
             buffer = getattr(self, "buffer", None)  # A view of a lease has no such attribute.
             if buffer is not None and _pool is not None:  # Globals may be None while the interpreter shuts down.
                 _pool.take_back(self, buffer)
-        except BaseException as error:
-            later = raise_later(error)  # noqa: F841
+        except BaseException as error:  # A signal handler may raise here, and Python only prints such exceptions.
             _pool.forget(self)
+            return raise_later(error)
+        return None
 
 
 class Pool:

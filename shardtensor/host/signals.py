@@ -213,7 +213,8 @@ class _Raised:
 
 def raise_later(error: BaseException) -> Later:
     """Raises an exception that a signal handler raised in a finalizer, where Python would only print it, in the main
-    thread when the result is deallocated: a local variable of the finalizer holds it until the finalizer ends.
+    thread when the result is deallocated. The finalizer returns it: Python deallocates the result of a finalizer after
+    its last instruction, whereas a local variable would live as long as the traceback.
 
     Raises:
         BaseException: ``error``, if this is not the main thread, where no handler can have raised it.
@@ -221,8 +222,6 @@ def raise_later(error: BaseException) -> Later:
     if not in_main_thread():
         raise error
     later = Later()
-    # The traceback begins with the frame of the finalizer, which would hold the result for as long as the exception.
-    error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
     _set_handler(signal.SIGINT, _Raised(error, later))
     return later
 

@@ -503,6 +503,7 @@ def no_thread(*_: object) -> None:
 def test_programs_run_where_no_thread_can_be_started(
     executor: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(c_executor, "_known", {})
     x = st.asarray(np.arange(float(1 << 20)))
     f = st.jit(lambda x: (st.sin(x) + 1, st.cos(x[::2]) * 2, x[1:] - x[:-1], st.exp(-x).sum()), executor=executor)
     monkeypatch.setattr(threading.Thread, "start", no_thread)
