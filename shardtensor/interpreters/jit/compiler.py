@@ -1,8 +1,8 @@
 """Compiles C text with the compiler of the system, and loads the libraries.
 
-The compiler is the command in ``SHARDTENSOR_CC``, else the first of ``cc``, ``gcc`` and ``clang`` on the path. Libraries
-are kept on disk (see `shardtensor.interpreters.jit.kernel_files`) under a key of the text, the compiler and its version,
-the flags, and the features of the CPU.
+The compiler is the command in ``SHARDTENSOR_CC``, else the first of ``cc``, ``gcc`` and ``clang`` on the path. Its
+libraries are kept on disk (see `shardtensor.interpreters.jit.kernel_files`) under a key of the text, the compiler and
+its version, the flags, and the features of the CPU.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def load(compiler: Compiler, text: str, functions: Sequence[str]) -> ctypes.CDLL
         except OSError as error:
             LOG.info("the library %s cannot be loaded (%s) and is compiled again", key, message_of(error))
     try:
-        # The handlers of signals run where the compiler is waited for, so that no folder is left.
+        # The handlers of signals run where the compiler is waited for, so that no file is left.
         with Interrupts(), tempfile.TemporaryDirectory(prefix="shardtensor-") as scratch:
             if (reason := distrust(scratch)) is not None:
                 raise BackendError(
@@ -248,11 +248,11 @@ def load(compiler: Compiler, text: str, functions: Sequence[str]) -> ctypes.CDLL
                 )
             content = compiler.compile(text, Path(scratch)).read_bytes()
             loaded = _loaded(content, functions)
+            if kernels is not None:
+                kernels.keep(key, content)
+            return loaded
     except OSError as error:
         raise BackendError(f"jit: no library can be compiled or loaded: {message_of(error)}") from error
-    if kernels is not None:
-        kernels.keep(key, content)
-    return loaded
 
 
 def _loaded(content: bytes, functions: Sequence[str]) -> ctypes.CDLL:

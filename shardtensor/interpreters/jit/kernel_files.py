@@ -6,8 +6,8 @@ if no other user can have written or replaced it, and the bytes that were read a
 cannot be used, the log gives the reason once, and libraries are compiled for each process.
 
 Each file ends with a digest of its key and its contents, which finds truncated and exchanged files; a damaged library
-is compiled again. `Kernels.keep` bounds the folder: beyond `MOST_BYTES`, and after `MOST_SECONDS` without use, the least
-recently used libraries are removed.
+is compiled again. `Kernels.keep` bounds the folder: beyond `MOST_BYTES`, and after `MOST_SECONDS` without use, the
+least recently used libraries are removed.
 """
 
 from __future__ import annotations
