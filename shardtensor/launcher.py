@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from shardtensor.errors import ArgumentError, BackendError
+from shardtensor.host.trusted_paths import distrust
 
 GRACE = 12.0
 """Seconds between the first process that ends with an error and the end of the others, which print their own."""
@@ -59,7 +60,7 @@ def launch(
 
     Raises:
         ArgumentError: there is no such engine, or ``processes`` is less than 1.
-        BackendError: mpiexec is not installed.
+        BackendError: mpiexec is not installed, or other users can replace temporary files.
     """
     if processes < 1:
         raise ArgumentError(f"launch: the number of processes is {processes}; wanted a number from 1 on")
@@ -126,15 +127,29 @@ class _Pipes:
     def __enter__(self) -> _Pipes:
         self._folder = tempfile.TemporaryDirectory(prefix="shardtensor-launch-")
         self._ends: list[tuple[int, int]] = []
+        self._readers: list[threading.Thread] = []
+        try:
+            self._open()
+        except BaseException:  # Threads that have been started would keep this process from ending.
+            self.__exit__()
+            raise
+        return self
+
+    def _open(self) -> None:
+        if (reason := distrust(self._folder.name)) is not None:
+            raise BackendError(
+                f"launch: the folder for temporary files, {tempfile.gettempdir()}, cannot be trusted: {reason}; set "
+                "TMPDIR to a folder in which no other user can replace files"
+            )
         for k in range(self._processes):
             path = os.path.join(self._folder.name, str(k))
             os.mkfifo(path)
             # This process keeps an end to write to, too: without any, the pipe would end before its process begins.
             self._ends.append((os.open(path, os.O_RDONLY | os.O_NONBLOCK), os.open(path, os.O_WRONLY)))
-        self._readers = [threading.Thread(target=self._copy, args=(k,)) for k in range(self._processes)]
-        for reader in self._readers:
+        for k in range(self._processes):
+            reader = threading.Thread(target=self._copy, args=(k,))
             reader.start()
-        return self
+            self._readers.append(reader)
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()

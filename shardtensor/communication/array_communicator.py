@@ -7,6 +7,7 @@ are the same.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import weakref
@@ -428,6 +429,10 @@ def parts_along(ndim: int, dimension: int, size: int, count: int, tiled: bool) -
 
 _shared: dict[int, Any] = {}  # by identity, because arrays are not hashable
 
+# The functions that are called when an array is deallocated are C functions: a signal handler, which may raise, runs
+# between the instructions of Python functions, and Python would only print the exception. They receive the reference,
+# which `dict.pop` takes as the default.
+
 _own: dict[int, tuple[weakref.ref[Any], Any]] = {}
 """The library's array of each result that several programs hold, by the identity of the array that they received."""
 
@@ -440,14 +445,14 @@ def _remember(array: Any) -> None:
     owner = memory_pool.owner_of(array)
     key = id(owner)
     if key not in _shared:
-        _shared[key] = weakref.ref(owner, lambda _: _shared.pop(key, None))
+        _shared[key] = weakref.ref(owner, functools.partial(_shared.pop, key))
 
 
 def _exported(array: Any, exported: Any) -> Any:
     """Registers that ``exported``, which is returned, is what programs received as the result ``array``."""
     if exported is not array:  # A backend may export no views. The entry would then keep its key in memory.
         key = id(exported)
-        _own[key] = weakref.ref(exported, lambda _: _own.pop(key, None)), array
+        _own[key] = weakref.ref(exported, functools.partial(_own.pop, key)), array
     return exported
 
 

@@ -7,11 +7,9 @@ next result.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import math
 import sys
-import threading
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -21,6 +19,7 @@ import numpy.typing as npt
 from shardtensor.errors import ArgumentError, DeviceMemoryError
 from shardtensor.host.fork import in_children
 from shardtensor.host.limits import memory
+from shardtensor.host.signals import raise_later
 from shardtensor.host.units import readable
 
 POOLED_FROM = 1 << 19
@@ -38,9 +37,6 @@ _CHECKED_FROM = 1 << 28
 """The minimum size in bytes of new memory for which the free memory of the host is checked first. The check takes a
 fraction of the time of touching that much memory.
 """
-
-_FINALIZED = 1e-3
-"""The seconds after which a finalizer has ended."""
 
 _LINE = 64
 """The size in bytes of a cache line. Buffers are aligned to it."""
@@ -86,14 +82,15 @@ class Lease(np.ndarray):
 
     buffer: _Buffer
 
-    def __del__(self) -> None:
-        buffer = getattr(self, "buffer", None)  # A view of a lease has no such attribute.
-        if buffer is not None and _pool is not None:  # Globals may be None while the interpreter shuts down.
-            try:
+    def __del__(self) -> Any:
+        try:
+            buffer = getattr(self, "buffer", None)  # A view of a lease has no such attribute.
+            if buffer is not None and _pool is not None:  # Globals may be None while the interpreter shuts down.
                 _pool.take_back(self, buffer)
-            except KeyboardInterrupt:  # Python only prints what a finalizer raises: the user would have to press again.
-                _pool.forget(self)
-                threading.Timer(_FINALIZED, _thread.interrupt_main).start()
+        except BaseException as error:  # A signal handler may raise here, and Python only prints such exceptions.
+            _pool.forget(self)
+            return raise_later(error)
+        return None
 
 
 class Pool:

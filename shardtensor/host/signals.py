@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import _thread
+import functools
 import importlib
 import itertools
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from shardtensor.host.fork import in_children
 from shardtensor.host.limits import in_main_thread
@@ -171,6 +174,56 @@ def _put_back() -> None:
         number = next(iter(_held))
         _held[number].put_back(number)
         _held.pop(number, None)
+
+
+class Later:
+    """An object at whose deallocation the main thread is interrupted by an exception; see `raise_later`."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Interruption(weakref.ref[Later]):
+    """A reference that calls `_thread.interrupt_main` when its object is deallocated; it converts to the number of the
+    signal that this function receives. No Python code runs then, so that no signal handler does.
+    """
+
+    __slots__ = ()
+
+    __index__ = staticmethod(functools.partial(int, signal.SIGINT))
+
+
+class _Raised:
+    """The handler that raises an exception once, in place of the handler of SIGINT, and restores that one."""
+
+    def __init__(self, error: BaseException, later: Later) -> None:
+        self._error: BaseException | None = error
+        self._before = _handler(signal.SIGINT)
+        self._interruption = _Interruption(later, cast(Any, _thread.interrupt_main))
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if _handler(signal.SIGINT) is self:
+            _set_handler(signal.SIGINT, self._before)
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # The reference cycle of the error and this frame would keep its objects alive.
+
+
+def raise_later(error: BaseException) -> Later:
+    """Raises an exception that a signal handler raised in a finalizer, where Python would only print it, in the main
+    thread when the result is deallocated. The finalizer returns it: Python deallocates the result of a finalizer after
+    its last instruction, whereas a local variable would live as long as the traceback.
+
+    Raises:
+        BaseException: ``error``, if this is not the main thread, where no handler can have raised it.
+    """
+    if not in_main_thread():
+        raise error
+    later = Later()
+    _set_handler(signal.SIGINT, _Raised(error, later))
+    return later
 
 
 @in_children

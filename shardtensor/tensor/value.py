@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -115,11 +115,24 @@ def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed:
     made = Aval(shape, dtype, sharding, committed)
     # The cache may have dropped one that is still in use, and two threads may get here at the same time.
     with _AVALS_LOCK:
-        return _AVALS.setdefault((shape, dtype, sharding, committed), made)
+        key = shape, dtype, sharding, committed
+        known = reference() if (reference := _AVALS.get(key)) is not None else None
+        if known is not None:
+            return known
+        if (n := len(_AVALS)) >= _FEW and not n & (n - 1):
+            for unused in [k for k, reference in _AVALS.items() if reference() is None]:
+                del _AVALS[unused]
+        _AVALS[key] = weakref.ref(made)
+        return made
 
 
-_AVALS: WeakValueDictionary[Any, Aval] = WeakValueDictionary()
-"""The avals in use."""
+_AVALS: dict[Any, weakref.ref[Aval]] = {}
+"""The avals in use. Those that are not are removed when there are twice as many: a `WeakValueDictionary` would call a
+Python function for each, in which an exception of a signal handler would be lost.
+"""
+
+_FEW = 1 << 10
+"""The number of avals from which on those that are not in use are removed."""
 
 _AVALS_LOCK = threading.RLock()  # A finalizer that the garbage collector calls may need an aval, too.
 

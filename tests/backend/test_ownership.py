@@ -30,6 +30,19 @@ def count(held: Any) -> int:
     return sys.getrefcount(held[0]) - 1
 
 
+def test_arrays_are_copied_while_the_test_of_counts_can_start_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(counting, "_counts", [])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        assert not counting.is_exclusive([np.ones(2)])
+        made = st.pmap(lambda x: x + 1, [np.ones(2)])
+        assert np.asarray(made[0]).tolist() == [2, 2]
+    assert counting.is_exclusive([np.ones(2)])
+
+
 def test_counts_are_right_on_the_interpreters_that_are_supported() -> None:
     assert counting.counts_are_right()
 

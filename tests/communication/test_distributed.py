@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ from shardtensor.backend.protocol import hardware_shares
 from shardtensor.communication import gloo_engine
 from shardtensor.communication.engine import Launch
 from shardtensor.communication.launch import first_host, found_launches
-from shardtensor.errors import ArgumentError, DistributedError
+from shardtensor.errors import ArgumentError, BackendError, DistributedError
 from tests.communication.test_engines import NO_GLOO, NO_MPI
 from tests.conftest import NO_GPU
 
@@ -640,3 +641,36 @@ def test_long_lines_of_several_processes_are_not_mixed(engine: str) -> None:
 def test_the_launcher_refuses(processes: int, engine: str | None) -> None:
     with pytest.raises(ArgumentError, match="wanted"):
         launcher.launch(["true"], processes, engine)
+
+
+def test_the_launcher_leaves_no_pipes_and_threads_where_threads_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if NO_MPI:
+        pytest.skip(NO_MPI)
+    before, start, started = threading.active_count(), threading.Thread.start, []
+
+    def only_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(threading.Thread, "start", only_one)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        launcher.launch(["true"], 2, "mpi")
+    assert threading.active_count() == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_launcher_makes_no_pipes_where_other_users_can_replace_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if NO_MPI:
+        pytest.skip(NO_MPI)
+    tmp_path.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(BackendError, match=r"other users may write to .*; set TMPDIR"):
+        launcher.launch(["true"], 2, "mpi")
+    assert not list(tmp_path.iterdir())

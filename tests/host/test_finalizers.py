@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.communication import offload
+from shardtensor.communication import array_communicator, offload
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.host import blas_threads, threads
 from shardtensor.spmd import scheduler
 from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import write_state_of
 from tests.spmd.test_scheduler import hard_end as hard_end
 from tests.spmd.test_scheduler import in_time
 
@@ -106,3 +109,21 @@ def test_a_prefetched_tensor_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = in_time(prefetched.stored)
     assert storage.buffers == (array,)
     assert found == [storage]
+
+
+def test_handlers_do_not_run_in_the_callbacks_of_weak_references() -> None:
+    """Python only prints what they would raise there; they run between the instructions of Python functions."""
+    x = st.asarray(np.arange(16.0))
+    view = x[::2]
+    np.asarray(view + 1)
+    held: list[Any] = []
+    st.pmap(lambda a: held.append(st.psum(a, "i")), [np.ones(4)] * 2, axis_name="i")
+    caches = getattr(write_state_of(x), "caches", {})
+    found = [
+        *caches.values(),
+        *array_communicator._shared.values(),
+        *[own for own, _ in array_communicator._own.values()],
+    ]
+    for reference in found:
+        assert not isinstance(reference.__callback__, types.FunctionType)
+    assert found

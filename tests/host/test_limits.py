@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -512,24 +511,40 @@ def test_the_limit(kept: None) -> None:
     assert change(before) == (0, 1 << 20, 0, 8)
 
 
-def test_an_interrupt_while_memory_is_taken_back_is_not_lost(kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python itself only prints an exception that a finalizer raises."""
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, SystemExit])
+@pytest.mark.parametrize("handler", ["python", "default", "ignore"])
+def test_an_exception_while_memory_is_taken_back_is_not_lost(
+    error: type[BaseException], handler: str, kept: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python itself only prints an exception that a finalizer raises, such as one of a signal handler."""
 
     def interrupt(limit: int) -> None:
         monkeypatch.undo()
-        raise KeyboardInterrupt
+        raise made
 
     def drop() -> None:
         held.clear()
-        for _ in range(2000):
-            time.sleep(0.005)
+        done.append(1)
+        for _ in range(10):
+            done.append(2)
 
-    held = [memory_pool.empty((1 << 20,), np.uint8)]
-    before = st.cache_info().used
-    monkeypatch.setattr(memory_pool._pool, "_shrink", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        drop()
-    assert st.cache_info().used == before - (1 << 20)
+    made = error("the handler's")
+    handlers = {"python": signal.default_int_handler, "default": signal.SIG_DFL, "ignore": signal.SIG_IGN}
+    original = signal.signal(signal.SIGINT, handlers[handler])
+    try:
+        for _ in range(3):
+            done: list[int] = []
+            held = [memory_pool.empty((1 << 20,), np.uint8)]
+            before = st.cache_info().used
+            monkeypatch.setattr(memory_pool._pool, "_shrink", interrupt)
+            with pytest.raises(error) as caught:
+                drop()
+            assert caught.value is made
+            assert len(done) <= 1
+            assert st.cache_info().used == before - (1 << 20)
+            assert signal.getsignal(signal.SIGINT) == handlers[handler]
+    finally:
+        signal.signal(signal.SIGINT, original)
 
 
 def test_free_cache(kept: None) -> None:

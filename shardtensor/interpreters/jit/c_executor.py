@@ -361,7 +361,8 @@ def _compiled(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
     parts = [kernels[::2], kernels[1::2]] if len(kernels) >= _HALVES else [kernels]
 
     def library(part: Sequence[Kernel]) -> ctypes.CDLL:
-        return load(compiler, c_source(part, vectorized_functions()))
+        names = [name for k, kernel in enumerate(part) for name in _functions(kernel, k)]
+        return load(compiler, c_source(part, vectorized_functions()), [*names, "run_tasks"])
 
     others = [_started(functools.partial(library, part)) for part in parts[1:]]
     libraries = [library(parts[0]), *[other.result() for other in others]]
@@ -372,13 +373,23 @@ def _compiled(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
     }
 
 
+def _functions(kernel: Kernel, number: int) -> list[str]:
+    """Returns the names of the functions of a kernel in its library."""
+    return [f"kernel_{number}", *([f"kernel_{number}_part"] if kernel.row_ndim else [])]
+
+
 def submit(kernels: Sequence[Kernel]) -> Future[dict[Kernel, CompiledKernel]]:
-    """Starts `compile_kernels` in another thread and returns its future. In the child of a fork it never completes."""
+    """Starts `compile_kernels` in another thread and returns its future. In the child of a fork it never completes.
+
+    Where no thread can be started, it is complete when it is returned.
+    """
     return _started(functools.partial(compile_kernels, kernels))
 
 
 def _started(work: Callable[[], Result]) -> Future[Result]:
-    """Starts work in a thread for which the end of the interpreter does not wait."""
+    """Starts work in a thread for which the end of the interpreter does not wait; where no thread can be started, the
+    calling thread does the work.
+    """
     future: Future[Result] = Future()
 
     def run() -> None:
@@ -387,5 +398,11 @@ def _started(work: Callable[[], Result]) -> Future[Result]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name="shardtensor_compile", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="shardtensor_compile", daemon=True).start()
+    except RuntimeError:  # The system's limit is reached.
+        run()
+        error = future.exception()
+        if error is not None and not isinstance(error, Exception):  # A signal's handler raised it in this thread.
+            raise error from None
     return future

@@ -1,30 +1,37 @@
-"""Compiles C text with the compiler of the system, and keeps the libraries in a private folder on disk.
+"""Compiles C text with the compiler of the system, and loads the libraries.
 
-The compiler is the command in ``SHARDTENSOR_CC``, else the first of ``cc``, ``gcc`` and ``clang`` on the path.
-Libraries are kept in ``$XDG_CACHE_HOME/shardtensor/kernels`` (by default in ``~/.cache``), which only the user may
-write, under a key of the text, the compiler and its version, the flags, and the features of the CPU. Each file ends
-with a digest of its contents, which is checked before the library is loaded: a truncated library is compiled again. If
-the folder cannot be used, libraries are compiled for this process only.
+The compiler is the command in ``SHARDTENSOR_CC``, else the first of ``cc``, ``gcc`` and ``clang`` on the path. Its
+libraries are kept on disk (see `shardtensor.interpreters.jit.kernel_files`) under a key of the text, the compiler and
+its version, the flags, and the features of the CPU.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import platform
 import shlex
 import shutil
-import stat
+import signal
 import subprocess
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shardtensor.errors import BackendError, message_of
+from shardtensor.host.fork import in_children
+from shardtensor.host.signals import Interrupts
+from shardtensor.host.trusted_paths import distrust
+from shardtensor.interpreters.jit.kernel_files import find_kernels
 
 LOG = logging.getLogger("shardtensor.jit")
 
@@ -41,8 +48,8 @@ that is as fast as that of ``-O3``, in half of the compiler's time.
 _TIMEOUT = 300
 """The seconds after which a compilation has failed."""
 
-_DIGEST = 32
-"""The size in bytes of the digest at the end of a file."""
+_POLL = 0.05
+"""The seconds after which the main thread looks for signals while it waits for a compiler."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +79,8 @@ class Compiler:
         source.write_text(text, "utf-8")
         command = [*self.command, *FLAGS, "-o", str(library), str(source), "-lm"]
         try:
-            # In a session of its own, the compiler does not receive the signals of the terminal.
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT, start_new_session=True
-            )
+            # The compiler leaves its own temporary files if it is killed, which are removed with the folder.
+            done = _run(command, env={**os.environ, "TMPDIR": str(folder)})
         except (OSError, subprocess.TimeoutExpired) as error:
             raise BackendError(f"jit: the compiler {self.command[0]} fails: {message_of(error)}") from error
         if done.returncode or not library.exists():
@@ -92,6 +97,8 @@ def find_compiler() -> Compiler | None:
 @functools.lru_cache(8)
 def _compiler(given: str | None, path: str | None) -> Compiler | None:
     reasons = []
+    # A relative entry would run a program of whoever owns the current folder.
+    path = os.pathsep.join(filter(os.path.isabs, (os.defpath if path is None else path).split(os.pathsep)))
     try:
         tried = [shlex.split(given)] if given else [[name] for name in _COMMANDS]
     except ValueError as error:  # Unbalanced quotes.
@@ -102,9 +109,7 @@ def _compiler(given: str | None, path: str | None) -> Compiler | None:
             reasons.append(f"{' '.join(command) or repr(given)} is not found")
             continue
         try:
-            done = subprocess.run(
-                [found, *command[1:], "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT
-            )
+            done = _run([found, *command[1:], "--version"])
         except (OSError, subprocess.TimeoutExpired) as error:
             reasons.append(f"{found} fails: {message_of(error)}")
             continue
@@ -152,79 +157,120 @@ _VECTOR_CANDIDATES = (
 )  # fmt: skip
 
 
-# -- the cache on disk -----------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
+
+_running: set[subprocess.Popen[bytes]] = set()
+"""The processes of compilers that threads wait for."""
 
 
-def load(compiler: Compiler, text: str) -> ctypes.CDLL:
-    """Returns the library of a text, from the cache if it is there.
+def _run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Runs a command, and leaves none of its processes behind.
+
+    Raises:
+        OSError: the command cannot be started.
+        subprocess.TimeoutExpired: it takes too long.
+        BaseException: the handler of a signal raised it.
+    """
+    deadline = time.monotonic() + _TIMEOUT
+    with Interrupts() as interrupts:
+        # In a session of its own, the compiler does not receive the signals of the terminal.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            **options,
+        )  # fmt: skip
+        _running.add(process)
+        try:
+            while True:
+                interrupts.deliver()
+                try:
+                    out, errors = process.communicate(timeout=_POLL)
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > deadline:
+                        raise subprocess.TimeoutExpired(command, _TIMEOUT) from None
+                else:
+                    return subprocess.CompletedProcess(command, process.returncode, out, errors)
+        except BaseException:
+            _kill(process)
+            process.communicate()
+            raise
+        finally:
+            _running.discard(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills the processes of a compiler: ``cc`` starts others, which would outlive it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # It has ended.
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@atexit.register
+def _kill_all() -> None:
+    """Kills the compilers for which threads in the background wait, which end with the interpreter."""
+    for process in list(_running):
+        _kill(process)
+
+
+@in_children
+def _forget() -> None:
+    """Forgets the compilers of the parent in the child of a fork."""
+    _running.clear()
+
+
+# -- libraries -------------------------------------------------------------------------------------
+
+_numbers = itertools.count()
+
+
+def load(compiler: Compiler, text: str, functions: Sequence[str]) -> ctypes.CDLL:
+    """Returns the library of a text, from the disk if it is there.
+
+    Args:
+        compiler: the compiler.
+        text: the text.
+        functions: the names of the functions that the library has.
 
     Raises:
         BackendError: the compiler fails, or its library cannot be loaded.
     """
-    folder = _cache_folder()
-    kept = folder / f"{compiler.key(text)}.so" if folder else None
-    if kept is not None and _is_whole(kept):
+    kernels, key = find_kernels(), compiler.key(text)
+    if kernels is not None and (content := kernels.read(key)) is not None:
         try:
-            return ctypes.CDLL(str(kept))
+            return _loaded(content, functions)
         except OSError as error:
-            LOG.info("the library %s cannot be loaded (%s) and is compiled again", kept, error)
+            LOG.info("the library %s cannot be loaded (%s) and is compiled again", key, message_of(error))
     try:
-        with tempfile.TemporaryDirectory(prefix="shardtensor-") as scratch:
-            library = compiler.compile(text, Path(scratch))
-            content = library.read_bytes()
-            if kept is not None and _keep(kept, content):
-                with contextlib.suppress(OSError):  # The file system of the cache may forbid programs.
-                    return ctypes.CDLL(str(kept))
-            return ctypes.CDLL(str(library))  # It stays loaded when the file is removed.
+        # The handlers of signals run where the compiler is waited for, so that no file is left.
+        with Interrupts(), tempfile.TemporaryDirectory(prefix="shardtensor-") as scratch:
+            if (reason := distrust(scratch)) is not None:
+                raise BackendError(
+                    f"jit: the folder for temporary files, {tempfile.gettempdir()}, cannot be trusted: {reason}; set "
+                    "TMPDIR to a folder in which no other user can replace files"
+                )
+            content = compiler.compile(text, Path(scratch)).read_bytes()
+            loaded = _loaded(content, functions)
+            if kernels is not None:
+                kernels.keep(key, content)
+            return loaded
     except OSError as error:
         raise BackendError(f"jit: no library can be compiled or loaded: {message_of(error)}") from error
 
 
-def _cache_folder() -> Path | None:
-    """Returns the folder of the cache, which is created if necessary; None if it cannot be used."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(home) / "shardtensor" / "kernels"
+def _loaded(content: bytes, functions: Sequence[str]) -> ctypes.CDLL:
+    """Loads a library from memory, where its bytes cannot change any more after they have been checked, and where every
+    file system permits programs.
+
+    Raises:
+        OSError: the library cannot be loaded, or it lacks a function.
+    """
+    number = os.memfd_create("shardtensor-kernels")
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except OSError as error:
-        _say_once(f"kernels are not kept on disk: {message_of(error)}")
-        return None
-    if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        _say_once(f"kernels are not kept on disk: other users may write to {folder}")
-        return None
-    return folder
-
-
-def _is_whole(path: Path) -> bool:
-    """Returns whether a file is a library as `_keep` has written it."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return False
-    return len(content) > _DIGEST and hashlib.sha256(content[:-_DIGEST]).digest() == content[-_DIGEST:]
-
-
-def _keep(path: Path, content: bytes) -> bool:
-    """Writes a library into the cache; returns whether that was possible. Other processes see all of it or nothing."""
-    try:
-        number, name = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
-    except OSError as error:
-        _say_once(f"kernels are not kept on disk: {message_of(error)}")
-        return False
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(content + hashlib.sha256(content).digest())
-        os.chmod(name, 0o700)
-        os.replace(name, path)
-    except OSError as error:
-        _say_once(f"kernels are not kept on disk: {message_of(error)}")
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        return False
-    return True
-
-
-@functools.lru_cache(64)
-def _say_once(message: str) -> None:
-    LOG.info("%s", message)
+        with os.fdopen(number, "wb", closefd=False) as file:
+            file.write(content)
+        # A path that has been loaded before would give that library again, and numbers of files are reused.
+        unique = f"{next(_numbers):b}".replace("0", "./").replace("1", ".//")
+        library = ctypes.CDLL(f"/proc/self/fd/{unique}{number}")
+    finally:
+        os.close(number)
+    if missing := [name for name in functions if not hasattr(library, name)]:
+        raise OSError(f"it has no function {missing[0]}")
+    return library

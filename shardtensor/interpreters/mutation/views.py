@@ -125,7 +125,9 @@ class View:
             if type(storage) is Exported:  # Writes of a consumer do not increase the version, so nothing is cached.
                 return cache[1]
             key, caches = id(self), write_state.caches
-            caches[key] = weakref.ref(self, lambda _: caches.pop(key, None))
+            # A C function, in which no signal handler runs: what a handler raises there is lost. It receives the
+            # reference as the default.
+            caches[key] = weakref.ref(self, functools.partial(caches.pop, key))
             self._cache = cache
         return cache[1]
 

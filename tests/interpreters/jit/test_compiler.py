@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import shardtensor as st
 from shardtensor.errors import BackendError
-from shardtensor.interpreters.jit import c_executor, compiler
+from shardtensor.interpreters.jit import c_executor, compiler, kernel_files
 from shardtensor.interpreters.jit.c_source import c_source
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
 from tests.interpreters.jit.random_kernels import assert_same
+from tests.spmd.test_scheduler import in_time
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C compiler")
 
 CODE = """
 import json, os, sys
 import numpy as np
-from shardtensor.interpreters.jit import c_executor, compiler
+from shardtensor.interpreters.jit import c_executor, compiler, kernel_files
 from tests.interpreters.jit.test_compiler import plus, run
 import logging
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
@@ -59,7 +63,7 @@ def run(kernel: Kernel) -> float:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiler._say_once.cache_clear()
+    kernel_files._say_once.cache_clear()
     return tmp_path
 
 
@@ -127,18 +131,92 @@ def test_a_truncated_library_is_compiled_again(size: int, home: Path, monkeypatc
     assert run(plus(3)) == 4
     assert len(texts) == 1
     assert path.read_bytes()[:4] == b"\x7fELF"
-    assert compiler._is_whole(path)
+    assert path.stat().st_size == len(whole)
 
 
 def test_something_that_is_no_library_is_compiled_again(home: Path, messages: list[str]) -> None:
-    folder, found = compiler._cache_folder(), compiler.find_compiler()
-    assert folder is not None
-    assert found is not None
-    path = folder / f"{found.key(c_source([plus(4)], compiler.vectorized_functions()))}.so"
-    path.write_bytes(b"no library" + hashlib.sha256(b"no library").digest())
+    kernels, key = written(4, b"no library")
     assert run(plus(4)) == 5
     assert [m for m in messages if "cannot be loaded" in m]
-    assert path.read_bytes()[:4] == b"\x7fELF"
+    assert (kernels.read(key) or b"")[:4] == b"\x7fELF"
+
+
+def test_a_library_without_the_functions_is_compiled_again(home: Path, messages: list[str]) -> None:
+    found = compiler.find_compiler()
+    assert found is not None
+    content = found.compile("int another(void) { return 1; }", home).read_bytes()
+    kernels, key = written(4, content)
+    assert run(plus(4)) == 5
+    assert [m for m in messages if "it has no function kernel_0" in m]
+    assert kernels.read(key) != content
+
+
+def test_a_library_under_another_name_is_compiled_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(plus(2))
+    (path,) = kept(home)
+    content = path.read_bytes()
+    kernels, key = written(4, b"")
+    (kernels.folder / f"{key}.so").write_bytes(content)
+    texts = counted(monkeypatch)
+    assert run(plus(4)) == 5
+    assert len(texts) == 1
+
+
+def written(count: int, content: bytes) -> tuple[kernel_files.Kernels, str]:
+    """Keeps other bytes in place of the library of `plus`; returns the folder and the key."""
+    kernels, found = kernel_files.find_kernels(), compiler.find_compiler()
+    assert kernels is not None
+    assert found is not None
+    key = found.key(c_source([plus(count)], compiler.vectorized_functions()))
+    kernels.keep(key, content)
+    return kernels, key
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "link", "device", "of others", "written by others"])
+def test_what_only_the_user_has_written_is_read(
+    kind: str, home: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, key = written(4, b"content")
+    path, away = kernels.folder / f"{key}.so", home / "away"
+    if kind in ("device", "of others") and os.geteuid():
+        pytest.skip("only root makes devices and files of others")
+    if kind in ("of others", "written by others"):
+        os.chown(path, 65534 if kind == "of others" else -1, -1)
+        path.chmod(0o666 if kind == "written by others" else 0o644)
+    else:
+        path.rename(away)
+        monkeypatch.chdir(kernels.folder)  # The paths of sockets are short.
+        with socket.socket(socket.AF_UNIX) as made:
+            {
+                "pipe": lambda: os.mkfifo(path),
+                "folder": path.mkdir,
+                "socket": lambda: made.bind(path.name[-8:]),
+                "link": lambda: path.symlink_to(away),
+                "device": lambda: os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5)),
+            }[kind]()
+        if kind == "socket":
+            os.rename(path.name[-8:], path)
+    assert in_time(lambda: kernels.read(key), 5) is None
+    assert len([m for m in messages if str(path) in m]) == 1
+    assert run(plus(4)) == 5
+    assert (kind == "folder") == (kernels.read(key) is None), "all but a folder are replaced"
+    assert kind != "link" or away.read_bytes()[:7] == b"content"
+
+
+def test_the_loaded_bytes_are_those_that_were_checked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(plus(4))
+    (path,) = kept(home)
+    read = kernel_files._read
+
+    def exchanged(path: Path) -> bytes:
+        content = read(path)
+        path.write_bytes(b"exchanged after the check")
+        return content
+
+    monkeypatch.setattr(kernel_files, "_read", exchanged)
+    texts = counted(monkeypatch)
+    assert run(plus(4)) == 5
+    assert not texts
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="the superuser may write everywhere")
@@ -154,7 +232,7 @@ def test_a_cache_that_cannot_be_made_is_not_used(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    compiler._say_once.cache_clear()
+    kernel_files._say_once.cache_clear()
     assert run(plus(5)) == run(plus(5)) == 6
     assert len([m for m in messages if "not kept on disk" in m]) == 1
 
@@ -170,14 +248,280 @@ def test_a_full_cache_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch, m
     assert len([m for m in messages if "No space left" in m]) == 1
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners of files")
-def test_a_cache_that_others_may_write_is_not_used(home: Path, messages: list[str]) -> None:
+@pytest.mark.parametrize("umask", [0o022, 0o002])
+def test_missing_folders_are_made_for_the_user_only(
+    umask: int, home: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "a" / "b"))
+    before = os.umask(umask)
+    try:
+        found = kernel_files.find_kernels()
+    finally:
+        os.umask(before)
+    assert found is not None
+    assert not messages
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (found.folder, *found.folder.parents[:3])] == [0o700] * 4
+
+
+@pytest.mark.parametrize("where", ["shardtensor/kernels", "shardtensor", ".", ".."])
+def test_a_cache_that_others_may_write_is_not_used(
+    where: str, home: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
     folder = home / "shardtensor" / "kernels"
     folder.mkdir(parents=True)
-    folder.chmod(0o777)
-    assert run(plus(5)) == 6
+    if where == "..":
+        home = home / "home"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+        folder = home / "shardtensor" / "kernels"
+        folder.mkdir(parents=True)
+    (home / where).chmod(0o777)
+    assert run(plus(5)) == run(plus(5)) == 6
     assert not list(folder.iterdir())
-    assert any("other users may write" in m for m in messages)
+    assert len(messages) == 1
+    assert "other users may write to" in messages[0]
+
+
+def test_relative_paths_of_caches_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    found = kernel_files.find_kernels()
+    assert found is not None
+    assert found.folder == tmp_path / "home/.cache/shardtensor/kernels"
+    monkeypatch.setenv("HOME", "home")
+    assert kernel_files.find_kernels() is None
+    assert [m for m in messages if "is not an absolute path" in m]
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root makes files of others")
+def test_the_home_of_another_user_is_not_written(home: Path, messages: list[str]) -> None:
+    """As with sudo, which keeps HOME."""
+    os.chown(home, 65534, 65534)
+    assert run(plus(5)) == 6
+    assert not list(home.iterdir())
+    assert [m for m in messages if "belongs to another user" in m]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root makes files of others")
+def test_root_runs_no_library_of_another_user(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The other user owns a parent of the folder, which itself belongs to root, and can replace the folder."""
+    theirs = tmp_path_factory.mktemp("theirs")
+    ours = theirs / "shardtensor" / "kernels"
+    ours.mkdir(parents=True, mode=0o700)
+    os.chown(theirs, 65534, 65534)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(theirs))
+        assert kernel_files.find_kernels() is None
+        (home / "link").symlink_to(theirs)
+        patch.setenv("XDG_CACHE_HOME", str(home / "link"))
+        assert kernel_files.find_kernels() is None
+        os.chown(theirs, 0, 0)
+        assert kernel_files.find_kernels() is not None
+        os.chown(home / "link", 65534, 65534, follow_symlinks=False)
+        assert kernel_files.find_kernels() is None
+
+
+def test_temporary_folders_have_to_be_trusted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = home / "tmp"
+    hostile.mkdir()
+    hostile.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(hostile))
+    with pytest.raises(BackendError, match=r"other users may write to .*; set TMPDIR"):
+        run(plus(5))
+    hostile.chmod(0o1777)
+    assert run(plus(5)) == 6
+    assert not list(hostile.iterdir())
+
+
+def test_compilers_of_the_current_folder_are_not_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = home / "cc"
+    script.write_text("#!/bin/sh\ntouch run\n")
+    script.chmod(0o700)
+    monkeypatch.chdir(home)
+    monkeypatch.delenv("SHARDTENSOR_CC", raising=False)
+    for path in ("", ".", ":", "./"):
+        monkeypatch.setenv("PATH", path)
+        assert compiler.find_compiler() is None
+    assert not (home / "run").exists()
+
+
+# -- bounds ------------------------------------------------------------------------------------------
+
+
+def aged(path: Path, seconds: float) -> None:
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_libraries_that_are_not_used_are_removed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = kernel_files.find_kernels()
+    assert kernels is not None
+    monkeypatch.setattr(kernel_files, "MOST_BYTES", 4 * (100 + 32))
+    for k in range(6):
+        kernels.keep(str(k), bytes(100))
+        aged(kernels.folder / f"{k}.so", 100 - k)
+        if k >= 3:
+            assert kernels.read("0") is not None  # It is used, and has a new time.
+    assert [p.stem for p in kept(home)] == ["0", "3", "4", "5"]
+    aged(kernels.folder / "4.so", kernel_files.MOST_SECONDS + 9)
+    for name, age in (("killed.tmp", 1e4), ("written.tmp", 1), ("other.txt", 1e9)):
+        (kernels.folder / name).touch()
+        aged(kernels.folder / name, age)
+    (kernels.folder / "folder.so").mkdir()
+    kernels.keep("6", bytes(100))
+    assert {p.name for p in kernels.folder.iterdir()} == {
+        "0.so", "3.so", "5.so", "6.so", "folder.so", "other.txt", "written.tmp"
+    }  # fmt: skip
+    kernels.keep("large", bytes(10000))
+    assert [p.stem for p in kept(home) if p.is_file()] == ["large"]
+
+
+WRITES = """
+import sys
+from shardtensor.interpreters.jit import kernel_files
+kernel_files.MOST_BYTES = 5 * (1000 + 32)
+kernels = kernel_files.find_kernels()
+for k in range(300):
+    key = str(k % 9)
+    kernels.keep(key, key.encode() * 1000)
+    for other in range(9):
+        content = kernels.read(str(other))
+        assert content is None or content == str(other).encode() * 1000
+"""
+
+
+def test_processes_write_and_remove_at_the_same_time(home: Path) -> None:
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import logging; logging.basicConfig(level=20)\n" + WRITES],
+            env={**os.environ, "XDG_CACHE_HOME": str(home)}, stderr=subprocess.PIPE, text=True,
+        ) for _ in range(2)
+    ]  # fmt: skip
+    for process in both:
+        assert process.communicate(timeout=60)[1] == ""
+        assert process.returncode == 0
+    assert 1 <= len(kept(home)) <= 5
+    assert not list((home / "shardtensor" / "kernels").glob("*.tmp"))
+
+
+# -- processes of the compiler -----------------------------------------------------------------------
+
+CHILDREN = """#!/bin/sh
+[ "$1" = --version ] && exit 0
+sleep 1000 &
+echo $! >> "{pids}"
+touch "$TMPDIR/left"
+wait
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists that has not ended; one that nothing has waited for does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture
+def slow_compiler(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler whose child sleeps; returns the file with the number of the child."""
+    script, pids = home / "cc", home / "pids"
+    script.write_text(CHILDREN.format(pids=pids))
+    script.chmod(0o700)
+    monkeypatch.setenv("SHARDTENSOR_CC", str(script))
+    (home / "tmp").mkdir(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(home / "tmp"))
+    return pids
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 20
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return found
+
+
+def number_in(pids: Path) -> int:
+    return int(eventually(lambda: pids.exists() and pids.read_text().split())[0])
+
+
+def test_an_interrupt_ends_all_processes_of_the_compiler(slow_compiler: Path, home: Path) -> None:
+    def interrupt() -> None:
+        number_in(slow_compiler)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(plus(5))
+    thread.join()
+    child = number_in(slow_compiler)
+    eventually(lambda: not alive(child))
+    assert not list((home / "tmp").iterdir())
+    assert not compiler._running
+
+
+def test_a_compilation_that_takes_too_long_ends_all_processes(
+    slow_compiler: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler.find_compiler()
+    monkeypatch.setattr(compiler, "_TIMEOUT", 0.3)
+    with pytest.raises(BackendError, match="timed out"):
+        run(plus(5))
+    child = number_in(slow_compiler)
+    eventually(lambda: not alive(child))
+    assert not list((home / "tmp").iterdir())
+
+
+def test_compilers_in_the_background_end_with_the_interpreter(slow_compiler: Path, home: Path) -> None:
+    code = """
+import pathlib, time
+from shardtensor.interpreters.jit import c_executor
+from tests.interpreters.jit.test_compiler import number_in, plus
+c_executor.submit([plus(3)])
+number_in(pathlib.Path(%r))
+"""
+    environment = {**os.environ, "TMPDIR": str(home / "tmp")}
+    subprocess.run([sys.executable, "-c", code % str(slow_compiler)], env=environment, check=True, timeout=60)
+    child = number_in(slow_compiler)
+    eventually(lambda: not alive(child))
+    assert not list((home / "tmp").iterdir())
+
+
+# -- limits ------------------------------------------------------------------------------------------
+
+
+def no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("executor", [None, "c"])
+def test_programs_run_where_no_thread_can_be_started(
+    executor: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(c_executor, "_known", {})
+    x = st.asarray(np.arange(float(1 << 20)))
+    f = st.jit(lambda x: (st.sin(x) + 1, st.cos(x[::2]) * 2, x[1:] - x[:-1], st.exp(-x).sum()), executor=executor)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    for _ in range(2):
+        first, *_ = f(x)
+    np.testing.assert_allclose(np.asarray(first), np.sin(np.arange(float(1 << 20))) + 1, atol=1e-9)
+    assert kept(home)
+
+
+def test_an_interrupt_where_no_thread_can_be_started(slow_compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiler, "_run", interrupt)
+    compiler._compiler.cache_clear()
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(KeyboardInterrupt):
+        c_executor.submit([plus(11)])
 
 
 def test_two_processes_at_once_compile_or_read_the_same_library(home: Path) -> None:
