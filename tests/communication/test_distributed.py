@@ -614,7 +614,7 @@ def test_the_launcher_prefixes_lines_and_returns_the_first_status() -> None:
     program = "import os, sys; k = int(os.environ['SHARDTENSOR_PROCESS_ID']); print('this is', k); sys.exit(7 * k)"
     lines: list[str] = []
     assert launcher.launch([sys.executable, "-c", program], 2, "gloo", timeout=30, output=lines.append) == 7
-    assert sorted(lines) == ["[0] this is 0", "[1] this is 1"]
+    assert sorted(lines[:-1]) == ["[0] this is 0", "[1] this is 1"]
 
 
 LONG = """
