@@ -324,7 +324,9 @@ def test_process_0_gives_up_while_another_one_waits() -> None:
                 raise RuntimeError("Failed to recv, got 0 bytes.")
             return keys[0] in ("count/0", "count/2")
 
-    waiting = gloo_engine._Rendezvous(Ending(), Launch(2, 3, "10.0.0.1:8476", "the call"), time.monotonic() + 60)
+    deadline = time.monotonic() + 60
+    store = gloo_engine._Calls(Ending(), gloo_engine._Thread(), deadline)
+    waiting = gloo_engine._Rendezvous(store, Launch(2, 3, "10.0.0.1:8476", "the call"), deadline)
     with pytest.raises(TimeoutError, match=r"it has ended or failed already, and processes \[1\] of 3 have not come"):
         waiting.join()
 
