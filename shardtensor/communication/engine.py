@@ -34,8 +34,8 @@ class Launch(NamedTuple):
 
 
 class LateError(TimeoutError):
-    """Processes have not come before the deadline of a call of an engine. Only engines raise it, so that it differs from
-    the `TimeoutError` of a signal handler that runs while an engine waits.
+    """Processes have not come before the deadline of a call of an engine. Only engines raise it, so that it differs
+    from the `TimeoutError` of a signal handler that runs while an engine waits.
     """
 
 

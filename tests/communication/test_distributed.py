@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -360,6 +362,48 @@ def test_a_port_in_use_is_an_error_of_process_0(port: int) -> None:
         ((status, text),) = start(f"'127.0.0.1:{port}', 2, 0, initialization_timeout=8")
     assert status == 1
     assert f"cannot open port {port}" in text
+
+
+LIMITED = """
+import sys, time
+import torch.distributed
+from shardtensor import distributed as d
+begin = time.monotonic()
+print("starts", flush=True)
+try:
+    d.initialize(sys.argv[1], 2, 1, initialization_timeout=float(sys.argv[2]))
+finally:
+    print("seconds", time.monotonic() - begin, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "answers", [pytest.param(True, id="silent server"), pytest.param(False, id="process 0 not started", marks=FULL)]
+)
+def test_initialize_keeps_its_limit_and_can_be_interrupted(port: int, answers: bool) -> None:
+    server = socket.create_server(("127.0.0.1", port)) if answers else contextlib.nullcontext()
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
+    with server:
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-c", LIMITED, f"127.0.0.1:{port}", limit],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ,
+            )
+            for limit in ("2", "60")
+        ]  # fmt: skip
+        for process in running:
+            assert process.stdout
+            assert process.stdout.readline() == "starts\n"
+        time.sleep(1)
+        running[1].send_signal(signal.SIGINT)
+        (text, errors), (_, interrupted) = (process.communicate(timeout=30) for process in running)
+    assert [process.returncode for process in running] == [1, -signal.SIGINT], (errors, interrupted)
+    assert float(text.split()[-1]) < 6
+    assert errors.splitlines()[-1].endswith(
+        f"Error: initialize: process 0 does not answer at 127.0.0.1:{port}: it has not been started, it has ended or "
+        "failed already, or the port is closed"
+    )
+    assert interrupted.splitlines()[-1] == "KeyboardInterrupt"
 
 
 RUNNING = """
