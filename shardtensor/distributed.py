@@ -130,6 +130,7 @@ def initialize(
     (0, 1)
     >>> st.distributed.shutdown()
     """
+    JOB.was_requested = True
     if JOB.agreement is not None:
         raise DistributedError("initialize: this process is initialized already; call it once, at the start")
     given = os.environ.get("SHARDTENSOR_TIMEOUT", "300") if timeout is None else timeout

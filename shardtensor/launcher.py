@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from shardtensor.communication.forgotten import PARENT
 from shardtensor.errors import ArgumentError, BackendError
 
 GRACE = 12.0
@@ -29,9 +30,6 @@ _POLL = 0.02
 
 _LAUNCHERS_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SHARDTENSOR_PROCESS_ID")
 """How the variables begin that another launcher has set for this process. The new job must not see them."""
-
-PARENT = "SHARDTENSOR_LAUNCH_PARENT"
-"""The variable with which process 0 of a job finds out that the launcher, and no program of the job, has started it."""
 
 
 def launch(

@@ -184,3 +184,28 @@ def test_a_process_that_outlives_the_job_does_not_hold_it_up() -> None:
     begin = time.monotonic()
     assert launcher.launch([sys.executable, "-c", code], 1, "gloo", timeout=50, output=print) == 0
     assert time.monotonic() - begin < 10
+
+
+FORGOTTEN = "this program did not call st.distributed.initialize()"
+WORKER = "subprocess.run([sys.executable, '-c', 'import shardtensor as st; st.zeros(3)'], check=True)"
+
+
+@pytest.mark.parametrize(
+    ("engine", "code", "count"),
+    [
+        pytest.param("mpi", "import shardtensor as st; st.zeros(3)", 1, id="forgotten"),
+        pytest.param("mpi", "import shardtensor as st; st.distributed.initialize(); st.zeros(3)", 0, id="called"),
+        pytest.param("mpi", f"import subprocess, sys; {WORKER}", 0, id="worker"),
+        pytest.param("gloo", "import shardtensor as st; st.zeros(3)", 1, id="forgotten-gloo"),
+        pytest.param("gloo", "import shardtensor", 0, id="not used", marks=pytest.mark.full),
+        pytest.param("gloo", f"import subprocess, sys; {WORKER}", 0, id="worker-gloo", marks=pytest.mark.full),
+    ],
+)
+def test_a_program_that_forgets_initialize(engine: str, code: str, count: int) -> None:
+    if NO_MPI and engine == "mpi":
+        pytest.skip(NO_MPI)
+    lines: list[str] = []
+    environ = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
+    command = [sys.executable, "-c", code]
+    assert launcher.launch(command, 2, engine, timeout=60, environ=environ, output=lines.append) == 0
+    assert "\n".join(lines).count(f"[0] shardtensor: {FORGOTTEN}") == count == len(lines)
