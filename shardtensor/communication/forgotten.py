@@ -1,4 +1,4 @@
-"""A line for programs in several processes that do not call `shardtensor.distributed.initialize`: each does everything."""
+"""A line for programs in several processes that do not call `initialize`, so that each of them runs the whole program."""
 
 from __future__ import annotations
 
