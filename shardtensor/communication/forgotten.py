@@ -1,4 +1,4 @@
-"""A line for programs in several processes that do not call `initialize`, so that each of them runs the whole program."""
+"""A line for a program that does not call `initialize`, so that each of several processes runs all of it."""
 
 from __future__ import annotations
 
