@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -58,6 +59,7 @@ class MPIEngine(Engine):
         self.process_count = world.Get_size()
         self._records = world.Dup()
         self._data = world.Dup()
+        _unlink_shared_memory()
         self._notified: list[Any] = []  # Notices on their way, kept because MPI still reads them.
 
     @classmethod
@@ -176,6 +178,18 @@ class MPIEngine(Engine):
                 raise LostError
             if time.monotonic() > deadline:
                 raise LateError
+
+
+def _unlink_shared_memory() -> None:
+    """Removes the names of MPICH's shared memory, once all processes of this host have mapped it: a process that is
+    killed or aborts leaves the name, and with it the memory, until the host is restarted. It stays mapped.
+    """
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:  # Not Linux.
+        return
+    for path in {line.split()[-1] for line in mapped.splitlines() if "/dev/shm/mpich_shm" in line}:
+        Path(path).unlink(missing_ok=True)  # Another process may have removed it.
 
 
 def _chunks(message: Bytes) -> Sequence[Bytes]:
