@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -207,6 +208,8 @@ def main(seed: int) -> None:
     """Runs the program with the fault of a seed."""
     fault = Fault.drawn(seed)
     distributed.initialize(timeout=LIMIT)
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line]
+    assert all(line.endswith("(deleted)") for line in mapped), mapped  # Memory with a name would outlive the job.
     state = State()
     for number, step in enumerate(STEPS):
         if number == fault.step:
