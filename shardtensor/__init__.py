@@ -44,6 +44,7 @@ from shardtensor.backend.registry import (
     set_num_devices as set_num_devices,
 )
 from shardtensor.backend.small_floats import SMALL_FLOATS as _SMALL_FLOATS, small_float as _small_float
+from shardtensor.communication.forgotten import say_if_forgotten as _say_if_forgotten
 from shardtensor.communication.transfer_log import (
     Transfer as Transfer,
     TransferLog as TransferLog,
@@ -210,6 +211,7 @@ def _register_with_einops() -> None:
 
 
 _after_loading.append(_register_with_einops)
+_after_loading.append(_say_if_forgotten)
 
 if _typing.TYPE_CHECKING:
     from shardtensor import distributed as distributed, fft as fft, lib as lib, linalg as linalg, random as random

@@ -8,6 +8,8 @@ import argparse
 import contextlib
 import importlib.metadata
 import io
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 on success; 1 if a check of the demo fails or devices cannot be used, in which case one line
-        on standard error explains why; 2 if no command is given; that of the first process that fails for a job.
+        on standard error explains why; 2 if no command is given; that of the first process that fails for a job; 130
+        after Ctrl-C, and 141 if nothing reads the output.
 
     Raises:
         SystemExit: raised by argparse, with status 2 for invalid arguments and 0 for ``--help`` and ``--version``.
@@ -43,8 +46,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         with _any_text_printable():
-            return _COMMANDS[command](**options)
+            status = _COMMANDS[command](**options)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return status
     except (ArgumentError, BackendError) as error:
+        print(f"shardtensor: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # `shardtensor … | head -1`: nothing reads the rest.
+        _drop_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        _drop_output()
         print(f"shardtensor: {error}", file=sys.stderr)
         return 1
 
@@ -76,6 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("program", help="a Python file, or an executable")
     launch.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the program")
     return parser
+
+
+def _drop_output() -> None:
+    """Connects standard output to nothing, so that what it could not write raises no error again when Python ends."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from shardtensor.backend.protocol import hardware_shares
 from shardtensor.backend.registry import local_devices as local_devices
 from shardtensor.backend.registry import processes_of
 from shardtensor.communication.agreement import Agreement
+from shardtensor.communication.engine import LateError, LostError
 from shardtensor.communication.launch import engine_and_launch
 from shardtensor.communication.processes import JOB, connected
 from shardtensor.communication.rounds import as_bytes
@@ -129,6 +130,7 @@ def initialize(
     (0, 1)
     >>> st.distributed.shutdown()
     """
+    JOB.was_requested = True
     if JOB.agreement is not None:
         raise DistributedError("initialize: this process is initialized already; call it once, at the start")
     given = os.environ.get("SHARDTENSOR_TIMEOUT", "300") if timeout is None else timeout
@@ -137,7 +139,7 @@ def initialize(
     try:
         chosen, launch = engine_and_launch(engine, coordinator_address, num_processes, process_id)
         started = chosen.start(launch, start_limit)
-    except TimeoutError as error:
+    except LateError as error:
         raise DistributedError(f"initialize: {error}") from error
     except ArgumentError as error:
         raise ArgumentError(f"initialize: {error}") from None
@@ -329,7 +331,7 @@ def _check_alike(job: Agreement) -> None:
 
 def _leave(job: Agreement) -> None:
     """Disconnects this process, before an error that all processes raise: Gloo may abort a process whose peers end."""
-    with contextlib.suppress(TimeoutError, ConnectionError):  # The error that follows is the reason.
+    with contextlib.suppress(LateError, LostError):  # The error that follows is the reason.
         job.engine.close(time.monotonic() + _TOGETHER)
 
 

@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
+from types import FrameType
+from typing import Any, NamedTuple
 
+from shardtensor.communication.forgotten import PARENT
 from shardtensor.errors import ArgumentError, BackendError
 from shardtensor.host.trusted_paths import distrust
 
@@ -43,7 +45,8 @@ def launch(
     """Runs a command in several processes of this host, and returns the exit status of the job.
 
     Each line that a process prints is prefixed by its number. When one process ends with an error, the others are ended
-    after a few seconds.
+    after a few seconds, and the last line names the processes that ended with an error. Nothing of the job is left when
+    this function ends, however it does; a signal that ends this process ends the job first.
 
     Args:
         command: the program and its arguments.
@@ -52,7 +55,7 @@ def launch(
             installed.
         timeout: seconds after which all processes are ended, with the exit status 124; None for no limit.
         environ: environment variables that are set for the processes.
-        output: called with each line of output.
+        output: called with each line of output. An error that it raises ends the job.
 
     Returns:
         0 if all processes ended without an error; otherwise the exit status of the first one that failed, and 128 plus
@@ -61,6 +64,8 @@ def launch(
     Raises:
         ArgumentError: there is no such engine, or ``processes`` is less than 1.
         BackendError: mpiexec is not installed, or other users can replace temporary files.
+        SystemExit: SIGTERM or SIGHUP has ended the job; the status is 128 plus the number of the signal.
+        KeyboardInterrupt: Ctrl-C has ended the job.
     """
     if processes < 1:
         raise ArgumentError(f"launch: the number of processes is {processes}; wanted a number from 1 on")
@@ -68,20 +73,26 @@ def launch(
     engine = engine or ("mpi" if mpiexec and find_spec("mpi4py") else "gloo")
     if engine not in ("mpi", "gloo"):
         raise ArgumentError(f"launch: engine is {engine!r}; wanted 'mpi' or 'gloo'")
+    if engine == "mpi" and mpiexec is None:
+        raise BackendError("launch: there is no mpiexec; `pip install 'shardtensor[mpi-local]'` brings one")
     base = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS_VARIABLES)} | dict(environ or {})
-    if engine == "mpi":
-        if mpiexec is None:
-            raise BackendError("launch: there is no mpiexec; `pip install 'shardtensor[mpi-local]'` brings one")
-        with _Pipes(processes, output) as pipes:
-            command = _mpi_command(mpiexec, processes, pipes.connected(command))
-            return _run([(command, base, "")], timeout, pipes.write)
-    else:
-        address = f"127.0.0.1:{free_port()}"
-        names = {"SHARDTENSOR_COORDINATOR_ADDRESS": address, "SHARDTENSOR_NUM_PROCESSES": str(processes)}
-        jobs = [
-            (list(command), {**base, **names, "SHARDTENSOR_PROCESS_ID": str(k)}, f"[{k}] ") for k in range(processes)
-        ]
-    return _run(jobs, timeout, output)
+    base.pop(PARENT, None)
+    with _Signals() as signals, tempfile.TemporaryDirectory(prefix="shardtensor-launch-") as folder:
+        _check_trusted(folder)
+        with _Guardian(folder) as guardian:
+            lines = _Lines(output)
+            watch = _Watch(timeout, signals, lines, guardian)
+            if engine == "mpi":
+                status = _run_mpi(_mpi_command(mpiexec or "", processes), command, base, folder, processes, watch)
+            else:
+                status = _run_gloo(command, base, processes, watch)
+        if lines.error is not None:
+            raise lines.error
+    if signals.received == signal.SIGINT:
+        raise KeyboardInterrupt
+    if signals.received:
+        raise SystemExit(128 + signals.received)
+    return status
 
 
 def find_mpiexec() -> str | None:
@@ -97,150 +108,284 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def _mpi_command(mpiexec: str, processes: int, command: Sequence[str]) -> list[str]:
+def _mpi_command(mpiexec: str, processes: int) -> list[str]:
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" in version or "OpenRTE" in version:
         # By default, Open MPI refuses more processes than cores, and binds all threads of a process to one core.
-        return [mpiexec, "--oversubscribe", "--bind-to", "none", "-n", str(processes), *command]
-    return [mpiexec, "-n", str(processes), *command]
+        return [mpiexec, "--oversubscribe", "--bind-to", "none", "-n", str(processes)]
+    return [mpiexec, "-n", str(processes)]
 
 
-class _Pipes:
-    """A named pipe for each process, to which it writes its output.
+def _check_trusted(folder: str) -> None:
+    if (reason := distrust(folder)) is not None:
+        raise BackendError(
+            f"launch: the folder for temporary files, {tempfile.gettempdir()}, cannot be trusted: {reason}; set TMPDIR "
+            "to a folder in which no other user can replace files"
+        )
 
-    mpiexec passes output on in pieces of some kilobytes, so that longer lines of several processes would be mixed.
 
-    Args:
-        processes: the number of processes.
-        output: called with each line, after the number of its process.
+# -- what ends a job -------------------------------------------------------------------------------
+
+
+class _Signals:
+    """A context in which signals that would end this process are noted instead, so that the job is ended first.
+
+    Handlers of the program that calls `launch` stay, and so does a signal that is ignored, as SIGHUP under nohup.
+
+    Attributes:
+        received: the number of the first signal, or 0.
     """
 
-    _COMMAND = 'p="$0/${PMI_RANK-$OMPI_COMM_WORLD_RANK}"; if [ -p "$p" ]; then exec "$@" >"$p" 2>&1; fi; exec "$@"'
-    """What the shell runs in each process: the program, with its output connected to the pipe."""
+    _DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
-    def __init__(self, processes: int, output: Callable[[str], object]) -> None:
-        self._processes = processes
-        self._output = output
-        self._lock = threading.Lock()
-        self._is_over = threading.Event()
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> _Pipes:
-        self._folder = tempfile.TemporaryDirectory(prefix="shardtensor-launch-")
-        self._ends: list[tuple[int, int]] = []
-        self._readers: list[threading.Thread] = []
-        try:
-            self._open()
-        except BaseException:  # Threads that have been started would keep this process from ending.
-            self.__exit__()
-            raise
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():  # Others receive no signals.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) in self._DEFAULTS:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
-    def _open(self) -> None:
-        if (reason := distrust(self._folder.name)) is not None:
-            raise BackendError(
-                f"launch: the folder for temporary files, {tempfile.gettempdir()}, cannot be trusted: {reason}; set "
-                "TMPDIR to a folder in which no other user can replace files"
-            )
-        for k in range(self._processes):
-            path = os.path.join(self._folder.name, str(k))
-            os.mkfifo(path)
-            # This process keeps an end to write to, too: without any, the pipe would end before its process begins.
-            self._ends.append((os.open(path, os.O_RDONLY | os.O_NONBLOCK), os.open(path, os.O_WRONLY)))
-        for k in range(self._processes):
-            reader = threading.Thread(target=self._copy, args=(k,))
-            reader.start()
-            self._readers.append(reader)
-
     def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        for reader in self._readers:
-            reader.join()
-        for ends in self._ends:
-            for end in ends:
-                os.close(end)
-        self._folder.cleanup()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def connected(self, command: Sequence[str]) -> list[str]:
-        """Returns the command that runs a command with its output connected to the pipe of its process."""
-        return ["/bin/sh", "-c", self._COMMAND, self._folder.name, *command]
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or number
+
+
+class _Lines:
+    """Passes lines on, which several threads read, and keeps the first error of the function that receives them."""
+
+    def __init__(self, output: Callable[[str], object]) -> None:
+        self.error: BaseException | None = None
+        self._output = output
+        self._lock = threading.Lock()
 
     def write(self, line: str) -> None:
-        """Passes a line on."""
+        """Passes a line on; after an error, lines are dropped, so that no process waits until they are read."""
         with self._lock:
-            self._output(line)
+            if self.error is None:
+                try:
+                    self._output(line)
+                except BaseException as error:  # Raised by `launch`, once the job has ended.
+                    self.error = error
 
-    def _copy(self, k: int) -> None:
-        """Passes on what process ``k`` writes, until the job is over and nothing is left in its pipe."""
-        rest = b""
-        while True:
-            is_over = self._is_over.is_set()
-            if select.select([self._ends[k][0]], [], [], 0 if is_over else _POLL)[0]:
-                *lines, rest = (rest + os.read(self._ends[k][0], 1 << 16)).split(b"\n")
-            elif is_over:
-                lines, rest = [rest] if rest else [], b""
-            else:
-                continue
-            for line in lines:
-                self.write(f"[{k}] {line.decode(errors='replace')}")
-            if is_over and not lines and not rest:
-                return
+
+class _Guardian:
+    """A shell that ends the processes of the job and removes its folder if this process is killed, by SIGKILL too: it
+    notices that nothing holds the other end of its standard input any more.
+
+    Args:
+        folder: the folder of the job.
+    """
+
+    _COMMAND = """
+        groups=
+        while read -r group; do groups="$groups -$group"; done
+        for group in $groups; do kill -s TERM -- $group; done
+        sleep 1
+        for group in $groups; do kill -s KILL -- $group; done
+        rm -rf "$0"
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> _Guardian:
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", self._COMMAND, self._folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shell.kill()
+        self._shell.communicate()
+
+    def guard(self, group: int) -> None:
+        """Adds a process group to those that are ended."""
+        assert self._shell.stdin
+        with contextlib.suppress(BrokenPipeError):  # It was killed itself: the job goes on without it.
+            self._shell.stdin.write(f"{group}\n".encode())
+            self._shell.stdin.flush()
+
+
+class _Watch(NamedTuple):
+    """What can end a job, other than its processes.
+
+    Attributes:
+        timeout: seconds after which it is ended; None for no limit.
+        signals: the signals that this process has received.
+        lines: receives the output.
+        guardian: ends the job if this process is killed.
+    """
+
+    timeout: float | None
+    signals: _Signals
+    lines: _Lines
+    guardian: _Guardian
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+class _Command(NamedTuple):
+    """A command that is run: its words, its environment, what its lines of output begin with."""
+
+    words: Sequence[str]
+    environ: Mapping[str, str]
+    prefix: str
+
+
+def _run_gloo(command: Sequence[str], base: Mapping[str, str], processes: int, watch: _Watch) -> int:
+    """Runs a command in processes that find each other by an address, and returns the exit status of the job."""
+    address = f"127.0.0.1:{free_port()}"
+    names = {**base, "SHARDTENSOR_COORDINATOR_ADDRESS": address, "SHARDTENSOR_NUM_PROCESSES": str(processes)}
+    commands = [_Command(command, {**names, "SHARDTENSOR_PROCESS_ID": str(k)}, f"[{k}] ") for k in range(processes)]
+    if processes > 1:
+        commands[0].environ[PARENT] = str(os.getpid())  # type: ignore[index]
+    ended: list[tuple[int, int]] = []
+    status = _run(commands, [], watch, ended)
+    if failed := _failures(ended):
+        watch.lines.write(failed)
+    return status
+
+
+_WRAPPER = """
+    k="${PMI_RANK-$OMPI_COMM_WORLD_RANK}"
+    if [ ! -p "$0/$k" ]; then exec "$@"; fi
+    if [ "$k" = 0 ] && [ "${PMI_SIZE-$OMPI_COMM_WORLD_SIZE}" != 1 ]; then export PARENT=$$; fi
+    "$@" >"$0/$k" 2>&1
+    status=$?
+    echo "$k $status" >>"$0/ended"
+    exit $status
+""".replace("PARENT", PARENT)
+"""What the shell runs in each process of MPI: the program, with its output connected to a pipe, because mpiexec passes
+output on in pieces of some kilobytes, so that longer lines of several processes would be mixed. mpiexec does not tell
+which process has ended with an error, so the shell notes it.
+"""
+
+
+def _run_mpi(
+    mpiexec: Sequence[str],
+    command: Sequence[str],
+    base: Mapping[str, str],
+    folder: str,
+    processes: int,
+    watch: _Watch,
+) -> int:
+    """Runs a command by mpiexec, and returns the exit status of the job."""
+    words = [*mpiexec, "/bin/sh", "-c", _WRAPPER, folder, *command]
+    with contextlib.ExitStack() as opened:
+        pipes = []
+        for k in range(processes):
+            path = os.path.join(folder, str(k))
+            os.mkfifo(path)
+            # This process keeps an end to write to, too: without any, the pipe would end before its process begins.
+            pipes.append((os.open(path, os.O_RDONLY | os.O_NONBLOCK), f"[{k}] "))
+            opened.callback(os.close, pipes[-1][0])
+            opened.callback(os.close, os.open(path, os.O_WRONLY))
+        status = _run([_Command(words, base, "")], pipes, watch, [])
+    record = Path(folder, "ended")
+    rows = [line.split() for line in record.read_text().splitlines()] if record.exists() else []
+    # The shell reports a signal as 128 plus its number.
+    ended = [(int(k), 128 - int(status) if int(status) > 128 else int(status)) for k, status in rows]
+    if status and (failed := _failures(ended)):
+        watch.lines.write(failed)
+    return status
+
+
+def _failures(ended: Sequence[tuple[int, int]]) -> str:
+    """Returns a line that names the processes that have ended with an error by themselves, in the order of their ends.
+
+    Args:
+        ended: the numbers of processes, and their exit statuses, or the negative numbers of the signals that have ended
+            them.
+    """
+    groups: dict[str, list[str]] = {}
+    for k, status in ended:
+        if status < 0:
+            name = signal.Signals(-status).name if -status in set(signal.Signals) else "of no name"
+            groups.setdefault(f"ended by signal {-status} ({name})", []).append(str(k))
+        elif status:
+            groups.setdefault(f"ended with exit status {status}", []).append(str(k))
+    parts = [f"process{'es' if len(ks) > 1 else ''} {', '.join(ks)} {how}" for how, ks in groups.items()]
+    return f"shardtensor launch: {'; '.join(parts)}" if parts else ""
 
 
 def _run(
-    jobs: Sequence[tuple[Sequence[str], Mapping[str, str], str]],
-    timeout: float | None,
-    output: Callable[[str], object],
+    commands: Sequence[_Command], pipes: Sequence[tuple[int, str]], watch: _Watch, ended: list[tuple[int, int]]
 ) -> int:
-    """Runs commands at the same time, and returns the exit status of the first that fails."""
-    deadline = time.monotonic() + timeout if timeout is not None else float("inf")
-    lock = threading.Lock()
-    with _started(jobs) as running:
-        readers = [
-            threading.Thread(target=_copy_lines, args=(process.stdout, prefix, output, lock))
-            for process, (_, _, prefix) in zip(running, jobs, strict=True)
-        ]
-        for reader in readers:
-            reader.start()
-        failed = 0
-        while any(process.poll() is None for process in running):
-            if not failed and (failed := _first_failure(running)):
-                deadline = min(deadline, time.monotonic() + GRACE)
-            if time.monotonic() > deadline:
-                failed = failed or 124
-                break
-            time.sleep(0.01)
-        failed = failed or _first_failure(running)
-    for reader in readers:
-        reader.join()
-    return failed
+    """Runs commands at the same time, and returns the exit status of the first that fails.
+
+    Args:
+        commands: the commands.
+        pipes: more pipes with output, and what their lines begin with.
+        watch: what else can end the job.
+        ended: receives the numbers and statuses of the commands that have ended by themselves, in the order of their
+            ends.
+    """
+    deadline = time.monotonic() + watch.timeout if watch.timeout is not None else float("inf")
+    status = 0
+    with _started(commands, watch.guardian) as running, contextlib.ExitStack() as readers:
+        for process, command in zip(running, commands, strict=True):
+            assert process.stdout
+            readers.enter_context(_copied(process.stdout.fileno(), command.prefix, watch.lines))
+        for pipe in pipes:
+            readers.enter_context(_copied(*pipe, watch.lines))
+        try:
+            while True:
+                left = [k for k, process in enumerate(running) if process.poll() is None]
+                known = [k for k, _ in ended]
+                ended += [(k, p.returncode) for k, p in enumerate(running) if k not in left and k not in known]
+                if not status and (status := next((code for _, code in ended if code), 0)):
+                    deadline = min(deadline, time.monotonic() + GRACE)
+                if not left or watch.signals.received or watch.lines.error:
+                    break
+                if time.monotonic() > deadline:
+                    if not status:
+                        watch.lines.write(f"shardtensor launch: the job was ended after {watch.timeout:g} s")
+                        status = 124
+                    break
+                time.sleep(0.01)
+        finally:
+            for process in running:
+                _end(process)
+    return 128 - status if status < 0 else status
 
 
 @contextlib.contextmanager
-def _started(
-    jobs: Sequence[tuple[Sequence[str], Mapping[str, str], str]],
-) -> Iterator[list[subprocess.Popen[str]]]:
+def _started(commands: Sequence[_Command], guardian: _Guardian) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Starts commands, each in a process group of its own, and leaves none of their processes behind."""
-    running: list[subprocess.Popen[str]] = []
+    running: list[subprocess.Popen[bytes]] = []
     try:
-        for command, environ, _ in jobs:
+        for command in commands:
             process = subprocess.Popen(
-                command,
-                env=dict(environ),
+                command.words,
+                env=dict(command.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
                 start_new_session=True,
             )
             running.append(process)
+            guardian.guard(process.pid)
         yield running
     finally:
         for process in running:
             _end(process)
+            assert process.stdout
+            process.stdout.close()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends a process and those that it has started; mpiexec passes SIGTERM on, and a stopped one only gets SIGKILL."""
     for number, seconds in ((signal.SIGTERM, 2), (signal.SIGKILL, None)):
         if process.poll() is None:
@@ -252,15 +397,35 @@ def _end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _first_failure(running: Sequence[subprocess.Popen[str]]) -> int:
-    statuses = [process.poll() or 0 for process in running]
-    failed = next((status for status in statuses if status), 0)
-    return 128 - failed if failed < 0 else failed
+@contextlib.contextmanager
+def _copied(end: int, prefix: str, lines: _Lines) -> Iterator[None]:
+    """A context in which a thread passes on the lines that are written to a pipe, at its end what is left in it."""
+    is_over = threading.Event()
+    reader = threading.Thread(target=_copy, args=(end, prefix, lines, is_over))
+    reader.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        reader.join()
 
 
-def _copy_lines(stream: IO[str] | None, prefix: str, output: Callable[[str], object], lock: threading.Lock) -> None:
-    assert stream is not None
-    for line in stream:
-        with lock:
-            output(prefix + line.rstrip("\n"))
-    stream.close()
+def _copy(end: int, prefix: str, lines: _Lines, is_over: threading.Event) -> None:
+    """Passes on what is written to a pipe until it ends, or until the job is over and nothing is left in it: a process
+    that outlives the job may hold the other end.
+    """
+    rest = b""
+    while True:
+        was_over = is_over.is_set()
+        if select.select([end], [], [], 0 if was_over else _POLL)[0]:
+            data = os.read(end, 1 << 16)
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                lines.write(f"{prefix}{line.decode(errors='replace')}")
+            if data:
+                continue
+            break
+        if was_over:
+            break
+    if rest:
+        lines.write(f"{prefix}{rest.decode(errors='replace')}")

@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
-from shardtensor.communication.engine import Bytes, Engine
+from shardtensor.communication.engine import Bytes, Engine, LateError, LostError
 from shardtensor.errors import DistributedError, message_of
 
 T = TypeVar("T")
@@ -109,6 +109,7 @@ class Agreement:
         self._lock = threading.Lock()
         self._accompanied = ""
         self._is_settled = False  # Whether the processes know what they exchange next.
+        self._is_notifier = False  # Whether this process has told the others that it makes no more exchanges.
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -329,8 +330,10 @@ class Agreement:
                 self.engine.agree(b"\0", time.monotonic() + seconds)
                 self.engine.exit(1)
             else:  # Process 0 ends last: an engine may need it to find out which processes are missing.
+                if self._is_notifier:  # The others learn of it where they wait, and print it before this ends them.
+                    self.engine.absent()
                 time.sleep(seconds if self.engine.process_index == 0 else min(seconds, 1))
-        except (TimeoutError, ConnectionError):
+        except (LateError, LostError):
             pass  # The others still compute, or have ended: this process does not wait for them.
         self.engine.abort(1)
 
@@ -381,32 +384,41 @@ class Agreement:
         """Returns the result of a call of the engine. After an error, the engine is not used again."""
         try:
             return function(time.monotonic() + self.timeout)
-        except (TimeoutError, ConnectionError) as error:
-            late = isinstance(error, TimeoutError)
+        except (LateError, LostError) as error:
             self._in_step = False
-            absent = self.engine.absent()
-            them = _processes(absent) if absent else "another process"
-            verb = "has" if len(absent) < 2 else "have"
-            what = f"{verb} not come within {self.timeout:g} s" if late else f"{verb} ended or cannot be reached"
-            self.broken = f"{them} {what}"
+            told, absent = self.engine.notices(), self.engine.absent()
+            self.broken = self._lost(told, absent, isinstance(error, LateError))
             raise DistributedError(self._named(self.broken)) from error
-        except BaseException:  # Ctrl-C, for example: what the other processes have received is not known.
-            self._interrupted()
+        except BaseException as error:  # Ctrl-C, for example: what the other processes have received is not known.
+            self._interrupted(error)
             raise
+
+    def _lost(self, told: Mapping[int, str], absent: Sequence[int], late: bool) -> str:
+        """Returns why an exchange is not possible: what other processes have told, or which of them do not answer."""
+        if told:
+            first = min(told)
+            return f"process {first} has failed in an exchange: {told[first]}"
+        them = _processes(absent) if absent else "another process"
+        verb = "has" if len(absent) < 2 else "have"
+        return f"{them} {verb} " + (f"not come within {self.timeout:g} s" if late else "ended or cannot be reached")
 
     @contextlib.contextmanager
     def _in_the_middle(self) -> Iterator[None]:
         """A context between the messages of an exchange: after an error in it, the others do not get their messages."""
         try:
             yield
-        except BaseException:  # Raised again: later calls must not take messages of this exchange for their own.
-            self._interrupted()
+        except BaseException as error:  # Raised again: later calls must not take messages of this exchange as theirs.
+            self._interrupted(error)
             raise
 
-    def _interrupted(self) -> None:
-        if not self.broken:
-            self._in_step = False
-            self.broken = "an exchange between processes was interrupted"
+    def _interrupted(self, error: BaseException) -> None:
+        """Tells the other processes that this one has left an exchange."""
+        if self.broken:
+            return
+        self._in_step = False
+        self._is_notifier = True
+        self.broken = "an exchange between processes was interrupted"
+        self.engine.notify(" ".join(message_of(error).split())[:_MESSAGE])
 
     def _named(self, reason: str) -> str:
         last = (self._last_calls() or [(0, b"", "the start")])[-1]

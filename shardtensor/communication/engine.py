@@ -33,12 +33,24 @@ class Launch(NamedTuple):
     source: str
 
 
+class LateError(TimeoutError):
+    """Processes have not come before the deadline of a call of an engine. Only engines raise it, so that it differs
+    from the `TimeoutError` of a signal handler that runs while an engine waits.
+    """
+
+
+class LostError(ConnectionError):
+    """The connection to a process is lost, or a process has told by `Engine.notify` that it comes no more. Only engines
+    raise it, so that it differs from the `ConnectionError` of a signal handler.
+    """
+
+
 class Engine(abc.ABC):
     """Transports bytes between the processes of a job.
 
-    Every method but `abort` and `absent` is called by all processes in the same order, by one thread at a time. Most of
-    them have a deadline, a time of `time.monotonic`. After an error the engine is not used again, but for `absent` and
-    `abort`.
+    Every method but `abort`, `absent`, `notify` and `notices` is called by all processes in the same order, by one
+    thread at a time. Most of them have a deadline, a time of `time.monotonic`. After an error the engine is not used
+    again, but for these four. Errors of other code, such as those of signal handlers, are passed on unchanged.
 
     An implementation imports `shardtensor.engine` and `shardtensor.errors` only, and is registered in the entry-point
     group ``shardtensor.engines``. The tests in `shardtensor.testing.EngineTests` are its specification.
@@ -67,7 +79,7 @@ class Engine(abc.ABC):
         Raises:
             BackendError: a library is missing, or does not belong to the launcher.
             ArgumentError: an address cannot be used, or numbers of processes contradict each other.
-            TimeoutError: some processes have not started in time; the message names them.
+            LateError: some processes have not started in time; the message names them.
         """
 
     @abc.abstractmethod
@@ -75,8 +87,8 @@ class Engine(abc.ABC):
         """Returns the records of all processes, in order. They all have the same length, which is not 0.
 
         Raises:
-            TimeoutError: a process has not called this before the deadline.
-            ConnectionError: the connection to a process is lost.
+            LateError: a process has not called this before the deadline.
+            LostError: the connection to a process is lost, or it has called `notify`.
         """
 
     @abc.abstractmethod
@@ -90,7 +102,7 @@ class Engine(abc.ABC):
             incoming: the memory to receive into, by the number of the process that sends.
 
         Raises:
-            TimeoutError, ConnectionError: see `agree`.
+            LateError, LostError: see `agree`.
         """
 
     @abc.abstractmethod
@@ -98,7 +110,7 @@ class Engine(abc.ABC):
         """Copies the message of process ``root`` into the memory that the other processes give.
 
         Raises:
-            TimeoutError, ConnectionError: see `agree`.
+            LateError, LostError: see `agree`.
         """
 
     @abc.abstractmethod
@@ -108,6 +120,18 @@ class Engine(abc.ABC):
         The others call this too, at about the same time. It may be that nothing can be found out; then the result is
         empty.
         """
+
+    def notify(self, message: str) -> None:  # noqa: B027  An engine may have no way to do it.
+        """Tells the other processes, without waiting for them, why this one makes no more calls: an error was raised
+        while an exchange was under way. A process that waits for this one, or comes to wait, then soon raises
+        `LostError`.
+
+        By default this has no effect, and the others raise an error without the message when this process ends.
+        """
+
+    def notices(self) -> dict[int, str]:
+        """Returns what other processes have told by `notify`, by their numbers. By default this is empty."""
+        return {}
 
     @abc.abstractmethod
     def close(self, deadline: float) -> None:

@@ -10,12 +10,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
-from shardtensor.communication.engine import Bytes, Engine, Launch
+from shardtensor.communication.engine import Bytes, Engine, LateError, Launch, LostError
 from shardtensor.errors import ArgumentError, BackendError
 
 _CHUNK = 1 << 30
@@ -23,6 +23,9 @@ _CHUNK = 1 << 30
 
 _SIGNS = 3.0
 """Seconds within which the other processes give a sign of life."""
+
+_LOOKS = 0.5
+"""Seconds between two looks at whether another process has told that it comes no more."""
 
 _POLL = 0.02
 """Seconds between two looks at what has become of the other processes while they start."""
@@ -42,7 +45,7 @@ class GlooEngine(Engine):
         dist = import_module("torch.distributed")
         self.process_index, self.process_count = launch.process_index, launch.process_count
         self._store = store
-        self._thread = _Thread()
+        self._thread, self._side = _Thread(), _Thread()
         options = dist.ProcessGroupGloo._Options()
         # By default, Gloo uses the address of this host's name, which other hosts may not be able to reach.
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(address))]
@@ -65,14 +68,21 @@ class GlooEngine(Engine):
             )
         deadline = time.monotonic() + timeout
         host, port = host_and_port(launch.address)
-        is_first = launch.process_index == 0
+        is_first, thread = launch.process_index == 0, _Thread()
+        starting = thread.submit(lambda: dist.TCPStore(host, port, None, is_first, _until(deadline), False))
         try:
-            store = dist.TCPStore(host, port, None, is_first, _until(deadline), False)
-        except (RuntimeError, ValueError) as error:
+            store = _result(starting, deadline)
+        except _StoreError as error:
             raise _unreachable(launch, is_first, error) from error
-        rendezvous = _Rendezvous(store, launch, deadline)
+        rendezvous = _Rendezvous(_Calls(store, thread, deadline), launch, deadline)
         rendezvous.join()
-        engine = cls(store, launch, host, deadline)
+        try:
+            engine = cls(store, launch, host, deadline)
+        except (LateError, LostError) as error:
+            raise LateError(
+                f"the processes of {launch.process_count} have come, but one of them did not connect to the others in "
+                f"time, or has ended: {error}"
+            ) from error
         rendezvous.all_connected()
         return engine
 
@@ -118,10 +128,24 @@ class GlooEngine(Engine):
                 time.sleep(_POLL)
             return missing
 
-        try:  # The engine's own thread may hang in the call that failed.
-            return _Thread().submit(find).result(timeout=_SIGNS + 1)  # type: ignore[no-any-return]
-        except (RuntimeError, TimeoutError):  # The store itself does not answer: it is in process 0.
-            return [0] if self.process_index else []
+        finding = _Thread().submit(find)  # The engine's own thread may hang in the call that failed.
+        if wait([finding], _SIGNS + 1).done and finding.exception() is None:
+            return finding.result()  # type: ignore[no-any-return]
+        return [0] if self.process_index else []  # The store itself does not answer: it is in process 0.
+
+    def notify(self, message: str) -> None:
+        """See `Engine`."""
+        self._side.submit(lambda: self._store.set(f"notice/{self.process_index}", message))
+
+    def notices(self) -> dict[int, str]:
+        """See `Engine`."""
+        reading = self._side.submit(self._read_notices)
+        wait([reading], 1)  # The store has gone with process 0, or does not answer.
+        return reading.result() if reading.done() and reading.exception() is None else {}
+
+    def _read_notices(self) -> dict[int, str]:
+        others = [k for k in range(self.process_count) if k != self.process_index]
+        return {k: self._store.get(f"notice/{k}").decode() for k in others if self._store.check([f"notice/{k}"])}
 
     def close(self, deadline: float) -> None:
         """See `Engine`."""
@@ -143,12 +167,24 @@ class GlooEngine(Engine):
 
     def _call(self, function: Callable[[], Any], deadline: float) -> Any:
         """Returns the result of a call of Gloo, made by the engine's thread."""
-        try:
-            # Gloo's own time limit is the same; a little later than it, the call is given up.
-            return self._thread.submit(function).result(max(deadline - time.monotonic(), 0) + 1)
-        except RuntimeError as error:
-            kind = TimeoutError if "imed out" in str(error) or time.monotonic() > deadline else ConnectionError
+        calling = self._thread.submit(function)
+        looking: Future[dict[int, str]] | None = None
+        # Gloo's own time limit is the same; a little later than it, the call is given up.
+        while not wait([calling], min(_LOOKS, max(deadline + 1 - time.monotonic(), 0))).done:
+            if time.monotonic() > deadline + 1:
+                raise LateError
+            if looking is None:
+                looking = self._side.submit(self._read_notices)
+            elif looking.done():
+                if looking.exception() is None and looking.result():
+                    raise LostError
+                looking = None
+        # The error of the call is not raised here by waiting for it: signal handlers may raise the same classes.
+        error = calling.exception()
+        if isinstance(error, RuntimeError):
+            kind = LateError if "imed out" in str(error) or time.monotonic() > deadline else LostError
             raise kind(str(error)) from None
+        return calling.result()
 
 
 class _Thread:
@@ -177,6 +213,34 @@ class _Thread:
                 future.set_exception(error)
 
 
+class _StoreError(Exception):
+    """A store of torch has raised an error, or does not answer."""
+
+
+class _Calls:
+    """The calls of a store, made by a thread: they cannot be interrupted, and block while the store does not answer."""
+
+    def __init__(self, store: Any, thread: _Thread, deadline: float) -> None:
+        self._store, self._thread, self._deadline = store, thread, deadline
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+        return lambda *arguments: _result(self._thread.submit(lambda: method(*arguments)), self._deadline)
+
+
+def _result(calling: Future[Any], deadline: float) -> Any:
+    """Returns the result of a call of a store in a thread.
+
+    Raises:
+        _StoreError: the call has failed, or has not returned a second after the deadline.
+    """
+    if not wait([calling], max(deadline + 1 - time.monotonic(), 0)).done:
+        raise _StoreError("timed out")
+    if isinstance(error := calling.exception(), (RuntimeError, ValueError)):
+        raise _StoreError(str(error)) from error
+    return calling.result()
+
+
 class _Rendezvous:
     """The start of the processes: each announces itself in the store, and waits for the others."""
 
@@ -189,10 +253,10 @@ class _Rendezvous:
         try:
             self._announce()
             self._wait()
-        except RuntimeError as error:  # The store has ended with process 0, whose own time limit may have passed.
+        except _StoreError as error:  # The store is in process 0, which may be stopped, or whose time limit has passed.
             missing = [k for k in self._missing if k not in (0, self.launch.process_index)]
             others = f", and processes {missing} of {self.launch.process_count} have not come" if missing else ""
-            raise TimeoutError(
+            raise LateError(
                 f"process 0 does not answer any more: it has ended or failed already{others}; start all of them again"
             ) from error
 
@@ -210,7 +274,7 @@ class _Rendezvous:
             self._check_refused()
             self._missing = [k for k in self._missing if not self.store.check([f"count/{k}"])]
             if time.monotonic() > self.deadline:
-                raise TimeoutError(
+                raise LateError(
                     f"processes {self._missing} of {count} have not come; start them, or pass another "
                     "initialization_timeout"
                 )
@@ -232,7 +296,7 @@ class _Rendezvous:
         """Raises an error here, and in the processes that still wait for others."""
         if self.store.check(["started"]):
             raise ArgumentError(f"at {self.launch.address}, a job is running already: {reason}; use another port")
-        with contextlib.suppress(RuntimeError):  # The store has gone if process 0 has raised its own error.
+        with contextlib.suppress(_StoreError):  # The store has gone if process 0 has raised its own error.
             self.store.set("refused", reason)
         raise ArgumentError(reason)
 
@@ -251,16 +315,15 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 def _unreachable(launch: Launch, is_first: bool, error: Exception) -> Exception:
     host, port = host_and_port(launch.address or "")
-    try:
-        socket.getaddrinfo(host, port)
-    except OSError as reason:
+    resolving = _Thread().submit(lambda: socket.getaddrinfo(host, port))
+    if wait([resolving], _SIGNS).done and isinstance(reason := resolving.exception(), OSError):
         return ArgumentError(f"the host name {host!r} of process 0 does not resolve: {reason}")
     if is_first and "imed out" not in str(error):
         return ArgumentError(
             f"process 0 cannot open port {port} of this host: another program, or another job, uses it, or {host} is "
             f"not this host; choose another port ({str(error).splitlines()[0]})"
         )
-    return TimeoutError(
+    return LateError(
         f"process 0 does not answer at {launch.address}: it has not been started, it has ended or failed already, or "
         "the port is closed"
     )

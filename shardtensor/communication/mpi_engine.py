@@ -6,11 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from shardtensor.communication.engine import Bytes, Engine, Launch
+from shardtensor.communication.engine import Bytes, Engine, LateError, Launch, LostError
 from shardtensor.errors import BackendError
 
 if TYPE_CHECKING:
@@ -27,14 +28,17 @@ call the same are apart.
 _YIELDS = 4000
 """How often a process that waits passes its core on before it sleeps: about as long as a message of 1 MiB takes."""
 
+_LONGEST = 1024
+"""Bytes of a notice: few enough that it is sent before the other process receives it."""
+
 _SIGNS = 3.0
 """Seconds within which the other processes give a sign of life."""
 
 _FINALIZES = 5
 """Seconds that finalizing MPI may take when the job ends after an error."""
 
-_DATA, _PRESENT = 1, 2
-"""The tags of messages, and of the signs of life after an error."""
+_DATA, _PRESENT, _NOTICE = 1, 2, 3
+"""The tags of messages, and after an error of signs of life and of notices."""
 
 
 class MPIEngine(Engine):
@@ -55,6 +59,8 @@ class MPIEngine(Engine):
         self.process_count = world.Get_size()
         self._records = world.Dup()
         self._data = world.Dup()
+        _unlink_shared_memory()
+        self._notified: list[Any] = []  # Notices on their way, kept because MPI still reads them.
 
     @classmethod
     def start(cls, launch: Launch | None, timeout: float) -> MPIEngine:
@@ -122,6 +128,21 @@ class MPIEngine(Engine):
                 time.sleep(1e-3)
         return sorted(others)
 
+    def notify(self, message: str) -> None:
+        """See `Engine`."""
+        text = np.frombuffer(message.encode()[:_LONGEST], np.uint8)
+        others = [k for k in range(self.process_count) if k != self.process_index]
+        self._notified.append((text, [self._records.Isend(text, k, _NOTICE) for k in others]))
+
+    def notices(self) -> dict[int, str]:
+        """See `Engine`."""
+        found, status = {}, self._mpi.Status()
+        while self._records.Iprobe(self._mpi.ANY_SOURCE, _NOTICE, status):
+            text = np.empty(status.Get_count(), np.uint8)
+            self._records.Recv(text, status.Get_source(), _NOTICE)
+            found[status.Get_source()] = text.tobytes().decode(errors="replace")
+        return found
+
     def close(self, deadline: float) -> None:
         """See `Engine`. MPI itself is finalized by mpi4py when the process ends."""
         self._records.Free()
@@ -153,8 +174,22 @@ class MPIEngine(Engine):
                     continue
             else:
                 time.sleep(1e-4)
+            if self._records.Iprobe(self._mpi.ANY_SOURCE, _NOTICE):
+                raise LostError
             if time.monotonic() > deadline:
-                raise TimeoutError
+                raise LateError
+
+
+def _unlink_shared_memory() -> None:
+    """Removes the names of MPICH's shared memory, once all processes of this host have mapped it: a process that is
+    killed or aborts leaves the name, and with it the memory, until the host is restarted. It stays mapped.
+    """
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:  # Not Linux.
+        return
+    for path in {line.split()[-1] for line in mapped.splitlines() if "/dev/shm/mpich_shm" in line}:
+        Path(path).unlink(missing_ok=True)  # Another process may have removed it.
 
 
 def _chunks(message: Bytes) -> Sequence[Bytes]:

@@ -33,9 +33,10 @@ T = TypeVar("T")
 
 
 class _Job:
-    """The connection to the other processes, if there is one."""
+    """The connection to the other processes, if there is one, and whether the program has called `initialize`."""
 
     agreement: Agreement | None = None
+    was_requested = False
 
 
 JOB = _Job()

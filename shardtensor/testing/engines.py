@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.communication.launch import engine_and_launch
-from shardtensor.engine import Engine
+from shardtensor.engine import Engine, LateError, LostError
 from shardtensor.launcher import launch
 
 LIMIT = 60.0
@@ -78,6 +78,17 @@ class EngineTests:
         assert status in (128 + signal.SIGKILL, signal.SIGKILL)
         assert self.kills_all or {"[0] ok", "[2] ok"} <= set(lines), f"engine {self.engine!r} printed {lines}"
 
+    def test_errors_of_signal_handlers_are_passed_on(self) -> None:
+        """A handler that raises errors of the classes that engines derive theirs from, while an engine waits."""
+        lines = self.run("handler", 4)[1]
+        wanted = {"[0] ok", "[1] ok", "[2] ok"}
+        assert wanted <= set(lines), f"engine {self.engine!r}: handler printed {lines}"
+
+    def test_a_notice_ends_the_wait_of_the_others(self) -> None:
+        """`Engine.notify` and `Engine.notices`, where the engine has them."""
+        lines = self.run("notice", 3)[1]
+        assert {"[0] ok", "[2] ok"} <= set(lines), f"engine {self.engine!r}: notice printed {lines}"
+
     def test_abort_ends_the_process_with_the_status(self) -> None:
         """`Engine.abort`."""
         assert self.run("abort", 2)[0] == 3
@@ -142,7 +153,7 @@ def _late(engine: Engine) -> None:
     if engine.process_index == 1:
         time.sleep(SOON + 15)  # The launcher ends it before.
     begin = time.monotonic()
-    _raises((TimeoutError,), lambda: engine.agree(b"x", _soon()))
+    _raises((LateError,), lambda: engine.agree(b"x", _soon()))
     assert time.monotonic() - begin < SOON + 1.5
     _end_without_1(engine)
 
@@ -157,8 +168,48 @@ def _end_without_1(engine: Engine) -> None:
 def _killed(engine: Engine) -> None:
     if engine.process_index == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    _raises((TimeoutError, ConnectionError), lambda: engine.agree(b"x", _soon()))
+    _raises((LateError, LostError), lambda: engine.agree(b"x", _soon()))
     _end_without_1(engine)
+
+
+def _handler(engine: Engine) -> None:
+    if engine.process_index == 3:
+        time.sleep(SOON + 15)  # The launcher ends it before.
+    raised = (TimeoutError, ConnectionError, RuntimeError)[engine.process_index]("of the handler")
+
+    def handler(number: int, frame: Any) -> None:
+        raise raised
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    found: BaseException | None = None
+    try:
+        engine.agree(b"x", _later())
+    except type(raised) as error:
+        found = error
+    assert found is raised
+    _say_ok()
+    time.sleep(SOON)  # The other processes print, too.
+    os._exit(1)
+
+
+def _notice(engine: Engine) -> None:
+    if type(engine).notify is Engine.notify:  # The engine has no notices.
+        _say_ok()
+        os._exit(1)
+    if engine.process_index == 1:
+        engine.notify("no such file")
+        engine.absent()
+        time.sleep(SOON)
+        os._exit(1)
+    begin = time.monotonic()
+    _raises((LostError,), lambda: engine.agree(b"x", _later()))
+    assert time.monotonic() - begin < SOON + 1.5
+    assert engine.notices() == {1: "no such file"}
+    assert engine.absent() == []
+    _say_ok()
+    time.sleep(1)  # The other process prints, too.
+    os._exit(1)
 
 
 def _abort(engine: Engine) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 
 from shardtensor import distributed
 
-EVENT = sys.argv[1]
 LIMIT = 2.0
 
 
@@ -108,6 +107,7 @@ def two_threads() -> None:
 
 
 if __name__ == "__main__":
+    EVENT = sys.argv[1]
     distributed.initialize(timeout=LIMIT)
     before()
     last = distributed.process_index() == distributed.process_count() - 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -325,7 +327,9 @@ def test_process_0_gives_up_while_another_one_waits() -> None:
                 raise RuntimeError("Failed to recv, got 0 bytes.")
             return keys[0] in ("count/0", "count/2")
 
-    waiting = gloo_engine._Rendezvous(Ending(), Launch(2, 3, "10.0.0.1:8476", "the call"), time.monotonic() + 60)
+    deadline = time.monotonic() + 60
+    store = gloo_engine._Calls(Ending(), gloo_engine._Thread(), deadline)
+    waiting = gloo_engine._Rendezvous(store, Launch(2, 3, "10.0.0.1:8476", "the call"), deadline)
     with pytest.raises(TimeoutError, match=r"it has ended or failed already, and processes \[1\] of 3 have not come"):
         waiting.join()
 
@@ -359,6 +363,48 @@ def test_a_port_in_use_is_an_error_of_process_0(port: int) -> None:
         ((status, text),) = start(f"'127.0.0.1:{port}', 2, 0, initialization_timeout=8")
     assert status == 1
     assert f"cannot open port {port}" in text
+
+
+LIMITED = """
+import sys, time
+import torch.distributed
+from shardtensor import distributed as d
+begin = time.monotonic()
+print("starts", flush=True)
+try:
+    d.initialize(sys.argv[1], 2, 1, initialization_timeout=float(sys.argv[2]))
+finally:
+    print("seconds", time.monotonic() - begin, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "answers", [pytest.param(True, id="silent server"), pytest.param(False, id="process 0 not started", marks=FULL)]
+)
+def test_initialize_keeps_its_limit_and_can_be_interrupted(port: int, answers: bool) -> None:
+    server = socket.create_server(("127.0.0.1", port)) if answers else contextlib.nullcontext()
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
+    with server:
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-c", LIMITED, f"127.0.0.1:{port}", limit],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ,
+            )
+            for limit in ("2", "60")
+        ]  # fmt: skip
+        for process in running:
+            assert process.stdout
+            assert process.stdout.readline() == "starts\n"
+        time.sleep(1)
+        running[1].send_signal(signal.SIGINT)
+        (text, errors), (_, interrupted) = (process.communicate(timeout=30) for process in running)
+    assert [process.returncode for process in running] == [1, -signal.SIGINT], (errors, interrupted)
+    assert float(text.split()[-1]) < 6
+    assert errors.splitlines()[-1].endswith(
+        f"Error: initialize: process 0 does not answer at 127.0.0.1:{port}: it has not been started, it has ended or "
+        "failed already, or the port is closed"
+    )
+    assert interrupted.splitlines()[-1] == "KeyboardInterrupt"
 
 
 RUNNING = """
@@ -615,7 +661,7 @@ def test_the_launcher_prefixes_lines_and_returns_the_first_status() -> None:
     program = "import os, sys; k = int(os.environ['SHARDTENSOR_PROCESS_ID']); print('this is', k); sys.exit(7 * k)"
     lines: list[str] = []
     assert launcher.launch([sys.executable, "-c", program], 2, "gloo", timeout=30, output=lines.append) == 7
-    assert sorted(lines) == ["[0] this is 0", "[1] this is 1"]
+    assert sorted(lines[:-1]) == ["[0] this is 0", "[1] this is 1"]
 
 
 LONG = """

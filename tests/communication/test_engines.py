@@ -61,7 +61,7 @@ class TestSharedDirectory(SharedDirectory):
         ("for k in range(self.process_count)]\n\n    def exchange", "for k in reversed(range(self.process_count))]\n\n    def exchange", "agree_returns_the_records_of_all_processes_in_order"),
         ("message[:] = memoryview(self._read(f\"one", "message[1:] = memoryview(self._read(f\"one", "messages_of_any_size_arrive_unchanged"),
         ("if self.process_index == root:", "if self.process_index == 0:", "every_process_can_broadcast"),
-        ("raise TimeoutError", "deadline += 60", "a_process_that_does_not_come_is_a_timeout_that_names_it"),
+        ("raise LateError", "deadline += 60", "a_process_that_does_not_come_is_a_timeout_that_names_it"),
         ('self._write(f"here-{self.process_index}", b"")', "return []", "a_process_that_is_killed_is_an_error_in_the_others"),
         ("os._exit(status)", "os._exit(0)", "abort_ends_the_process_with_the_status"),
     ],

@@ -1,0 +1,211 @@
+"""`shardtensor launch`: whatever ends it, its processes end and nothing stays on disk; and it names who has failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardtensor import launcher
+from tests.communication.test_engines import NO_GLOO, NO_MPI
+
+ENGINES = [
+    pytest.param("mpi", marks=pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)),
+    pytest.param("gloo", marks=pytest.mark.skipif(bool(NO_GLOO), reason=NO_GLOO)),
+]
+ROOT = Path(__file__).parents[2]
+NUMBER = (
+    "import os, sys, time, signal\n"
+    "k = int(next(os.environ[v] for v in ('SHARDTENSOR_PROCESS_ID', 'PMI_RANK', 'OMPI_COMM_WORLD_RANK') "
+    "if v in os.environ))\n"
+)
+ENDLESS = f"{NUMBER}while True:\n    print('line', flush=True)\n    time.sleep(0.05)\n"
+
+
+class Job:
+    """A launcher that is started as a command, and what it leaves behind.
+
+    Attributes:
+        folder: the temporary folder of its processes, which also marks them.
+        command: the launcher's command line.
+        environ: its environment.
+    """
+
+    def __init__(self, folder: Path, engine: str, program: str) -> None:
+        self.folder = folder / "tmp"
+        self.folder.mkdir()
+        script = folder / "script.py"
+        script.write_text(program)
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        self.environ = {**os.environ, "TMPDIR": str(self.folder), "PYTHONPATH": path, "SHARDTENSOR_NUM_DEVICES": "1"}
+        self.command = [sys.executable, "-m", "shardtensor", "launch", "-n", "2", "--engine", engine, str(script)]
+
+    def start(self, **options: Any) -> subprocess.Popen[str]:
+        """Starts the launcher, and waits for its first line."""
+        return subprocess.Popen(
+            self.command, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        )
+
+    def left(self) -> list[str]:
+        """The command lines of the processes that run, and the files that there are."""
+        return [*processes_of(self.folder), *map(str, self.folder.iterdir())]
+
+    def assert_nothing_is_left(self, seconds: float = 5) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == []
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The command lines of the processes that have this temporary folder."""
+    mark, found = f"TMPDIR={folder}".encode(), []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (path / "environ").read_bytes().split(b"\0"):
+                found.append((path / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+@pytest.fixture
+def endless(tmp_path: Path, engine: str) -> Iterator[tuple[Job, subprocess.Popen[str]]]:
+    """A job that prints lines for ever."""
+    job = Job(tmp_path, engine, ENDLESS)
+    with job.start() as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline().endswith("] line\n")
+            yield job, process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_that_ends_the_launcher_ends_the_job(
+    endless: tuple[Job, subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    job, process = endless
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert errors == ""
+    job.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_launcher_that_is_stopped_goes_on(endless: tuple[Job, subprocess.Popen[str]]) -> None:
+    job, process = endless
+    process.send_signal(signal.SIGTSTP)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGCONT)
+    assert process.stdout
+    for _ in range(20):
+        assert process.stdout.readline().endswith("] line\n")
+    process.terminate()
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    job.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_output_that_nothing_reads_ends_the_job(endless: tuple[Job, subprocess.Popen[str]]) -> None:
+    job, process = endless
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    assert process.wait(timeout=20) == 128 + signal.SIGPIPE
+    assert process.stderr.read() == ""
+    job.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("redirection", "status", "message"),
+    [(">/dev/full", 1, "shardtensor: [Errno 28] No space left on device\n"), (">&-", 0, "")],
+)
+def test_output_that_cannot_be_written(
+    engine: str, redirection: str, status: int, message: str, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, engine, f"{NUMBER}print('line')\n")
+    ended = subprocess.run(
+        ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", *job.command],
+        env=job.environ, stderr=subprocess.PIPE, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (status, message)
+    job.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_error_of_the_function_that_receives_lines_ends_the_job(engine: str) -> None:
+    def output(line: str) -> None:
+        raise LookupError(line)
+
+    begin = time.monotonic()
+    with pytest.raises(LookupError, match=r"\[[01]\] line"):
+        launcher.launch([sys.executable, "-c", ENDLESS], 2, engine, timeout=50, output=output)
+    assert time.monotonic() - begin < 15
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("code", "status", "line"),
+    [
+        ("if k == 1: os._exit(7)", 7, "process 1 ended with exit status 7"),
+        ("if k == 1: os.kill(os.getpid(), signal.SIGSEGV)", 139, "process 1 ended by signal 11 (SIGSEGV)"),
+        ("sys.exit(3)", 3, "processes 0, 1 ended with exit status 3"),
+        ("sys.exit(0)", 0, ""),
+    ],
+)
+def test_the_last_line_names_the_processes_that_ended_with_an_error(
+    engine: str, code: str, status: int, line: str
+) -> None:
+    wait = "" if "sys.exit" in code else "time.sleep(1)"
+    lines: list[str] = []
+    program = f"{NUMBER}{code}\n{wait}"
+    assert launcher.launch([sys.executable, "-c", program], 2, engine, timeout=50, output=lines.append) == status
+    found = "".join(lines[-1:]).replace("processes 1, 0", "processes 0, 1")
+    if engine == "mpi" and "0, 1" in line:  # mpiexec ends the others after the first.
+        wanted = [line, *(line.replace("processes 0, 1", f"process {k}") for k in "01")]
+        assert found.removeprefix("shardtensor launch: ") in wanted
+    else:
+        assert found == (f"shardtensor launch: {line}" if line else "")
+
+
+def test_a_process_that_outlives_the_job_does_not_hold_it_up() -> None:
+    code = "import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)"
+    begin = time.monotonic()
+    assert launcher.launch([sys.executable, "-c", code], 1, "gloo", timeout=50, output=print) == 0
+    assert time.monotonic() - begin < 10
+
+
+FORGOTTEN = "this program did not call st.distributed.initialize()"
+WORKER = "subprocess.run([sys.executable, '-c', 'import shardtensor as st; st.zeros(3)'], check=True)"
+
+
+@pytest.mark.parametrize(
+    ("engine", "code", "count"),
+    [
+        pytest.param("mpi", "import shardtensor as st; st.zeros(3)", 1, id="forgotten"),
+        pytest.param("mpi", "import shardtensor as st; st.distributed.initialize(); st.zeros(3)", 0, id="called"),
+        pytest.param("mpi", f"import subprocess, sys; {WORKER}", 0, id="worker"),
+        pytest.param("gloo", "import shardtensor as st; st.zeros(3)", 1, id="forgotten-gloo"),
+        pytest.param("gloo", "import shardtensor", 0, id="not used", marks=pytest.mark.full),
+        pytest.param("gloo", f"import subprocess, sys; {WORKER}", 0, id="worker-gloo", marks=pytest.mark.full),
+    ],
+)
+def test_a_program_that_forgets_initialize(engine: str, code: str, count: int) -> None:
+    if NO_MPI and engine == "mpi":
+        pytest.skip(NO_MPI)
+    lines: list[str] = []
+    environ = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
+    command = [sys.executable, "-c", code]
+    assert launcher.launch(command, 2, engine, timeout=60, environ=environ, output=lines.append) == 0
+    assert "\n".join(lines).count(f"[0] shardtensor: {FORGOTTEN}") == count == len(lines)
