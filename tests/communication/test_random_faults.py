@@ -15,7 +15,7 @@ import pytest
 
 from shardtensor import launcher
 from tests.communication import random_faults
-from tests.communication.random_faults import DIFFERENT, KILLED, KINDS, MESSAGE, RAISED, STUCK, Fault
+from tests.communication.random_faults import DIFFERENT, KILLED, MESSAGE, RAISED, STUCK, Fault
 from tests.communication.test_distributed import ENGINES
 from tests.communication.test_launcher import ROOT, processes_of
 
@@ -86,7 +86,7 @@ def problem(seed: int, parent: Path) -> str:
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param([*range(1, 12), len(KINDS) + 2], id="dozen"),
+        pytest.param([2, 3, 5, 6, 8, 11, 16, 18, 19, 20, 21, 24], id="dozen"),
         *(
             pytest.param(range(begin, begin + 20), id=f"{begin}-{begin + 19}", marks=pytest.mark.full)
             for begin in range(1000, 1200, 20)
