@@ -120,8 +120,8 @@ class _Pipes:
     def __init__(self, processes: int, output: Callable[[str], object]) -> None:
         self._processes = processes
         self._output = output
-        self._lock = threading.Lock()
-        self._is_over = threading.Event()
+        self._lock = threading.Lock()  # fork: the launcher's process runs no user code.
+        self._is_over = threading.Event()  # fork: likewise.
 
     def __enter__(self) -> _Pipes:
         self._folder = tempfile.TemporaryDirectory(prefix="shardtensor-launch-")
@@ -178,7 +178,7 @@ def _run(
 ) -> int:
     """Runs commands at the same time, and returns the exit status of the first that fails."""
     deadline = time.monotonic() + timeout if timeout is not None else float("inf")
-    lock = threading.Lock()
+    lock = threading.Lock()  # fork: likewise.
     with _started(jobs) as running:
         readers = [
             threading.Thread(target=_copy_lines, args=(process.stdout, prefix, output, lock))

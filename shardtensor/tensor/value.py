@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,9 +23,8 @@ from shardtensor.backend.registry import (
 )
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.host import memory_pool
+from shardtensor.host import fork, memory_pool
 from shardtensor.host.blockwise import copy_into
-from shardtensor.host.fork import in_children
 from shardtensor.sharding.cells import Cells, Part, cells
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
@@ -121,13 +119,7 @@ def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed:
 _AVALS: WeakValueDictionary[Any, Aval] = WeakValueDictionary()
 """The avals in use."""
 
-_AVALS_LOCK = threading.RLock()  # A finalizer that the garbage collector calls may need an aval, too.
-
-
-@in_children
-def _unlock() -> None:
-    global _AVALS_LOCK
-    _AVALS_LOCK = threading.RLock()
+_AVALS_LOCK = fork.lock()  # A finalizer that the garbage collector calls may need an aval, too.
 
 
 @functools.lru_cache(1024)

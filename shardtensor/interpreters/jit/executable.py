@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -13,6 +12,7 @@ from shardtensor.communication.processes import JOB, note_error
 from shardtensor.communication.transfer_log import copies_recorded, is_recording, logger
 from shardtensor.core import OPS, interpreting
 from shardtensor.errors import BackendError
+from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import INFER, NAMED, raise_named
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
@@ -126,12 +126,12 @@ class Executable:
             n for k, (_, n) in enumerate(self._writes) if n in [m for _, m in self._writes[:k]] or n in self._numbers
         }
 
-    @functools.cached_property
+    @cached_property
     def laid_out(self) -> Program:
         """The program that moves the fewest bytes."""
         return self._layouts()
 
-    @functools.cached_property
+    @cached_property
     def _inference(self) -> tuple[Sequence[Node], Sequence[Step], int]:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes."""
         return *steps_of(self.laid_out, INFER), _size_of(self.laid_out)
