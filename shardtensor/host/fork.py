@@ -2,8 +2,8 @@
 
 Only the thread that called fork exists in the child: locks that other threads of the parent held are never released
 there. So every lock of the library is made by `lock`, or a comment that begins with ``# fork:`` at its creation says
-why it is not (`tests/host/test_fork.py` checks this). Locks are not acquired before the fork instead: a thread that holds
-one may wait for the forking thread, and user code runs under some of them.
+why it is not (`tests/host/test_fork.py` checks this). Locks are not acquired before the fork instead: a thread that
+holds one may wait for the forking thread, and user code runs under some of them.
 """
 
 from __future__ import annotations

@@ -114,9 +114,11 @@ class PendingWrite(DeferredStorage):
             state.adopt()
         is_writer = fork.is_mine(state.lock)
         with state.lock:
+            if self.storage is None and not is_writer:
+                self.storage = LostWrite()
+            if type(self.storage) is LostWrite:
+                self.storage.stored()  # This raises ForkError.
             if self.storage is None:
-                if not is_writer:
-                    raise ForkError(_LOST)
                 raise ShardTensorError("a write to a tensor reads the same tensor; read it before the write")
             return self.storage
 
