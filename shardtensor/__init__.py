@@ -62,6 +62,7 @@ from shardtensor.errors import (
     DeviceMemoryError as DeviceMemoryError,
     DistributedError as DistributedError,
     DonatedError as DonatedError,
+    ForkError as ForkError,
     IndexingError as IndexingError,
     InterchangeError as InterchangeError,
     NotAddressableError as NotAddressableError,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import hashlib
 import importlib.metadata
 import io
@@ -57,6 +58,7 @@ from shardtensor.functions.global_arrays import (
 from shardtensor.functions.global_arrays import (
     make_array_from_single_device_arrays as make_array_from_single_device_arrays,
 )
+from shardtensor.host.fork import in_children
 from shardtensor.tensor.pytree import leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -132,6 +134,8 @@ def initialize(
     """
     JOB.was_requested = True
     if JOB.agreement is not None:
+        if JOB.agreement.is_child:
+            JOB.agreement.note("initialize")  # This raises the error.
         raise DistributedError("initialize: this process is initialized already; call it once, at the start")
     given = os.environ.get("SHARDTENSOR_TIMEOUT", "300") if timeout is None else timeout
     limit = _seconds("SHARDTENSOR_TIMEOUT" if timeout is None else "timeout", given)
@@ -439,6 +443,18 @@ def _excepthook(kind: type[BaseException], error: BaseException, traceback: Trac
     sys.stderr.flush()
     if JOB.agreement is not None:
         JOB.agreement.fail(error)
+
+
+@in_children
+def _leave_to_parent() -> None:
+    """In the child of a fork: the job is the parent's, and the child takes no part in it, also when it ends."""
+    job = JOB.agreement
+    if job is None or job.engine.process_count == 1:
+        return
+    job.leave()
+    atexit.unregister(_at_exit)
+    # The destructors of engines wait for threads and processes: the engine is never deallocated.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(job.engine))
 
 
 def _at_exit() -> None:

@@ -85,6 +85,10 @@ class DistributedError(ShardTensorError, RuntimeError):
     """
 
 
+class ForkError(ShardTensorError, RuntimeError):
+    """The child of a fork uses what another thread of its parent was changing at the moment of the fork."""
+
+
 class NotAddressableError(ShardTensorError, RuntimeError):
     """Elements of a tensor are read in a process that does not hold them."""
 

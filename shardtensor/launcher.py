@@ -163,7 +163,7 @@ class _Lines:
     def __init__(self, output: Callable[[str], object]) -> None:
         self.error: BaseException | None = None
         self._output = output
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # fork: the launcher's process runs no user code.
 
     def write(self, line: str) -> None:
         """Passes a line on; after an error, lines are dropped, so that no process waits until they are read."""
@@ -400,7 +400,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 @contextlib.contextmanager
 def _copied(end: int, prefix: str, lines: _Lines) -> Iterator[None]:
     """A context in which a thread passes on the lines that are written to a pipe, at its end what is left in it."""
-    is_over = threading.Event()
+    is_over = threading.Event()  # fork: likewise.
     reader = threading.Thread(target=_copy, args=(end, prefix, lines, is_over))
     reader.start()
     try:

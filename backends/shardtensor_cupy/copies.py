@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import HostArray, references
+from shardtensor.backend import HostArray, lock, references
 from shardtensor.errors import BackendError
 from shardtensor_cupy.logical_device import LogicalDevice
 
@@ -48,7 +47,7 @@ class InFlight:
     def __init__(self) -> None:
         self._queue: deque[_Flight] = deque()
         self._by_memory: dict[int, list[_Flight]] = {}
-        self._lock = threading.RLock()  # Deallocating an array may run finalizers that call these methods.
+        self._lock = lock()  # Deallocating an array may run finalizers that call these methods.
 
     def add(
         self,
@@ -145,7 +144,7 @@ class Peers:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._known: dict[tuple[int, int], bool] = {}
-        self._lock = threading.RLock()  # Reentrant, since finalizers may copy arrays.
+        self._lock = lock()  # Reentrant, since finalizers may copy arrays.
         self._mode = os.environ.get("SHARDTENSOR_CUPY_P2P", "auto")
         if self._mode not in ("auto", "off"):
             raise BackendError(f"SHARDTENSOR_CUPY_P2P is {self._mode!r}; it must be auto or off")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from shardtensor.backend import lock
 from shardtensor.errors import BackendError
 
 _log = logging.getLogger("shardtensor")
@@ -39,7 +39,7 @@ class Graphs:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._streams: dict[int, Any] = {}  # The stream of captures of each GPU; None where graphs do not work.
-        self._lock = threading.RLock()  # Reentrant, since finalizers may call the library.
+        self._lock = lock()  # Reentrant, since finalizers may call the library.
         self._is_capturing = False
         mode = os.environ.get("SHARDTENSOR_CUPY_GRAPHS", "auto")
         if mode not in ("auto", "off"):

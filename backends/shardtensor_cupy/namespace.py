@@ -5,12 +5,12 @@ Functions that are neither ufuncs nor defined here come from `array_api_compat.c
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from shardtensor.backend import cached_property
 from shardtensor.errors import ArgumentError
 from shardtensor_cupy import ufuncs
 from shardtensor_cupy.elementwise import ElementwiseKernel
@@ -94,7 +94,7 @@ class Namespace(ReducingFunctions, OrderingFunctions):
             x = x.astype(dtype, copy=False)
         return x.real, x.imag
 
-    @functools.cached_property
+    @cached_property
     def _quotients(self) -> dict[str, Any]:
         """The kernels that divide complex numbers, by the character of their dtype."""
         return {
@@ -176,7 +176,7 @@ class Namespace(ReducingFunctions, OrderingFunctions):
         out[...] = x
         return out
 
-    @functools.cached_property
+    @cached_property
     def _between(self) -> Any:
         """`clip` of operands of one dtype as one kernel."""
         minimum, maximum = self._cupy.minimum, self._cupy.maximum

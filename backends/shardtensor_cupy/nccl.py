@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib
-import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from shardtensor.backend import lock
 from shardtensor_cupy.logical_device import LogicalDevice
 
 # Floats are missing: NCCL does not specify the order of summation, and sums must be reproducible.
 _TYPES = {"b": "INT8", "B": "UINT8", "i": "INT32", "I": "UINT32", "l": "INT64", "L": "UINT64"}
-_lock = threading.Lock()  # All GPUs must get the calls in one order, and a communicator serves one thread at a time.
+_lock = lock()  # All GPUs must get the calls in one order, and a communicator serves one thread at a time.
 _OPERATORS = {"add": "SUM", "multiply": "PROD", "maximum": "MAX", "minimum": "MIN"}
 
 

@@ -12,6 +12,7 @@ from shardtensor.backend.registry import current_device_of_plugin as current_dev
 from shardtensor.backend.small_floats import SMALL_FLOATS, is_small_float, small_float
 from shardtensor.backend.strides import loop_strides, merged
 from shardtensor.host.blockwise import copied
+from shardtensor.host.fork import cached_property, lock
 from shardtensor.host.limits import memory as host_memory
 from shardtensor.host.memory_pool import owner_of
 
@@ -23,6 +24,7 @@ __all__ = [
     "Backend",
     "Device",
     "HostArray",
+    "cached_property",
     "copied",
     "current_device",
     "function_of",
@@ -30,6 +32,7 @@ __all__ = [
     "is_exclusive",
     "is_small_float",
     "lend",
+    "lock",
     "logical_device_count",
     "loop_strides",
     "memory_of",

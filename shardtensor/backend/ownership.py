@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HostArray
-from shardtensor.host import memory_pool
-from shardtensor.host.fork import in_children
+from shardtensor.host import fork, memory_pool
 
 
 def read_only(array: HostArray) -> HostArray:
@@ -98,14 +97,8 @@ _counts: list[bool] = []
 """Whether reference counts tell on this interpreter whether an object is held elsewhere; empty until the first use."""
 
 
-_testing = threading.RLock()
+_testing = fork.lock()
 """Held during the test, which uses a global variable. It is reentrant, since finalizers may call the library."""
-
-
-@in_children
-def _unlock() -> None:
-    global _testing
-    _testing = threading.RLock()
 
 
 def _test_counts() -> list[bool]:
@@ -162,7 +155,7 @@ def _of_argument(count: Callable[[Any], int], x: Any) -> int:
 def _finds_threads(count: Callable[[Any], int]) -> bool:
     """Whether ``count`` finds a reference that a variable of another thread holds, until that thread is done."""
     held: list[Any] = []
-    made, counted = threading.Event(), threading.Event()
+    made, counted = threading.Event(), threading.Event()  # fork: only this call has them.
 
     def hold() -> None:
         mine = np.empty(2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +20,7 @@ from shardtensor.backend.protocol import (
     starting,
 )
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError, message_of
-from shardtensor.host.fork import in_children
+from shardtensor.host import fork
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -57,16 +56,10 @@ class _Host(Backend):
 _host = _Host()
 _loaded: dict[str, Backend] = {}
 _rivals: dict[str, str] = {}  # The two plugins that are registered under one name, by that name.
-_lock = threading.RLock()
+_lock = fork.lock()
 
 after_loading: list[Callable[[], None]] = []
 """What is called when a backend has been loaded, before there is an array of it."""
-
-
-@in_children
-def _unlock() -> None:
-    global _lock
-    _lock = threading.RLock()
 
 
 @functools.cache

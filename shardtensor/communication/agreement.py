@@ -90,6 +90,7 @@ class Agreement:
 
     Attributes:
         broken: why no exchange is possible any more; empty as long as there was no error.
+        is_child: whether this process was forked from one of the job, and does not belong to it.
         sent: the bytes that were sent to each other process, without those of broadcasts and headers.
     """
 
@@ -97,6 +98,7 @@ class Agreement:
         self.engine = engine
         self.timeout = timeout
         self.broken = ""
+        self.is_child = False
         self.sent: Counter[int] = Counter()
         self._sequence = 0
         self._in_step = True  # Whether the processes made the same calls of the engine.
@@ -106,7 +108,7 @@ class Agreement:
         self._errors: deque[str] = deque()  # Errors after these calls; any thread may add some at any time.
         self._hash = hashlib.blake2b(digest_size=16)  # Of all calls.
         self._windows = deque([_Window(0, b"", [])], maxlen=2)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # fork: nothing waits for it, and `leave` breaks the job.
         self._accompanied = ""
         self._is_settled = False  # Whether the processes know what they exchange next.
         self._is_notifier = False  # Whether this process has told the others that it makes no more exchanges.
@@ -323,6 +325,14 @@ class Agreement:
             self._engine_call(self.engine.close)
             self.broken = "st.distributed.shutdown() has ended the job"
 
+    def leave(self) -> None:
+        """In the child of a fork: exchanges nothing more. The connections are the parent's, and are not closed here."""
+        self.is_child = True
+        self.broken = (
+            f"this process was forked from process {self.engine.process_index} of a job, and does not belong to the "
+            "job; make calls that concern several processes in the parent, and use local devices here"
+        )
+
     def abort(self, seconds: float) -> None:
         """Ends this process with exit status 1, after the others have come to the same point, or after some seconds."""
         try:
@@ -350,7 +360,7 @@ class Agreement:
 
     def _refuse(self, call: str) -> NoReturn:
         if self.broken:
-            raise DistributedError(f"{call}: {self.broken}; restart all processes")
+            raise DistributedError(f"{call}: {self.broken}{'' if self.is_child else '; restart all processes'}")
         raise DistributedError(
             f"{call}: another thread is in a call that concerns several processes; their order has to be the same "
             "in all processes, so make such calls in one thread"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from shardtensor.communication.messages import copied
 from shardtensor.communication.transfer_log import record_copy
+from shardtensor.host import fork
 from shardtensor.tensor.storage import DeferredStorage, Lease, Leases, Storage
 from shardtensor.tensor.value import Aval
 
@@ -30,7 +30,7 @@ class Exported(DeferredStorage):
         self._value = value
         self.exported = storage
         self.leases = leases
-        self._lock = threading.RLock()  # A finalizer that the garbage collector calls may read the tensor, too.
+        self._lock = fork.lock()  # A finalizer that the garbage collector calls may read the tensor, too.
 
     def stored(self) -> Storage:
         """Returns the original storage if no consumer holds its memory, otherwise a storage with a copy."""

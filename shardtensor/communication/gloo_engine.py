@@ -195,7 +195,7 @@ class _Thread:
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()  # fork: no job in children
         threading.Thread(target=self._work, name="shardtensor-gloo", daemon=True).start()
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:

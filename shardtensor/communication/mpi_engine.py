@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -73,6 +75,8 @@ class MPIEngine(Engine):
                 "'shardtensor[mpi-local]', which brings one"
             ) from None
         mpi4py.rc.thread_level = "serialized"
+        mpi4py.rc.finalize = False  # It would finalize MPI in forked children, too, which ends the parent's job.
+        is_ours = "mpi4py.MPI" not in sys.modules
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:  # mpi4py looks for the library of MPI when it is imported.
@@ -89,6 +93,8 @@ class MPIEngine(Engine):
                 f"{MPI.get_vendor()[0]}, the library of MPI that mpi4py uses, has started {size}; the launcher belongs "
                 "to another MPI: use the mpiexec that is installed with this library"
             )
+        if is_ours:
+            atexit.register(_finalize, MPI, os.getpid())
         return cls(MPI)
 
     def agree(self, record: bytes, deadline: float) -> list[bytes]:
@@ -144,7 +150,7 @@ class MPIEngine(Engine):
         return found
 
     def close(self, deadline: float) -> None:
-        """See `Engine`. MPI itself is finalized by mpi4py when the process ends."""
+        """See `Engine`. MPI itself is finalized when the process ends."""
         self._records.Free()
         self._data.Free()
 
@@ -178,6 +184,12 @@ class MPIEngine(Engine):
                 raise LostError
             if time.monotonic() > deadline:
                 raise LateError
+
+
+def _finalize(mpi: Any, process: int) -> None:
+    """Finalizes MPI at the end of this process, not of its forked children."""
+    if os.getpid() == process and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def _unlink_shared_memory() -> None:

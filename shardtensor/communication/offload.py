@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from shardtensor.backend.device import HOST, HostArray
 from shardtensor.backend.ownership import read_only
 from shardtensor.communication.transfer import to_host_movement
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
+from shardtensor.host import fork
 from shardtensor.sharding.index import Index
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.value import Aval
@@ -72,7 +72,7 @@ class OffloadedStorage(DeferredStorage):
         return read_only(out)
 
 
-_PREFETCHED = threading.RLock()
+_PREFETCHED = fork.lock()
 """Held while a prefetched storage becomes a plain one: several threads may read one tensor, and so may a finalizer that
 the garbage collector calls meanwhile.
 """

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -31,7 +30,8 @@ from shardtensor.communication.transfer_log import (
     is_recording,
     record_transfer,
 )
-from shardtensor.host.fork import in_children
+from shardtensor.host import fork
+from shardtensor.host.fork import cached_property
 from shardtensor.sharding.copy_plan import Region, RegionCopies, pieces_in
 from shardtensor.sharding.layout import Grid, Ints, offsets
 
@@ -102,14 +102,8 @@ def _number_of(device: Device) -> int:
 
 _numbers = {HOST: HOST_ID}
 _known = {HOST_ID: HOST}
-_numbering = threading.RLock()
+_numbering = fork.lock()
 """It is reentrant, since finalizers may call the library."""
-
-
-@in_children
-def _unlock() -> None:
-    global _numbering
-    _numbering = threading.RLock()
 
 
 _ids_of_mesh: Callable[[tuple[Device, ...]], Ints] = functools.lru_cache(64)(ids_of)
@@ -139,7 +133,7 @@ class Schedule(abc.ABC):
         """A hashable key; schedules with equal keys have the same messages."""
         return id(self)
 
-    @functools.cached_property
+    @cached_property
     def bytes(self) -> int:
         """The bytes of all messages."""
         return sum(int(b.sizes.sum()) for phase in self.phases() for b in map(sent, phase))

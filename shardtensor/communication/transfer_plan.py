@@ -22,6 +22,7 @@ from shardtensor.communication.schedules import Block, flat, one_for_each_pair
 from shardtensor.communication.transfer_log import Transfer, TransferBatch, TransferRecords, record_transfer
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
+from shardtensor.host.fork import cached_property
 from shardtensor.host.threads import each
 from shardtensor.sharding.copy_plan import Piece, Region, RegionCopies
 from shardtensor.sharding.layout import Grid, Shape
@@ -206,7 +207,7 @@ class TransferPlan(RecordedPlan):
             results.append(out)
         return tuple(results)
 
-    @functools.cached_property
+    @cached_property
     def _routes(self) -> _Routes:
         """The copies between memories; parts that several devices receive are packed once."""
         assert self._backend is not None
@@ -245,7 +246,7 @@ class TransferPlan(RecordedPlan):
     def _source(self, piece: Piece) -> Device:
         return self.sources[self.regions[piece.region].operand].devices[piece.j]
 
-    @functools.cached_property
+    @cached_property
     def _backend(self) -> Backend | None:
         """The backend of all devices, if it has several memories that are not the host's, and each pair of its devices
         exchanges at most one piece; otherwise None.
@@ -259,12 +260,12 @@ class TransferPlan(RecordedPlan):
         pairs = [(self._source(piece), piece.k) for pieces in self.incoming for piece in pieces]
         return found[0] if len(set(pairs)) == len(pairs) else None
 
-    @functools.cached_property
+    @cached_property
     def _spans(self) -> bool:
         """Whether some of the devices belong to other processes."""
         return any(is_spanning(grid.devices) for grid in (self.result, *self.sources))
 
-    @functools.cached_property
+    @cached_property
     def _elements_on_host(self) -> int:
         """The number of elements that are copied, if that happens within one memory of the host, whose threads can
         share the work; otherwise 0.
@@ -273,7 +274,7 @@ class TransferPlan(RecordedPlan):
         on_host = all(backend_of(device).on_host for grid in grids for device in grid.devices)
         return sum(int(c.sizes.sum()) for c in self.copies) if on_host else 0
 
-    @functools.cached_property
+    @cached_property
     def incoming(self) -> list[list[Piece]]:
         """The pieces that each device of the result receives."""
         incoming: list[list[Piece]] = [[] for _ in self.result.devices]
@@ -282,7 +283,7 @@ class TransferPlan(RecordedPlan):
                 incoming[piece.k].append(piece)
         return incoming
 
-    @functools.cached_property
+    @cached_property
     def crossing(self) -> dict[Any, Piece]:
         """The pieces that are sent to another process, each for its first receiver there."""
         found: dict[Any, Piece] = {}
@@ -351,7 +352,7 @@ class TransferPlan(RecordedPlan):
                 out[index] = fill
         return out
 
-    @functools.cached_property
+    @cached_property
     def _uncovered(self) -> list[Sequence[Any]]:
         """For each device of the result indices of boxes that contain all elements which no region covers: those around
         the elements that the device receives, or the whole array, if these are not a box.

@@ -5,10 +5,9 @@ module.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 
-from shardtensor.host.fork import in_children
+from shardtensor.host import fork
 
 _UNLIMITED = sys.maxsize
 """The limit that restores the original numbers of threads."""
@@ -23,7 +22,7 @@ class _Shares:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # A finalizer that the garbage collector calls may multiply matrices, too.
+        self._lock = fork.lock()  # A finalizer that the garbage collector calls may multiply matrices, too.
         self._wanted: list[int] = []
         self._libraries: list[tuple[Callable[[], int], Callable[[int], None]]] | None = None
         self._before: list[int] = []
@@ -48,7 +47,6 @@ class _Shares:
 
     def abandon(self) -> None:
         """Restores the numbers in the child of a fork, where the lock may be held by a thread that does not exist."""
-        self._lock = threading.RLock()
         if self._wanted:
             self._set(_UNLIMITED)
 
@@ -93,7 +91,7 @@ class Limit:
         self._shares.leave(self._number)
 
 
-@in_children
+@fork.in_children
 def _forget() -> None:
     """Restores the numbers of BLAS threads in the child of a fork: the parent's limits never end there."""
     global _shares

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from shardtensor.errors import ArgumentError
+from shardtensor.errors import ArgumentError, ForkError
 from shardtensor.host.fork import in_children
 from shardtensor.host.limits import count_from_environment, usable_cores
 from shardtensor.host.signals import Interrupts
@@ -113,9 +113,10 @@ class _ThreadPool:
     """
 
     def __init__(self) -> None:
-        self._inbox: queue.SimpleQueue[Helpers | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Helpers | None] = queue.SimpleQueue()  # fork: the pool is replaced.
         self._threads: list[threading.Thread] = []
-        self._lock = threading.RLock()  # A finalizer that the garbage collector calls may start threads, too.
+        # A finalizer that the garbage collector calls may start threads, too.
+        self._lock = threading.RLock()  # fork: the pool is replaced.
         self.is_closed = self.is_inherited = False
 
     def submit(self, work: Helpers, count: int) -> None:
@@ -173,13 +174,14 @@ class Helpers:
     """The helper threads of one call."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._gone = threading.Lock()
+        self._lock = threading.Lock()  # fork: `dismiss` does not wait for threads of the parent.
+        self._gone = threading.Lock()  # fork: likewise.
         self._active = 0
         self._dismissed = False
         self._error: BaseException | None = None
         self._work: Callable[[], None] | None = None
         self._context: contextvars.Context
+        self._pool: _ThreadPool
 
     def call(self, work: Callable[[], None], most: int, context: contextvars.Context) -> None:
         """Queues ``work`` for at most ``most`` helper threads, each of which runs it in a copy of the context. If
@@ -188,8 +190,8 @@ class Helpers:
         count = min(num_threads() - 1, most)
         if count < 1:
             return
-        self._work, self._context = work, context
-        _pool.submit(self, count)
+        self._work, self._context, self._pool = work, context, _pool
+        self._pool.submit(self, count)
 
     def take_part(self) -> None:
         """Runs the work in the calling helper thread, unless the helpers are dismissed."""
@@ -223,9 +225,16 @@ class Helpers:
 
         Raises:
             BaseException: ``work`` raised it in a helper thread; of several exceptions, the first.
+            ForkError: this is the child of a fork that happened meanwhile, where the helper threads do not exist.
         """
         if self._work is None:
             return
+        if self._pool.is_inherited:
+            self.abandon()
+            raise ForkError(
+                "the process was forked while several threads computed this, and the others are not in the child; fork "
+                "outside of the call, or end the child with os._exit"
+            )
         with self._lock:
             self._dismissed = True
         with self._gone:
@@ -240,7 +249,7 @@ class Helpers:
 
     def abandon(self) -> None:
         """Resets the state in the child of a fork, where threads that do not exist may hold the locks."""
-        self._lock, self._gone = threading.Lock(), threading.Lock()
+        self._lock, self._gone = threading.Lock(), threading.Lock()  # fork: this is the child.
         self._work = None
 
 

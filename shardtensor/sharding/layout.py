@@ -18,6 +18,7 @@ import numpy.typing as npt
 from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
+from shardtensor.host.fork import cached_property
 from shardtensor.sharding.mesh import Mesh, default_mesh, integers, mesh_in_use, mesh_of
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 
@@ -357,7 +358,7 @@ class Grid:
     offsets: tuple[Ints, ...]
     parts: Ints
 
-    @functools.cached_property
+    @cached_property
     def indices(self) -> list[tuple[slice, ...]]:
         """The index of each holder's shard."""
         return [self.index(k) for k in range(len(self.devices))]

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardtensor.backend.registry import is_remote
 from shardtensor.errors import BackendError, CollectiveError, message_of
-from shardtensor.host import signals, threads
+from shardtensor.host import fork, signals, threads
 from shardtensor.host.blas_threads import Limit
-from shardtensor.host.fork import in_children
 from shardtensor.spmd import helper_delays
 from shardtensor.spmd.breakpoints import count_prompts, restore_hook
 from shardtensor.spmd.program import (
@@ -124,7 +123,7 @@ class Scheduler:
     seconds = 0.0
 
     def __init__(self, root: MapRun, helper_delay: float) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # fork: `abandon` replaces it if helper threads may hold it.
         self._changed: threading.Condition | None = None  # Created together with the helpers.
         self.root = root
         self.runs = [root]
@@ -270,7 +269,7 @@ class Scheduler:
             count = sum(run.unstarted for run in self.runs)
             if count < 2 or self._helpers is not None or self.prompts():
                 return
-            self._changed = threading.Condition(self.lock)
+            self._changed = threading.Condition(self.lock)  # fork: see `abandon`.
             self._helpers = _Helpers(count)
         self._helpers.call(self._help, count - 1, self.root.context)
         self.started += time.perf_counter() - now
@@ -281,7 +280,7 @@ class Scheduler:
         """
         if self._helpers is None or not self.runs:  # Without runs, all maps are done.
             return
-        self.lock, self._changed = threading.Lock(), None
+        self.lock, self._changed = threading.Lock(), None  # fork: this is the child.
         self._helpers.abandon()
         self._is_over = True
         self.pending_rendezvous.clear()
@@ -429,17 +428,15 @@ def worker_thread() -> WorkerThread:
 _running: list[Scheduler] = []
 """Of all threads."""
 
-_lock = threading.RLock()
+_lock = fork.lock()
 """Held while `_running` changes, and with it the debugger's hook. It is reentrant, since finalizers may call maps."""
 
 
-@in_children
+@fork.in_children
 def _abandon() -> None:
     """In the child of a fork, which has only the forking thread: gives up the maps with helper threads. The child can
     run operators and maps of its own, and gets an error if it continues such a map.
     """
-    global _lock
-    _lock = threading.RLock()
     restore_hook()
     for scheduler in _running:
         scheduler.abandon()

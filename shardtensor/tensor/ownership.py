@@ -13,7 +13,6 @@ it. Both are known from what the library itself hands out:
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from shardtensor.backend.device import HostArray
 from shardtensor.backend.ownership import lend, memory_of
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import array_backend
-from shardtensor.host.fork import in_children
+from shardtensor.host import fork
 from shardtensor.sharding.cells import Cells
 from shardtensor.tensor.storage import Donated, Lease, Leases, PendingWrite, Storage
 from shardtensor.tensor.value import Aval
@@ -42,19 +41,17 @@ array, or None if it is unknown who holds the memory.
 Sources = dict[Hashable, Source]
 """The sources of the memories of operands."""
 
-_linking = threading.RLock()
+_linking = fork.lock()
 """Held while storages are linked, never while a lease ends. It is reentrant, since finalizers may call the library."""
 
-_removing = threading.Lock()
+_removing = fork.lock()
 """Held while ended leases are removed. A thread that finds it held removes none, because waiting for it in a finalizer
 could deadlock; the leases are removed the next time.
 """
 
 
-@in_children
+@fork.in_children
 def _reset() -> None:
-    global _linking, _removing
-    _linking, _removing = threading.RLock(), threading.Lock()
     READS.clear()
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
-from shardtensor.errors import ConcretizationError, DonatedError, ShardTensorError
+from shardtensor.errors import ConcretizationError, DonatedError, ForkError, ShardTensorError
+from shardtensor.host import fork
 
 Lease: TypeAlias = Callable[[], object]
 """A function that returns None when what it stands for no longer holds the memory."""
@@ -61,11 +62,24 @@ class WriteState:
         lock: held from reading the old value to binding the new one.
         version: the number of writes so far.
         caches: weak references to the views that cache elements of the value, by identity.
+        generation: that of the process to which the lock belongs (see `shardtensor.host.fork`).
     """
 
-    lock: Any = field(default_factory=threading.RLock)
+    generation: int
+    lock: Any = field(default_factory=threading.RLock)  # fork: `adopt` replaces it; registering takes too long.
     version: int = 0
     caches: dict[int, Any] = field(default_factory=dict)
+
+    def adopt(self) -> bool:
+        """In the child of a fork: replaces the lock, unless the forking thread holds it. Returns whether it was
+        replaced.
+        """
+        with _adopting:
+            is_new = self.generation != fork.generation and not fork.is_mine(self.lock)
+            if is_new:
+                self.lock = threading.RLock()  # fork: this is the child.
+            self.generation = fork.generation
+            return is_new
 
     def forget(self) -> None:
         """Empties the caches, so that the elements they hold do not count as references to the value."""
@@ -73,6 +87,10 @@ class WriteState:
         for reference in list(caches.values()):  # A view that ends meanwhile removes its reference.
             if (view := reference()) is not None:
                 view.forget()
+
+
+_adopting = fork.lock()
+"""Held while the lock of a write state is replaced in the child of a fork."""
 
 
 class PendingWrite(DeferredStorage):
@@ -89,8 +107,17 @@ class PendingWrite(DeferredStorage):
 
         Raises:
             ShardTensorError: the thread that writes the tensor also reads it.
+            ForkError: the process was forked while another thread wrote the tensor.
         """
-        with self.write_state.lock:
+        state = self.write_state
+        if state.generation != fork.generation:
+            state.adopt()
+        is_writer = fork.is_mine(state.lock)
+        with state.lock:
+            if self.storage is None and not is_writer:
+                self.storage = LostWrite()
+            if type(self.storage) is LostWrite:
+                self.storage.stored()  # This raises ForkError.
             if self.storage is None:
                 raise ShardTensorError("a write to a tensor reads the same tensor; read it before the write")
             return self.storage
@@ -100,6 +127,24 @@ class PendingWrite(DeferredStorage):
         self.storage = storage
         self.write_state.version += 1
         x._storage = storage
+
+
+class LostWrite(DeferredStorage):
+    """The storage, in the child of a fork, of a tensor that another thread of the parent was writing: it may be half
+    written, and nothing will complete it.
+    """
+
+    __slots__ = ()
+
+    def stored(self) -> NoReturn:
+        """Raises ForkError."""
+        raise ForkError(_LOST)
+
+
+_LOST = (
+    "another thread was writing this tensor when the process was forked, so that its elements are lost in the child; "
+    "fork while no thread writes tensors that the child uses, or make a new tensor in the child"
+)
 
 
 class NoElements(DeferredStorage):

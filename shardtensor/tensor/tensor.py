@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from shardtensor.errors import (
     ConcretizationError,
     ShardTensorError,
 )
-from shardtensor.host.fork import in_children
+from shardtensor.host import fork
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, on_existing_devices
 from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
 from shardtensor.tensor.conversions import Conversions, is_column_major
@@ -34,7 +33,7 @@ from shardtensor.tensor.methods import Methods
 from shardtensor.tensor.ownership import READS, export, hold, is_shared, keep_while_read, reading, storage_of
 from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.pytree import LEAF_TYPES
-from shardtensor.tensor.storage import Donated, NoElements, PendingWrite, Storage, WriteState
+from shardtensor.tensor.storage import Donated, LostWrite, NoElements, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval, stacked, views
 
 
@@ -295,20 +294,19 @@ def lacks_elements(x: Any) -> bool:
 
 def write_state_of(x: ShardedTensor) -> WriteState:
     """Returns the `WriteState` of a tensor, which is created on first use."""
-    if x._write_state is None:
+    write_state = x._write_state
+    if write_state is None:
         with _making_write_states:
-            x._write_state = x._write_state or WriteState()
-    return x._write_state
+            write_state = x._write_state = x._write_state or WriteState(fork.generation)
+    elif write_state.generation != fork.generation and write_state.adopt():
+        writing = x._storage
+        if type(writing) is PendingWrite and writing.storage is None:
+            x._storage = LostWrite()
+    return write_state
 
 
-_making_write_states = threading.RLock()
+_making_write_states = fork.lock()
 """It is reentrant, since finalizers may call the library."""
-
-
-@in_children
-def _unlock() -> None:
-    global _making_write_states
-    _making_write_states = threading.RLock()
 
 
 def mark_array(x: ShardedTensor) -> ShardedTensor:
@@ -365,7 +363,7 @@ def current_storage(x: ShardedTensor) -> Any:
         DonatedError: the tensor was donated.
     """
     storage = x._storage
-    return storage.stored() if type(storage) in (PendingWrite, Donated) else storage
+    return storage.stored() if type(storage) in (PendingWrite, Donated, LostWrite) else storage
 
 
 def _unpickle(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -24,9 +23,8 @@ from shardtensor.backend.registry import (
 )
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.host import memory_pool
+from shardtensor.host import fork, memory_pool
 from shardtensor.host.blockwise import copy_into
-from shardtensor.host.fork import in_children
 from shardtensor.sharding.cells import Cells, Part, cells
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape
 from shardtensor.sharding.spec import Chain, P
@@ -120,8 +118,9 @@ def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed:
         if known is not None:
             return known
         if (n := len(_AVALS)) >= _FEW and not n & (n - 1):
-            for unused in [k for k, reference in _AVALS.items() if reference() is None]:
-                del _AVALS[unused]
+            for other, held in list(_AVALS.items()):  # A list: a finalizer that runs meanwhile may add one.
+                if held() is None and _AVALS[other] is held:
+                    del _AVALS[other]
         _AVALS[key] = weakref.ref(made)
         return made
 
@@ -134,13 +133,7 @@ Python function for each, in which an exception of a signal handler would be los
 _FEW = 1 << 10
 """The number of avals from which on those that are not in use are removed."""
 
-_AVALS_LOCK = threading.RLock()  # A finalizer that the garbage collector calls may need an aval, too.
-
-
-@in_children
-def _unlock() -> None:
-    global _AVALS_LOCK
-    _AVALS_LOCK = threading.RLock()
+_AVALS_LOCK = fork.lock()  # A finalizer that the garbage collector calls may need an aval, too.
 
 
 @functools.lru_cache(1024)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -34,7 +33,7 @@ from shardtensor.backend import (
     references,
 )
 from shardtensor.errors import ArgumentTypeError, BackendError
-from shardtensor.host.fork import in_children
+from shardtensor.host import fork
 
 __all__ = ["CheckedArray", "CheckedBackend"]
 
@@ -273,11 +272,7 @@ class _Clocks:
     def __init__(self) -> None:
         self._times: dict[int, int] = {}
         self._rows: dict[int, npt.NDArray[np.int64]] = {}
-        self._lock = threading.Lock()
-
-    def unlock(self) -> None:
-        """Replaces the lock by a new, unlocked one."""
-        self._lock = threading.Lock()
+        self._lock = fork.lock()
 
     def tick(self, device: Device) -> int:
         """Advances the clock of a device, and returns its new time."""
@@ -321,12 +316,6 @@ class _Clocks:
 _Token: TypeAlias = tuple[int, int, npt.NDArray[np.int64]]
 _NO_TIME = np.zeros(0, np.int64)
 _clocks = _Clocks()
-
-
-@in_children
-def _unlock() -> None:
-    """Replaces the lock in a forked child process, where the thread that held it may not exist."""
-    _clocks.unlock()
 
 
 class _On:

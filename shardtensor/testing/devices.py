@@ -103,7 +103,7 @@ class DeviceTests(Kit):
     def test_current_device_of_each_thread(self) -> None:
         """`on` in one thread does not affect the current device of another."""
         seen, errors, before = self._current_on(), list[BaseException](), self.current()
-        gate = threading.Barrier(len(self.devices))
+        gate = threading.Barrier(len(self.devices))  # fork: only this call has it.
 
         def work(device: Device) -> None:
             try:

@@ -132,7 +132,7 @@ class OrderTests(Kit):
 
     def test_traffic_in_threads(self) -> None:
         """Random traffic from several threads at once is correct."""
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(4) as pool:  # fork: only this call has it.
             for _ in pool.map(lambda seed: _Traffic(self, seed).run(4 * self.examples), range(100, 104)):
                 pass  # Iterating re-raises the errors of the threads.
 

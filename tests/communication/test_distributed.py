@@ -720,3 +720,54 @@ def test_the_launcher_makes_no_pipes_where_other_users_can_replace_them(
     with pytest.raises(BackendError, match=r"other users may write to .*; set TMPDIR"):
         launcher.launch(["true"], 2, "mpi")
     assert not list(tmp_path.iterdir())
+
+
+CHILD = """
+import multiprocessing, os, signal, sys
+import numpy as np, shardtensor as st
+st.distributed.initialize()
+k, devices = st.distributed.process_index(), st.distributed.local_devices()
+x, local = st.ones(8), st.make_mesh((len(devices),), ("x",), devices=devices)
+y = st.device_put(np.arange(8.0), st.NamedSharding(local, st.P("x")))
+
+def child():
+    signal.alarm(20)
+    calls = [
+        lambda: st.distributed.sync_global_devices("a"), lambda: x + x, lambda: float(x.sum()), st.distributed.shutdown,
+        st.distributed.initialize, lambda: st.distributed.process_allgather(1),
+    ]
+    for call in calls:
+        try:
+            call()
+        except st.DistributedError as error:
+            assert f"was forked from process {k} of a job" in str(error), error
+        else:
+            raise AssertionError("no error")
+    y[2] = 5
+    assert float(y.sum()) == 31
+    assert st.pmap(lambda a: a + 1, [1, 2], devices=devices[:2]) == [2, 3]
+
+for end in sys.argv[1:]:
+    if not (pid := os.fork()):
+        child()
+        if end == "grandchild" and (pid := os.fork()):
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        child()
+        if end == "exception":
+            raise ValueError("of the child")
+        sys.exit(3) if end == "exit" else os._exit(3)
+    print(end, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+worker = multiprocessing.get_context("fork").Process(target=child)
+worker.start()
+worker.join()
+print(worker.exitcode, float(x.sum()))
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_child_of_a_fork_does_not_belong_to_the_job(engine: str) -> None:
+    ends = {"_exit": 3, "grandchild": 3, "exit": 3, "exception": 1}
+    status, text = launch(engine, 2, "-c", CHILD, *ends)
+    assert status == 0, text
+    for line in [*(f"{end} {code}" for end, code in ends.items()), "0 8.0"]:
+        assert text.count(f"] {line}") == 2, text

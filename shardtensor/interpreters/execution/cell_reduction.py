@@ -6,7 +6,6 @@ are collected on one device, combined there along their tree, pairs of neighbour
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from shardtensor.communication.between_memories import COLLECTED
 from shardtensor.communication.merging import MERGED_AT_ONCE, merged
 from shardtensor.core import Operands
 from shardtensor.functions.monoids import Monoid, var_partial
+from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.equal_parts import Runs, equal_runs, runs_between
@@ -160,7 +160,7 @@ class _Reduction:
         self._leader = self._holders[0]
         self._launch, self._launch_one = backend.launcher(self._holders), backend.launcher([self._leader])
 
-    @functools.cached_property
+    @cached_property
     def _functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The reduction and the ufunc of the backend, looked up at first use."""
         return function_of(self._backend, _REDUCTIONS[self._name]), function_of(self._backend, self._name)

@@ -29,6 +29,7 @@ from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid, sample_state
 from shardtensor.host.blockwise import elementwise
+from shardtensor.host.fork import cached_property
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.execution.blocked_reduction import BlockedReduction, Share, in_one_array, is_long
 from shardtensor.interpreters.execution.combination import reduction_groups
@@ -90,7 +91,7 @@ class Strategies:
     def _from_namespace(self, xp: Any, context: ShardContext, *arrays: Any, **params: Any) -> Any:
         return self._function(*arrays, **params)
 
-    @functools.cached_property
+    @cached_property
     def _function(self) -> Callable[..., Any]:
         """The operator in the backend's namespace. It is looked up at first use, since a backend may lack it."""
         return function_of(self.backend, self.name)
@@ -526,7 +527,7 @@ class Strategies:
             return RemoteArray(shape, self.value.dtype)
         return each_array(lambda array: RemoteArray(shape, array.dtype), self._sample)
 
-    @functools.cached_property
+    @cached_property
     def _sample(self) -> Any:
         """The state that the monoid of the operator computes from operands with one element."""
         combine, sources = self.op.combine, [m.source for m in self.moves if m is not None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from shardtensor.core import call, innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions.random_keys import Key, SymbolicKey, key_of
+from shardtensor.host import fork
 from shardtensor.interpreters.infer import ShapeDtypeStruct
 from shardtensor.interpreters.jit.arguments import (
     Call,
@@ -82,7 +82,7 @@ class _Cache:
         self.programs: dict[Any, Executable] = {}
         self.captured: dict[int, ShardedTensor] = {}
         self.by_window = False
-        self.lock = threading.RLock()
+        self.lock = fork.lock()
 
 
 class JitFunction(Generic[Arguments, Result]):

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardtensor.backend.protocol import Backend, RawKernel
 from shardtensor.backend.strides import loop_strides, merged
+from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.jit.cuda_source import MOST_THREADS, elementwise_source, row_source
 from shardtensor.interpreters.jit.kernel import Kernel, Shape
 from shardtensor.interpreters.jit.launches import AddLaunches
@@ -97,7 +98,7 @@ class CudaKernel:
         segments, _ = divided(rows, n)
         return (rows * reductions, rows * reductions * segments) if segments > 1 else ()
 
-    @functools.cached_property
+    @cached_property
     def _elementwise(self) -> Any:
         text = elementwise_source(self.kernel)
         return self._backend.elementwise_kernel(*text[:3], name="shardtensor_kernel", preamble=text.preamble)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.jit.expressions import C_TYPES, PRELUDE, STEPS, c_expression, has_c, neutral
 from shardtensor.interpreters.jit.kernel import Kernel, Node, Value
 
@@ -158,12 +159,12 @@ class RowSource:
             stages.append(max([stages[v] for v in node.operands]) + node.reduces)
         return stages
 
-    @functools.cached_property
+    @cached_property
     def whole(self) -> str:
         """The text of ``rows``, which computes whole rows."""
         return self._text({"rows": self._rows()})
 
-    @functools.cached_property
+    @cached_property
     def divided(self) -> str:
         """The text of the functions for parts of rows: ``part_0`` and ``join_0``, and so on; ``finish``."""
         bodies = {}

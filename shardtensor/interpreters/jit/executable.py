@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -14,6 +13,7 @@ from shardtensor.communication.processes import JOB, connected, identify_new, no
 from shardtensor.communication.transfer_log import copies_recorded, is_recording, logger
 from shardtensor.core import OPS, interpreting
 from shardtensor.errors import BackendError
+from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import INFER, NAMED, raise_named
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
@@ -128,24 +128,24 @@ class Executable:
             n for k, (_, n) in enumerate(self._writes) if n in [m for _, m in self._writes[:k]] or n in self._numbers
         }
 
-    @functools.cached_property
+    @cached_property
     def laid_out(self) -> Program:
         """The program that moves the fewest bytes."""
         return self._layouts()
 
-    @functools.cached_property
+    @cached_property
     def _is_common(self) -> bool:
         """Whether processes compare the calls: whether some values are on devices of several processes."""
         program = self.program
         kinds = [v.kind for v in (*program.inputs, *program.captured, *program.made()) if isinstance(v.kind, Aval)]
         return len(processes_of(tuple({d for kind in kinds for d in kind.sharding.mesh.flat}))) > 1
 
-    @functools.cached_property
+    @cached_property
     def _described(self) -> str:
         """What processes compare of the program: the functions that they trace may differ."""
         return f"{self.name}, program {self.program.checksum():08x}, executor={self.executor!r}"
 
-    @functools.cached_property
+    @cached_property
     def _inference(self) -> tuple[Sequence[Node], Sequence[Step], int]:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes."""
         return *steps_of(self.laid_out, INFER), _size_of(self.laid_out)

@@ -52,6 +52,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.host.fork import cached_property
 
 Value: TypeAlias = int
 """The number of an input or a node: inputs come first, in order."""
@@ -166,7 +167,7 @@ class Kernel:
         """Returns whether a value is the same within each row. Without reductions, only scalars are."""
         return not any(self._varies[value][self.ndim - self.row_ndim if self.row_ndim else 0 :])
 
-    @functools.cached_property
+    @cached_property
     def _varies(self) -> tuple[tuple[bool, ...], ...]:
         known = [i.varies for i in self.inputs]
         outer = self.ndim - self.row_ndim
@@ -175,17 +176,17 @@ class Kernel:
             known.append(both[:outer] + (False,) * self.row_ndim if node.reduces else both)
         return tuple(known)
 
-    @functools.cached_property
+    @cached_property
     def is_whole(self) -> tuple[bool, ...]:
         """For each value, whether it varies along all loop dimensions."""
         return tuple([all(varies) for varies in self._varies])
 
-    @functools.cached_property
+    @cached_property
     def operands(self) -> tuple[tuple[np.dtype[Any], bool], ...]:
         """For each input its dtype, and whether it is a scalar."""
         return tuple([(np.dtype(given.dtype), not any(given.varies)) for given in self.inputs])
 
-    @functools.cached_property
+    @cached_property
     def results(self) -> tuple[tuple[np.dtype[Any], bool], ...]:
         """For each output its dtype, and whether it is written once per row."""
         return tuple([(np.dtype(self.dtype(out.value)), out.per_row) for out in self.outputs])
@@ -196,7 +197,7 @@ class Kernel:
     def __reduce__(self) -> tuple[Any, ...]:  # The hash differs between processes.
         return Kernel, (self.ndim, self.inputs, self.nodes, self.outputs, self.row_ndim)
 
-    @functools.cached_property
+    @cached_property
     def _hash(self) -> int:  # A kernel is the key of caches that every call of a program looks up.
         return hash((self.ndim, self.inputs, self.nodes, self.outputs, self.row_ndim))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, TypeGuard
@@ -14,6 +13,7 @@ from shardtensor.communication import transfer
 from shardtensor.communication.transfer import to_host_movement
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.errors import IndexingError, ShapeError
+from shardtensor.host.fork import cached_property
 from shardtensor.sharding.index import Index, canonical, is_array
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.operands import as_operand
@@ -113,7 +113,7 @@ class AdvancedIndex:
             if self.rows or not walker.shape:
                 walker.indices()
 
-    @functools.cached_property
+    @cached_property
     def arrays(self) -> list[HostArray]:
         """For each dimension in ``dims`` a flat array of non-negative indices, one for each selected position."""
         if not self.rows:
