@@ -103,7 +103,6 @@ class Agreement:
         self._sequence = 0
         self._in_step = True  # Whether the processes made the same calls of the engine.
         self._calls = 0
-        self._made = (0, 0)  # The number of the call that made the last tensor, and how many it made before.
         self._noted: list[str] = []  # The last calls, which the hash does not contain yet.
         self._errors: deque[str] = deque()  # Errors after these calls; any thread may add some at any time.
         self._hash = hashlib.blake2b(digest_size=16)  # Of all calls.
@@ -115,8 +114,8 @@ class Agreement:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def note(self, call: str) -> None:
-        """Adds a call, which all processes have to make in the same order, to the running hash.
+    def note(self, call: str) -> int:
+        """Adds a call, which all processes have to make in the same order, to the running hash, and returns its number.
 
         Args:
             call: the operator with whatever has to be the same in all processes, as a user would read it.
@@ -130,19 +129,14 @@ class Agreement:
         self._append(call)
         if len(self._noted) >= _KEPT:
             self._hash_noted()
+        number = self._calls + len(self._noted)
         self._lock.release()
+        return number
 
     @property
     def count(self) -> int:
         """The number of calls so far."""
         return self._calls + len(self._noted)
-
-    def new_identity(self) -> str:
-        """Returns the identity of a tensor that the last call makes; see `shardtensor.tensor.identity`."""
-        calls, before = self.count, self._made
-        number = before[1] + 1 if before[0] == calls else 0
-        self._made = calls, number
-        return f"#{calls}.{number}" if number else f"#{calls}"
 
     def note_error(self, call: str, error: BaseException) -> None:
         """Adds an error that a call has raised in this process. If it is raised in all processes, they go on; otherwise
@@ -167,7 +161,8 @@ class Agreement:
             some, noted = noted[: _KEPT - len(window)], noted[_KEPT - len(window) :]
             window += some
             self._calls += len(some)
-            self._hash.update("\n".join([*map(_compared, some), ""]).encode())
+            text = "\n".join([*some, ""])
+            self._hash.update((text if _DETAIL not in text else "\n".join([*map(_compared, some), ""])).encode())
             if len(window) == _KEPT:
                 self._windows.append(_Window(self._calls, self._hash.digest(), []))
 

@@ -53,23 +53,17 @@ def connected(caller: str) -> Agreement:
     return JOB.agreement
 
 
-def note(call: str) -> None:
-    """Adds a call, which all processes have to make in the same order, to what the next exchange compares."""
+def note(call: str) -> int:
+    """Adds a call, which all processes have to make in the same order, to what the next exchange compares, and returns
+    its number.
+    """
     job = JOB.agreement
-    (job or connected(call)).note(call)
+    return (job or connected(call)).note(call)
 
 
-def identify(result: Any) -> None:
-    """Identifies the tensors among the result of the last call in all processes; see `shardtensor.tensor.identity`."""
-    job = JOB.agreement
-    assert job is not None
-    for x in (result,) if type(result) is ShardedTensor else leaves(result):
-        if type(x) is ShardedTensor:
-            x._identity = job.new_identity()
-
-
-def identify_new(result: Any, name: str, operands: Iterable[Any], since: int) -> None:
-    """Identifies the tensors of several processes, among the result of an operator, that have no identity yet.
+def identify(result: Any, name: str, operands: Iterable[Any], since: int) -> None:
+    """Identifies the tensors of several processes, among the result of an operator, that have no identity yet; see
+    `shardtensor.tensor.identity`.
 
     Args:
         result: the result, a pytree.
@@ -78,12 +72,13 @@ def identify_new(result: Any, name: str, operands: Iterable[Any], since: int) ->
         since: the number of calls before it. Where processes have compared none since, which they need not make alike,
             the identity follows from those of the operands.
     """
-    job = connected(name)
-    compared = job.count > since
+    number = connected(name).count
     for k, x in enumerate(leaves(result)):
         if not is_common(x) or identity_of(x):
             continue
-        if identity := job.new_identity() if compared else derived_identity(f"{name}[{k}]" if k else name, operands):
+        if number > since:
+            x._identity = f"{number}.{k}" if k else number
+        elif identity := derived_identity(f"{name}[{k}]" if k else name, operands):
             x._identity = identity
 
 
@@ -146,7 +141,7 @@ def described(x: Any) -> str:
         return repr(x)
     if hasattr(x, "sharding"):
         text = f"{x.dtype}{list(x.shape)} {x.sharding.spec}"
-        return f"{text} {identity_of(x)}" if type(x) is ShardedTensor else text
+        return f"{text} #{identity_of(x)}" if type(x) is ShardedTensor else text
     return x.__name__ if isinstance(x, type) else type(x).__name__
 
 

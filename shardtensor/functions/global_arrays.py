@@ -13,7 +13,7 @@ from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.registry import is_remote, process_index, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.messages import send
-from shardtensor.communication.processes import connected, described, identify, is_common, note, notes_errors
+from shardtensor.communication.processes import connected, described, note, notes_errors
 from shardtensor.communication.transfer import gather_across
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
@@ -275,8 +275,8 @@ def _assembled(
             raise ArgumentError(f"{caller}: no device of the sharding is in this process; give dtype")
         dtype = next(iter(found.values())).dtype
     value = aval(shape, sharded_dtype(dtype), as_sharding(sharding, len(shape), caller), True)
-    if len(processes_of(value.sharding.mesh.flat)) > 1:
-        note(f"{caller}({value.dtype}{list(shape)} {sharding.spec})")
+    is_compared = len(processes_of(value.sharding.mesh.flat)) > 1
+    number = note(f"{caller}({value.dtype}{list(shape)} {sharding.spec})") if is_compared else 0
     grid, arrays = value.grid, []
     for k, device in enumerate(grid.devices):
         if k not in found:
@@ -291,6 +291,6 @@ def _assembled(
         is_tensor = isinstance(part, ShardedTensor)
         arrays.append(shard_arrays(part.copy())[0] if is_tensor else send(np.asarray(part), HOST, device))
     made = mark_array(tensor(value, Storage(tuple(arrays))))
-    if is_common(made):
-        identify(made)
+    if is_compared:
+        made._identity = number
     return made

@@ -6,7 +6,7 @@ import contextlib
 from sys import modules
 from typing import Any
 
-from shardtensor.communication.processes import JOB, identify_new, note_error
+from shardtensor.communication.processes import JOB, identify, note_error
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, set_default_interpreter
 from shardtensor.interpreters.execution.plan_cache import planned
@@ -69,7 +69,7 @@ class EagerInterpreter(Interpreter):
                 since = job.count if job else 0
                 result = op.algorithm(*operands + params)
                 if job:
-                    identify_new(result, op.error_name, operands, since)
+                    identify(result, op.error_name, operands, since)
                 if not op.escapes:
                     track(entry, result, new=not op.spmd)  # Maps have adopted what their functions returned.
                 return result

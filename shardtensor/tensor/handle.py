@@ -9,6 +9,7 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.sharding.layout import NamedSharding, Shape
 from shardtensor.sharding.mesh import Mesh
+from shardtensor.tensor.identity import Identity
 from shardtensor.tensor.storage import Donated, WriteState
 from shardtensor.tensor.value import Aval
 
@@ -63,7 +64,7 @@ class Handle(AvalAttributes):
 
     _storage: Any  # a Storage, a DeferredStorage, or the View of another tensor
     _write_state: WriteState | None
-    _identity: str  # See `shardtensor.tensor.identity`; not set where no other process needs it.
+    _identity: Identity  # See `shardtensor.tensor.identity`; not set where no other process needs it.
 
     @property
     def nbytes(self) -> int:

@@ -9,39 +9,44 @@ view is identified by its base and its elements.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 from zlib import crc32
 
-from shardtensor.tensor.storage import Storage
+Identity: TypeAlias = int | str
+"""The number of the call that made a tensor; or a text that contains it, or a checksum. It is printed after a ``#``."""
 
 
-def identity_of(x: Any) -> str:
-    """Returns a text that differs between tensors of one aval: ``#12`` of the result of call 12, and for a view of it
-    the offset and the strides, too. It is empty for a tensor that no compared call has made.
+def identity_of(x: Any) -> Identity:
+    """Returns the identity of a tensor, which differs between tensors of one aval: 12 of the result of call 12, and for
+    a view of it the offset and the strides, too. It is empty for a tensor that no compared call has made.
     """
-    storage = x._storage
-    if type(storage) is not Storage and hasattr(storage, "view_spec"):
-        view_spec = storage.view_spec
-        part = f".{view_spec.part}" if view_spec.part else ""
-        return f"{identity_of(storage.base)}[{view_spec.offset}, {view_spec.strides}]{part}"
-    return getattr(x, "_identity", "")
+    try:
+        return x._identity  # type: ignore[no-any-return]
+    except AttributeError:
+        view_spec = getattr(x._storage, "view_spec", None)
+        if view_spec is None or not (base := identity_of(x._storage.base)):
+            return ""
+    part = f".{view_spec.part}" if view_spec.part else ""
+    identity = x._identity = f"{base}[{view_spec.offset}, {view_spec.strides}]{part}"
+    return identity
 
 
-def value_identity(x: Any) -> str:
+def value_identity(x: Any) -> Identity:
     """Returns the identity of the value that a tensor has now, which later writes to the tensor do not change."""
     identity, state = identity_of(x), getattr(x._storage, "base", x)._write_state
     return f"{identity} after {state.version} writes" if identity and state and state.version else identity
 
 
-def derived_identity(name: str, operands: Iterable[Any]) -> str:
+def derived_identity(name: str, operands: Iterable[Any]) -> Identity:
     """Returns the identity of the result of an operator that processes do not compare, from those of its operands. It
     is empty if these have none.
     """
-    texts = [value_identity(x) if hasattr(x, "_storage") else repr(x) for x in operands]
-    if not any("#" in text for text in texts):
+    identities = [value_identity(x) if hasattr(x, "_storage") else "" for x in operands]
+    if not any(identities):
         return ""
+    texts = [str(i) if i else repr(x) for i, x in zip(identities, operands, strict=True)]
     text = f"{name}({', '.join(texts)})"
-    return text if len(text) <= _LONGEST else f"#{crc32(text.encode()):08x} by {name}"
+    return text if len(text) <= _LONGEST else f"{crc32(text.encode()):08x} by {name}"
 
 
 _LONGEST = 60

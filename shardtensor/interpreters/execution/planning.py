@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.registry import processes_of
-from shardtensor.communication.processes import described, identify, note
+from shardtensor.communication.processes import described, note
 from shardtensor.communication.schedules import Move
 from shardtensor.communication.transfer import gather, operand_transfer
 from shardtensor.core import Op, Operands, Params
@@ -40,9 +41,9 @@ def make_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
         text = plan.text = _text_of_calls(op, kinds, params)
 
         def noted(operands: Operands) -> Any:
-            note(text(operands))
+            number = note(text(operands))
             result = run(operands)
-            identify(result)
+            result._identity = number
             return result
 
         plan.run = noted
@@ -56,12 +57,26 @@ def _text_of_calls(op: Op, kinds: Sequence[Kind], params: Params) -> Callable[[O
     texts = [described(x).replace("%", "%%") for x in (*kinds, *params)]
     read = [n for n, kind in enumerate(kinds) if isinstance(kind, (type, Aval))]
     for n in read:
-        texts[n] = "%s" if isinstance(kinds[n], type) else f"{texts[n]} %s"
+        texts[n] = "%s" if isinstance(kinds[n], type) else f"{texts[n]} #%s"
     form = f"{op.name}({', '.join(texts)})"
-    return lambda operands: form % tuple([_text_of_operand(operands[n]) for n in read])
+
+    def text(operands: Operands) -> str:
+        return form % tuple([_text_of_operand(operands[n]) for n in read])
+
+    def text_of_tensors(operands: Operands) -> str:
+        try:
+            return form % tuple(map(_known_identity, operands))
+        except AttributeError:
+            return text(operands)
+
+    return text_of_tensors if all(isinstance(kind, Aval) for kind in kinds) else text
 
 
-def _text_of_operand(x: Any) -> str:
+_known_identity = operator.attrgetter("_identity")
+
+
+def _text_of_operand(x: Any) -> Any:
+    """Returns the identity of a tensor, which may also be given itself, and the text of a scalar."""
     if type(x) is ShardedTensor:
         return identity_of(x)
     return x if type(x) is str else repr(x)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from shardtensor.backend.registry import in_job, processes_of
-from shardtensor.communication.processes import JOB, connected, identify_new, note, note_error
+from shardtensor.communication.processes import JOB, connected, identify, note, note_error
 from shardtensor.communication.transfer_log import copies_recorded, is_recording, logger
 from shardtensor.core import OPS, interpreting
 from shardtensor.errors import BackendError
@@ -183,8 +183,9 @@ class Executable:
             READS.pop(id(entry), None)
         if self._is_common:  # After the calls of its operators, which an error of a difference in them names.
             since = connected("jit").count
-            note(f"jit({self._described}, {', '.join(map(identity_of, filter(_is_tensor, sources)))})")
-            identify_new(result, "jit", (), since)
+            identities = [f"#{identity_of(x)}" for x in sources if type(x) is ShardedTensor]
+            note(f"jit({self._described}, {', '.join(identities)})")
+            identify(result, "jit", (), since)
         for k in self.donated:
             if type(units[k]) is ShardedTensor:
                 mark_donated(units[k], "jit")
@@ -343,10 +344,6 @@ def _size_of(program: Program) -> int:
 
 def _base(x: Any) -> Any:
     return getattr(x._storage, "base", x)
-
-
-def _is_tensor(x: Any) -> bool:
-    return type(x) is ShardedTensor
 
 
 def _snapshot(x: ShardedTensor) -> ShardedTensor:

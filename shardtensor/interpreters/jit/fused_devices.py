@@ -12,7 +12,7 @@ import numpy as np
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import is_remote
 from shardtensor.backend.remote import RemoteArray
-from shardtensor.communication.processes import connected, note
+from shardtensor.communication.processes import note
 from shardtensor.communication.transfer import buffers_of
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit import blocked
@@ -257,13 +257,12 @@ class FusedInProcesses(FusedOnDevices):
         operands = self._operands(values)
         if self.compiled is None and not (self._on_numpy and self._is_exact(operands)):
             return False
-        made: dict[int, str] = {}  # The identities of the results, of which only those that are kept become tensors.
+        made: dict[int, int] = {}  # The identities of the results, of which only those that are kept become tensors.
         for plan, given, result in self._calls:
             assert plan is not None
             assert plan.text is not None
             named = [made.get(x.number) or values[x.number] if type(x) is Var else x for x in given]
-            note(plan.text(tuple(named)))
-            made[result.number] = connected(self.equations[0].op.name).new_identity()
+            made[result.number] = note(plan.text(tuple(named)))
         self._launch_all(operands, values)
         for v, _, _ in self._kept:
             values[v.number]._identity = made[v.number]
