@@ -465,17 +465,21 @@ def _roll(operands: Sequence[Operand], mesh: Mesh, *, shift: Any, axis: Any) -> 
     try:
         pairs = np.broadcast(shift, axis)
     except ValueError:
-        raise ArgumentError(
-            f"shift is {shift!r:.60} and axis is {axis!r:.60}; give one shift for all axes, or one for each"
-        ) from None
+        counts = f"{np.size(shift)} shifts for {np.size(axis)} axes"
+        raise ArgumentError(f"{counts}; give one for all, or one for each") from None
     total = [0] * x.ndim
     for s, a in pairs:
-        total[normalize_axis(a, x.ndim)] += _shift(s)
+        total[normalize_axis(_python_number(a), x.ndim)] += _shift(_python_number(s))
     runs = [_turned(d, n, total[d]) for d, n in enumerate(x.shape)]
     regions = tuple(Region(0, lines) for lines in itertools.product(*runs))
     return DataMovement(
         x.shape, layout_of(x, mesh), regions, lambda a: np.roll(a, total, tuple(range(x.ndim))), copies=True
     )
+
+
+def _python_number(x: Any) -> Any:
+    """Returns an item of an array that NumPy has made of numbers as it was given."""
+    return x.item() if isinstance(x, np.generic) else x
 
 
 def _shift(shift: Any) -> int:
@@ -484,9 +488,7 @@ def _shift(shift: Any) -> int:
     Raises:
         ArgumentTypeError: it is not a finite number.
     """
-    if isinstance(shift, (int, np.bool)) or (
-        isinstance(shift, (float, np.integer, np.floating)) and np.isfinite(shift)
-    ):
+    if isinstance(shift, (int, float)) and math.isfinite(shift):
         return int(shift)
     raise ArgumentTypeError(f"shift is {shift!r:.60}; wanted an integer")
 

@@ -161,7 +161,7 @@ def test_helper_threads_keep_nothing_of_the_context_that_started_them(unset: Non
         held = np.empty(3)
         variable.set(held)
         helpers = threads.Helpers()
-        helpers._work, helpers._context = lambda: None, contextvars.Context()
+        helpers._work, helpers._context, helpers._pool = lambda: None, contextvars.Context(), pool
         pool.submit(helpers, 2)
         helpers.dismiss()
         return weakref.ref(held)

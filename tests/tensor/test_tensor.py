@@ -620,8 +620,8 @@ def test_threads_share_one_write_state(monkeypatch: pytest.MonkeyPatch) -> None:
     second, made = threading.Event(), list[WriteState]()
 
     class Slow(WriteState):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, generation: int) -> None:
+            super().__init__(generation)
             made.append(self)
             if len(made) > 1:
                 second.set()
