@@ -7,7 +7,6 @@ processes, sums over all of them are wrong in each.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,9 @@ import numpy as np
 
 from shardtensor.communication.processes import compared, described, described_array, is_common, note
 from shardtensor.spmd.program import current
+from shardtensor.tensor.identity import identity_of
 from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.tensor import ShardedTensor
 
 _MOST = 256
 """How many values of one function are looked at."""
@@ -41,11 +42,13 @@ def note_map(caller: str, fn: Callable[..., Any], columns: Sequence[Any]) -> Non
 
 
 def _identified(column: Any) -> Sequence[str]:
-    """Returns the texts of the tensors in an argument that processes tell apart, each once: blocks have that of the
-    whole.
+    """Returns the identities of the tensors in an argument, each once: blocks have that of the whole. Their shapes,
+    dtypes and layouts follow from them.
     """
-    found = [x for x in leaves(column) if is_common(x) or hasattr(x, "_identity")]
-    return list(dict.fromkeys(map(described, found)))
+    items = column if type(column) is list else leaves(column)
+    tensors = [x for item in items for x in ((item,) if type(item) is ShardedTensor else leaves(item))]
+    found = dict.fromkeys([identity_of(x) for x in tensors if type(x) is ShardedTensor])
+    return [f"#{identity}" for identity in found if identity]
 
 
 def _captured(fn: Any) -> Iterator[tuple[str, str]]:
@@ -76,8 +79,10 @@ def _inside(name: str, x: Any) -> Iterator[tuple[str, Any]]:
     """Yields the values that a function or a container refers to, with their names."""
     if isinstance(x, types.FunctionType):
         for variable, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # The variable has no value yet.
+            try:
                 yield variable, cell.cell_contents
+            except ValueError:  # The variable has no value yet.
+                continue
         defaults = x.__defaults__ or ()
         arguments = x.__code__.co_varnames[: x.__code__.co_argcount]
         yield from zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True)

@@ -539,7 +539,7 @@ def which_tensor_differs(k: int) -> dict[str, Callable[..., object]]:
         r"add\(.* #1, .* #2\)": lambda x, y: st.jit(lambda a: a + (x, y)[k])(x),
         r"jit\(.*, executor='numpy'": lambda x, y: st.jit(lambda a: a * 2, executor=(None, "numpy")[k])(x),
         r"setitem\(.* #copy\(2\), ": compiled_write,
-        r"shard_map\(.* #2; .* #1\)": lambda x, y: mapped(lambda a, b: a - b, *((x, y), (y, x))[k]),
+        r"shard_map\(#2; #1\)": lambda x, y: mapped(lambda a, b: a - b, *((x, y), (y, x))[k]),
         r"shard_map\(.* with y=float64.* #2 in": lambda x, y: mapped(
             functools.partial(lambda a, y: a * y.ndim, y=(x, y)[k]), x
         ),
