@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import logging
 import os
@@ -217,6 +219,33 @@ def test_the_loaded_bytes_are_those_that_were_checked(home: Path, monkeypatch: p
     texts = counted(monkeypatch)
     assert run(plus(4)) == 5
     assert not texts
+
+
+@pytest.mark.parametrize("kind", ["missing", "forbidden", "no /proc"])
+def test_libraries_are_loaded_without_files_in_memory(
+    kind: str, home: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pythons that are built for old C libraries have no `os.memfd_create`, and sandboxes forbid it."""
+
+    def forbidden(*args: Any) -> Any:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    load = ctypes.CDLL
+    if kind == "missing":
+        monkeypatch.delattr(os, "memfd_create")
+    elif kind == "forbidden":
+        monkeypatch.setattr(os, "memfd_create", forbidden)
+    else:
+        monkeypatch.setattr(ctypes, "CDLL", lambda path: forbidden() if path.startswith("/proc") else load(path))
+    temporary = home / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    texts = counted(monkeypatch)
+    assert run(plus(4)) == run(plus(4)) == 5
+    assert run(plus(5)) == 6
+    assert len(texts) == 2
+    assert not messages
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="the superuser may write everywhere")
