@@ -7,9 +7,11 @@ import errno
 import io
 import os
 import resource
+import shutil
 import signal
 import stat
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,3 +197,51 @@ def test_errors_name_the_path(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         st.save(tmp_path / "none" / "x.npy", A)
     assert str(tmp_path / "none") in str(raised.value)
+    shutil.copy("/bin/sh", tmp_path / "x.npy")
+    with subprocess.Popen([tmp_path / "x.npy"], stdin=subprocess.PIPE) as running:
+        with pytest.raises(OSError, match="busy") as raised:  # It is running.
+            st.save(tmp_path / "x.npy", A)
+        running.communicate()
+    assert raised.value.filename == str(tmp_path / "x.npy")
+
+
+def test_the_error_of_a_file_system_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no file can be made, the unfinished one cannot be removed either."""
+    real = os.open
+
+    def made(*args: Any, **named: Any) -> int:
+        if args[1] & os.O_CREAT:
+            read_only(*args)
+        return real(*args, **named)
+
+    def read_only(path: Any, *args: Any, **named: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "open", made)
+    monkeypatch.setattr(os, "unlink", read_only)
+    with pytest.raises(OSError, match="Read-only") as raised:
+        st.save(tmp_path / "x.npy", A)
+    monkeypatch.undo()
+    assert raised.value.filename == str(tmp_path / "x.npy")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes links of others")
+def test_links_of_others_in_shared_folders_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux follows none either; but it may be made after the path has been examined."""
+    shared, mine, link = tmp_path / "shared", tmp_path / "mine", tmp_path / "shared" / "x.npy"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link.symlink_to(mine)
+    monkeypatch.chdir(shared)
+    for path in (link, "x.npy"):
+        st.save(path, A)
+        mine.unlink()
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    for path in (link, "x.npy"):
+        with pytest.raises(PermissionError) as raised:
+            st.save(path, A)
+        assert raised.value.filename == str(path)
+    assert not mine.exists()
+    shared.chmod(0o777)
+    st.save(link, A)
+    assert mine.exists()
