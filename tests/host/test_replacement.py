@@ -199,10 +199,10 @@ def test_errors_name_the_path(tmp_path: Path) -> None:
     assert str(tmp_path / "none") in str(raised.value)
     shutil.copy("/bin/sh", tmp_path / "x.npy")
     with subprocess.Popen([tmp_path / "x.npy"], stdin=subprocess.PIPE) as running:
-        with pytest.raises(OSError, match="busy") as raised:  # It is running.
+        with pytest.raises(OSError, match="busy") as busy:  # It is running.
             st.save(tmp_path / "x.npy", A)
         running.communicate()
-    assert raised.value.filename == str(tmp_path / "x.npy")
+    assert busy.value.filename == str(tmp_path / "x.npy")
 
 
 def test_the_error_of_a_file_system_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
