@@ -140,13 +140,9 @@ def _write(stream: IO[bytes], x: Any) -> None:
 def write_elements(file: File, x: Any) -> None:
     """Writes the bytes of the elements of a tensor or host array in row-major order, one block after the other."""
     with _opened(file, "", "tofile") as stream:
-        for index in npy_files.blocks(x.shape, x.dtype.itemsize, _BLOCK):
+        for index in npy_files.blocks(x.shape, x.dtype.itemsize):
             block = call("to_host", x, index=index) if isinstance(x, ShardedTensor) else x[index]
             stream.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
-
-
-_BLOCK = 1 << 24
-"""The bytes of a block that is written at once."""
 
 
 @contextlib.contextmanager
