@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -28,6 +29,11 @@ GRACE = 12.0
 
 _POLL = 0.02
 """Seconds between two looks at whether a job is over."""
+
+_LINE_END = re.compile(rb"\r?\n|\r(?!\Z)")
+"""What ends a line: also a carriage return, after which bars of progress are drawn again, unless it is the last byte that
+has been read, since a newline may follow.
+"""
 
 _LAUNCHERS_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SHARDTENSOR_PROCESS_ID")
 """How the variables begin that another launcher has set for this process. The new job must not see them."""
@@ -419,7 +425,7 @@ def _copy(end: int, prefix: str, lines: _Lines, is_over: threading.Event) -> Non
         was_over = is_over.is_set()
         if select.select([end], [], [], 0 if was_over else _POLL)[0]:
             data = os.read(end, 1 << 16)
-            *whole, rest = (rest + data).split(b"\n")
+            *whole, rest = _LINE_END.split(rest + data)
             for line in whole:
                 lines.write(f"{prefix}{line.decode(errors='replace')}")
             if data:
@@ -427,5 +433,5 @@ def _copy(end: int, prefix: str, lines: _Lines, is_over: threading.Event) -> Non
             break
         if was_over:
             break
-    if rest:
+    if rest := rest.removesuffix(b"\r"):
         lines.write(f"{prefix}{rest.decode(errors='replace')}")

@@ -144,6 +144,15 @@ def test_output_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_lines_that_end_with_carriage_returns(engine: str) -> None:
+    """Bars of progress are drawn over the ones before; the next line may begin in another read."""
+    program = "import os, time\nfor part in (b'\\r0%\\r50', b'%\\r', b'\\n\\nb\\r\\nc\\r'): os.write(1, part); time.sleep(0.1)"
+    lines: list[str] = []
+    assert launcher.launch([sys.executable, "-c", program], 1, engine, timeout=50, output=lines.append) == 0
+    assert lines == [f"[0] {text}" for text in ("", "0%", "50%", "", "b", "c")]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_an_error_of_the_function_that_receives_lines_ends_the_job(engine: str) -> None:
     def output(line: str) -> None:
         raise LookupError(line)
