@@ -31,8 +31,8 @@ _POLL = 0.02
 """Seconds between two looks at whether a job is over."""
 
 _LINE_END = re.compile(rb"\r?\n|\r(?!\Z)")
-"""What ends a line: also a carriage return, after which bars of progress are drawn again, unless it is the last byte that
-has been read, since a newline may follow.
+"""What ends a line: also a carriage return, after which bars of progress are drawn again, unless it is the last byte of
+those that have been read, since a newline may follow.
 """
 
 _LAUNCHERS_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SHARDTENSOR_PROCESS_ID")
