@@ -23,6 +23,7 @@ import numpy as np
 from shardtensor.backend.device import HostArray
 from shardtensor.backend.small_floats import is_small_float
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DeviceMemoryError, ShardTensorError
+from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.operands import sharded_dtype
 
@@ -161,6 +162,7 @@ def read_elements(stream: IO[bytes], header: Header, name: str) -> HostArray:
         DeviceMemoryError: the host has not enough memory.
     """
     try:
+        memory_pool.reserve(header.nbytes)
         memory = np.empty(header.nbytes, np.uint8)
         array = memory.view(header.dtype).reshape(header.shape, order="F" if header.fortran else "C")
     except MemoryError:
