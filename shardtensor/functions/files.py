@@ -365,5 +365,5 @@ def _placed_file(stream: Any, header: npy_files.Header, path: str, device: Where
 def _placed(array: HostArray, device: Where | None) -> ShardedTensor:
     """Returns a host array that nothing else holds as a tensor."""
     mesh = as_sharding(default_mesh() if device is None else device, array.ndim, "load").mesh
-    alone = not any(map(is_remote, mesh.flat)) and backend_of(mesh.flat[0]).on_host
-    return call("asarray", array, device=device, copy=False if alone else None)  # type: ignore[no-any-return]
+    is_own = not any(map(is_remote, mesh.flat)) and backend_of(mesh.flat[0]).on_host
+    return call("asarray", array, device=device, copy=False if is_own else None)  # type: ignore[no-any-return]

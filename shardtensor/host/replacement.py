@@ -122,7 +122,7 @@ def _created(name: str, at: int, old: int | None) -> int | None:
     if old is None:
         return os.open(name, flags, 0o666, dir_fd=at)
     try:
-        new = os.open(name, flags, 0o600, dir_fd=at)  # Nobody else may read it before it has the old mode.
+        new = os.open(name, flags, 0o600, dir_fd=at)  # No other user may read it before it has the old mode.
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return None
