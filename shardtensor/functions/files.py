@@ -245,8 +245,7 @@ class NpzFile(Mapping[str, ShardedTensor]):
                         f"load: {label} has {info.file_size} bytes; wanted {header.length + header.nbytes}, those of "
                         f"{header.dtype} of shape {header.shape}"
                     )
-                array = read_elements(member, header, label)
-                member.read(1)  # At the end of the file its checksum is compared.
+                array = read_elements(member, header, label)  # At the end of the member its checksum is compared.
         return _placed(array, self._device)
 
     def __contains__(self, name: object) -> bool:

@@ -39,6 +39,37 @@ def test_a_file_keeps_its_mode(mode: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.load(path), A + 1)
 
 
+def test_a_file_that_only_the_user_reads_is_written_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, change, modes = tmp_path / "x.npy", os.fchmod, []
+    st.save(path, A)
+    path.chmod(0o600)
+
+    def changed(descriptor: int, mode: int) -> None:
+        modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        change(descriptor, mode)
+
+    monkeypatch.setattr(os, "fchmod", changed)
+    before = os.umask(0)
+    try:
+        with replaced(str(path)) as stream:
+            modes.append(stat.S_IMODE(os.fstat(stream.fileno()).st_mode))
+    finally:
+        os.umask(before)
+    assert modes == [0o600, 0o600]
+
+
+def test_a_link_that_is_made_meanwhile_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, link = tmp_path / "target", tmp_path / "x.npy"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    monkeypatch.setattr(os.path, "islink", lambda path: False)  # As it was when the path was examined.
+    with pytest.raises(OSError, match="symbolic links"):
+        st.save(link, A)
+    monkeypatch.undo()
+    assert link.is_symlink()
+    assert target.read_bytes() == b"old"
+
+
 def test_links(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     target, link = tmp_path / "folder" / "target", tmp_path / "x.npy"

@@ -50,6 +50,15 @@ def test_the_private_group_of_the_user_may_write(tmp_path: Path, monkeypatch: py
     assert distrust(str(folder)) == refused, "user 1 may write"
 
 
+def test_the_folder_itself_belongs_to_the_user_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders with the sticky bit, and those of root, are trusted on the way only."""
+    tmp_path.chmod(0o1777)
+    assert distrust(str(tmp_path)) == f"other users may write to {tmp_path}"
+    assert distrust(str(tmp_path / "inner"), create=True) is None
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    assert "belongs to another user" in str(distrust("/"))
+
+
 def test_users_and_groups_without_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in containers that run programs under any number."""
 
