@@ -194,6 +194,7 @@ class _Guardian:
         while read -r group; do groups="$groups -$group"; done
         for group in $groups; do kill -s TERM -- $group; done
         sleep 1
+        groups="$groups $(cat "$0/groups")"
         for group in $groups; do kill -s KILL -- $group; done
         rm -rf "$0"
     """
@@ -267,6 +268,7 @@ def _run_gloo(command: Sequence[str], base: Mapping[str, str], processes: int, w
 _WRAPPER = """
     k="${PMI_RANK-$OMPI_COMM_WORLD_RANK}"
     if [ ! -p "$0/$k" ]; then exec "$@"; fi
+    echo "-$$" >>"$0/groups"
     if [ "$k" = 0 ] && [ "${PMI_SIZE-$OMPI_COMM_WORLD_SIZE}" != 1 ]; then export PARENT=$$; fi
     "$@" >"$0/$k" 2>&1
     status=$?
@@ -275,7 +277,8 @@ _WRAPPER = """
 """.replace("PARENT", PARENT)
 """What the shell runs in each process of MPI: the program, with its output connected to a pipe, because mpiexec passes
 output on in pieces of some kilobytes, so that longer lines of several processes would be mixed. mpiexec does not tell
-which process has ended with an error, so the shell notes it.
+which process has ended with an error, so the shell notes it, and its number: MPICH starts each process in a group of its
+own, which is not ended with that of mpiexec.
 """
 
 
@@ -290,6 +293,7 @@ def _run_mpi(
     """Runs a command by mpiexec, and returns the exit status of the job."""
     words = [*mpiexec, "/bin/sh", "-c", _WRAPPER, folder, *command]
     with contextlib.ExitStack() as opened:
+        opened.callback(_end_groups, Path(folder, "groups"))
         pipes = []
         for k in range(processes):
             path = os.path.join(folder, str(k))
@@ -306,6 +310,15 @@ def _run_mpi(
     if status and (failed := _failures(ended)):
         watch.lines.write(failed)
     return status
+
+
+def _end_groups(record: Path) -> None:
+    """Ends what is left of the process groups in a file that `_WRAPPER` has written. A group that the shell does not lead
+    does not exist under its number.
+    """
+    for number in record.read_text().split() if record.exists() else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(-int(number), signal.SIGKILL)
 
 
 def _failures(ended: Sequence[tuple[int, int]]) -> str:
