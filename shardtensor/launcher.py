@@ -194,7 +194,6 @@ class _Guardian:
         while read -r group; do groups="$groups -$group"; done
         for group in $groups; do kill -s TERM -- $group; done
         sleep 1
-        groups="$groups $(cat "$0/groups")"
         for group in $groups; do kill -s KILL -- $group; done
         rm -rf "$0"
     """
@@ -277,8 +276,8 @@ _WRAPPER = """
 """.replace("PARENT", PARENT)
 """What the shell runs in each process of MPI: the program, with its output connected to a pipe, because mpiexec passes
 output on in pieces of some kilobytes, so that longer lines of several processes would be mixed. mpiexec does not tell
-which process has ended with an error, so the shell notes it, and its number: MPICH starts each process in a group of its
-own, which is not ended with that of mpiexec.
+which process has ended with an error, so the shell notes it, and its number: MPICH starts each process in a group of
+its own, in which other processes may be left when mpiexec has ended.
 """
 
 
@@ -313,8 +312,8 @@ def _run_mpi(
 
 
 def _end_groups(record: Path) -> None:
-    """Ends what is left of the process groups in a file that `_WRAPPER` has written. A group that the shell does not lead
-    does not exist under its number.
+    """Ends what is left of the process groups in a file that `_WRAPPER` has written. Where the shell leads no group,
+    there is none of its number.
     """
     for number in record.read_text().split() if record.exists() else ():
         with contextlib.suppress(ProcessLookupError):
