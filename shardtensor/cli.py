@@ -94,9 +94,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _drop_output() -> None:
-    """Connects standard output to nothing, so that what it could not write raises no error again when Python ends."""
+    """Connects standard output to nothing if it cannot be written: Python would raise the error again at its end."""
     if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            sys.stdout.flush()
+        except OSError:
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import signal
@@ -28,6 +29,11 @@ GRACE = 12.0
 
 _POLL = 0.02
 """Seconds between two looks at whether a job is over."""
+
+_LINE_END = re.compile(rb"\r?\n|\r(?!\Z)")
+"""What ends a line: also a carriage return, after which bars of progress are drawn again, unless it is the last byte of
+those that have been read, since a newline may follow.
+"""
 
 _LAUNCHERS_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SHARDTENSOR_PROCESS_ID")
 """How the variables begin that another launcher has set for this process. The new job must not see them."""
@@ -261,6 +267,7 @@ def _run_gloo(command: Sequence[str], base: Mapping[str, str], processes: int, w
 _WRAPPER = """
     k="${PMI_RANK-$OMPI_COMM_WORLD_RANK}"
     if [ ! -p "$0/$k" ]; then exec "$@"; fi
+    echo "-$$" >>"$0/groups"
     if [ "$k" = 0 ] && [ "${PMI_SIZE-$OMPI_COMM_WORLD_SIZE}" != 1 ]; then export PARENT=$$; fi
     "$@" >"$0/$k" 2>&1
     status=$?
@@ -269,7 +276,8 @@ _WRAPPER = """
 """.replace("PARENT", PARENT)
 """What the shell runs in each process of MPI: the program, with its output connected to a pipe, because mpiexec passes
 output on in pieces of some kilobytes, so that longer lines of several processes would be mixed. mpiexec does not tell
-which process has ended with an error, so the shell notes it.
+which process has ended with an error, so the shell notes it, and its number: MPICH starts each process in a group of
+its own, in which other processes may be left when mpiexec has ended.
 """
 
 
@@ -284,6 +292,7 @@ def _run_mpi(
     """Runs a command by mpiexec, and returns the exit status of the job."""
     words = [*mpiexec, "/bin/sh", "-c", _WRAPPER, folder, *command]
     with contextlib.ExitStack() as opened:
+        opened.callback(_end_groups, Path(folder, "groups"))
         pipes = []
         for k in range(processes):
             path = os.path.join(folder, str(k))
@@ -300,6 +309,15 @@ def _run_mpi(
     if status and (failed := _failures(ended)):
         watch.lines.write(failed)
     return status
+
+
+def _end_groups(record: Path) -> None:
+    """Ends what is left of the process groups in a file that `_WRAPPER` has written. Where the shell leads no group,
+    there is none of its number.
+    """
+    for number in record.read_text().split() if record.exists() else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(-int(number), signal.SIGKILL)
 
 
 def _failures(ended: Sequence[tuple[int, int]]) -> str:
@@ -419,7 +437,7 @@ def _copy(end: int, prefix: str, lines: _Lines, is_over: threading.Event) -> Non
         was_over = is_over.is_set()
         if select.select([end], [], [], 0 if was_over else _POLL)[0]:
             data = os.read(end, 1 << 16)
-            *whole, rest = (rest + data).split(b"\n")
+            *whole, rest = _LINE_END.split(rest + data)
             for line in whole:
                 lines.write(f"{prefix}{line.decode(errors='replace')}")
             if data:
@@ -427,5 +445,5 @@ def _copy(end: int, prefix: str, lines: _Lines, is_over: threading.Event) -> Non
             break
         if was_over:
             break
-    if rest:
+    if rest := rest.removesuffix(b"\r"):
         lines.write(f"{prefix}{rest.decode(errors='replace')}")

@@ -140,13 +140,9 @@ def _write(stream: IO[bytes], x: Any) -> None:
 def write_elements(file: File, x: Any) -> None:
     """Writes the bytes of the elements of a tensor or host array in row-major order, one block after the other."""
     with _opened(file, "", "tofile") as stream:
-        for index in npy_files.blocks(x.shape, x.dtype.itemsize, _BLOCK):
+        for index in npy_files.blocks(x.shape, x.dtype.itemsize):
             block = call("to_host", x, index=index) if isinstance(x, ShardedTensor) else x[index]
             stream.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
-
-
-_BLOCK = 1 << 24
-"""The bytes of a block that is written at once."""
 
 
 @contextlib.contextmanager
@@ -249,8 +245,7 @@ class NpzFile(Mapping[str, ShardedTensor]):
                         f"load: {label} has {info.file_size} bytes; wanted {header.length + header.nbytes}, those of "
                         f"{header.dtype} of shape {header.shape}"
                     )
-                array = read_elements(member, header, label)
-                member.read(1)  # At the end of the file its checksum is compared.
+                array = read_elements(member, header, label)  # At the end of the member its checksum is compared.
         return _placed(array, self._device)
 
     def __contains__(self, name: object) -> bool:
@@ -369,5 +364,5 @@ def _placed_file(stream: Any, header: npy_files.Header, path: str, device: Where
 def _placed(array: HostArray, device: Where | None) -> ShardedTensor:
     """Returns a host array that nothing else holds as a tensor."""
     mesh = as_sharding(default_mesh() if device is None else device, array.ndim, "load").mesh
-    alone = not any(map(is_remote, mesh.flat)) and backend_of(mesh.flat[0]).on_host
-    return call("asarray", array, device=device, copy=False if alone else None)  # type: ignore[no-any-return]
+    is_own = not any(map(is_remote, mesh.flat)) and backend_of(mesh.flat[0]).on_host
+    return call("asarray", array, device=device, copy=False if is_own else None)  # type: ignore[no-any-return]

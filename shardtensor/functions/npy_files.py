@@ -23,6 +23,7 @@ import numpy as np
 from shardtensor.backend.device import HostArray
 from shardtensor.backend.small_floats import is_small_float
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DeviceMemoryError, ShardTensorError
+from shardtensor.host import memory_pool
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.operands import sharded_dtype
 
@@ -100,17 +101,17 @@ def check_dtype(dtype: np.dtype[Any], caller: str) -> None:
         raise ArgumentTypeError(f"{caller}: {error}; pickles, which store objects, are not written") from None
 
 
-def blocks(shape: Shape, itemsize: int, most: int) -> Iterator[tuple[Any, ...]]:
-    """Yields basic indices that select an array in row-major order, in parts of at most ``most`` bytes."""
+def blocks(shape: Shape, itemsize: int) -> Iterator[tuple[Any, ...]]:
+    """Yields basic indices that select an array in row-major order, in parts of at most `_BLOCK` bytes."""
     if 0 in shape:
         return
     split = 0
-    while split < len(shape) - 1 and math.prod(shape[split + 1 :]) * itemsize > most:
+    while split < len(shape) - 1 and math.prod(shape[split + 1 :]) * itemsize > _BLOCK:
         split += 1
     if not shape:
         yield ()
         return
-    rows = max(most // (math.prod(shape[split + 1 :]) * itemsize), 1)
+    rows = max(_BLOCK // (math.prod(shape[split + 1 :]) * itemsize), 1)
     for outer in itertools.product(*map(range, shape[:split])):
         for start in range(0, shape[split], rows):
             yield (*outer, slice(start, start + rows))
@@ -161,6 +162,7 @@ def read_elements(stream: IO[bytes], header: Header, name: str) -> HostArray:
         DeviceMemoryError: the host has not enough memory.
     """
     try:
+        memory_pool.reserve(header.nbytes)
         memory = np.empty(header.nbytes, np.uint8)
         array = memory.view(header.dtype).reshape(header.shape, order="F" if header.fortran else "C")
     except MemoryError:

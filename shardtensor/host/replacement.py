@@ -33,10 +33,12 @@ def replaced(path: str) -> Iterator[IO[bytes]]:
             yield stream
         return
     folder, name = os.path.split(target)
-    with _closed(os.open(folder or ".", getattr(os, "O_PATH", os.O_RDONLY) | _FOLDER)) as at, _old(name, at) as old:
+    with contextlib.ExitStack() as opened:
+        at = opened.enter_context(_closed(os.open(folder or ".", getattr(os, "O_PATH", os.O_RDONLY) | _FOLDER)))
         # The name is short, whatever the length of the other, which may have as many bytes as a name can have.
         beside = f".{uuid.uuid4().hex}.part"
         try:
+            old = opened.enter_context(_old(name, at))
             new = _created(beside, at, old)
             if new is None:
                 assert old is not None
@@ -48,7 +50,7 @@ def replaced(path: str) -> Iterator[IO[bytes]]:
             if new is not None:
                 os.replace(beside, name, src_dir_fd=at, dst_dir_fd=at)
         except BaseException as error:  # Also of Ctrl-C, which passes on: only the unfinished file is removed.
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # There is none, or the file system is read-only.
                 os.unlink(beside, dir_fd=at)
             if isinstance(error, OSError) and error.filename in (beside, name):
                 error.filename, error.filename2 = path, None
@@ -79,8 +81,19 @@ def _regular(path: str) -> str | None:
         folder = os.path.dirname(path)
         if os.path.realpath(folder).startswith("/proc/"):
             return None
+        if _is_planted(path, folder or "."):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         path = os.path.join(folder, os.readlink(path))
     return path
+
+
+def _is_planted(link: str, folder: str) -> bool:
+    """Whether another user has made a link in a folder that all users share, such as /tmp. Linux does not follow such a
+    link either, but it may be made after `os.stat` has followed the path.
+    """
+    shared = os.stat(folder)
+    is_shared = shared.st_mode & stat.S_ISVTX and shared.st_mode & stat.S_IWOTH
+    return bool(is_shared) and os.lstat(link).st_uid not in (os.geteuid(), shared.st_uid)
 
 
 @contextlib.contextmanager
@@ -109,7 +122,7 @@ def _created(name: str, at: int, old: int | None) -> int | None:
     if old is None:
         return os.open(name, flags, 0o666, dir_fd=at)
     try:
-        new = os.open(name, flags, 0o600, dir_fd=at)  # Nobody else may read it before it has the old mode.
+        new = os.open(name, flags, 0o600, dir_fd=at)  # No other user may read it before it has the old mode.
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return None

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
+import grp
 import os
+import pwd
 import stat
+from pathlib import Path
 
 _MOST_LINKS = 40
 """The number of symbolic links of a path after which Linux, too, gives up."""
@@ -15,7 +20,8 @@ def distrust(folder: str, create: bool = False) -> str | None:
 
     Every component of the path, from the root on and also of the targets of symbolic links, has to belong to the user
     or to root, and no other user may write to a folder on the way: as an exception, to one with the sticky bit, such as
-    /tmp, where only the owner of an entry can replace it. The folder itself has to belong to the user.
+    /tmp, where only the owner of an entry can replace it. The user's private group may, to which folders belong where
+    the umask is 002. The folder itself has to belong to the user.
 
     Args:
         folder: the path.
@@ -24,16 +30,14 @@ def distrust(folder: str, create: bool = False) -> str | None:
     Raises:
         OSError: a component does not exist, or cannot be created or cannot be examined.
     """
-    if not hasattr(os, "geteuid"):
-        return "this operating system has no owners of files"
     if not os.path.isabs(folder):
         return f"{folder!r} is not an absolute path"
-    user = os.geteuid()
+    user, root = os.geteuid(), _root()
     pending = [name for name in reversed(folder.split("/")) if name not in ("", ".")]
     path, links = "/", 0
     while True:
         found = _status(path, create)
-        if found.st_uid not in (user, 0):
+        if found.st_uid not in (user, root):
             return f"{path} belongs to another user (number {found.st_uid})"
         if stat.S_ISLNK(found.st_mode):
             links += 1
@@ -45,7 +49,7 @@ def distrust(folder: str, create: bool = False) -> str | None:
             continue  # The folder of the link is examined again, which is harmless.
         if not stat.S_ISDIR(found.st_mode):
             return f"{path} is no folder"
-        if _others_write(found) and not (pending and found.st_mode & stat.S_ISVTX):
+        if _others_write(found, path) and not (pending and found.st_mode & stat.S_ISVTX):
             return f"other users may write to {path}"
         if not pending:
             return None if found.st_uid == user else f"{path} belongs to another user (number {found.st_uid})"
@@ -71,8 +75,43 @@ def distrust_file(found: os.stat_result) -> str | None:
         return "it is no regular file"
     if found.st_uid != os.geteuid():
         return f"it belongs to another user (number {found.st_uid})"
-    return "other users may write to it" if _others_write(found) else None
+    return "other users may write to it" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
 
 
-def _others_write(found: os.stat_result) -> bool:
-    return bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+def _others_write(found: os.stat_result, path: str) -> bool:
+    if found.st_mode & stat.S_IWGRP:
+        # In an access control list, the group's bits are the most that any of its users has.
+        return bool(found.st_mode & stat.S_IWOTH) or not _is_private(found.st_gid) or _has_list(path)
+    return bool(found.st_mode & stat.S_IWOTH)
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group has only the user: it has the user's name, by convention, and no other member."""
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:  # Containers run programs under numbers that have no names.
+        return False
+    return found.gr_name == user.pw_name and group == user.pw_gid and {user.pw_name}.issuperset(found.gr_mem)
+
+
+def _has_list(path: str) -> bool:
+    try:
+        return "system.posix_acl_access" in os.listxattr(path)
+    except OSError as error:
+        if error.errno == errno.ENOTSUP:
+            return False
+        raise
+
+
+@functools.cache
+def _root() -> int:
+    """Returns the number of root. Containers without privileges often run in a name space of users that has only one
+    user: root's files then have the number of files whose owner has none.
+    """
+    try:
+        ranges = Path("/proc/self/uid_map").read_text("utf-8").splitlines()
+        if any(int(line.split()[0]) == 0 for line in ranges):
+            return 0
+        return int(Path("/proc/sys/kernel/overflowuid").read_text("utf-8"))
+    except OSError:
+        return 0

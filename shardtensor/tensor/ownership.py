@@ -45,8 +45,8 @@ _linking = fork.lock()
 """Held while storages are linked, never while a lease ends. It is reentrant, since finalizers may call the library."""
 
 _removing = fork.lock()
-"""Held while ended leases are removed. A thread that finds it held removes none, because waiting for it in a finalizer
-could deadlock; the leases are removed the next time.
+"""Held while ended leases are removed. A call that finds it held removes none: waiting for it in a finalizer could
+deadlock, and a finalizer that the removal itself runs would change the list. They are removed the next time.
 """
 
 
@@ -284,7 +284,7 @@ def _remove_ended(leases: Leases) -> None:
     """Removes the leases that have ended, and all but one of those that are the same object. It is called whenever the
     length reaches a power of two from 8 on.
     """
-    if _removing.acquire(blocking=False):
+    if not fork.is_mine(_removing) and _removing.acquire(blocking=False):
         try:
             n = len(leases)  # Others may add leases at the end at the same time, which does not move the rest.
             leases[:n] = {id(one): one for one in leases[:n] if one() is not None}.values()

@@ -119,7 +119,7 @@ def aval(shape: Shape, dtype: np.dtype[Any], sharding: NamedSharding, committed:
             return known
         if (n := len(_AVALS)) >= _FEW and not n & (n - 1):
             for other, held in list(_AVALS.items()):  # A list: a finalizer that runs meanwhile may add one.
-                if held() is None and _AVALS[other] is held:
+                if held() is None and _AVALS.get(other) is held:  # The finalizer may remove some, too.
                     del _AVALS[other]
         _AVALS[key] = weakref.ref(made)
         return made

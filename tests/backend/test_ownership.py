@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
@@ -390,6 +391,21 @@ def test_leases_may_be_added_while_others_are_removed() -> None:
     with ThreadPoolExecutor(8) as pool:
         kept = list(pool.map(lambda k: [np.asarray(x) for _ in range(200)][::20], range(8)))
     assert sum(lease() is not None for lease in leases) == sum(map(len, kept))
+
+
+def test_no_lease_is_lost_that_a_finalizer_adds_while_others_are_removed() -> None:
+    leases: list[Any] = []
+    added: list[Any] = []
+
+    def adds() -> bool:
+        while len(added) < 8:  # At a length of 16 it would remove those that have ended itself.
+            added.append(functools.partial(bool, 1))
+            ownership._add(leases, added[-1])
+        return True
+
+    for lease in (adds, *[lambda: None] * 6, lambda: True):
+        ownership._add(leases, lease)
+    assert all(lease in leases for lease in added)
 
 
 def test_views_may_end_while_a_write_empties_their_caches() -> None:

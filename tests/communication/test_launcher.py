@@ -116,6 +116,24 @@ def test_a_launcher_that_is_stopped_goes_on(endless: tuple[Job, subprocess.Popen
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_processes_that_outlive_those_of_the_job_are_ended(engine: str, tmp_path: Path) -> None:
+    job = Job(tmp_path, engine, "import subprocess; subprocess.Popen(['sleep', '60'])\n")
+    done = subprocess.run(job.command, env=job.environ, stdout=subprocess.PIPE, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (0, b"")
+    job.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_they_are_ended_if_the_launcher_is_killed(engine: str, tmp_path: Path) -> None:
+    job = Job(tmp_path, engine, f"import subprocess; subprocess.Popen(['sleep', '60'])\n{ENDLESS}")
+    with job.start() as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.kill()
+    job.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_output_that_nothing_reads_ends_the_job(endless: tuple[Job, subprocess.Popen[str]]) -> None:
     job, process = endless
     assert process.stdout
@@ -141,6 +159,15 @@ def test_output_that_cannot_be_written(
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (status, message)
     job.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_lines_that_end_with_carriage_returns(engine: str) -> None:
+    """Bars of progress are drawn over the ones before; the next line may begin in another read."""
+    program = "import os, time\nfor part in (b'\\r0%\\r50', b'%\\r', b'\\n\\nb\\r\\nc\\r'): os.write(1, part); time.sleep(0.1)"
+    lines: list[str] = []
+    assert launcher.launch([sys.executable, "-c", program], 1, engine, timeout=50, output=lines.append) == 0
+    assert lines == [f"[0] {text}" for text in ("", "0%", "50%", "", "b", "c")]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

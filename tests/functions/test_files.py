@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.functions import files
+from shardtensor.functions import files, npy_files
 from tests.layouts import DTYPES, array, assert_same, everywhere, mesh_of, meshes, shapes, specs
 
 A = np.arange(30.0).reshape(6, 5)
@@ -28,7 +28,7 @@ def test_arrays_pass_both_ways(tmp_path_factory: Any, backend: str, data: Any) -
     mesh = data.draw(meshes(backend))
     place = st.NamedSharding(mesh, data.draw(specs(mesh, a.ndim)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "_BLOCK", data.draw(some.sampled_from([1, 40, 1 << 24])))
+        patch.setattr(npy_files, "_BLOCK", data.draw(some.sampled_from([1, 40, 1 << 24])))
         st.save(path, st.device_put(a, place))
     np.testing.assert_array_equal(np.load(path), a, strict=True)
     np.save(path, np.array(a, order=data.draw(some.sampled_from("CF"))))
@@ -165,7 +165,7 @@ def test_writing_holds_no_second_copy(tmp_path: Path) -> None:
 
     x = st.zeros((1000, 1000), device=mesh_of((4,), "checked"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "_BLOCK", 1 << 18)
+        patch.setattr(npy_files, "_BLOCK", 1 << 18)
         tracemalloc.start()
         try:
             st.save(tmp_path / "x.npy", x)

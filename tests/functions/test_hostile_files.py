@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.host import memory_pool
 
 A = np.arange(6.0).reshape(2, 3)
 DOCUMENTED = (st.ArgumentError, st.ArgumentTypeError, st.DeviceMemoryError)
@@ -348,6 +349,18 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, monkey
 
     monkeypatch.setattr(files, "read_header", shrinks)
     with pytest.raises(st.ArgumentError, match="is truncated: 795128 of 800000 bytes are missing"):
+        st.load(path)
+
+
+def test_a_file_that_does_not_fit_is_an_error_before_memory_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system would give more memory than there is, and end the process that uses it."""
+    path, head = tmp_path / "x.npy", npy(described(shape="(33554432,)"), b"")
+    path.write_bytes(head)
+    os.truncate(path, len(head) + (1 << 28))  # The file has no blocks on the disk.
+    monkeypatch.setattr(memory_pool, "memory", lambda: (1 << 27, 1 << 34))
+    with pytest.raises(st.DeviceMemoryError, match=r"load: .*x.npy needs 268435456 bytes of host memory"):
         st.load(path)
 
 

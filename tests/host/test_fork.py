@@ -151,12 +151,13 @@ def test_a_half_written_tensor_is_an_error_in_the_child() -> None:
         x[0] = y[0] = 1
         view = x[2:]
         real = writes.exclusive_arrays
-        def child():
-            for use in (
-                lambda: float(x.sum()), lambda: x.__setitem__(3, 1), lambda: x.__setitem__(..., 1), lambda: view.tolist(),
-                lambda: view.__setitem__(0, 1), lambda: np.from_dlpack(x), lambda: x.copy(), lambda: x + y, lambda: x[3].item(),
-                lambda: st.jit(lambda a: a + 1)(x), lambda: x.__iadd__(1),
-            ):
+        uses = (
+            lambda: float(x.sum()), lambda: x.__setitem__(3, 1), lambda: x.__setitem__(..., 1), lambda: view.tolist(),
+            lambda: view.__setitem__(0, 1), lambda: np.from_dlpack(x), lambda: x.copy(), lambda: x + y, lambda: x[3].item(),
+            lambda: st.jit(lambda a: a + 1)(x), lambda: x.__iadd__(1),
+        )
+        def child(first):  # Each use is the first one in some child.
+            for use in (first, *uses):
                 try:
                     use()
                 except st.ForkError as error:
@@ -165,6 +166,8 @@ def test_a_half_written_tensor_is_an_error_in_the_child() -> None:
                     raise AssertionError("no error")
             y[1] = 5
             assert float(y.sum()) == 33
+        def last():
+            child(uses[0])
             program()
         def write(stop, index, value):
             def stopping(*args):
@@ -175,12 +178,38 @@ def test_a_half_written_tensor_is_an_error_in_the_child() -> None:
             x[index] = value
         for index, value in ((0, 7), (slice(0, 8), np.ones(8)), (slice(0, 4), y[:4]), (x > 3, 0)):
             finish = beside(functools.partial(write, index=index, value=value))
-            print(outcome(child), end=" ")
+            print({outcome(work) for work in (last, *[functools.partial(child, use) for use in uses])}, end=" ")
             finish()
             x.tolist()
         """
     )
-    assert output == "0 0 0 0 "
+    assert output == "{0} {0} {0} {0} "
+
+
+def test_a_fork_in_a_write_of_the_forking_thread_continues_it() -> None:
+    output = scripted(
+        """
+        from shardtensor.interpreters.mutation import writes
+        x, children, real = st.arange(8.0), [], writes.exclusive_arrays
+        x[0] = 1
+        def forking(*args):
+            writes.exclusive_arrays = real
+            children.append(os.fork())
+            try:
+                x.tolist()
+            except st.ShardTensorError as error:
+                assert "a write to a tensor reads the same tensor" in str(error)
+            return real(*args)
+        writes.exclusive_arrays = forking
+        x[0:8] = np.ones(8)
+        x[1] = 2
+        assert float(x.sum()) == 9
+        if not children[0]:
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]))
+        """
+    )
+    assert output == "0\n"
 
 
 def test_a_lock_of_a_tensor_that_is_not_being_written_is_free() -> None:

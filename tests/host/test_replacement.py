@@ -7,9 +7,11 @@ import errno
 import io
 import os
 import resource
+import shutil
 import signal
 import stat
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +37,37 @@ def test_a_file_keeps_its_mode(mode: int, tmp_path: Path) -> None:
     st.save(path, A + 1)
     assert stat.S_IMODE(path.stat().st_mode) == mode
     np.testing.assert_array_equal(np.load(path), A + 1)
+
+
+def test_a_file_that_only_the_user_reads_is_written_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, change, modes = tmp_path / "x.npy", os.fchmod, []
+    st.save(path, A)
+    path.chmod(0o600)
+
+    def changed(descriptor: int, mode: int) -> None:
+        modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        change(descriptor, mode)
+
+    monkeypatch.setattr(os, "fchmod", changed)
+    before = os.umask(0)
+    try:
+        with replaced(str(path)) as stream:
+            modes.append(stat.S_IMODE(os.fstat(stream.fileno()).st_mode))
+    finally:
+        os.umask(before)
+    assert modes == [0o600, 0o600]
+
+
+def test_a_link_that_is_made_meanwhile_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, link = tmp_path / "target", tmp_path / "x.npy"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    monkeypatch.setattr(os.path, "islink", lambda path: False)  # As it was when the path was examined.
+    with pytest.raises(OSError, match="symbolic links"):
+        st.save(link, A)
+    monkeypatch.undo()
+    assert link.is_symlink()
+    assert target.read_bytes() == b"old"
 
 
 def test_links(tmp_path: Path) -> None:
@@ -195,3 +228,51 @@ def test_errors_name_the_path(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         st.save(tmp_path / "none" / "x.npy", A)
     assert str(tmp_path / "none") in str(raised.value)
+    shutil.copy("/bin/sh", tmp_path / "x.npy")
+    with subprocess.Popen([tmp_path / "x.npy"], stdin=subprocess.PIPE) as running:
+        with pytest.raises(OSError, match="busy") as busy:  # It is running.
+            st.save(tmp_path / "x.npy", A)
+        running.communicate()
+    assert busy.value.filename == str(tmp_path / "x.npy")
+
+
+def test_the_error_of_a_file_system_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no file can be made, the unfinished one cannot be removed either."""
+    real = os.open
+
+    def made(*args: Any, **named: Any) -> int:
+        if args[1] & os.O_CREAT:
+            read_only(*args)
+        return real(*args, **named)
+
+    def read_only(path: Any, *args: Any, **named: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "open", made)
+    monkeypatch.setattr(os, "unlink", read_only)
+    with pytest.raises(OSError, match="Read-only") as raised:
+        st.save(tmp_path / "x.npy", A)
+    monkeypatch.undo()
+    assert raised.value.filename == str(tmp_path / "x.npy")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes links of others")
+def test_links_of_others_in_shared_folders_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux follows none either; but it may be made after the path has been examined."""
+    shared, mine, link = tmp_path / "shared", tmp_path / "mine", tmp_path / "shared" / "x.npy"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link.symlink_to(mine)
+    monkeypatch.chdir(shared)
+    for path in (link, "x.npy"):
+        st.save(path, A)
+        mine.unlink()
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    for path in (link, "x.npy"):
+        with pytest.raises(PermissionError) as raised:
+            st.save(path, A)
+        assert raised.value.filename == str(path)
+    assert not mine.exists()
+    shared.chmod(0o777)
+    st.save(link, A)
+    assert mine.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import subprocess
@@ -184,6 +185,17 @@ def test_invalid_options_print_one_line_and_exit_with_1(arguments, reason, capsy
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("shardtensor: ")
     assert reason in line
+
+
+def test_an_error_of_the_system_leaves_standard_output_as_it_is(capfd):
+    """Also where a program calls the command, and has replaced standard output."""
+    for output in (contextlib.nullcontext(), contextlib.redirect_stdout(io.StringIO())):
+        with output:
+            assert cli.main(["launch", "-n", "1", "--engine", "gloo", "/no/such/program"]) == 1
+    os.write(1, b"still here")
+    out, error = capfd.readouterr()
+    assert out == "still here"
+    assert error == 2 * "shardtensor: [Errno 2] No such file or directory: '/no/such/program'\n"
 
 
 def test_demo_takes_its_options(capsys):

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,29 @@ def test_an_aval_that_nothing_uses_is_dropped() -> None:
         aval((n,), FLOAT, sharding, True)
     gc.collect()
     assert known() is None
+
+
+def test_avals_that_nothing_uses_are_removed_from_the_table() -> None:
+    sharding, most = NamedSharding(mesh_of((2,), "numpy"), P("x")), aval.cache_info().maxsize
+    assert most
+    for n in range(5 * most):
+        aval((n, 1), FLOAT, sharding, True)
+    gc.collect()
+    used = sum(held() is not None for held in value._AVALS.values())
+    assert len(value._AVALS) <= 4 * max(used, value._FEW)
+
+
+def test_a_finalizer_may_remove_avals_while_others_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sharding, ended = NamedSharding(mesh_of((2,), "numpy"), P("x")), lambda: None
+
+    class Ending:
+        def __call__(self) -> None:  # As the removal of a finalizer that the garbage collector calls here.
+            table.pop("last", None)
+
+    table: dict[Any, Any] = {"first": Ending(), **dict.fromkeys(range(value._FEW - 2), ended), "last": ended}
+    monkeypatch.setattr(value, "_AVALS", table)
+    made = aval((1 << 24, 3), FLOAT, sharding, True)
+    assert [held() for held in table.values()] == [made]
 
 
 def test_threads_get_the_same_object() -> None:

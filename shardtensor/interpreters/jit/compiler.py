@@ -22,7 +22,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -240,13 +240,8 @@ def load(compiler: Compiler, text: str, functions: Sequence[str]) -> ctypes.CDLL
             LOG.info("the library %s cannot be loaded (%s) and is compiled again", key, message_of(error))
     try:
         # The handlers of signals run where the compiler is waited for, so that no file is left.
-        with Interrupts(), tempfile.TemporaryDirectory(prefix="shardtensor-") as scratch:
-            if (reason := distrust(scratch)) is not None:
-                raise BackendError(
-                    f"jit: the folder for temporary files, {tempfile.gettempdir()}, cannot be trusted: {reason}; set "
-                    "TMPDIR to a folder in which no other user can replace files"
-                )
-            content = compiler.compile(text, Path(scratch)).read_bytes()
+        with Interrupts(), _scratch() as scratch:
+            content = compiler.compile(text, scratch).read_bytes()
             loaded = _loaded(content, functions)
             if kernels is not None:
                 kernels.keep(key, content)
@@ -255,22 +250,49 @@ def load(compiler: Compiler, text: str, functions: Sequence[str]) -> ctypes.CDLL
         raise BackendError(f"jit: no library can be compiled or loaded: {message_of(error)}") from error
 
 
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """Makes a folder for temporary files, which is removed at the end of the context.
+
+    Raises:
+        BackendError: other users can replace the folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardtensor-") as folder:
+        if (reason := distrust(folder)) is not None:
+            raise BackendError(
+                f"jit: the folder for temporary files, {tempfile.gettempdir()}, cannot be trusted: {reason}; set "
+                "TMPDIR to a folder in which no other user can replace files"
+            )
+        yield Path(folder)
+
+
 def _loaded(content: bytes, functions: Sequence[str]) -> ctypes.CDLL:
-    """Loads a library from memory, where its bytes cannot change any more after they have been checked, and where every
-    file system permits programs.
+    """Loads a library from its bytes, which have been checked.
 
     Raises:
         OSError: the library cannot be loaded, or it lacks a function.
+        BackendError: other users can replace temporary files.
     """
+    try:
+        library = _loaded_from_memory(content)
+    except (AttributeError, OSError):  # Pythons for old C libraries lack memfd_create; sandboxes forbid it or /proc.
+        with _scratch() as folder:
+            path = folder / "kernels.so"
+            path.write_bytes(content)
+            library = ctypes.CDLL(str(path))  # It stays loaded when the file is removed.
+    if missing := [name for name in functions if not hasattr(library, name)]:
+        raise OSError(f"it has no function {missing[0]}")
+    return library
+
+
+def _loaded_from_memory(content: bytes) -> ctypes.CDLL:
+    """Loads a library from memory, because file systems may forbid programs."""
     number = os.memfd_create("shardtensor-kernels")
     try:
         with os.fdopen(number, "wb", closefd=False) as file:
             file.write(content)
         # A path that has been loaded before would give that library again, and numbers of files are reused.
         unique = f"{next(_numbers):b}".replace("0", "./").replace("1", ".//")
-        library = ctypes.CDLL(f"/proc/self/fd/{unique}{number}")
+        return ctypes.CDLL(f"/proc/self/fd/{unique}{number}")
     finally:
         os.close(number)
-    if missing := [name for name in functions if not hasattr(library, name)]:
-        raise OSError(f"it has no function {missing[0]}")
-    return library
