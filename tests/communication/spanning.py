@@ -667,6 +667,19 @@ def kernels_run_in_each_process() -> None:
                 same(compiled(*given)[3], distributed.process_allgather(f(*given)[3]))
 
 
+def compiled_functions_write_in_place() -> None:
+    def f(x: Any, a: Any) -> Any:
+        y = x * a + 1
+        x *= y
+        x[1:] = y[1:]
+        return (x + y) / 3
+
+    mine, its = tensor(), tensor()
+    with mock.patch.object(groups, "LEAST", 0):
+        same(st.jit(f, executor="numpy")(mine, 0.5), distributed.process_allgather(f(its, 0.5)))
+    same(mine, distributed.process_allgather(its))
+
+
 def a_kernel_that_one_process_does_not_run_makes_the_same_calls() -> None:
     refuses = mock.patch.object(FusedInProcesses, "__call__", return_value=False)
     first = distributed.process_index() == 0
@@ -695,6 +708,12 @@ def stencils_exchange_halos() -> None:
 
 def what_needs_one_array_is_an_error() -> None:
     x = tensor()
+    unreduced = st.sum(x, axis=0, out_sharding=st.NamedSharding(everything(), st.P(unreduced={"x"})))
+    if distributed.process_index() == 0:
+        assert "unreduced" in repr(unreduced)
+        with pytest.raises(st.NotAddressableError, match="partial sums"):
+            np.asarray(unreduced)
+    same(unreduced + 0, ROWS.sum(axis=0))
     with pytest.raises(st.NotAddressableError, match="process_allgather"):
         pickle.dumps(x)
     with pytest.raises(st.NotAddressableError, match="process_allgather"):
@@ -723,7 +742,7 @@ CHECKS = [
     meshes_may_leave_out_processes,
     views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
     maps_and_their_collectives, maps_in_maps, lists_are_of_this_process, maps_over_arrays_say_whose_devices_they_use, jit_has_the_bits_of_eager_mode,
-    gradients_are_added_in_one_message, kernels_run_in_each_process,
+    gradients_are_added_in_one_message, kernels_run_in_each_process, compiled_functions_write_in_place,
     a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,
     what_needs_one_array_is_an_error, what_differs_by_right_is_no_error, values_that_differ_are_errors, calls_that_differ_are_errors,
     local_tensors_concern_nobody_else,
