@@ -69,7 +69,9 @@ def identify(result: Any) -> None:
 
 
 def identify_new(result: Any, name: str, operands: Iterable[Any], since: int) -> None:
-    """Identifies the tensors of several processes, among the result of an operator, that have no identity yet.
+    """Identifies the tensors of several processes, among the result of an operator, that have no identity yet. If the
+    processes have compared calls in it, such as a transfer, which does not tell of which tensor, they compare the
+    operands, too.
 
     Args:
         result: the result, a pytree.
@@ -80,6 +82,8 @@ def identify_new(result: Any, name: str, operands: Iterable[Any], since: int) ->
     """
     job = connected(name)
     compared = job.count > since
+    if compared and (texts := [described(x) for x in leaves(operands) if is_common(x)]):
+        job.note(f"{name}({', '.join(texts)})")
     for k, x in enumerate(leaves(result)):
         if not is_common(x) or identity_of(x):
             continue

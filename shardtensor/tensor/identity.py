@@ -24,13 +24,21 @@ def identity_of(x: Any) -> str:
         view_spec = storage.view_spec
         part = f".{view_spec.part}" if view_spec.part else ""
         return f"{identity_of(storage.base)}[{view_spec.offset}, {view_spec.strides}]{part}"
-    return getattr(x, "_identity", "")
+    identity: str = getattr(x, "_identity", "")
+    if not identity or identity[0] == "#":
+        return identity
+    return _after_writes(identity, x)  # Another result of this operator on these operands may be written otherwise.
 
 
 def value_identity(x: Any) -> str:
     """Returns the identity of the value that a tensor has now, which later writes to the tensor do not change."""
-    identity, state = identity_of(x), getattr(x._storage, "base", x)._write_state
-    return f"{identity} after {state.version} writes" if identity and state and state.version else identity
+    identity = identity_of(x)
+    return _after_writes(identity, getattr(x._storage, "base", x)) if identity[:1] == "#" else identity
+
+
+def _after_writes(identity: str, x: Any) -> str:
+    state = x._write_state
+    return f"{identity} after {state.version} writes" if state and state.version else identity
 
 
 def derived_identity(name: str, operands: Iterable[Any]) -> str:
@@ -41,7 +49,7 @@ def derived_identity(name: str, operands: Iterable[Any]) -> str:
     if not any("#" in text for text in texts):
         return ""
     text = f"{name}({', '.join(texts)})"
-    return text if len(text) <= _LONGEST else f"#{crc32(text.encode()):08x} by {name}"
+    return text if len(text) <= _LONGEST else f"{name}(#{crc32(text.encode()):08x})"
 
 
 _LONGEST = 60
@@ -50,6 +58,6 @@ _LONGEST = 60
 
 def with_identity(made: Any, x: Any) -> Any:
     """Returns ``made``, a handle on the value of the tensor ``x``, with the identity of ``x``."""
-    if identity := getattr(x, "_identity", ""):
+    if identity := identity_of(x):
         made._identity = identity
     return made

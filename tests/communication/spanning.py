@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 import tracemalloc
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -508,6 +509,16 @@ def which_tensor_differs(k: int) -> dict[str, Callable[..., object]]:
         z = x + y
         z[1:3] = (x, y)[k][2:4]
 
+    def copied_and_written(x: Any, y: Any) -> None:
+        copies = x.copy(), x.copy()
+        copies[1][0] = 1.0
+        copies[k].max()
+
+    def compiled_and_copied(x: Any, y: Any) -> None:
+        copies = st.jit(lambda a: (a.copy(), a.copy()))(x)
+        copies[1][0] = 1.0
+        copies[k].max()
+
     def compiled_write(x: Any, y: Any) -> None:
         def f(a: Any) -> None:
             a[0] = 1.0
@@ -531,6 +542,10 @@ def which_tensor_differs(k: int) -> dict[str, Callable[..., object]]:
         r"where\(.* #2, .* #1\)": lambda x, y: st.where(x > 3, *((x, y), (y, x))[k]),
         r"getitem\(.*bool\[7, 3\] P\('x'\) #4": lambda x, y: x[(x > 1, y > 1)[k]],
         r"negative\(.* copy\(#2": lambda x, y: -(x, y)[k].copy(),
+        r"max\(.* copy\(#1\) after 1 writes, None": copied_and_written,
+        r"max\(.* after 1 writes, None": compiled_and_copied,
+        r"reshard\(float64\[7, 3\] P\('x'\) #2\)": lambda x, y: st.reshard((x, y)[k], st.NamedSharding(mesh, st.P())),
+        r"unique\w*\(float64\[7, 3\] P\('x'\) #2\)": lambda x, y: st.unique((x, y)[k]),
         r"add\(.* #2": lambda x, y: np.add(x, 1, out=(x, y)[k]),
         r"process_allgather\(.* #2": lambda x, y: distributed.process_allgather((x, y)[k]),
         r"gather_to\(.* #2": lambda x, y: distributed.gather_to((x, y)[k]),
@@ -542,6 +557,10 @@ def which_tensor_differs(k: int) -> dict[str, Callable[..., object]]:
         r"shard_map\(.* #2; .* #1\)": lambda x, y: mapped(lambda a, b: a - b, *((x, y), (y, x))[k]),
         r"shard_map\(.* with y=float64.* #2 in": lambda x, y: mapped(
             functools.partial(lambda a, y: a * y.ndim, y=(x, y)[k]), x
+        ),
+        r"shard_map\(.* with factor=1.5": lambda x, y: mapped(st.jit(lambda a, factor=k + 0.5: a * factor), x),
+        r"shard_map\(.* with by_name\['s'\]=1.5": lambda x, y: mapped(
+            (lambda by_name: lambda a: a * by_name["s"])(OrderedDict(s=k + 0.5)), x
         ),
         r"shard_map\(.* with scale=1.5": lambda x, y: mapped(lambda a, scale=k + 0.5: a * scale, x),
         r"shard_map\(.* of a function with weights=host": lambda x, y: mapped(
@@ -599,16 +618,20 @@ def what_differs_by_right_is_no_error() -> None:
             np.arange(len(mesh.flat))
         )
     rank, name, mine = k, f"process {k}", st.arange(3.0, device=st.local_devices()[0])
+    files, by_rank, seconds, weight = [f"{name}/{n}" for n in range(250 - 200 * k)], {k: 0.5}, 0.0, 0.5
+    by_name = {letter: ord(letter) / 2 for letter in ("ab" if k else "ba")}
 
     def body(a: Any, own: Any) -> Any:
-        if rank == 0 and name and k in own and mine.ndim:
+        nonlocal seconds
+        seconds += k / 3
+        if rank == 0 and name and k in own and mine.ndim and (files, by_rank, by_name, weight):
             print("", end="")
         return st.psum(a, "x")
 
     over = st.shard_map(body, mesh=everything(), in_specs=(st.P("x"), None), out_specs=st.P())
-    same(
-        over(st.arange(float(st.device_count())), {k: np.full(3, k)}), np.full(1, sum(range(st.device_count())), float)
-    )
+    for _ in range(2):
+        found = over(st.arange(float(st.device_count())), {k: np.full(3, k)})
+        same(found, np.full(1, sum(range(st.device_count())), float))
     same(x + y * total, ROWS + (ROWS + 1) * ROWS.sum())
 
 
