@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.communication.processes import compared, described, described_array, is_common, note
+from shardtensor.spmd.launch import MappedArgument, Unmapped
 from shardtensor.spmd.program import current
 from shardtensor.tensor.pytree import leaves
 
@@ -25,7 +26,7 @@ _MOST = 256
 """How many values of one function are looked at."""
 
 
-def note_map(caller: str, fn: Callable[..., Any], columns: Sequence[Any]) -> None:
+def note_map(caller: str, fn: Callable[..., Any], columns: Sequence[MappedArgument]) -> None:
     """Adds a map over devices of several processes to what the next exchange compares.
 
     Maps inside of maps run in another order in each process, and are not compared.
@@ -33,21 +34,27 @@ def note_map(caller: str, fn: Callable[..., Any], columns: Sequence[Any]) -> Non
     Args:
         caller: the map.
         fn: the function.
-        columns: the arguments: items for all calls, or one for all.
+        columns: the arguments, of all calls.
     """
     if current() is not None:
         return
-    given = [", ".join(_identified(column)) for column in columns]
+    given = [", ".join(_given(column)) for column in columns]
     taken = [f"{name}={text}" for name, text in _captured(fn)]
     note(f"{caller}({'; '.join(given)})" + (f" of a function with {', '.join(taken)}" if taken else ""))
 
 
-def _identified(column: Any) -> Sequence[str]:
-    """Returns the texts of the tensors in an argument that processes tell apart, each once: blocks have that of the
-    whole.
+def _given(column: MappedArgument) -> Sequence[str]:
+    """Returns the texts of what processes compare of an argument, each once: the tensors that they tell apart, where
+    blocks have the text of the whole, and the arrays and the numbers with a fraction that all calls share.
     """
-    found = [x for x in leaves(column) if is_common(x) or hasattr(x, "_identity")]
-    return list(dict.fromkeys(map(described, found)))
+    found = dict[str, None]()
+    for x in leaves(column.items):
+        if is_common(x) or hasattr(x, "_identity"):
+            found[described(x)] = None
+        elif type(x) is Unmapped or not column.each:
+            for part in x.same if type(x) is Unmapped else (x,):
+                found.update(dict.fromkeys([text for _, text in _text_of("", part)]))
+    return list(found)
 
 
 def _captured(fn: Any) -> Iterator[tuple[str, str]]:

@@ -64,12 +64,18 @@ class MappedArgument(NamedTuple):
 
 
 class Unmapped:
-    """Holds an argument that is passed to calls unchanged: no map looks for arrays in it."""
+    """Holds an argument that is passed to calls unchanged: no map looks for arrays in it.
 
-    __slots__ = ("value",)
+    Attributes:
+        value: the argument.
+        same: the numbers in it that are declared to be the same for all calls.
+    """
 
-    def __init__(self, value: Any) -> None:
+    __slots__ = ("same", "value")
+
+    def __init__(self, value: Any, same: Sequence[Any] = ()) -> None:
         self.value = value
+        self.same = same
 
 
 def argument_array(leaf: Any, what: str, otherwise: str) -> Any:
@@ -253,7 +259,7 @@ def _devices_across(called: _Map) -> tuple[tuple[Device, ...], ...]:
 def _note_map(called: _Map) -> None:
     from shardtensor.spmd.captured import note_map  # See `_devices_across`.
 
-    note_map(called.caller, called.fn, [column.items for column in called.columns])
+    note_map(called.caller, called.fn, called.columns)
 
 
 def _results_across(results: Sequence[Any], across: Sequence[tuple[Device, ...]], caller: str) -> list[Any]:

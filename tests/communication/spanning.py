@@ -490,8 +490,11 @@ def which_tensor_differs(k: int) -> dict[str, Callable[..., object]]:
     """Returns calls that take another tensor of the same aval in each process ``k``, by the text of their errors."""
     mesh = everything()
 
-    def mapped(fn: Callable[..., Any], *args: Any) -> Any:
-        return st.shard_map(fn, mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))(*args)
+    def mapped(fn: Callable[..., Any], *args: Any, specs: Any = None) -> Any:
+        return st.shard_map(fn, mesh=mesh, in_specs=specs or st.P("x"), out_specs=st.P("x"))(*args)
+
+    def mapped_over(array: Any, shared: Any) -> Any:
+        return st.pmap(lambda v, w: v * np.sum(w), array, shared, in_axes=(0, None), devices=mesh)
 
     def loop(x: Any, y: Any) -> None:
         grads = {"b": y, "w": x}
@@ -562,6 +565,11 @@ def which_tensor_differs(k: int) -> dict[str, Callable[..., object]]:
         r"shard_map\(.* with by_name\['s'\]=1.5": lambda x, y: mapped(
             (lambda by_name: lambda a: a * by_name["s"])(OrderedDict(s=k + 0.5)), x
         ),
+        r"shard_map\(.*; 1\.5\) in": lambda x, y: mapped(
+            lambda a, s: a * s["rate"], x, {"rate": k + 0.5}, specs=(st.P("x"), st.P())
+        ),
+        r"pmap\(.*; 1\.5\) in": lambda x, y: mapped_over(np.arange(mesh.size), k + 0.5),
+        r"pmap\(.*; host array": lambda x, y: mapped_over(np.arange(mesh.size), np.full(3, k)),
         r"shard_map\(.* with scale=1.5": lambda x, y: mapped(lambda a, scale=k + 0.5: a * scale, x),
         r"shard_map\(.* of a function with weights=host": lambda x, y: mapped(
             (lambda weights: lambda a: helper(a, weights))(np.ones(3) * k), x
@@ -630,7 +638,7 @@ def what_differs_by_right_is_no_error() -> None:
 
     over = st.shard_map(body, mesh=everything(), in_specs=(st.P("x"), None), out_specs=st.P())
     for _ in range(2):
-        found = over(st.arange(float(st.device_count())), {k: np.full(3, k)})
+        found = over(st.arange(float(st.device_count())), {k: np.full(3, k), -1: k / 3})
         same(found, np.full(1, sum(range(st.device_count())), float))
     same(x + y * total, ROWS + (ROWS + 1) * ROWS.sum())
 
