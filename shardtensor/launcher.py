@@ -295,8 +295,8 @@ def _run_mpi(
         status = _run([_Command(words, base, "")], pipes, watch, [])
     record = Path(folder, "ended")
     rows = [line.split() for line in record.read_text().splitlines()] if record.exists() else []
-    # The shell reports a signal as 128 plus its number.
-    ended = [(int(k), 128 - int(status) if int(status) > 128 else int(status)) for k, status in rows]
+    # The shell reports a signal as 128 plus its number; greater numbers are statuses, of `sys.exit(-1)` for example.
+    ended = [(int(k), 128 - int(n) if 128 < int(n) < 128 + signal.NSIG else int(n)) for k, n in rows]
     if status and (failed := _failures(ended)):
         watch.lines.write(failed)
     return status

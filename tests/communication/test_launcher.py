@@ -160,6 +160,7 @@ def test_an_error_of_the_function_that_receives_lines_ends_the_job(engine: str) 
     [
         ("if k == 1: os._exit(7)", 7, "process 1 ended with exit status 7"),
         ("if k == 1: os.kill(os.getpid(), signal.SIGSEGV)", 139, "process 1 ended by signal 11 (SIGSEGV)"),
+        ("if k == 1: os._exit(-1)", 255, "process 1 ended with exit status 255"),
         ("sys.exit(3)", 3, "processes 0, 1 ended with exit status 3"),
         ("sys.exit(0)", 0, ""),
     ],
