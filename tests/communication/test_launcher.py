@@ -126,6 +126,15 @@ def test_output_that_nothing_reads_ends_the_job(endless: tuple[Job, subprocess.P
     job.assert_nothing_is_left()
 
 
+def test_a_signal_ends_a_launcher_whose_output_is_not_read(tmp_path: Path) -> None:
+    job = Job(tmp_path, "gloo", "while True:\n    print('line' * 1000, flush=True)\n")
+    with job.start() as process:
+        time.sleep(2)  # The pipe is full.
+        process.terminate()
+        assert process.wait(timeout=20) == -signal.SIGTERM
+        job.assert_nothing_is_left()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("redirection", "status", "message"),
