@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from shardtensor.communication.processes import compared, described, described_array, is_common, note
-from shardtensor.spmd.launch import MappedArgument, Unmapped
 from shardtensor.spmd.program import current
 from shardtensor.tensor.pytree import leaves
 
@@ -26,7 +25,7 @@ _MOST = 256
 """How many values of one function are looked at."""
 
 
-def note_map(caller: str, fn: Callable[..., Any], columns: Sequence[MappedArgument]) -> None:
+def note_map(caller: str, fn: Callable[..., Any], columns: Sequence[tuple[Any, Sequence[Any]]]) -> None:
     """Adds a map over devices of several processes to what the next exchange compares.
 
     Maps inside of maps run in another order in each process, and are not compared.
@@ -34,27 +33,21 @@ def note_map(caller: str, fn: Callable[..., Any], columns: Sequence[MappedArgume
     Args:
         caller: the map.
         fn: the function.
-        columns: the arguments, of all calls.
+        columns: the arguments: items for all calls, or one for all, and the leaves that all calls share.
     """
     if current() is not None:
         return
-    given = [", ".join(_given(column)) for column in columns]
+    given = [", ".join(_given(*column)) for column in columns]
     taken = [f"{name}={text}" for name, text in _captured(fn)]
     note(f"{caller}({'; '.join(given)})" + (f" of a function with {', '.join(taken)}" if taken else ""))
 
 
-def _given(column: MappedArgument) -> Sequence[str]:
+def _given(items: Any, shared: Sequence[Any]) -> Sequence[str]:
     """Returns the texts of what processes compare of an argument, each once: the tensors that they tell apart, where
     blocks have the text of the whole, and the arrays and the numbers with a fraction that all calls share.
     """
-    found = dict[str, None]()
-    for x in leaves(column.items):
-        if is_common(x) or hasattr(x, "_identity"):
-            found[described(x)] = None
-        elif type(x) is Unmapped or not column.each:
-            for part in x.same if type(x) is Unmapped else (x,):
-                found.update(dict.fromkeys([text for _, text in _text_of("", part)]))
-    return list(found)
+    found = dict.fromkeys([described(x) for x in leaves(items) if is_common(x) or hasattr(x, "_identity")])
+    return list(found | dict.fromkeys([text for x in shared for _, text in _text_of("", x)]))
 
 
 def _captured(fn: Any) -> Iterator[tuple[str, str]]:
