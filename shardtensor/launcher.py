@@ -35,6 +35,9 @@ _LINE_END = re.compile(rb"\r?\n|\r(?!\Z)")
 those that have been read, since a newline may follow.
 """
 
+_PATIENCE = 5.0
+"""Seconds, after a signal and the end of the job, until this process ends although nothing reads its output."""
+
 _LAUNCHERS_VARIABLES = ("PMI_", "PMIX_", "OMPI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "SHARDTENSOR_PROCESS_ID")
 """How the variables begin that another launcher has set for this process. The new job must not see them."""
 
@@ -52,7 +55,8 @@ def launch(
 
     Each line that a process prints is prefixed by its number. When one process ends with an error, the others are ended
     after a few seconds, and the last line names the processes that ended with an error. Nothing of the job is left when
-    this function ends, however it does; a signal that ends this process ends the job first.
+    this function ends, however it does; a signal that ends this process ends the job first, and then waits some seconds
+    for whatever reads the output.
 
     Args:
         command: the program and its arguments.
@@ -161,6 +165,19 @@ class _Signals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number
+
+    def join(self, thread: threading.Thread) -> None:
+        """Waits for a thread; after a signal only for a while: then the signal ends this process by its default action,
+        and the guardian removes what is left.
+        """
+        patience = _PATIENCE
+        while thread.is_alive():
+            thread.join(_POLL)
+            if self.received:
+                patience -= _POLL
+            if patience < 0:
+                signal.signal(self.received, signal.SIG_DFL)
+                os.kill(os.getpid(), self.received)
 
 
 class _Lines:
@@ -304,8 +321,8 @@ def _run_mpi(
         status = _run([_Command(words, base, "")], pipes, watch, [])
     record = Path(folder, "ended")
     rows = [line.split() for line in record.read_text().splitlines()] if record.exists() else []
-    # The shell reports a signal as 128 plus its number.
-    ended = [(int(k), 128 - int(status) if int(status) > 128 else int(status)) for k, status in rows]
+    # The shell reports a signal as 128 plus its number; greater numbers are statuses, of `sys.exit(-1)` for example.
+    ended = [(int(k), 128 - int(n) if 128 < int(n) < 128 + signal.NSIG else int(n)) for k, n in rows]
     if status and (failed := _failures(ended)):
         watch.lines.write(failed)
     return status
@@ -355,9 +372,9 @@ def _run(
     with _started(commands, watch.guardian) as running, contextlib.ExitStack() as readers:
         for process, command in zip(running, commands, strict=True):
             assert process.stdout
-            readers.enter_context(_copied(process.stdout.fileno(), command.prefix, watch.lines))
+            readers.enter_context(_copied(process.stdout.fileno(), command.prefix, watch))
         for pipe in pipes:
-            readers.enter_context(_copied(*pipe, watch.lines))
+            readers.enter_context(_copied(*pipe, watch))
         try:
             while True:
                 left = [k for k, process in enumerate(running) if process.poll() is None]
@@ -416,16 +433,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _copied(end: int, prefix: str, lines: _Lines) -> Iterator[None]:
+def _copied(end: int, prefix: str, watch: _Watch) -> Iterator[None]:
     """A context in which a thread passes on the lines that are written to a pipe, at its end what is left in it."""
     is_over = threading.Event()  # fork: likewise.
-    reader = threading.Thread(target=_copy, args=(end, prefix, lines, is_over))
+    reader = threading.Thread(target=_copy, args=(end, prefix, watch.lines, is_over))
     reader.start()
     try:
         yield
     finally:
         is_over.set()
-        reader.join()
+        watch.signals.join(reader)
 
 
 def _copy(end: int, prefix: str, lines: _Lines, is_over: threading.Event) -> None:

@@ -63,6 +63,7 @@ class MPIEngine(Engine):
         self._data = world.Dup()
         _unlink_shared_memory()
         self._notified: list[Any] = []  # Notices on their way, kept because MPI still reads them.
+        self._given_up: Callable[[], bool] | None = None  # Tests the operation that was not complete: likewise.
 
     @classmethod
     def start(cls, launch: Launch | None, timeout: float) -> MPIEngine:
@@ -81,6 +82,8 @@ class MPIEngine(Engine):
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:  # mpi4py looks for the library of MPI when it is imported.
             raise BackendError(f"engine 'mpi': mpi4py finds no library of MPI: {error}") from error
+        if is_ours:
+            atexit.register(_finalize, MPI, os.getpid())
         if MPI.Query_thread() < MPI.THREAD_SERIALIZED and MPI.COMM_WORLD.Get_size() > 1:
             raise BackendError(
                 "engine 'mpi': MPI was initialized for one thread only; call st.distributed.initialize before "
@@ -93,8 +96,6 @@ class MPIEngine(Engine):
                 f"{MPI.get_vendor()[0]}, the library of MPI that mpi4py uses, has started {size}; the launcher belongs "
                 "to another MPI: use the mpiexec that is installed with this library"
             )
-        if is_ours:
-            atexit.register(_finalize, MPI, os.getpid())
         return cls(MPI)
 
     def agree(self, record: bytes, deadline: float) -> list[bytes]:
@@ -168,7 +169,8 @@ class MPIEngine(Engine):
         os._exit(status)
 
     def _wait(self, is_complete: Callable[[], bool], deadline: float) -> None:
-        """Tests an operation until it is complete."""
+        """Tests an operation until it is complete. After an error, its memory is kept: MPI may still write there."""
+        self._given_up = is_complete
         tests = 0
         while not is_complete():
             tests += 1
@@ -184,6 +186,7 @@ class MPIEngine(Engine):
                 raise LostError
             if time.monotonic() > deadline:
                 raise LateError
+        self._given_up = None
 
 
 def _finalize(mpi: Any, process: int) -> None:

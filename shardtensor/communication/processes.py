@@ -63,7 +63,8 @@ def note(call: str) -> int:
 
 def identify(result: Any, name: str, operands: Iterable[Any], since: int) -> None:
     """Identifies the tensors of several processes, among the result of an operator, that have no identity yet; see
-    `shardtensor.tensor.identity`.
+    `shardtensor.tensor.identity`. If the processes have compared calls in it, such as a transfer, whose text names no
+    tensor, they compare the operands, too.
 
     Args:
         result: the result, a pytree.
@@ -72,12 +73,15 @@ def identify(result: Any, name: str, operands: Iterable[Any], since: int) -> Non
         since: the number of calls before it. Where processes have compared none since, which they need not make alike,
             the identity follows from those of the operands.
     """
-    number = connected(name).count
+    job = connected(name)
+    is_compared = job.count > since
+    if is_compared and (texts := [described(x) for x in leaves(operands) if is_common(x)]):
+        job.note(f"{name}({', '.join(texts)})")
     for k, x in enumerate(leaves(result)):
         if not is_common(x) or identity_of(x):
             continue
-        if number > since:
-            x._identity = f"{number}.{k}" if k else number
+        if is_compared:
+            x._identity = f"{job.count}.{k}" if k else job.count
         elif identity := derived_identity(f"{name}[{k}]" if k else name, operands):
             x._identity = identity
 

@@ -25,6 +25,7 @@ from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import as_operand, host_array, host_aval, located
 from shardtensor.tensor.ownership import lease, lent
+from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
@@ -375,6 +376,8 @@ def _to_host(x: Any, index: Any) -> HostArray:
     at = canonical(index, x.shape) if index is not None and type(index) is not Index else index
     storage = x._storage
     if type(storage) is not Storage and hasattr(storage, "to_host"):
+        if value.spans and type(storage) is PartialSums and storage.memory is None:
+            raise transfer.not_addressable("to_host", "the partial sums of an unreduced tensor in other processes")
         return storage.to_host(at)  # type: ignore[no-any-return]
     if value.spans:
         return lent(x, transfer.read_here(x, "to_host", at))

@@ -68,8 +68,9 @@ class EagerInterpreter(Interpreter):
                 job = JOB.agreement
                 since = job.count if job else 0
                 result = op.algorithm(*operands + params)
-                if job:
-                    identify(result, op.error_name, operands, since)
+                if job:  # Maps compare their arguments themselves.
+                    name = params[op.params.index("caller")] if "caller" in op.params else op.error_name
+                    identify(result, name, () if op.spmd else operands, since)
                 if not op.escapes:
                     track(entry, result, new=not op.spmd)  # Maps have adopted what their functions returned.
                 return result

@@ -29,7 +29,7 @@ from shardtensor.spmd.program import ExecutionContext, Failed, Program, around
 from shardtensor.spmd.scheduler import run
 from shardtensor.tensor.operands import as_operand, is_data, located
 from shardtensor.tensor.ownership import READS, Lent, export, lend_storage
-from shardtensor.tensor.pytree import map_leaves
+from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import (
     ShardedTensor,
@@ -64,12 +64,18 @@ class MappedArgument(NamedTuple):
 
 
 class Unmapped:
-    """Holds an argument that is passed to calls unchanged: no map looks for arrays in it."""
+    """Holds an argument that is passed to calls unchanged: no map looks for arrays in it.
 
-    __slots__ = ("value",)
+    Attributes:
+        value: the argument.
+        same: the numbers in it that are declared to be the same for all calls.
+    """
 
-    def __init__(self, value: Any) -> None:
+    __slots__ = ("same", "value")
+
+    def __init__(self, value: Any, same: Sequence[Any] = ()) -> None:
         self.value = value
+        self.same = same
 
 
 def argument_array(leaf: Any, what: str, otherwise: str) -> Any:
@@ -253,7 +259,18 @@ def _devices_across(called: _Map) -> tuple[tuple[Device, ...], ...]:
 def _note_map(called: _Map) -> None:
     from shardtensor.spmd.captured import note_map  # See `_devices_across`.
 
-    note_map(called.caller, called.fn, [column.items for column in called.columns])
+    note_map(called.caller, called.fn, [(column.items, _shared_leaves(column)) for column in called.columns])
+
+
+def _shared_leaves(column: MappedArgument) -> list[Any]:
+    """Returns the leaves of an argument that are declared to be the same for all calls."""
+    found: list[Any] = []
+    for leaf in leaves(column.items):
+        if type(leaf) is Unmapped:
+            found += leaf.same
+        elif not column.each:
+            found.append(leaf)
+    return found
 
 
 def _results_across(results: Sequence[Any], across: Sequence[tuple[Device, ...]], caller: str) -> list[Any]:

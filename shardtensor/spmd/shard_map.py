@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Unpack, overload
 
@@ -184,9 +185,12 @@ def _column(argument: Any, specs: Sequence[Any], mesh: Mesh, over: Chain, what: 
         whole = spec is None or (type(leaf) in SCALARS and not spec.chains)  # Python scalars stay weakly typed.
         rows.append(None if whole else _blocks(leaf, spec, mesh, over, path))
     count = max([len(row) for row in rows if row is not None], default=0)
+    same = [() if spec is None else (leaf,) for leaf, spec in zip(found, specs, strict=True)]
     if not count:
-        return MappedArgument(Unmapped(argument), False)
-    held = [[Unmapped(leaf)] * count if row is None else row for leaf, row in zip(found, rows, strict=True)]
+        return MappedArgument(Unmapped(argument, tuple(itertools.chain.from_iterable(same))), False)
+    held = [
+        [Unmapped(leaf, own)] * count if row is None else row for leaf, row, own in zip(found, rows, same, strict=True)
+    ]
     return MappedArgument([replaced(argument, parts) for parts in zip(*held, strict=True)], True)
 
 

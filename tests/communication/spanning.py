@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 import tracemalloc
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -489,8 +490,11 @@ def which_tensor_differs(k: int) -> dict[str, Callable[..., object]]:
     """Returns calls that take another tensor of the same aval in each process ``k``, by the text of their errors."""
     mesh = everything()
 
-    def mapped(fn: Callable[..., Any], *args: Any) -> Any:
-        return st.shard_map(fn, mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))(*args)
+    def mapped(fn: Callable[..., Any], *args: Any, specs: Any = None) -> Any:
+        return st.shard_map(fn, mesh=mesh, in_specs=specs or st.P("x"), out_specs=st.P("x"))(*args)
+
+    def mapped_over(array: Any, shared: Any) -> Any:
+        return st.pmap(lambda v, w: v * np.sum(w), array, shared, in_axes=(0, None), devices=mesh)
 
     def loop(x: Any, y: Any) -> None:
         grads = {"b": y, "w": x}
@@ -507,6 +511,16 @@ def which_tensor_differs(k: int) -> dict[str, Callable[..., object]]:
     def assigned(x: Any, y: Any) -> None:
         z = x + y
         z[1:3] = (x, y)[k][2:4]
+
+    def copied_and_written(x: Any, y: Any) -> None:
+        copies = x.copy(), x.copy()
+        copies[1][0] = 1.0
+        copies[k].max()
+
+    def compiled_and_copied(x: Any, y: Any) -> None:
+        copies = st.jit(lambda a: (a.copy(), a.copy()))(x)
+        copies[1][0] = 1.0
+        copies[k].max()
 
     def compiled_write(x: Any, y: Any) -> None:
         def f(a: Any) -> None:
@@ -531,6 +545,10 @@ def which_tensor_differs(k: int) -> dict[str, Callable[..., object]]:
         r"where\(.* #2, .* #1\)": lambda x, y: st.where(x > 3, *((x, y), (y, x))[k]),
         r"getitem\(.*bool\[7, 3\] P\('x'\) #4": lambda x, y: x[(x > 1, y > 1)[k]],
         r"negative\(.* #copy\(2": lambda x, y: -(x, y)[k].copy(),
+        r"max\(.* #copy\(1\) after 1 writes, None": copied_and_written,
+        r"max\(.* after 1 writes, None": compiled_and_copied,
+        r"reshard\(float64\[7, 3\] P\('x'\) #2\)": lambda x, y: st.reshard((x, y)[k], st.NamedSharding(mesh, st.P())),
+        r"unique\w*\(float64\[7, 3\] P\('x'\) #2\)": lambda x, y: st.unique((x, y)[k]),
         r"add\(.* #2": lambda x, y: np.add(x, 1, out=(x, y)[k]),
         r"process_allgather\(.* #2": lambda x, y: distributed.process_allgather((x, y)[k]),
         r"gather_to\(.* #2": lambda x, y: distributed.gather_to((x, y)[k]),
@@ -543,6 +561,15 @@ def which_tensor_differs(k: int) -> dict[str, Callable[..., object]]:
         r"shard_map\(.* with y=float64.* #2 in": lambda x, y: mapped(
             functools.partial(lambda a, y: a * y.ndim, y=(x, y)[k]), x
         ),
+        r"shard_map\(.* with factor=1.5": lambda x, y: mapped(st.jit(lambda a, factor=k + 0.5: a * factor), x),
+        r"shard_map\(.* with by_name\['s'\]=1.5": lambda x, y: mapped(
+            (lambda by_name: lambda a: a * by_name["s"])(OrderedDict(s=k + 0.5)), x
+        ),
+        r"shard_map\(.*; 1\.5\) in": lambda x, y: mapped(
+            lambda a, s: a * s["rate"], x, {"rate": k + 0.5}, specs=(st.P("x"), st.P())
+        ),
+        r"pmap\(.*; 1\.5\) in": lambda x, y: mapped_over(np.arange(mesh.size), k + 0.5),
+        r"pmap\(.*; host array": lambda x, y: mapped_over(np.arange(mesh.size), np.full(3, k)),
         r"shard_map\(.* with scale=1.5": lambda x, y: mapped(lambda a, scale=k + 0.5: a * scale, x),
         r"shard_map\(.* of a function with weights=host": lambda x, y: mapped(
             (lambda weights: lambda a: helper(a, weights))(np.ones(3) * k), x
@@ -599,16 +626,22 @@ def what_differs_by_right_is_no_error() -> None:
             np.arange(len(mesh.flat))
         )
     rank, name, mine = k, f"process {k}", st.arange(3.0, device=st.local_devices()[0])
+    files, by_rank, seconds, weight = [f"{name}/{n}" for n in range(250 - 200 * k)], {k: 0.5}, 0.0, 0.5
+    by_name = {letter: ord(letter) / 2 for letter in ("ab" if k else "ba")}
+    losses: list[Any] = []
 
     def body(a: Any, own: Any) -> Any:
-        if rank == 0 and name and k in own and mine.ndim:
+        nonlocal seconds
+        seconds += k / 3
+        losses.extend([k / 3, np.full(2, k / 3)])
+        if rank == 0 and name and k in own and mine.ndim and (files, by_rank, by_name, weight):
             print("", end="")
         return st.psum(a, "x")
 
     over = st.shard_map(body, mesh=everything(), in_specs=(st.P("x"), None), out_specs=st.P())
-    same(
-        over(st.arange(float(st.device_count())), {k: np.full(3, k)}), np.full(1, sum(range(st.device_count())), float)
-    )
+    for _ in range(2):
+        found = over(st.arange(float(st.device_count())), {k: np.full(3, k), -1: k / 3})
+        same(found, np.full(1, sum(range(st.device_count())), float))
     same(x + y * total, ROWS + (ROWS + 1) * ROWS.sum())
 
 
@@ -667,6 +700,19 @@ def kernels_run_in_each_process() -> None:
                 same(compiled(*given)[3], distributed.process_allgather(f(*given)[3]))
 
 
+def compiled_functions_write_in_place() -> None:
+    def f(x: Any, a: Any) -> Any:
+        y = x * a + 1
+        x *= y
+        x[1:] = y[1:]
+        return (x + y) / 3
+
+    mine, its = tensor(), tensor()
+    with mock.patch.object(groups, "LEAST", 0):
+        same(st.jit(f, executor="numpy")(mine, 0.5), distributed.process_allgather(f(its, 0.5)))
+    same(mine, distributed.process_allgather(its))
+
+
 def a_kernel_that_one_process_does_not_run_makes_the_same_calls() -> None:
     refuses = mock.patch.object(FusedInProcesses, "__call__", return_value=False)
     first = distributed.process_index() == 0
@@ -695,6 +741,12 @@ def stencils_exchange_halos() -> None:
 
 def what_needs_one_array_is_an_error() -> None:
     x = tensor()
+    unreduced = st.sum(x, axis=0, out_sharding=st.NamedSharding(everything(), st.P(unreduced={"x"})))
+    if distributed.process_index() == 0:
+        assert "unreduced" in repr(unreduced)
+        with pytest.raises(st.NotAddressableError, match="partial sums"):
+            np.asarray(unreduced)
+    same(unreduced + 0, ROWS.sum(axis=0))
     with pytest.raises(st.NotAddressableError, match="process_allgather"):
         pickle.dumps(x)
     with pytest.raises(st.NotAddressableError, match="process_allgather"):
@@ -723,7 +775,7 @@ CHECKS = [
     meshes_may_leave_out_processes,
     views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
     maps_and_their_collectives, maps_in_maps, lists_are_of_this_process, maps_over_arrays_say_whose_devices_they_use, jit_has_the_bits_of_eager_mode,
-    gradients_are_added_in_one_message, kernels_run_in_each_process,
+    gradients_are_added_in_one_message, kernels_run_in_each_process, compiled_functions_write_in_place,
     a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,
     what_needs_one_array_is_an_error, what_differs_by_right_is_no_error, values_that_differ_are_errors, calls_that_differ_are_errors,
     local_tensors_concern_nobody_else,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
+from shardtensor.communication.engine import LateError
+from shardtensor.communication.mpi_engine import MPIEngine
 from shardtensor.launcher import find_mpiexec
 from shardtensor.testing import EngineTests
 from tests.project.test_docs_pages import program
@@ -21,6 +27,27 @@ PAGE = Path(__file__).parents[2] / "docs" / "writing_an_engine.md"
 class TestMPI(EngineTests):
     engine = launcher = "mpi"
     kills_all = True
+
+
+def test_mpi_keeps_the_memory_of_an_operation_that_is_given_up() -> None:
+    """MPI may still write there while the process finds out which others are absent."""
+
+    class Never:
+        def __call__(self) -> bool:
+            return False
+
+    engine: Any = MPIEngine.__new__(MPIEngine)
+    engine._mpi, engine._records = mock.Mock(), mock.Mock(Iprobe=lambda *_: False)
+    operation = Never()
+    alive = weakref.ref(operation)
+    with pytest.raises(LateError):
+        engine._wait(operation, 0.0)
+    del operation
+    gc.collect()
+    assert alive() is not None
+    engine._wait(lambda: True, 0.0)
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.full

@@ -144,6 +144,15 @@ def test_output_that_nothing_reads_ends_the_job(endless: tuple[Job, subprocess.P
     job.assert_nothing_is_left()
 
 
+def test_a_signal_ends_a_launcher_whose_output_is_not_read(tmp_path: Path) -> None:
+    job = Job(tmp_path, "gloo", "while True:\n    print('line' * 1000, flush=True)\n")
+    with job.start() as process:
+        time.sleep(2)  # The pipe is full.
+        process.terminate()
+        assert process.wait(timeout=20) == -signal.SIGTERM
+        job.assert_nothing_is_left()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("redirection", "status", "message"),
@@ -187,6 +196,7 @@ def test_an_error_of_the_function_that_receives_lines_ends_the_job(engine: str) 
     [
         ("if k == 1: os._exit(7)", 7, "process 1 ended with exit status 7"),
         ("if k == 1: os.kill(os.getpid(), signal.SIGSEGV)", 139, "process 1 ended by signal 11 (SIGSEGV)"),
+        ("if k == 1: os._exit(-1)", 255, "process 1 ended with exit status 255"),
         ("sys.exit(3)", 3, "processes 0, 1 ended with exit status 3"),
         ("sys.exit(0)", 0, ""),
     ],

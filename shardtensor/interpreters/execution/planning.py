@@ -59,14 +59,15 @@ def _text_of_calls(op: Op, kinds: Sequence[Kind], params: Params) -> Callable[[O
     for n in read:
         texts[n] = "%s" if isinstance(kinds[n], type) else f"{texts[n]} #%s"
     form = f"{op.name}({', '.join(texts)})"
+    numbered = form.replace("#%s", "#%d")
 
     def text(operands: Operands) -> str:
         return form % tuple([_text_of_operand(operands[n]) for n in read])
 
     def text_of_tensors(operands: Operands) -> str:
         try:
-            return form % tuple(map(_known_identity, operands))
-        except AttributeError:
+            return numbered % tuple(map(_known_identity, operands))
+        except (AttributeError, TypeError):  # An identity is no number: the tensor is a view or a copy, for example.
             return text(operands)
 
     return text_of_tensors if all(isinstance(kind, Aval) for kind in kinds) else text

@@ -317,8 +317,10 @@ def _is_local_on_devices(equation: Equation, x: Aval, value: Aval) -> bool:
 
 def _is_local_in_processes(equation: Equation, shape: Shape) -> bool:
     """Whether an operator on tensors that span processes exchanges nothing, and loops are not short."""
+    if equation.writes:  # Its first operand is the base, of which the operator's plan knows nothing.
+        return False
     plan, value = plan_of(equation), equation.results.kind
-    if plan is None or equation.writes or any(t is not None and not t.stays for t in plan.transfers):
+    if plan is None or any(t is not None and not t.stays for t in plan.transfers):
         return False
     return not spans_hosts(value) or math.prod(shape) >= LEAST * len(value.cells.positions)
 
