@@ -465,7 +465,8 @@ def _roll(operands: Sequence[Operand], mesh: Mesh, *, shift: Any, axis: Any) -> 
     try:
         pairs = np.broadcast(shift, axis)
     except ValueError:
-        counts = f"{np.size(shift)} shifts for {np.size(axis)} axes"
+        shifts, axes = [len(x) if isinstance(x, (list, tuple)) else 1 for x in (shift, axis)]
+        counts = f"{shifts} shifts for {axes} axes"
         raise ArgumentError(f"{counts}; give one for all, or one for each") from None
     total = [0] * x.ndim
     for s, a in pairs:
