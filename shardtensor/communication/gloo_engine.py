@@ -232,9 +232,10 @@ def _result(calling: Future[Any], deadline: float) -> Any:
     """Returns the result of a call of a store in a thread.
 
     Raises:
-        _StoreError: the call has failed, or has not returned a second after the deadline.
+        _StoreError: the call has failed, or has not returned some seconds after the deadline. Torch keeps its limit only
+            to a second or two, and a thread that returns from it while the interpreter ends aborts the process.
     """
-    if not wait([calling], max(deadline + 1 - time.monotonic(), 0)).done:
+    if not wait([calling], max(deadline + 2.5 - time.monotonic(), 0)).done:
         raise _StoreError("timed out")
     if isinstance(error := calling.exception(), (RuntimeError, ValueError)):
         raise _StoreError(str(error)) from error
