@@ -232,8 +232,8 @@ def _result(calling: Future[Any], deadline: float) -> Any:
     """Returns the result of a call of a store in a thread.
 
     Raises:
-        _StoreError: the call has failed, or has not returned some seconds after the deadline. Torch keeps its limit only
-            to a second or two, and a thread that returns from it while the interpreter ends aborts the process.
+        _StoreError: the call has failed, or has not returned some seconds after the deadline. Torch keeps its limit to
+            a second or two only, and a thread that returns from it while the interpreter ends aborts the process.
     """
     if not wait([calling], max(deadline + 2.5 - time.monotonic(), 0)).done:
         raise _StoreError("timed out")
