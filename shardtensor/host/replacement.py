@@ -62,7 +62,7 @@ def is_special(path: str) -> bool:
     """Whether a path leads to a device, a pipe or a socket."""
     try:
         mode = os.stat(path).st_mode
-    except (OSError, ValueError):  # Whoever opens the path raises the error.
+    except (OSError, ValueError):  # Opening the path raises the error.
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 

@@ -97,7 +97,7 @@ def find_compiler() -> Compiler | None:
 @functools.lru_cache(8)
 def _compiler(given: str | None, path: str | None) -> Compiler | None:
     reasons = []
-    # A relative entry would run a program of whoever owns the current folder.
+    # A relative entry would run a program that the owner of the current folder has put there.
     path = os.pathsep.join(filter(os.path.isabs, (os.defpath if path is None else path).split(os.pathsep)))
     try:
         tried = [shlex.split(given)] if given else [[name] for name in _COMMANDS]
