@@ -39,6 +39,8 @@ ROUNDED = (
 """Functions that NumPy computes with other last bits where an array is reversed, on CPUs with AVX-512. Reversed views are
 views in shared memory, and copies elsewhere.
 """
+GROUPED = {"logaddexp"}
+"""Ufuncs of ``running`` that round: the backend numpy applies them in NumPy's order, others combine pairs."""
 MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (3, 1), (2, 2, 2)]
 
 
@@ -71,7 +73,7 @@ def placed(data: Any, array: Any, mesh: st.Mesh, first: bool, views: bool) -> An
 
 
 def compared(result: Any, answer: Any, bits: Any) -> None:
-    """Asserts that a result, a pytree of tensors, equals NumPy's, and adds its bits to a hash."""
+    """Asserts that a result, a pytree of tensors, equals NumPy's, and adds its bits to a hash, if there is one."""
     made, wanted = leaves(result), leaves(answer)
     assert len(made) == len(wanted), f"{len(made)} results instead of {len(wanted)}"
     for one, answer in zip(made, wanted, strict=True):
@@ -86,7 +88,8 @@ def compared(result: Any, answer: Any, bits: Any) -> None:
         if parts.dtype.kind in "fc":  # NumPy's loops give NaN any sign: it depends on the number of elements.
             parts = parts.view(parts.real.dtype).copy()
             parts[np.isnan(parts)] = np.nan
-        bits.update(parts.tobytes())
+        if bits is not None:
+            bits.update(parts.tobytes())
         limit = {"float16": 2e-2, "float32": 2e-5, "complex64": 2e-5}.get(str(known.dtype), 1e-11)
         if known.dtype.kind in "fc":
             np.testing.assert_allclose(whole, known, rtol=limit, atol=limit)
@@ -108,7 +111,8 @@ def outcome(name: str) -> str:
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
-                compared(made.run(OPS[name].dispatch, operands), wanted(name, made), bits)
+                same_bits = name != "running" or made.params["ufunc"] not in GROUPED
+                compared(made.run(OPS[name].dispatch, operands), wanted(name, made), bits if same_bits else None)
         except st.DistributedError:
             raise
         except Exception as error:
