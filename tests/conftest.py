@@ -31,6 +31,7 @@ from shardtensor.backend import registry
 from shardtensor.errors import BackendError
 from shardtensor.testing.checked import CheckedBackend
 from tests import fakecupy
+from tests.draws import drawn
 
 for _name in st.__all__:  # Imports the modules that are imported on first use: tests iterate over all operators.
     getattr(st, _name)
@@ -74,18 +75,23 @@ pytest_plugins = ["tests.selection"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells start background jobs in this state
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup does; tests send it to launchers
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 st.set_cache_limit(1 << 25)  # The default is a quarter of the machine's memory, which a run of all tests fills.
 
-hypothesis.settings.register_profile(
-    "fast",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],  # explaining a failure takes minutes
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
-hypothesis.settings.load_profile("fast")
+
+def pytest_configure() -> None:
+    hypothesis.settings.register_profile(
+        "drawn",
+        deadline=None,
+        derandomize=True,
+        database=None,
+        max_examples=drawn(100),
+        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],  # explaining a failure takes minutes
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    hypothesis.settings.load_profile("drawn")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,19 +1,24 @@
-"""Options that select tests, the number of processes, and a summary line of the tests that did not run.
+"""The tiers of tests, the number of processes, and two lines at the end: what did not run, and the processor time.
 
-The fast tier is every test that is not marked `full`. ``--full`` adds the marked ones; ``--slice 3/20`` runs only the
-third of twenty parts of the marked ones, so that twenty short runs cover all of them; ``--quick`` runs the first case
-of each test function that is not marked `slow`.
+The fast tier draws from the tests that ``--full`` runs: it leaves out those marked `full`, takes a test with the
+parameter `backend` and other parameters on one backend for each of its cases, in turn, and has fewer examples of
+hypothesis (`tests.draws`). ``--slice 3/20`` runs the third of twenty parts of what ``--full`` runs, so that twenty short runs
+are a full one. ``--quick`` runs the first case of each test function that is not marked `slow`.
 """
 
 from __future__ import annotations
 
 import gc
+import time
 from collections import Counter
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardtensor.host.limits import usable_cores
+from tests import draws
 
 WORKERS = 8
 """The largest number of processes with `-n auto`; each takes a few hundred MB."""
@@ -25,14 +30,29 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()
 """The numbers of tests that were dropped after the collection, by reason."""
 
 
+PROCESSOR_TIME = pytest.StashKey[float]()
+"""The seconds of processor time of the workers of pytest-xdist that have ended, with their child processes."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Sets the tier before the modules of tests, which ask for their number of examples, are imported."""
+    draws.all_of_them = complete(config)
+
+
+def complete(config: pytest.Config) -> bool:
+    """Returns whether the tests are those of the full tier, or a slice of them."""
+    return bool(config.getoption("full") or config.getoption("slice"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="also run the tests marked `full`")
+    parser.addoption("--full", action="store_true", help="run all tests on all backends, with all of their examples")
     parser.addoption("--quick", action="store_true", help="run the first case of each test that is not slow")
     parser.addoption(
         "--slice",
         metavar="K/N",
         type=slice_of,
-        help="run the K-th of N parts of the tests marked `full`, and no others; the N parts together are all of them",
+        help="run the K-th of N parts of what --full runs",
     )
 
 
@@ -51,15 +71,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if " at 0x" in item.nodeid:  # The workers of pytest-xdist must collect tests with equal names.
             raise pytest.UsageError(f"{item.nodeid}: the name contains an address; give the parameter an id")
     left_out = config.stash[LEFT_OUT] = Counter()
-    part, seen, kept = config.getoption("slice"), set(), []
+    every, seen, kept = complete(config), set[str](), []
+    others = set[str]() if every else on_other_backends([x for x in items if not x.get_closest_marker("full")])
     for item in items:
-        marked, function = item.get_closest_marker("full") is not None, item.nodeid.partition("[")[0]
-        if part and not marked:
-            left_out["not marked full"] += 1
-        elif marked and not (part or config.getoption("full")):
+        function = item.nodeid.partition("[")[0]
+        if not every and item.get_closest_marker("full"):
             left_out["marked full"] += 1
         elif skip := item.get_closest_marker("skip"):
             left_out[kind(skip.kwargs["reason"])] += 1
+        elif item.nodeid in others:
+            left_out["on other backends"] += 1
         elif config.getoption("quick") and (function in seen or item.get_closest_marker("slow")):
             left_out["not quick"] += 1
         else:
@@ -67,8 +88,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             seen.add(function)
     # Tests of the project come first: they start processes, which is cheaper while this process is still small.
     kept.sort(key=lambda item: item.path.parent.name != "project")
-    items[:] = sliced(kept, *part) if part else kept
+    items[:] = sliced(kept, *part) if (part := config.getoption("slice")) else kept
     left_out["in other slices"] += len(kept) - len(items)
+
+
+def on_other_backends(items: list[Any]) -> set[str]:
+    """Returns the names of the tests that run on all backends in the full tier only.
+
+    A test with the parameter `backend` and others runs on one backend for each of its cases: the first case on the first
+    backend, the second case on the next one, and so on. A test with one case runs on every backend.
+    """
+    functions: dict[str, dict[Any, list[str]]] = {}
+    for item in items:
+        params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        if params.pop("backend", None) and params:
+            case = tuple((name, id(value)) for name, value in params.items())
+            functions.setdefault(item.nodeid.partition("[")[0], {}).setdefault(case, []).append(item.nodeid)
+    return {
+        name
+        for cases in functions.values()
+        if len(cases) > 1
+        for turn, names in enumerate(cases.values())
+        for name in names
+        if name != names[turn % len(names)]
+    }
 
 
 def sliced(items: list[Any], number: int, count: int) -> list[Any]:
@@ -100,12 +143,35 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Sends the numbers from a worker of pytest-xdist to its controller, which collects no tests itself."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = dict(session.config.stash.get(LEFT_OUT, Counter()))
+        session.config.workeroutput["processor_time"] = processor_time()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     if hasattr(node, "workeroutput"):  # A worker that crashed has none.
-        node.config.stash[LEFT_OUT] = Counter(node.workeroutput["left_out"])
+        stash = node.config.stash
+        stash[LEFT_OUT] = Counter(node.workeroutput["left_out"])
+        stash[PROCESSOR_TIME] = stash.get(PROCESSOR_TIME, 0.0) + node.workeroutput["processor_time"]
+
+
+def processor_time() -> float:
+    """Returns the seconds of processor time of this process and of its child processes that have ended."""
+    return sum(time for who in (RUSAGE_SELF, RUSAGE_CHILDREN) for time in getrusage(who)[:2])
+
+
+def fixed_loop() -> float:
+    """Returns the seconds of processor time of a fixed loop of Python's integers and of small NumPy arrays: the least
+    of three measurements.
+    """
+    times = []
+    for _ in range(3):
+        start, total, x = time.process_time(), 0, np.arange(64.0)
+        for n in range(400_000):
+            total += n * n % 7
+        for _ in range(200_000):
+            x = x + 1.0
+        times.append(time.process_time() - start)
+    return min(times)
 
 
 def kind(reason: str) -> str:
@@ -129,3 +195,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         reasons[kind(reason.removeprefix("Skipped: "))] += 1
     if reasons := +reasons:
         terminalreporter.write_line(f"not run: {summary(reasons)}")
+    workers = config.stash.get(PROCESSOR_TIME, 0.0)
+    seconds, loop = workers or processor_time(), fixed_loop()
+    terminalreporter.write_line(f"processor time: {seconds:.0f} s, {seconds / loop:.0f} times a fixed loop")

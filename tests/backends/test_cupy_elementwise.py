@@ -17,6 +17,7 @@ import shardtensor as st
 from tests import gpu_memory
 from tests.backends.test_cupy import Machine, launched, machine
 from tests.conftest import NO_GPU
+from tests.draws import drawn
 
 pytestmark = pytest.mark.skipif(not NO_GPU, reason="the double takes the place of CuPy")
 
@@ -61,7 +62,7 @@ def numbers(rng: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 @hypothesis.given(data=some.data())
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=drawn(40), deadline=None)
 def test_every_layout(data: Any) -> None:
     shape = data.draw(some.sampled_from(SHAPES))
     kinds = data.draw(some.lists(some.sampled_from(DTYPES), min_size=1, max_size=3))
@@ -111,7 +112,7 @@ def test_packs_have_16_bytes_of_the_widest_array(gpu: Machine) -> None:
 
 
 @hypothesis.given(data=some.data())
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=drawn(40), deadline=None)
 def test_large_arrays_have_the_results_of_small_ones(data: Any) -> None:
     name = data.draw(
         some.sampled_from(["add", "subtract", "multiply", "divide", "sqrt", "square", "less", "equal", "exp"])

@@ -13,6 +13,7 @@ import shardtensor as st
 from shardtensor.interpreters.mutation import advanced_indexing, scattered_on_device, write_ops
 from tests import fakecupy
 from tests.backends.test_cupy import launched, machine
+from tests.draws import drawn
 
 SHAPE = (6, 4, 5)
 
@@ -46,7 +47,7 @@ def indices(draw: Any) -> tuple[Any, ...]:
 
 
 @hypothesis.given(index=indices(), data=some.data())
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=drawn(100), deadline=None)
 def test_selected_elements(index: tuple[Any, ...], data: Any) -> None:
     host = np.arange(float(np.prod(SHAPE))).reshape(SHAPE)
     with machine(4, devices=1) as m:
@@ -69,7 +70,7 @@ def test_selected_elements(index: tuple[Any, ...], data: Any) -> None:
 
 
 @hypothesis.given(index=indices(), data=some.data())
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=drawn(100), deadline=None)
 def test_written_elements(index: tuple[Any, ...], data: Any) -> None:
     host = np.arange(float(np.prod(SHAPE))).reshape(SHAPE)
     with machine(4, devices=1) as m:

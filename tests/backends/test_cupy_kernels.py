@@ -16,6 +16,7 @@ from shardtensor.communication.merging import MERGED_AT_ONCE, merged
 from shardtensor.functions import random_kernel
 from tests import fakecupy
 from tests.backends.test_cupy import ORDERS, address, launched, machine, same
+from tests.draws import drawn
 
 
 def parts_of(m: Any, *positions: int) -> Any:
@@ -26,7 +27,7 @@ def parts_of(m: Any, *positions: int) -> Any:
 
 
 @hypothesis.given(data=some.data())
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=drawn(15), deadline=None)
 def test_merged_has_the_bits_of_single_merges(data: Any) -> None:
     sizes = tuple(data.draw(some.lists(some.integers(1, 9), min_size=1, max_size=2)))
     contributes = data.draw(some.lists(some.booleans(), min_size=int(np.prod(sizes)), max_size=int(np.prod(sizes))))

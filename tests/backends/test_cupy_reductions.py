@@ -17,6 +17,7 @@ import shardtensor as st
 from tests.backends.test_cupy import Machine, launched, machine
 from tests.backends.test_cupy_elementwise import LAYOUTS, laid_out
 from tests.conftest import NO_GPU
+from tests.draws import drawn
 
 pytestmark = pytest.mark.skipif(not NO_GPU, reason="the double takes the place of CuPy")
 
@@ -58,7 +59,7 @@ def axes_of(data: Any, ndim: int) -> Any:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @hypothesis.given(data=some.data())
-@hypothesis.settings(max_examples=80, deadline=None)
+@hypothesis.settings(max_examples=drawn(80), deadline=None)
 def test_every_layout(data: Any) -> None:
     shape, dtype = data.draw(some.sampled_from(SHAPES)), data.draw(some.sampled_from(("f4", "f8", "f2", "i4", "?")))
     name, keepdims = data.draw(some.sampled_from(NAMES)), data.draw(some.booleans())

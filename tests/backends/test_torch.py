@@ -20,6 +20,7 @@ pytest.importorskip("array_api_compat", reason="array-api-compat is not installe
 import shardtensor as st  # noqa: E402 - what follows wants torch
 from shardtensor.backend import function_of  # noqa: E402
 from shardtensor.backend.registry import load  # noqa: E402
+from tests.draws import drawn  # noqa: E402
 from tests.layouts import DTYPES, broadcastable, mesh_of, shapes  # noqa: E402
 from tests.operands import BINARY, UNARY, defined_operands, values  # noqa: E402
 
@@ -96,7 +97,7 @@ def test_binary_functions_of_every_pair_of_dtypes(name: str, xp: Any) -> None:
 
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_functions_of_every_shape(name: str, xp: Any) -> None:
-    @hypothesis.settings(max_examples=15)
+    @hypothesis.settings(max_examples=drawn(15))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         check(xp, name, arrays(data, data.draw(shapes()), data.draw(some.sampled_from(DTYPES))))
@@ -106,7 +107,7 @@ def test_unary_functions_of_every_shape(name: str, xp: Any) -> None:
 
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_functions_of_every_shape(name: str, xp: Any) -> None:
-    @hypothesis.settings(max_examples=25)
+    @hypothesis.settings(max_examples=drawn(25))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         dtypes = [data.draw(some.sampled_from(DTYPES)) for _ in range(2)]
@@ -210,7 +211,7 @@ def _axes(data: Any, ndim: int) -> Any:
 
 @pytest.mark.parametrize("name", ["sum", "prod", "mean", "var", "std", "max", "min", "any", "all", "argmax", "argmin"])
 def test_reductions(name: str, xp: Any) -> None:
-    @hypothesis.settings(max_examples=150)
+    @hypothesis.settings(max_examples=drawn(150))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         x = arrays(data, data.draw(shapes()), data.draw(some.sampled_from(DTYPES)))

@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.functions.algorithms import blocked, elimination, panels
+from tests.draws import drawn
 from tests.layouts import array, everywhere, mesh_of
 
 linalg = st.linalg
@@ -140,7 +141,7 @@ def test_residuals_are_those_of_lapack(check: Any, backend: str) -> None:
 @pytest.mark.parametrize("check", CHECKS)
 def test_residuals_are_those_of_lapack_at_length(check: Any, backend: str) -> None:
     run = hypothesis.given(some.data())(lambda data: check(data, backend, 19))
-    hypothesis.settings(max_examples=100, deadline=None)(run)()
+    hypothesis.settings(max_examples=drawn(100), deadline=None)(run)()
 
 
 # -- bytes -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 import shardtensor.fft
+from tests.draws import drawn
 from tests.layouts import READ_ONLY, array, assert_same, everywhere, mesh_of, meshes, placed
 
 fft = shardtensor.fft
@@ -57,7 +58,9 @@ def transformed(data: Any, name: str, backend: str, sides: Any = (1, 2, 3, 5, 8)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ALL)
 def test_transforms_of_several_dimensions_match_numpy(name: str, backend: str) -> None:
-    hypothesis.settings(max_examples=12)(hypothesis.given(some.data())(lambda data: transformed(data, name, backend)))()
+    hypothesis.settings(max_examples=drawn(12))(
+        hypothesis.given(some.data())(lambda data: transformed(data, name, backend))
+    )()
 
 
 @pytest.mark.full
@@ -65,7 +68,7 @@ def test_transforms_of_several_dimensions_match_numpy(name: str, backend: str) -
 @pytest.mark.parametrize("name", ALL)
 def test_transforms_of_several_dimensions_match_numpy_at_length(name: str, backend: str) -> None:
     run = hypothesis.given(some.data())(lambda data: transformed(data, name, backend, (1, 2, 7, 16, 40)))
-    hypothesis.settings(max_examples=200, deadline=None)(run)()
+    hypothesis.settings(max_examples=drawn(200), deadline=None)(run)()
 
 
 @everywhere

@@ -14,13 +14,14 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.functions import files, npy_files
+from tests.draws import drawn
 from tests.layouts import DTYPES, array, assert_same, everywhere, mesh_of, meshes, shapes, specs
 
 A = np.arange(30.0).reshape(6, 5)
 
 
 @everywhere
-@hypothesis.settings(max_examples=15)
+@hypothesis.settings(max_examples=drawn(15))
 @hypothesis.given(data=some.data())
 def test_arrays_pass_both_ways(tmp_path_factory: Any, backend: str, data: Any) -> None:
     path = tmp_path_factory.mktemp("files") / "x.npy"

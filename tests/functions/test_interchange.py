@@ -18,6 +18,7 @@ import shardtensor as st
 from shardtensor.backend import HOST_MEMORY, registry
 from shardtensor.functions import dlpack_memory
 from shardtensor.functions.dlpack_methods import to_dlpack
+from tests.draws import drawn
 from tests.layouts import DTYPES, MESHES, all_specs, array, assert_same, mesh_of, shapes
 
 JAX_DTYPES = ["bool", "int8", "int32", "uint8", "float16", "float32", "complex64"]  # without its 64-bit mode
@@ -118,7 +119,7 @@ def lay(data: Any, value: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("target", [None, "numpy", "checked", "torch"])
 @pytest.mark.parametrize("producer", PRODUCERS)
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=drawn(40))
 @hypothesis.given(data=some.data())
 def test_every_array_comes_in(producer: str, target: str | None, data: Any) -> None:
     value = array(data.draw(shapes()), data.draw(some.sampled_from(JAX_DTYPES if producer == "jax" else DTYPES)), 3)
@@ -442,7 +443,7 @@ def test_a_list_takes_devices_in_order() -> None:
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch", "checked"])
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=drawn(60))
 @hypothesis.given(data=some.data())
 def test_a_list_in_any_layout(target: str, data: Any) -> None:
     mesh = mesh_of(data.draw(some.sampled_from(MESHES)), target) if usable(target) else None
@@ -500,7 +501,7 @@ def test_pieces_of_several_libraries(more: list[str]) -> None:
 
 @pytest.mark.parametrize("source", ["numpy", "torch", "checked"])
 @each_consumer
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=drawn(40))
 @hypothesis.given(data=some.data())
 def test_every_tensor_goes_out(consumer: str, source: str, data: Any) -> None:
     value = array(data.draw(shapes()), data.draw(some.sampled_from(JAX_DTYPES if consumer == "jax" else DTYPES)), 3)

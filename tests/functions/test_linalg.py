@@ -14,6 +14,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 import shardtensor.linalg
 from shardtensor.testing.linear_algebra_cases import matrices
+from tests.draws import drawn
 from tests.interpreters.test_infer import layouts
 from tests.layouts import array, assert_same, everywhere, mesh_of, meshes, placed, shapes
 
@@ -96,7 +97,9 @@ def test_decompositions_match_numpy(name: str, backend: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", SEVERAL)
 def test_decompositions_match_numpy_at_length(name: str, backend: str) -> None:
-    hypothesis.settings(max_examples=200)(hypothesis.given(some.data())(lambda data: decomposed(data, name, backend)))()
+    hypothesis.settings(max_examples=drawn(200))(
+        hypothesis.given(some.data())(lambda data: decomposed(data, name, backend))
+    )()
 
 
 @everywhere
@@ -172,13 +175,13 @@ def norms(data: Any, backend: str) -> None:
 @everywhere
 @pytest.mark.filterwarnings("ignore")
 def test_norms_match_numpy(backend: str) -> None:
-    hypothesis.settings(max_examples=50)(hypothesis.given(some.data())(lambda data: norms(data, backend)))()
+    hypothesis.settings(max_examples=drawn(50))(hypothesis.given(some.data())(lambda data: norms(data, backend)))()
 
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
 def test_norms_match_numpy_at_length(backend: str) -> None:
-    hypothesis.settings(max_examples=2000)(hypothesis.given(some.data())(lambda data: norms(data, backend)))()
+    hypothesis.settings(max_examples=drawn(2000))(hypothesis.given(some.data())(lambda data: norms(data, backend)))()
 
 
 @everywhere

@@ -25,6 +25,7 @@ from shardtensor.interpreters.execution import combination, one_pass, plan_cache
 from shardtensor.sharding.mesh import groups_along
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.value import cells_of
+from tests.draws import drawn
 from tests.layouts import (
     MESHES,
     NAMES,
@@ -135,7 +136,7 @@ def problems(
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_against_numpy(name: str) -> None:
-    @hypothesis.settings(max_examples=80)
+    @hypothesis.settings(max_examples=drawn(80))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         x, axis, keepdims = data.draw(problems(name))
@@ -161,7 +162,7 @@ def test_exact_ones_know_no_order(name: str) -> None:
         assert name in ("mean", "var", "std")
         return
 
-    @hypothesis.settings(max_examples=60)
+    @hypothesis.settings(max_examples=drawn(60))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         x, axis, keepdims = data.draw(
@@ -477,7 +478,7 @@ def test_sums_are_combined_along_the_tree(name: str, watched: bool, backend: str
     differently.
     """
 
-    @hypothesis.settings(max_examples=150)
+    @hypothesis.settings(max_examples=drawn(150))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         dtypes = ["float32", "float64"] + ["float16", "complex64", "complex128"] * (name != "mean")
@@ -566,7 +567,7 @@ def bits(x: st.ShardedTensor) -> list[bytes]:
     ],
 )
 def test_fast_path_gives_the_bits_of_the_general_way(name: str, dtype: str) -> None:
-    @hypothesis.settings(max_examples=120)
+    @hypothesis.settings(max_examples=drawn(120))
     @hypothesis.given(case=row_sums())
     def run(case: Any) -> None:
         x, axis, keepdims, grid, spec = case
@@ -590,7 +591,7 @@ def test_fast_path_gives_the_bits_of_the_general_way(name: str, dtype: str) -> N
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
 def test_fast_products_give_the_bits_of_the_general_way(dtype: str) -> None:
-    @hypothesis.settings(max_examples=60)
+    @hypothesis.settings(max_examples=drawn(60))
     @hypothesis.given(
         depth=some.integers(1, 40),
         sides=some.tuples(*[some.sampled_from([0, 1, 2, 5, 9])] * 2),
@@ -658,7 +659,7 @@ def test_fast_path_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_counts_changes_no_bit(name: str, backend: str) -> None:
     """Under `st.transfers` reductions use the general path; the bits on one mesh are the same."""
 
-    @hypothesis.settings(max_examples=60)
+    @hypothesis.settings(max_examples=drawn(60))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         x, sharding, axis, keepdims = data.draw(sums(backend))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
+from tests.draws import drawn
 from tests.layouts import meshes, specs
 from tests.numpy_calls import MAIN, Operands
 from tests.numpy_table import leaves
@@ -64,7 +65,7 @@ def check(name: str, data: Any, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "checked"], indirect=True)
 def test_drawn_functions(backend: str) -> None:
-    @hypothesis.settings(max_examples=80)
+    @hypothesis.settings(max_examples=drawn(80))
     @hypothesis.given(name=some.sampled_from(DRAWN), data=some.data())
     def run(name: str, data: Any) -> None:
         check(name, data, backend)
@@ -76,7 +77,7 @@ def test_drawn_functions(backend: str) -> None:
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("backend", ["numpy", "checked"], indirect=True)
 def test_every_function(name: str, backend: str) -> None:
-    @hypothesis.settings(max_examples=12)
+    @hypothesis.settings(max_examples=drawn(12))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         check(name, data, backend)

@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.functions import einsum as einsum_module
 from shardtensor.functions import products
+from tests.draws import drawn
 from tests.layouts import array, assert_same, everywhere, mesh_of, meshes, placed, shapes
 
 NUMBERS = some.sampled_from(["bool", "int8", "int64", "float32", "float64", "complex64"])
@@ -44,13 +45,15 @@ def products_of(data: Any, name: str, backend: str) -> None:
 @everywhere
 @pytest.mark.parametrize("name", ["dot", "inner", "outer", "kron"])
 def test_products_match_numpy(name: str, backend: str) -> None:
-    hypothesis.settings(max_examples=12)(hypothesis.given(some.data())(lambda data: products_of(data, name, backend)))()
+    hypothesis.settings(max_examples=drawn(12))(
+        hypothesis.given(some.data())(lambda data: products_of(data, name, backend))
+    )()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["dot", "inner", "outer", "kron"])
 def test_products_match_numpy_at_length(name: str, backend: str) -> None:
-    hypothesis.settings(max_examples=300)(
+    hypothesis.settings(max_examples=drawn(300))(
         hypothesis.given(some.data())(lambda data: products_of(data, name, backend))
     )()
 
@@ -90,13 +93,13 @@ def sums_of_products(data: Any, backend: str) -> None:
 @everywhere
 def test_sums_of_products_match_numpy(backend: str) -> None:
     run = hypothesis.given(some.data())(lambda data: sums_of_products(data, backend))
-    hypothesis.settings(max_examples=40)(run)()
+    hypothesis.settings(max_examples=drawn(40))(run)()
 
 
 @pytest.mark.full
 def test_sums_of_products_match_numpy_at_length(backend: str) -> None:
     run = hypothesis.given(some.data())(lambda data: sums_of_products(data, backend))
-    hypothesis.settings(max_examples=1000)(run)()
+    hypothesis.settings(max_examples=drawn(1000))(run)()
 
 
 def test_large_products_without_a_contraction_are_elementwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from shardtensor.functions.random_elements import Elements, fill
 from shardtensor.host import philox
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.testing.layouts import meshes, shapes, specs
+from tests.draws import drawn
 from tests.layouts import everywhere, mesh_of, values_of
 
 KEY = st.random.key(2026)
@@ -177,7 +178,7 @@ def test_numbers_of_drawn_layouts(name: str, backend: str) -> None:
     run()
 
 
-@hypothesis.settings(max_examples=50)
+@hypothesis.settings(max_examples=drawn(50))
 @hypothesis.given(some.data(), some.lists(some.integers(1, 9), max_size=4), some.sampled_from([4, 40, 1 << 22]))
 def test_any_box_of_an_array_gets_its_own_numbers(data: Any, shape: list[int], most: int) -> None:
     box = [tuple(sorted(data.draw(some.tuples(some.integers(0, n), some.integers(0, n))))) for n in shape]
@@ -336,8 +337,8 @@ def test_results_are_placed_like_those_of_creation_functions() -> None:
         assert placed.device == device, name
         assert draw(KEY, 3).shape == (3,)
     x = st.ones((4, 3))
-    for drawn in (st.random.gamma(KEY, x, device=device), st.random.choice(KEY, x, (2,), device=device)):
-        assert drawn.device == device
+    for made in (st.random.gamma(KEY, x, device=device), st.random.choice(KEY, x, (2,), device=device)):
+        assert made.device == device
     assert st.random.gamma(KEY, np.ones(3), (2, 3)).shape == (2, 3)
     assert st.random.gamma(KEY, st.ones((2, 1)), (4, 2, 3)).shape == (4, 2, 3)
     assert st.random.binomial(KEY, np.array([[3], [4]]), st.asarray([0.1, 0.2])).shape == (2, 2)

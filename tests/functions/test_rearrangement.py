@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import array_shapes
 
 import shardtensor as st
 from shardtensor import P
+from tests.draws import drawn
 from tests.layouts import assert_same, everywhere, mesh_of, placed
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
@@ -247,7 +248,7 @@ def test_arange_has_numpys_bits(backend: str) -> None:
     sharding = st.NamedSharding(mesh_of((3,), backend), P("x"))
     numbers = some.sampled_from([0.0, -0.0, 1.0, -1.0, 0.1, 1e-7, -3489.1, 1e20]) | some.floats(-5, 5, width=16)
 
-    @hypothesis.settings(max_examples=60)
+    @hypothesis.settings(max_examples=drawn(60))
     @hypothesis.given(numbers, numbers.filter(bool), some.floats(0, 12), some.sampled_from(["f2", "f4", "f8", None]))
     def run(start: float, step: float, count: float, dtype: Any) -> None:
         span = (start, start + step * count, step)

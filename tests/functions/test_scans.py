@@ -14,6 +14,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor import P
 from shardtensor.functions.algorithms.sample_sort import GATHERED
+from tests.draws import drawn
 from tests.interpreters.test_infer import totals
 from tests.layouts import everywhere, mesh_of
 
@@ -94,7 +95,7 @@ def test_a_split_dimension_sends_one_slice_for_each_pair_of_devices() -> None:
 def test_small_operands_get_the_bits_of_the_algorithm(name: str, dtype: str) -> None:
     """Where devices share the host's memory, all shards of a small operand are computed at once."""
 
-    @hypothesis.settings(max_examples=80)
+    @hypothesis.settings(max_examples=drawn(80))
     @hypothesis.given(
         shape=some.lists(some.sampled_from([0, 1, 2, 3, 5, 8, 13, 40]), min_size=1, max_size=3),
         grid=some.sampled_from([(1,), (2,), (3,), (8,), (2, 3)]),

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
+from tests.draws import drawn
 from tests.layouts import USABLE, array, assert_same, everywhere, mesh_of, meshes, shapes, specs
 
 
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=drawn(60))
 @hypothesis.given(data=some.data())
 @pytest.mark.parametrize("name", USABLE)
 def test_shard_and_back(name: str, data: Any) -> None:

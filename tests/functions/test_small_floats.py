@@ -15,6 +15,7 @@ import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.backend.small_floats import SMALL_FLOATS, small_float
 from tests.conftest import NO_TORCH
+from tests.draws import drawn
 
 pytest.importorskip("ml_dtypes")
 
@@ -231,7 +232,7 @@ def test_concat_promotes() -> None:
         st.concat([x, x.astype(st.float8_e5m2)])
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(some.data())
 def test_random_layouts(data: Any) -> None:
     """Reductions and products of any shape and layout have the values of float32."""

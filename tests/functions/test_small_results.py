@@ -19,6 +19,7 @@ from shardtensor.core import OPS, composition, recorded
 from shardtensor.errors import AxisError
 from shardtensor.interpreters import small_results
 from shardtensor.interpreters.recorded_results import Recording
+from tests.draws import drawn
 from tests.layouts import mesh_of, meshes, specs
 from tests.numpy_calls import FFT, LINALG, MAIN, Operands
 from tests.numpy_table import leaves
@@ -93,7 +94,7 @@ def same(found: Any, wanted: Any, *, to_the_bit: bool = True) -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "checked"], indirect=True)
 def test_elements_and_layouts_are_those_of_the_composition(backend: str) -> None:
-    @hypothesis.settings(max_examples=120 if backend == "numpy" else 20)
+    @hypothesis.settings(max_examples=drawn(120) if backend == "numpy" else 20)
     @hypothesis.given(name=some.sampled_from(sorted(CALLS)), data=some.data())
     def run(name: str, data: Any) -> None:
         check(name, data, backend)
@@ -104,7 +105,7 @@ def test_elements_and_layouts_are_those_of_the_composition(backend: str) -> None
 @pytest.mark.full
 @pytest.mark.parametrize("name", CALLS)
 def test_every_composition(name: str) -> None:
-    @hypothesis.settings(max_examples=25)
+    @hypothesis.settings(max_examples=drawn(25))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         check(name, data, "numpy")

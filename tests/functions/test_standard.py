@@ -16,6 +16,7 @@ import shardtensor as st
 import shardtensor.fft
 import shardtensor.linalg
 from shardtensor.backend import registry
+from tests.draws import drawn
 from tests.layouts import meshes, placed
 from tests.numpy_table import leaves
 from tests.standard_calls import CALLS
@@ -96,7 +97,7 @@ def compare(found: Any, wanted: Any, call: Call) -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "checked"], indirect=True)
 def test_drawn_functions(backend: str) -> None:
-    @hypothesis.settings(max_examples=60)
+    @hypothesis.settings(max_examples=drawn(60))
     @hypothesis.given(name=some.sampled_from(NAMES), data=some.data())
     def run(name: str, data: Any) -> None:
         check(name, data, backend)
@@ -108,7 +109,7 @@ def test_drawn_functions(backend: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", ["numpy", "checked", "cupy", "torch", "grouped"])
 def test_every_function(name: str, backend: str) -> None:
-    @hypothesis.settings(max_examples=25)
+    @hypothesis.settings(max_examples=drawn(25))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         check(name, data, backend)

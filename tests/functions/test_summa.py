@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor import P
 from shardtensor.backend.registry import load
+from tests.draws import drawn
 from tests.layouts import allocated, array, everywhere, mesh_of, specs
 
 GRIDS = [(2, 2), (2, 4), (3, 2), (2, 2, 2)]
@@ -52,7 +53,7 @@ def test_replicas_of_a_result_in_one_memory_are_added_to_once(backend: str) -> N
 
 @pytest.mark.parametrize("backend", ["numpy", "checked", "grouped", "torch", "cupy"], indirect=True)
 def test_products_of_any_layouts(backend: str) -> None:
-    @hypothesis.settings(max_examples=25)
+    @hypothesis.settings(max_examples=drawn(25))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         mesh = mesh_of(data.draw(some.sampled_from(GRIDS)), backend)

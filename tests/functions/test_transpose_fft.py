@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.functions.algorithms import chirp_fft, transpose_fft
 from shardtensor.host import fourier
+from tests.draws import drawn
 from tests.layouts import READ_ONLY, array, assert_same, everywhere, mesh_of
 
 NAMES = ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"]
@@ -69,7 +70,7 @@ def test_split_lines_match_numpy(name: str, backend: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_split_lines_match_numpy_at_length(name: str, backend: str) -> None:
     run = hypothesis.given(some.data())(lambda data: transformed(data, name, backend))
-    hypothesis.settings(max_examples=150, deadline=None)(run)()
+    hypothesis.settings(max_examples=drawn(150), deadline=None)(run)()
 
 
 def parts(size: int, count: int) -> list[int]:

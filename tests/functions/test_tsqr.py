@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.functions.algorithms.tsqr import is_tall, is_wide
+from tests.draws import drawn
 from tests.layouts import array, everywhere, mesh_of
 
 linalg = st.linalg
@@ -68,13 +69,13 @@ def decomposed(data: Any, backend: str) -> None:
 @everywhere
 def test_tall_matrices_match_numpy(backend: str) -> None:
     run = hypothesis.given(some.data())(lambda data: decomposed(data, backend))
-    hypothesis.settings(max_examples=10, deadline=None)(run)()
+    hypothesis.settings(max_examples=drawn(10), deadline=None)(run)()
 
 
 @pytest.mark.full
 def test_tall_matrices_match_numpy_at_length(backend: str) -> None:
     run = hypothesis.given(some.data())(lambda data: decomposed(data, backend))
-    hypothesis.settings(max_examples=200, deadline=None)(run)()
+    hypothesis.settings(max_examples=drawn(200), deadline=None)(run)()
 
 
 @everywhere

@@ -11,12 +11,13 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.lib.stride_tricks import sliding_window_view
+from tests.draws import drawn
 from tests.layouts import DTYPES, array, assert_same, mesh_of, meshes, placed
 
 NUMPYS = np.lib.stride_tricks.sliding_window_view
 
 
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=drawn(25))
 @hypothesis.given(some.data())
 def windows(backend: str, data: Any) -> None:
     shape = data.draw(some.lists(some.integers(1, 9), min_size=1, max_size=3))

@@ -19,6 +19,7 @@ import shardtensor as st
 from shardtensor.core import OPS
 from shardtensor.host import blockwise, memory_pool
 from tests import layouts
+from tests.draws import drawn
 from tests.layouts import DTYPES, array, assert_same, mesh_of, meshes, placed
 
 UFUNCS = sorted(name for name, op in OPS.items() if op.is_ufunc)
@@ -178,7 +179,7 @@ def accepts(name: str, dtype: Any, scalar: Any) -> bool:
 @in_blocks
 @pytest.mark.parametrize("name", UFUNCS)
 def test_ufunc(name: str) -> None:
-    @hypothesis.settings(max_examples=25)
+    @hypothesis.settings(max_examples=drawn(25))
     @hypothesis.given(operands=operands_of(name))
     def run(operands: list[Any]) -> None:
         with quiet():
@@ -194,7 +195,7 @@ def test_ufunc(name: str) -> None:
 def test_sharded_operands(name: str) -> None:
     """The operands have any sharding."""
 
-    @hypothesis.settings(max_examples=40)
+    @hypothesis.settings(max_examples=drawn(40))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         shape = data.draw(some.sampled_from([*SHAPES, (0,), (3, 0), ()]))
@@ -241,7 +242,7 @@ def test_where_selects_bits(shape: tuple[int, ...], dtype: str, monkeypatch: pyt
 
 @in_blocks
 def test_clip_round_and_where() -> None:
-    @hypothesis.settings(max_examples=150)
+    @hypothesis.settings(max_examples=drawn(150))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         name = data.draw(some.sampled_from(["clip", "round", "where"]))
@@ -385,7 +386,7 @@ def windows(draw: Any) -> tuple[np.ndarray, np.ndarray]:
     return whole, whole[tuple(index)].transpose(draw(some.permutations(range(len(shape)))))
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(data=some.data())
 def test_every_element_is_computed_once(data: Any) -> None:
     """Elements outside of the window are not written."""

@@ -29,6 +29,7 @@ from shardtensor.backend.registry import load
 from shardtensor.errors import ArgumentError, DeviceMemoryError
 from shardtensor.host import limits, memory_pool
 from shardtensor.interpreters.execution import plan_cache, strategies
+from tests.draws import drawn
 from tests.host.test_threads import ROOT, environment
 from tests.layouts import array, mesh_of, place_of
 from tests.spmd.test_scheduler import (
@@ -461,7 +462,9 @@ def capacity_of(x: np.ndarray) -> int:
 
 def test_arrays_in_use_are_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_pool, "POOLED_FROM", 1 << 12)
-    stateful.run_state_machine_as_test(Holders, settings=hypothesis.settings(max_examples=60, stateful_step_count=40))
+    stateful.run_state_machine_as_test(
+        Holders, settings=hypothesis.settings(max_examples=drawn(60), stateful_step_count=40)
+    )
 
 
 @hypothesis.given(nbytes=some.integers(1 << 19, 1 << 40))

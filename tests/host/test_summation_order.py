@@ -10,6 +10,7 @@ import pytest
 from hypothesis import strategies as some
 
 from shardtensor.host.summation_order import as_part, may_differ
+from tests.draws import drawn
 
 SIDES = [1, 2, 3, 9, 17, 40, 150]
 
@@ -46,7 +47,7 @@ def once(ndim: int, twice: tuple[int, ...]) -> tuple[slice, ...]:
 
 
 @pytest.mark.parametrize("function", [np.sum, np.mean, np.prod], ids=lambda f: f.__name__)
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=drawn(150))
 @hypothesis.given(drawn=parts())
 @np.errstate(all="ignore")
 def test_parts_have_the_bits_of_the_whole(function: Any, drawn: Any) -> None:

@@ -34,6 +34,7 @@ from shardtensor.host.blas_threads import Limit
 from shardtensor.host.threads import each
 from shardtensor.interpreters.execution import blocked_reduction, plan_cache, strategies
 from tests.conftest import Late
+from tests.draws import drawn
 from tests.spmd.test_scheduler import (
     ROOT,
     hard_end,  # noqa: F401 - hard_end works by being here
@@ -272,7 +273,7 @@ def test_each_calls_every_number_once(count: int, threads: int | None, four: Non
                 assert done == sorted(done)
 
 
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=drawn(30))
 @hypothesis.given(count=some.integers(0, 40), threads=some.integers(1, 6), seed=some.integers(0, 99))
 def test_each_calls_every_number_once_at_any_speed(count: int, threads: int, seed: int) -> None:
     paces = random.Random(seed).choices([0, 0, 0, 1e-4, 1e-3], k=count)

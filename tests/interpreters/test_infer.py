@@ -21,6 +21,7 @@ from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.mutation.views import stand_in
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
+from tests.draws import drawn
 from tests.layouts import array, everywhere, mesh_of
 
 DATA_DEPENDENT = {"isin_sorted", "searchsorted_split", "take_along_axis", "take_along_split"}
@@ -56,7 +57,7 @@ def totals(*logs: st.TransferLog) -> Counter[Any]:
 @everywhere
 @pytest.mark.parametrize("name", OPERATORS)
 def test_inferred_layouts_and_transfers_are_those_of_the_eager_interpreter(name: str, backend: str) -> None:
-    @hypothesis.settings(max_examples=15)
+    @hypothesis.settings(max_examples=drawn(15))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         made = CASES[name](data)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
+from tests.draws import drawn
 from tests.layouts import everywhere, mesh_of, values_of
 
 WRITES: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -70,7 +71,7 @@ def test_duplicates_keep_their_elements(name: str) -> None:
     np.testing.assert_array_equal(y, after)
 
 
-@hypothesis.settings(max_examples=80)
+@hypothesis.settings(max_examples=drawn(80))
 @hypothesis.given(data=some.data())
 def test_index_arrays_write_as_numpys(data: Any) -> None:
     shape = tuple(data.draw(some.lists(some.integers(1, 5), min_size=1, max_size=3)))

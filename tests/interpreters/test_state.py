@@ -30,6 +30,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.backend import current_device
 from shardtensor.backend.registry import load
+from tests.draws import drawn
 from tests.interpreters.test_random_programs import sets, twin
 from tests.layouts import NAMES, USABLE, array, mesh_of, on_host
 
@@ -791,7 +792,7 @@ def test_what_failed_before(program: str) -> None:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=80)
+@hypothesis.settings(max_examples=drawn(80))
 @hypothesis.given(data=some.data())
 def test_drawn_programs(data: Any) -> None:
     run_program(Draws(data), 15)

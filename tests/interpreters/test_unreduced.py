@@ -17,6 +17,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
+from tests.draws import drawn
 from tests.layouts import array, assert_same, everywhere, mesh_of
 
 AXES = ("x", "y")
@@ -225,7 +226,7 @@ def test_contractions_and_reductions_get_any_layout(backend: str) -> None:
     reductions = [st.sum, st.prod, st.mean, st.max, st.min, st.var, st.any, st.all]
     reductions += [st.argmax, st.argmin, st.count_nonzero]
 
-    @hypothesis.settings(max_examples=30)
+    @hypothesis.settings(max_examples=drawn(30))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         on = mesh(backend, data.draw(some.sampled_from(SHAPES)))

@@ -1,4 +1,4 @@
-"""The selection of tests: the slices together are all tests marked `full`, and one line counts those not run."""
+"""The tiers of tests: the slices together are the full tier, and two lines give what did not run and the time."""
 
 from __future__ import annotations
 
@@ -32,6 +32,34 @@ def test_slow(): ...
 def test_dropped(): ...
 """
 
+BACKENDS = """
+import hypothesis
+import pytest
+from hypothesis import strategies as some
+from tests.draws import drawn
+
+seen = set()
+
+@pytest.mark.parametrize("backend", ["a", "b", "c"])
+@pytest.mark.parametrize("case", [object(), object(), object(), object()], ids="wxyz")
+def test_in_turn(case, backend): ...
+
+@pytest.mark.parametrize("backend", ["a", "b"])
+@pytest.mark.parametrize("case", ["one"])
+def test_one_case(case, backend): ...
+
+@pytest.mark.parametrize("backend", ["a", "b"])
+def test_no_case(backend): ...
+
+@hypothesis.settings(max_examples=drawn(40))
+@hypothesis.given(x=some.integers())
+def test_examples(x):
+    seen.add(x)
+
+def test_number():
+    print(len(seen), "examples")
+"""
+
 FAST, FULL, SLOW = [f"test_fast[{n}]" for n in range(2)], [f"test_full[{n}]" for n in range(5)], ["test_slow"]
 
 
@@ -41,20 +69,36 @@ FAST, FULL, SLOW = [f"test_fast[{n}]" for n in range(2)], [f"test_full[{n}]" for
         (["-n2"], FAST + SLOW, "5 marked full; 2 out of luck"),
         (["--full"], FAST + FULL + SLOW, "2 out of luck"),
         (["--quick"], FAST[:1], "5 marked full; 3 not quick; 1 out of luck"),
-        (["--full", "--slice=2/3"], FULL[1::3], "5 not marked full; 3 in other slices"),
+        (["--slice=2/3"], sorted([FAST[1], FULL[1], FULL[4]]), "6 in other slices; 1 out of luck"),
     ],
     ids=["workers", "full", "quick", "slice"],
 )
 def test_options(options: list[str], passed: list[str], said: str, tmp_path: Path) -> None:
-    (tmp_path / "test_suite.py").write_text(SUITE)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = full\n    slow\n")
+    text = run(tmp_path, SUITE, *options)
+    assert sorted(re.findall(r"^PASSED .*::(.*)", text, re.MULTILINE)) == passed
+    assert f"\nnot run: {said}\n" in text
+    assert re.search(r"^processor time: \d+ s, \d+ times a fixed loop$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_fast_tier_draws_from_backends_and_examples(full: bool, tmp_path: Path) -> None:
+    text = run(tmp_path, BACKENDS, "-s", *["--full"] * full)
+    passed = sorted(re.findall(r"^PASSED .*::test_(.*)", text, re.MULTILINE))
+    in_turn = (
+        ["w-a", "x-b", "y-c", "z-a"] if not full else [f"{case}-{backend}" for case in "wxyz" for backend in "abc"]
+    )
+    every = ["one_case[one-a]", "one_case[one-b]", "no_case[a]", "no_case[b]", "examples", "number"]
+    assert passed == sorted([*every, *(f"in_turn[{case}]" for case in in_turn)])
+    assert f"{40 if full else 10} examples" in text
+
+
+def run(folder: Path, suite: str, *options: str) -> str:
+    """Runs a suite of tests with the selection of this project, and returns what pytest prints."""
+    (folder / "test_suite.py").write_text(suite)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = full\n    slow\n")
     plugin = ["-p", "tests.selection", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugin, "-q", "-rp", *options, str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert sorted(re.findall(r"^PASSED .*::(.*)", done.stdout, re.MULTILINE)) == passed
-    assert f"\nnot run: {said}\n" in done.stdout
+    command = [sys.executable, "-m", "pytest", *plugin, "-q", "-rp", *options, str(folder)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def test_slices_together_are_all() -> None:

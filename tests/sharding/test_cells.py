@@ -14,6 +14,7 @@ from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.copy_plan import identity
 from shardtensor.sharding.layout import Grid
+from tests.draws import drawn
 from tests.layouts import SIZES, mesh_of, meshes, specs
 
 
@@ -36,7 +37,7 @@ def within(held: Cells, k: int) -> np.ndarray:
     return box if index is None else box[:, :1] + np.array([(s.start, s.stop) for s in index]).reshape(-1, 2)
 
 
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=drawn(40))
 @hypothesis.given(grids() | grids(ndim=0) | grids(ndim=3))
 def test_every_shard_is_in_one_cell_of_its_memory(drawn: tuple[Grid, tuple[int, ...]]) -> None:
     grid, memories = drawn
@@ -58,7 +59,7 @@ def test_every_shard_is_in_one_cell_of_its_memory(drawn: tuple[Grid, tuple[int, 
     assert len(kept) == len(set(kept)), "replicas in one memory are one"
 
 
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=drawn(40))
 @hypothesis.given(grids())
 def test_one_memory_is_one_cell_and_separate_memories_are_the_shards(drawn: tuple[Grid, tuple[int, ...]]) -> None:
     grid, _ = drawn
@@ -81,7 +82,7 @@ def test_the_shards_of_a_memory_that_tile_a_box_are_one_cell() -> None:
     assert turned.apart, "these shards do not tile a box"
 
 
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=drawn(40))
 @hypothesis.given(grids(), some.data())
 def test_parts_of_groups(drawn: tuple[Grid, tuple[int, ...]], data: Any) -> None:
     grid, memories = drawn
@@ -102,7 +103,7 @@ def test_parts_of_groups(drawn: tuple[Grid, tuple[int, ...]], data: Any) -> None
         assert all(a <= s.start <= s.stop <= b for i in inner if i for s, (a, b) in zip(i, outer, strict=True))
 
 
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=drawn(40))
 @hypothesis.given(some.data())
 def test_copies_between_cells(data: Any) -> None:
     """Also where memories hold different numbers of replicas."""

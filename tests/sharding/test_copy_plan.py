@@ -22,6 +22,7 @@ from shardtensor.core import OPS
 from shardtensor.sharding.copy_plan import Line, Region, RegionCopies, host_grid, identity, plan_reshard
 from shardtensor.sharding.index import canonical, region_of, to_numpy
 from shardtensor.sharding.layout import Grid
+from tests.draws import drawn
 from tests.layouts import SIZES, USABLE, everywhere, mesh_of, meshes, on_host, specs
 
 Shape = tuple[int, ...]
@@ -100,7 +101,7 @@ def small_shapes(min_dims: int = 0, max_dims: int = 3) -> some.SearchStrategy[Sh
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(data=some.data())
 def test_reshard(data: Any) -> None:
     """The meshes differ, with permuted and partly other devices, replicas, uneven and empty parts."""
@@ -113,7 +114,7 @@ def test_reshard(data: Any) -> None:
 
 
 @pytest.mark.full
-@hypothesis.settings(max_examples=5000)
+@hypothesis.settings(max_examples=drawn(5000))
 @hypothesis.given(data=some.data())
 def test_reshard_at_length(data: Any) -> None:
     shape = data.draw(small_shapes(max_dims=4))
@@ -121,7 +122,7 @@ def test_reshard_at_length(data: Any) -> None:
     check([identity(shape)], [source.grid(shape)], [shape], destination.grid(shape), lambda a: a)
 
 
-@hypothesis.settings(max_examples=100)
+@hypothesis.settings(max_examples=drawn(100))
 @hypothesis.given(data=some.data())
 def test_reshard_on_one_mesh(data: Any) -> None:
     shape = data.draw(small_shapes())
@@ -246,7 +247,7 @@ def indices(draw: Any, shape: Shape) -> tuple[Any, ...]:
     return tuple(out)
 
 
-@hypothesis.settings(max_examples=400)
+@hypothesis.settings(max_examples=drawn(400))
 @hypothesis.given(data=some.data())
 def test_canonical_index(data: Any) -> None:
     shape = data.draw(small_shapes())
@@ -259,7 +260,7 @@ def test_canonical_index(data: Any) -> None:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(data=some.data())
 def test_regions_of_indices(data: Any) -> None:
     """The result has any layout, on any devices."""
@@ -351,7 +352,7 @@ def test_flip(data: Any) -> None:
     np.testing.assert_array_equal(says.whole(x), np.flip(x, axes))
 
 
-@hypothesis.settings(max_examples=150)
+@hypothesis.settings(max_examples=drawn(150))
 @hypothesis.given(data=some.data())
 def test_roll(data: Any) -> None:
     shape = data.draw(small_shapes(min_dims=1))
@@ -373,7 +374,7 @@ def _operands(data: Any, shapes: Sequence[Shape]) -> list[st.ShardedTensor]:
     return [placed(s, st.SingleDeviceSharding(d)) for s, d in zip(shapes, devices, strict=True)]
 
 
-@hypothesis.settings(max_examples=200)
+@hypothesis.settings(max_examples=drawn(200))
 @hypothesis.given(data=some.data())
 def test_concat(data: Any) -> None:
     shape = data.draw(small_shapes(min_dims=1))
@@ -385,7 +386,7 @@ def test_concat(data: Any) -> None:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=200)
+@hypothesis.settings(max_examples=drawn(200))
 @hypothesis.given(data=some.data())
 def test_stack(data: Any) -> None:
     shape = data.draw(small_shapes())
@@ -421,7 +422,7 @@ def reshaped(data: Any, backend: str, count: int) -> None:
     assert log.bytes == plan_reshard(source, destination, shape).size * 8
 
 
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=drawn(60))
 @hypothesis.given(data=some.data())
 def test_plans_are_what_happens(data: Any) -> None:
     reshaped(data, data.draw(some.sampled_from(USABLE)), 7)

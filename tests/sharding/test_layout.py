@@ -19,6 +19,7 @@ import shardtensor as st
 from shardtensor.backend import Device
 from shardtensor.sharding.layout import Grid, as_sharding, offsets
 from shardtensor.sharding.mesh import default_mesh
+from tests.draws import drawn
 from tests.layouts import MESHES, THREADS_INHERIT, all_specs, mesh_of, meshes, specs
 
 DEVICES = [Device("numpy", i) for i in range(8)]
@@ -522,7 +523,7 @@ def by_hand(mesh: st.Mesh, spec: st.P, shape: tuple[int, ...]) -> dict[Device, t
     return out
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(data=some.data())
 def test_every_index_of_every_device(data: Any) -> None:
     mesh = data.draw(meshes("numpy"))
@@ -758,7 +759,7 @@ def same_maps(a: st.NamedSharding, b: st.NamedSharding, ndim: int) -> bool:
     return all(a.devices_indices_map(s) == b.devices_indices_map(s) for s in probes(ndim))
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(data=some.data())
 def test_equivalence_against_the_maps(data: Any) -> None:
     ndim = data.draw(some.integers(0, 2))
@@ -792,7 +793,7 @@ def test_equivalence_of_all_layouts_of_four_devices(ndim: int) -> None:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(data=some.data())
 def test_equivalence_of_the_same_in_other_words(data: Any) -> None:
     """The layouts differ in the names of axes, in axes of size 1, and in the order of the mesh's axes."""

@@ -23,6 +23,7 @@ from shardtensor.sharding.rules import (
     reduced_axes,
     reduction,
 )
+from tests.draws import drawn
 
 AXES = {"x": 2, "y": 3, "z": 4, "i": 1}
 """The mesh of every test here: one letter an axis, ``i`` of size 1."""
@@ -419,7 +420,7 @@ def calls(draw: Any) -> tuple[str, list[tuple[int, ...]], list[Any], list[int], 
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=600)
+@hypothesis.settings(max_examples=drawn(600))
 @hypothesis.given(call=calls())
 def test_any_rule_and_any_layout(call: Any) -> None:
     text, shapes, layouts, weights, combines = call
@@ -467,7 +468,7 @@ def test_any_rule_and_any_layout(call: Any) -> None:
                 assert chains[name][: len(had)] == had
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(call=calls())
 def test_propagating_again_changes_nothing(call: Any) -> None:
     """Operands that have the required layout keep it."""

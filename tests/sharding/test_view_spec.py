@@ -30,6 +30,7 @@ from shardtensor.sharding.view_spec import (
     whole_view_spec,
 )
 from tests.cases import array_indices, indices
+from tests.draws import drawn
 from tests.interpreters.test_advanced_indexing import outcome
 from tests.layouts import meshes, shapes, specs
 
@@ -125,7 +126,7 @@ def in_elements(base: np.ndarray, a: np.ndarray) -> tuple[list[int], int]:
 # -- indices ----------------------------------------------------------------------------------------
 
 
-@hypothesis.settings(max_examples=200)
+@hypothesis.settings(max_examples=drawn(200))
 @hypothesis.given(data=some.data())
 def test_canonical_indices_say_the_same(data: Any) -> None:
     """A canonical index omits nothing, has no negative numbers, and selects the same elements."""
@@ -208,7 +209,7 @@ def test_masks_count_as_many_dimensions_as_they_have() -> None:
 # -- boxes ------------------------------------------------------------------------------------------
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(data=some.data())
 def test_boxes_are_chains_of_indices_and_permutations(data: Any) -> None:
     shape = data.draw(shapes())
@@ -236,7 +237,7 @@ def test_boxes_are_chains_of_indices_and_permutations(data: Any) -> None:
 # -- windows ----------------------------------------------------------------------------------------
 
 
-@hypothesis.settings(max_examples=400)
+@hypothesis.settings(max_examples=drawn(400))
 @hypothesis.given(data=some.data())
 def test_windows_have_the_strides_of_numpy(data: Any) -> None:
     view_spec, base, a = some_window(data, data.draw(shapes()))
@@ -267,7 +268,7 @@ def test_views_of_views_are_views_of_the_base(data: Any) -> None:
         assert (walked, both.offset) == in_elements(base, wanted)
 
 
-@hypothesis.settings(max_examples=400)
+@hypothesis.settings(max_examples=drawn(400))
 @hypothesis.given(data=some.data())
 def test_reshapes_are_views_exactly_where_they_are_in_numpy(data: Any) -> None:
     view_spec, base, a = some_window(data, data.draw(shapes()))
@@ -287,7 +288,7 @@ def test_reshapes_are_views_exactly_where_they_are_in_numpy(data: Any) -> None:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(data=some.data())
 def test_windows_are_the_same_where_they_see_the_same(data: Any) -> None:
     shape = data.draw(shapes(1, 2))
@@ -320,7 +321,7 @@ def test_parts_of_complex_numbers() -> None:
     assert view_spec.only("imag").only(None).part is None
 
 
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(data=some.data())
 def test_reshapes_keep_every_split(data: Any) -> None:
     """Each axis splits one dimension before and one after, and merges with no other order."""
@@ -346,7 +347,7 @@ def test_reshapes_keep_every_split(data: Any) -> None:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=400)
+@hypothesis.settings(max_examples=drawn(400))
 @hypothesis.given(data=some.data())
 def test_aligned_boxes_are_where_their_elements_are(data: Any) -> None:
     """The parts of a box cover the box, and each device has all elements of it that it holds, and no others."""
@@ -387,7 +388,7 @@ def is_box(places: np.ndarray, shape: Shape, groups: Any) -> bool:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=500)
+@hypothesis.settings(max_examples=drawn(500))
 @hypothesis.given(data=some.data())
 def test_shards_are_carried_into_another_shape(data: Any) -> None:
     """Each device has the same elements in the same order; the result is None only where a shard is not a box."""
@@ -410,7 +411,7 @@ def test_shards_are_carried_into_another_shape(data: Any) -> None:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=400)
+@hypothesis.settings(max_examples=drawn(400))
 @hypothesis.given(data=some.data())
 def test_boxes_are_sent_and_broadcast(data: Any) -> None:
     """They are sent to the host and to other grids; each element that a device lacks is sent to it once, however often
@@ -467,7 +468,7 @@ def chosen_by(chosen: AdvancedIndex, a: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=500)
+@hypothesis.settings(max_examples=drawn(500))
 @hypothesis.given(data=some.data())
 def test_selections_are_numpys(data: Any) -> None:
     shape = data.draw(shapes())
@@ -526,7 +527,7 @@ def test_a_lone_mask_is_known() -> None:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=300)
+@hypothesis.settings(max_examples=drawn(300))
 @hypothesis.given(data=some.data())
 def test_picking_moves_only_what_is_not_at_home(data: Any) -> None:
     shape = data.draw(shapes(1))

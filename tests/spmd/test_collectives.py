@@ -21,6 +21,7 @@ from shardtensor.communication.all_reduce import CHUNKED_FROM
 from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.host import threads
 from shardtensor.tensor.pytree import leaves, map_leaves
+from tests.draws import drawn
 from tests.layouts import (
     DTYPES,
     READ_ONLY,
@@ -213,7 +214,7 @@ def some_call(data: Any, name: str, teams: Sequence[Sequence[int]]) -> tuple[Cal
 
 @pytest.mark.parametrize("name", sorted(ANSWERS))
 def test_any_call_agrees_with_numpy(name: str, backend: str) -> None:
-    @hypothesis.settings(max_examples=60)
+    @hypothesis.settings(max_examples=drawn(60))
     @hypothesis.given(data=some.data())
     def check(data: Any) -> None:
         grid = data.draw(some.sampled_from(GRIDS))

@@ -16,6 +16,7 @@ import shardtensor as st
 from shardtensor.communication import array_communicator
 from shardtensor.host import threads
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
+from tests.draws import drawn
 from tests.layouts import array, assert_same, everywhere, mesh_of, placed, values_of
 
 Pair = namedtuple("Pair", "left right")
@@ -63,7 +64,7 @@ def cut(value: Any, axis: int | None, k: int) -> Any:
     return value if axis is None else np.take(value, k, axis)
 
 
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=drawn(60))
 @hypothesis.given(data=some.data())
 def test_arrays_are_split_and_stacked_as_in_jax(backend: str, data: Any) -> None:
     count = data.draw(some.integers(1, 8))
@@ -400,7 +401,7 @@ def test_lists_of_different_shapes_gather(backend: str) -> None:
         st.pmap(lambda x: st.psum(x, "i"), items, axis_name="i", devices=row(backend))
 
 
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=drawn(40))
 @hypothesis.given(data=some.data())
 def test_lists_against_numpy(backend: str, data: Any) -> None:
     """The lists have any number of items, with and without devices of their own: sums, maxima, gathers and means are
@@ -505,7 +506,7 @@ def test_grids_of_devices(how: str, backend: str) -> None:
     assert list(made.sharding.mesh.flat) == devices
 
 
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=drawn(30))
 @hypothesis.given(data=some.data())
 def test_grids_against_numpy(backend: str, data: Any) -> None:
     n, m = data.draw(some.sampled_from([(1, 1), (2, 3), (4, 2), (2, 4), (8, 1), (1, 5)]))

@@ -40,6 +40,7 @@ from shardtensor.spmd import helper_delays, launch, scheduler
 from shardtensor.spmd import program as programs
 from shardtensor.tensor import ownership
 from tests.conftest import Late
+from tests.draws import drawn
 from tests.layouts import array
 
 ROOT = Path(__file__).parents[2]
@@ -538,7 +539,7 @@ def schedule(data: Any) -> tuple[Any, list[list[float]]]:
     return steps, [data.draw(naps) for _ in range(6)]
 
 
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=drawn(30))
 @hypothesis.given(data=some.data())
 def test_random_schedules(backend: str, helped: None, data: Any) -> None:
     steps, naps = schedule(data)
@@ -561,7 +562,7 @@ def test_random_schedules(backend: str, helped: None, data: Any) -> None:
     np.testing.assert_allclose(np.asarray(made), answer, rtol=1e-12, atol=1e-12)
 
 
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=drawn(60))
 @hypothesis.given(data=some.data())
 def test_random_schedules_with_one_fault_terminate(backend: str, helped: None, data: Any) -> None:
     """One program differs at one step: the map raises the right error in time, and no state of it remains."""

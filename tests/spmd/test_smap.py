@@ -20,6 +20,7 @@ import shardtensor as st
 from shardtensor.backend.registry import backend_of
 from shardtensor.host import threads
 from shardtensor.spmd.smap import even_factors
+from tests.draws import drawn
 from tests.layouts import READ_ONLY, USABLE, array, assert_same, everywhere, in_use, mesh_of, place_of, shapes
 
 
@@ -436,7 +437,7 @@ def test_errors(call: Any, kind: type[Exception], words: str, backend: str) -> N
 # -- smap ------------------------------------------------------------------------------------------
 
 
-@hypothesis.settings(max_examples=80)
+@hypothesis.settings(max_examples=drawn(80))
 @hypothesis.given(data=some.data())
 @pytest.mark.parametrize("name", USABLE)
 def test_smap_of_an_elementwise_function_is_the_function(name: str, data: Any) -> None:

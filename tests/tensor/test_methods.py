@@ -15,6 +15,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from tests.cases import indices
+from tests.draws import drawn
 from tests.layouts import assert_same, everywhere, mesh_of, meshes, shapes, specs
 
 A = np.arange(20.0).reshape(5, 4)[:, ::-1].copy()
@@ -78,7 +79,7 @@ def test_methods_write_as_numpys(name: str, backend: str) -> None:
 
 
 @everywhere
-@hypothesis.settings(max_examples=15)
+@hypothesis.settings(max_examples=drawn(15))
 @hypothesis.given(data=some.data())
 def test_views_in_another_dtype_alias_the_base(backend: str, data: Any) -> None:
     """Reading sees writes to the base, writing is visible in it, and chains of views stay views."""
