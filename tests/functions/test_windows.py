@@ -1,4 +1,4 @@
-"""Sliding windows, against NumPy under drawn shardings."""
+"""Sliding windows, and the windows that smooth the ends of a signal, against NumPy under drawn shardings."""
 
 from __future__ import annotations
 
@@ -65,3 +65,11 @@ def test_wrong_windows_are_refused(args: Any, error: type[Exception], words: str
 def test_writable_windows_are_refused() -> None:
     with pytest.raises(st.ArgumentTypeError, match="the windows are a copy"):
         sliding_window_view(st.zeros(3), 2, writeable=True)
+
+
+@pytest.mark.parametrize("points", [-1, 0, 0.5, 1, 2, 2.5, 7])
+@pytest.mark.parametrize("name", ["bartlett", "blackman", "hamming", "hanning", "kaiser"])
+def test_windows_of_few_points_are_numpys(name: str, points: float) -> None:
+    args = (points, 5.0) if name == "kaiser" else (points,)
+    with np.errstate(invalid="ignore"):  # 2.5 points are no window of Kaiser: it has NaN at the end.
+        assert_same(getattr(st, name)(*args), getattr(np, name)(*args))

@@ -1047,6 +1047,21 @@ def test_setitem_leaves_its_operand_alone(backend: str) -> None:
     assert_same(x, start, exact=True)
 
 
+@everywhere
+def test_setitem_in_a_map_leaves_its_operand_alone(backend: str) -> None:
+    """The operand is an array that the mapped function has made, and may write to."""
+
+    def replaced(x: Any) -> tuple[Any, Any]:
+        made = x + 1
+        return setitem(made, 9, np.s_[1:]), made
+
+    mesh = mesh_of((2,), backend)
+    x = st.device_put(np.arange(6.0), st.NamedSharding(mesh, st.P("x")))
+    new, made = st.shard_map(replaced, mesh=mesh, in_specs=st.P("x"), out_specs=(st.P("x"), st.P("x")))(x)
+    assert_same(new, np.array([1.0, 9, 9, 4, 9, 9]), exact=True)
+    assert_same(made, np.arange(1.0, 7), exact=True)
+
+
 def test_setitem_takes_lists(backend: str) -> None:
     x = st.device_put(np.zeros((3, 2)), mesh_of((2,), backend))
     assert_same(setitem(x, [1, 2], 1), np.array([[0.0, 0], [1, 2], [0, 0]]))
