@@ -119,7 +119,7 @@ class CuPyBackend(Backend):
 
     def is_on(self, device: Device) -> bool:
         """Whether the device's stream is that of the current GPU; no two GPUs have the same."""
-        return self._logical_devices[device].is_current()
+        return self._logical_devices[device].is_current()  # safeguard: a program begins on its GPU
 
     def launcher(self, devices: Sequence[Device]) -> Launcher:
         """Returns what calls the library's own functions on devices; see `Launcher`."""
@@ -178,7 +178,7 @@ class CuPyBackend(Backend):
 
     def wait(self, device: Device, token: Any) -> None:
         """Makes the device's stream wait for the event ``token``."""
-        self._logical_devices[device].stream.wait_event(token)
+        self._logical_devices[device].stream.wait_event(token)  # safeguard: a copy waits for its source
 
     def synchronize(self, device: Device) -> None:
         """Blocks until the device's streams are idle; raises a `BackendError` if queued work has failed."""
@@ -194,14 +194,14 @@ class CuPyBackend(Backend):
         logical = self._logical_devices[device]
         theirs = logical.callers_stream()
         if theirs is not None:
-            logical.stream.wait_event(logical.record(theirs))
+            logical.stream.wait_event(logical.record(theirs))  # safeguard: imported arrays are awaited
 
     def make_caller_wait(self, device: Device) -> None:
         """Makes the caller's current stream wait for the device's stream."""
         logical = self._logical_devices[device]
         theirs = logical.callers_stream()
         if theirs is not None:
-            theirs.wait_event(logical.record())
+            theirs.wait_event(logical.record())  # safeguard: exported arrays are awaited
 
     # -- arrays ------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class CuPyBackend(Backend):
         event = here.record()
 
         def copy(there: LogicalDevice) -> Any:
-            there.stream.wait_event(event)
+            there.stream.wait_event(event)  # safeguard: broadcast arrays are awaited
             return self._copier.d2d(array, here, there)
 
         return self.launcher(destinations)([copy] * len(others), [(there,) for there in others])
@@ -257,7 +257,7 @@ class CuPyBackend(Backend):
 
     def contiguous(self, array: Any) -> Any:
         """Returns the array itself if it is in row-major order, else a copy that is."""
-        if array.flags.c_contiguous:
+        if array.flags.c_contiguous:  # safeguard: sent arrays are contiguous
             return array
         return self._xp.in_rows(array)
 
@@ -322,6 +322,7 @@ class CuPyBackend(Backend):
                 "move it with cupy.asarray inside of the function"
             )
         logical = self._on_gpu[here]
+        # safeguard: memory of a stream that is left is copied
         if (left := logical.left()) is not None and current_device() is not None:
             # CuPy's pool returns the block to the other stream, which would reuse it without waiting for ours.
             return self._copier.from_stream(result, left, logical), True
@@ -368,7 +369,7 @@ class CuPyBackend(Backend):
         """
         if not array.flags.forc:
             return False
-        self._copier.flights.settle(array.data.mem)
+        self._copier.flights.settle(array.data.mem)  # safeguard: a writer lets go of readers
         return True
 
     def product_of_bfloat16(self, x1: Any, x2: Any, dtype: np.dtype[Any]) -> Any:

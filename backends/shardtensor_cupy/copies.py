@@ -79,9 +79,11 @@ class InFlight:
                 if flight.host is not None:
                     groups.setdefault(id(flight.host), []).append(flight)
             for flights in groups.values():
+                # safeguard: memory is reused on the stream of its copies only
                 if flights[0].host.nbytes != nbytes or any(flight.stream is not stream for flight in flights):
                     continue
                 # One reference is that of each list here, and one that of the array to its memory.
+                # safeguard: only memory that nothing else holds is reused
                 if references([flights[0].host]) <= len(flights) + 1 and references([flights[0].host.base]) <= 2:
                     memory = flights[0].host.base
                     for flight in flights:
@@ -94,6 +96,7 @@ class InFlight:
         if not self._queue:  # This check comes first, because every operator calls `prune`.
             return
         with self._lock:
+            # safeguard: sources are kept until the copy has arrived
             while self._queue and (_is_empty(self._queue[0]) or self._queue[0].event.done):
                 flight = self._queue.popleft()
                 self._forget(flight)
@@ -116,8 +119,8 @@ class InFlight:
             return
         with self._lock:
             for flight in self._by_memory.pop(id(memory), ()):
-                flight.owner.wait_event(flight.event)
-                flight.array = flight.memory = None
+                flight.owner.wait_event(flight.event)  # safeguard: a writer waits for readers
+                flight.array = flight.memory = None  # safeguard: host buffers are kept when the array is exclusive
 
     def _forget(self, flight: _Flight) -> None:
         if flight.memory is not None:
@@ -164,6 +167,7 @@ class Peers:
         with self._lock:
             if pair not in self._known:
                 try:
+                    # safeguard: peers are tested
                     self._known[pair] = self.near(source, destination) and self._arrives(source, destination)
                 except self._cupy.cuda.memory.OutOfMemoryError:
                     return False  # The result is not stored, so that the test is repeated when there is memory.
@@ -215,13 +219,15 @@ class Copier:
             return out
         if self.peers.reach(source.gpu.id, destination.gpu.id):
             out.data.copy_from_device_async(array.data, array.nbytes, destination.stream)
+            # safeguard: sources are kept
             self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)
         else:
             host = self._pinned(array.shape, array.dtype)
             with source.gpu:
                 array.get(stream=source.stream, out=host, blocking=False)
-            destination.stream.wait_event(source.record())
+            destination.stream.wait_event(source.record())  # safeguard: staging: the second half waits
             out.set(host, stream=destination.stream)
+            # safeguard: staging: the buffer is kept
             self.flights.add(destination.landing(), out, destination.stream, host, destination.spare)
         return out
 
@@ -237,8 +243,8 @@ class Copier:
         at, away = out.data, []
         for array, source in zip(arrays, sources, strict=True):
             if source.stream is not destination.stream:
-                destination.stream.wait_event(source.record())
-                away.append((array, source.stream))
+                destination.stream.wait_event(source.record())  # safeguard: collected arrays are awaited
+                away.append((array, source.stream))  # safeguard: collected arrays are kept
             at.copy_from_device_async(array.data, array.nbytes, destination.stream)
             at += array.nbytes
         self._land(away, destination)
@@ -257,7 +263,7 @@ class Copier:
                 out[...] = self.d2d(array, source, destination)
             elif array.nbytes:
                 out.data.copy_from_device_async(array.data, array.nbytes, destination.stream)
-                away.append((array, source.stream))
+                away.append((array, source.stream))  # safeguard: temporaries are kept
         self._land(away, destination)
 
     def _land(self, away: Sequence[tuple[Any, Any]], destination: LogicalDevice) -> None:
@@ -265,6 +271,7 @@ class Copier:
         if away:
             event = destination.landing()
             for n, (array, owner) in enumerate(away, 1):  # The event is spare when the last of them is released.
+                # safeguard: exchanged arrays are kept
                 self.flights.add(event, array, owner, spare=destination.spare if n == len(away) else None)
 
     def from_stream(self, array: Any, stream: Any, logical: LogicalDevice) -> Any:
@@ -283,9 +290,10 @@ class Copier:
         host: HostArray = (
             self._pinned(array.shape, array.dtype) if memory is None else np.ndarray(array.shape, array.dtype, memory)
         )
-        logical.copies.wait_event(logical.record())
+        logical.copies.wait_event(logical.record())  # safeguard: offload waits for what is computed
         array.get(stream=logical.copies, out=host, blocking=False)
         event = logical.record(logical.copies)
+        # safeguard: offload keeps the array
         self.flights.add(event, array, logical.stream, host, stream=logical.copies)
         return host, (event, logical)
 
@@ -309,10 +317,11 @@ class Copier:
         out = self._cupy.empty(host.shape, host.dtype)
         if not host.nbytes:
             return out, None
+        # safeguard: onload waits for earlier uses of the memory
         logical.copies.wait_event(logical.record())  # After the last use of this memory.
         if after is not None:
-            logical.copies.wait_event(after[0])
+            logical.copies.wait_event(after[0])  # safeguard: onload waits for the offload
         out.set(host, stream=logical.copies)
         event = logical.record(logical.copies)
-        self.flights.add(event, out, logical.stream, host, stream=logical.copies)
+        self.flights.add(event, out, logical.stream, host, stream=logical.copies)  # safeguard: onload keeps the buffer
         return out, event

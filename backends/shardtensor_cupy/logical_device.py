@@ -55,7 +55,7 @@ class LogicalDevice:
         self.has_others = gpus > 1
         self.gpu = cupy.cuda.Device(gpu)
         with self.gpu:
-            self.stream: Any = beside.stream if beside else cupy.cuda.Stream()
+            self.stream: Any = beside.stream if beside else cupy.cuda.Stream()  # safeguard: streams are blocking
             self.copies: Any = beside.copies if beside else cupy.cuda.Stream()
             self.order: Any = beside.order if beside else cupy.cuda.Event(disable_timing=True)
         self.spare: list[Any] = beside.spare if beside else []
@@ -166,11 +166,11 @@ class Launcher:
                         saved.use()
                     gpu = logical.gpu.id
                     if gpu != here:
-                        self._set_gpu(gpu)
+                        self._set_gpu(gpu)  # safeguard: a launch is on its GPU
                         here = gpu
                     used, saved = stream, self._current_stream(gpu)
                     if saved is not stream:
-                        stream.use()
+                        stream.use()  # safeguard: a launch is on its stream
                 results.append(function(*row))
         except BaseException as error:
             if logical is not None:
@@ -178,9 +178,9 @@ class Launcher:
             raise
         finally:
             if saved is not used:
-                saved.use()
+                saved.use()  # safeguard: a launch restores the stream
             if here != before:
-                self._set_gpu(before)
+                self._set_gpu(before)  # safeguard: a launch restores the GPU
         return results
 
 
@@ -207,25 +207,27 @@ class Current:
     def __enter__(self) -> None:
         logical = self._logical
         if logical.has_others:
-            logical.gpu.__enter__()
+            logical.gpu.__enter__()  # safeguard: the GPU is current
         self._saved = logical._current_stream()
         if self._saved is not logical.stream:
-            logical.stream.__enter__()
+            logical.stream.__enter__()  # safeguard: the stream is current
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        logical, saved = self._logical, self._saved
+        logical, saved = self._logical, self._saved  # safeguard: everything is restored after errors
         try:
             if logical.has_others:
+                # safeguard: a GPU that is left is left
                 logical.gpu.use()  # The block may have made another GPU current.
             stream = logical.stream
             left = None if logical._current_stream() is stream else logical.left()
             if left is not None:
+                # safeguard: a stream that is left is awaited
                 stream.wait_event(logical.record(left))  # The block's work there belongs to the device.
             if saved is not stream:
                 stream.__exit__()
-            saved.use()
+            saved.use()  # safeguard: the stream of the caller is restored
         finally:
             if logical.has_others:
-                logical.gpu.__exit__()
+                logical.gpu.__exit__()  # safeguard: the GPU is restored
         if error is not None:
             logical.explain(error)

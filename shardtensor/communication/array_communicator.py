@@ -63,6 +63,7 @@ class ArrayCommunicator(Communicator):
                 there = self.devices[destination]
                 if there not in tokens:
                     tokens[there] = taker.record(there)
+                # safeguard: shared arrays are read before they are written
                 giver.wait(self.devices[source], tokens[there])
 
     # -- operands and results ----------------------------------------------------------------------

@@ -5,6 +5,7 @@ Each safeguard is removed from its source, and the same program must then fail.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import importlib.util
@@ -12,6 +13,7 @@ import inspect
 import itertools
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -650,90 +652,110 @@ Launcher, LogicalDevice, Current, Copier, InFlight, Peers = (
     copies.Peers,
 )
 
-SAFEGUARDS: dict[str, tuple[Any, str, str, str]] = {  # what: where, the code, what takes its place, who sees it
-    "a copy waits for its source": (
-        CuPyBackend.wait, "self._logical_devices[device].stream.wait_event(token)", "pass", "moves"),
-    "a writer waits for readers": (
-        InFlight.settle, "flight.owner.wait_event(flight.event)", "pass", "copies_and_writes"),
-    "a writer lets go of readers": (
-        CuPyBackend.begin_write, "self._copier.flights.settle(array.data.mem)", "pass", "copies_and_writes"),
-    "sources are kept": (
-        Copier.d2d, "self.flights.add(destination.landing(), array, source.stream, spare=destination.spare)", "pass", "products"),
-    "sources are kept until the copy is there": (InFlight.prune, "self._queue[0].event.done", "True", "drops"),
-    "host buffers are kept when the array is exclusive": (
-        InFlight.settle, "flight.array = flight.memory = None", "flight.array = flight.memory = flight.host = None",
-        "written_at_once"),
-    "temporaries are kept": (
-        Copier.place, "away.append((array, source.stream))", "pass", "turns"),
-    "what is collected is waited for": (
-        Copier.collect, "destination.stream.wait_event(source.record())", "pass", "sums"),
-    "what is collected is kept": (
-        Copier.collect, "away.append((array, source.stream))", "pass", "collects"),
-    "what is exchanged is waited for": (
-        Outgoing.wait, "self._backend.wait(destination, self._tokens[source])", "pass", "exchanges"),
-    "what is exchanged is kept": (
-        Copier._land, "self.flights.add(event, array, owner, spare=destination.spare if n == len(away) else None)", "pass",
-        "exchanges"),
-    "a launch is on its GPU": (Launcher.__call__, "self._set_gpu(gpu)", "pass", "launches"),
-    "a launch is on its stream": (Launcher.__call__, "stream.use()", "pass", "launches"),
-    "a launch restores the GPU": (Launcher.__call__, "self._set_gpu(before)", "pass", "launches"),
-    "a launch restores the stream": (Launcher.__call__, "saved.use()", "pass", "launches"),
-    "what is spread is waited for": (CuPyBackend.spread, "there.stream.wait_event(event)", "pass", "sums"),
-    "what is sent is contiguous": (CuPyBackend.contiguous, "array.flags.c_contiguous", "True", "turns"),
-    "the GPU is current": (Current.__enter__, "logical.gpu.__enter__()", "pass", "moves"),
-    "the stream is current": (Current.__enter__, "logical.stream.__enter__()", "pass", "moves"),
-    "the GPU is restored": (Current.__exit__, "logical.gpu.__exit__()", "pass", "maps"),
-    "all is restored after errors": (
-        Current.__exit__, "logical, saved = self._logical, self._saved", "logical, saved = self._logical, self._saved\n"
-        "    if error is not None: return", "maps"),
-    "what was use()d is restored": (Current.__exit__, "saved.use()", "pass", "maps"),
-    "the stream is pushed": (Current.__enter__, "logical.stream.__enter__()", "logical.stream.use()", "with_blocks"),
-    "a stream that is left is waited for": (
-        Current.__exit__, "stream.wait_event(logical.record(left))", "pass", "leaves_stream"),
-    "memory of a stream that is left is copied": (
-        CuPyBackend.adopt, "is not None and current_device() is not None", "is not None and False", "memory_of_a_stream"),
-    "a program begins on its GPU": (
-        CuPyBackend.is_on, "self._logical_devices[device].is_current()", "True", "maps"),
-    "a program begins on its stream": (
-        CuPyBackend.is_on, "self._logical_devices[device].is_current()", "True", "one_after_the_other"),
-    "a GPU that is left is left": (Current.__exit__, "logical.gpu.use()", "pass", "leaves_device"),
-    "arrays that come in are waited for": (CuPyBackend.wait_for_caller, "logical.stream.wait_event(logical.record(theirs))", "pass", "their_stream"),
-    "arrays that go out are waited for": (CuPyBackend.make_caller_wait, "theirs.wait_event(logical.record())", "pass", "their_stream"),
-    "what a function finds outside is waited for": (
-        CuPyBackend.wait_for_caller, "logical.stream.wait_event(logical.record(theirs))", "pass", "caller_beside"),
-    "what a function has read may be written": (
-        CuPyBackend.make_caller_wait, "theirs.wait_event(logical.record())", "pass", "caller_beside"),
-    "streams are blocking": (
-        LogicalDevice.__init__, "beside.stream if beside else cupy.cuda.Stream()",
-        "beside.stream if beside else cupy.cuda.Stream(non_blocking=True)",
-        "null_stream"),
-    "peers are tested": (Peers.reach, "self._arrives(source, destination)", "True", "damaged"),
-    "staging: the second half waits": (
-        Copier.d2d, "destination.stream.wait_event(source.record())", "pass", "staged"),
-    "staging: the buffer is kept": (
-        Copier.d2d, "self.flights.add(destination.landing(), out, destination.stream, host, destination.spare)", "pass", "staged"),
-    "offload waits for what is computed": (Copier.d2h, "logical.copies.wait_event(logical.record())", "pass", "offloads"),
-    "offload keeps the array": (Copier.d2h, "self.flights.add(event, array, logical.stream, host, stream=logical.copies)", "pass", "offloads"),
-    "onload waits for who had the block": (Copier.h2d, "logical.copies.wait_event(logical.record())", "pass", "old_memory"),
-    "onload waits for the offload": (Copier.h2d, "logical.copies.wait_event(after[0])", "pass", "comes_back"),
-    "onload keeps the buffer": (Copier.h2d, "self.flights.add(event, out, logical.stream, host, stream=logical.copies)", "pass", "comes_and_goes"),
-    "only memory that nothing else holds is reused": (
-        InFlight.take, "references([flights[0].host]) <= len(flights) + 1", "True", "offloads_again"),
-    "memory is reused on the stream of its copies only": (
-        InFlight.take, "flight.stream is not stream", "False", "offloads_again"),
-    "the device waits for the onload": (
-        CuPyBackend.wait, "self._logical_devices[device].stream.wait_event(token)", "pass", "comes_and_goes"),
-    "what is offered is not written before it is read": (
-        ArrayCommunicator.settle, "giver.wait(self.devices[source], tokens[there])", "pass", "meets"),
-}  # fmt: skip
+
+class Safeguard(NamedTuple):
+    """A statement of the library without which a program fails.
+
+    Attributes:
+        function: the function in which the comment ``safeguard: NAME`` marks the statement.
+        program: the program that fails, of `PROGRAMS`.
+        instead: statements that take its place, or the condition of an ``if`` or ``while``.
+        marker: the name in the comment, if it is another one.
+    """
+
+    function: Any
+    program: str
+    instead: str = "pass"
+    marker: str = ""
 
 
-def take_out(patch: pytest.MonkeyPatch, function: Any, code: str, instead: str) -> None:
-    """Replaces a part of a method's source, for the length of a test."""
+SAFEGUARDS: dict[str, Safeguard] = {
+    "a copy waits for its source": Safeguard(CuPyBackend.wait, "moves"),
+    "a writer waits for readers": Safeguard(InFlight.settle, "copies_and_writes"),
+    "a writer lets go of readers": Safeguard(CuPyBackend.begin_write, "copies_and_writes"),
+    "sources are kept": Safeguard(Copier.d2d, "products"),
+    "sources are kept until the copy has arrived": Safeguard(InFlight.prune, "drops", "self._queue"),
+    "host buffers are kept when the array is exclusive": Safeguard(
+        InFlight.settle, "written_at_once", "flight.array = flight.memory = flight.host = None"
+    ),
+    "temporaries are kept": Safeguard(Copier.place, "turns"),
+    "collected arrays are awaited": Safeguard(Copier.collect, "sums"),
+    "collected arrays are kept": Safeguard(Copier.collect, "collects"),
+    "exchanged arrays are awaited": Safeguard(Outgoing.wait, "exchanges"),
+    "exchanged arrays are kept": Safeguard(Copier._land, "exchanges"),
+    "a launch is on its GPU": Safeguard(Launcher.__call__, "launches"),
+    "a launch is on its stream": Safeguard(Launcher.__call__, "launches"),
+    "a launch restores the GPU": Safeguard(Launcher.__call__, "launches"),
+    "a launch restores the stream": Safeguard(Launcher.__call__, "launches"),
+    "broadcast arrays are awaited": Safeguard(CuPyBackend.spread, "sums"),
+    "sent arrays are contiguous": Safeguard(CuPyBackend.contiguous, "turns", "True"),
+    "the GPU is current": Safeguard(Current.__enter__, "moves"),
+    "the stream is current": Safeguard(Current.__enter__, "moves"),
+    "the GPU is restored": Safeguard(Current.__exit__, "maps"),
+    "everything is restored after errors": Safeguard(
+        Current.__exit__, "maps", "logical, saved = self._logical, self._saved\nif error is not None: return"
+    ),
+    "the stream of the caller is restored": Safeguard(Current.__exit__, "maps"),
+    "the stream is pushed": Safeguard(
+        Current.__enter__, "with_blocks", "logical.stream.use()", marker="the stream is current"
+    ),
+    "a stream that is left is awaited": Safeguard(Current.__exit__, "leaves_stream"),
+    "memory of a stream that is left is copied": Safeguard(CuPyBackend.adopt, "memory_of_a_stream", "False"),
+    "a program begins on its GPU": Safeguard(CuPyBackend.is_on, "maps", "return True"),
+    "a program begins on its stream": Safeguard(
+        CuPyBackend.is_on, "one_after_the_other", "return True", marker="a program begins on its GPU"
+    ),
+    "a GPU that is left is left": Safeguard(Current.__exit__, "leaves_device"),
+    "imported arrays are awaited": Safeguard(CuPyBackend.wait_for_caller, "their_stream"),
+    "exported arrays are awaited": Safeguard(CuPyBackend.make_caller_wait, "their_stream"),
+    "arrays outside of a function are awaited": Safeguard(
+        CuPyBackend.wait_for_caller, "caller_beside", marker="imported arrays are awaited"
+    ),
+    "arrays that a function has read are written later": Safeguard(
+        CuPyBackend.make_caller_wait, "caller_beside", marker="exported arrays are awaited"
+    ),
+    "streams are blocking": Safeguard(
+        LogicalDevice.__init__,
+        "null_stream",
+        "self.stream = beside.stream if beside else cupy.cuda.Stream(non_blocking=True)",
+    ),
+    "peers are tested": Safeguard(Peers.reach, "damaged", "self._known[pair] = self.near(source, destination)"),
+    "staging: the second half waits": Safeguard(Copier.d2d, "staged"),
+    "staging: the buffer is kept": Safeguard(Copier.d2d, "staged"),
+    "offload waits for what is computed": Safeguard(Copier.d2h, "offloads"),
+    "offload keeps the array": Safeguard(Copier.d2h, "offloads"),
+    "onload waits for earlier uses of the memory": Safeguard(Copier.h2d, "old_memory"),
+    "onload waits for the offload": Safeguard(Copier.h2d, "comes_back"),
+    "onload keeps the buffer": Safeguard(Copier.h2d, "comes_and_goes"),
+    "only memory that nothing else holds is reused": Safeguard(
+        InFlight.take, "offloads_again", "references([flights[0].host.base]) <= 2"
+    ),
+    "memory is reused on the stream of its copies only": Safeguard(
+        InFlight.take, "offloads_again", "flights[0].host.nbytes != nbytes"
+    ),
+    "the device waits for the onload": Safeguard(
+        CuPyBackend.wait, "comes_and_goes", marker="a copy waits for its source"
+    ),
+    "shared arrays are read before they are written": Safeguard(ArrayCommunicator.settle, "meets"),
+}
+
+
+def take_out(patch: pytest.MonkeyPatch, function: Any, marker: str, instead: str) -> None:
+    """Replaces the statement of a function that a comment marks, at its end or in the line before it."""
     source = textwrap.dedent(inspect.getsource(function))
-    assert code in source, f"{function.__qualname__} has no {code!r} any more"
+    comment = re.compile(rf"# safeguard: {re.escape(marker)}$")
+    (line,) = [n for n, text in enumerate(source.splitlines(), 1) if comment.search(text)]
+    tree = ast.parse(source)
+    found = min((x for x in ast.walk(tree) if isinstance(x, ast.stmt) and x.lineno >= line), key=lambda x: x.lineno)
+    if isinstance(found, (ast.If, ast.While)):
+        found.test = ast.parse(instead, mode="eval").body
+    else:
+        for parent in ast.walk(tree):
+            for _, body in ast.iter_fields(parent):
+                if isinstance(body, list) and found in body:
+                    body[body.index(found) : body.index(found) + 1] = ast.parse(instead).body
     scope: dict[str, Any] = {}
-    exec(compile(source.replace(code, instead), function.__code__.co_filename, "exec"), function.__globals__, scope)
+    exec(compile(tree, function.__code__.co_filename, "exec"), function.__globals__, scope)
     owner = getattr(sys.modules[function.__module__], function.__qualname__.split(".")[0])
     patch.setattr(owner, function.__name__, scope[function.__name__])
 
@@ -743,8 +765,8 @@ FAILURES = (AssertionError, RuntimeError, Race, WrongDeviceError, IndexError)
 
 @pytest.mark.parametrize("name", SAFEGUARDS)
 def test_safeguard_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    function, code, instead, program = SAFEGUARDS[name]
-    take_out(monkeypatch, function, code, instead)
+    function, program, instead, marker = SAFEGUARDS[name]
+    take_out(monkeypatch, function, marker or name, instead)
     caught = []
     for order in ORDERS:
         run, config = PROGRAMS[program]
@@ -1135,7 +1157,7 @@ def test_peers_are_tested_once_for_each_direction(straight: list[tuple[int, int]
         assert straight[4:] == [(0, 1), (1, 0), (1, 0)]
 
 
-def self_tests_at_once(patch: pytest.MonkeyPatch, helper_delay: float) -> int:
+def self_tests_at_once(patch: pytest.MonkeyPatch, helper_delay: float, locked: bool = True) -> int:
     """Returns how often a pair of GPUs is tested if two threads request the test: the first test continues until a
     second one begins, or for a number of seconds.
     """
@@ -1150,6 +1172,8 @@ def self_tests_at_once(patch: pytest.MonkeyPatch, helper_delay: float) -> int:
 
     patch.setattr(Peers, "_arrives", arrives)
     with machine() as m:
+        if not locked:
+            m.backend._copier.peers._lock = contextlib.nullcontext()
         answers = list[bool]()
         threads = [
             threading.Thread(target=lambda: answers.append(m.backend._copier.peers.reach(0, 1))) for _ in range(2)
@@ -1164,8 +1188,7 @@ def self_tests_at_once(patch: pytest.MonkeyPatch, helper_delay: float) -> int:
 
 def test_peers_are_tested_once_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert self_tests_at_once(monkeypatch, 0.2) == 1
-    take_out(monkeypatch, Peers.reach, "with self._lock:", "if True:")
-    assert self_tests_at_once(monkeypatch, 60) == 2
+    assert self_tests_at_once(monkeypatch, 60, locked=False) == 2
 
 
 def test_a_finalizer_may_copy_during_the_test_of_peers(monkeypatch: pytest.MonkeyPatch) -> None:
