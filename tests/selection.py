@@ -9,16 +9,15 @@ are a full one. ``--quick`` runs the first case of each test function that is no
 from __future__ import annotations
 
 import gc
-import time
 from collections import Counter
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shardtensor.host.limits import usable_cores
 from tests import draws
+from tests.timing import fixed_loop
 
 WORKERS = 8
 """The largest number of processes with `-n auto`; each takes a few hundred MB."""
@@ -159,21 +158,6 @@ def processor_time() -> float:
     return sum(time for who in (RUSAGE_SELF, RUSAGE_CHILDREN) for time in getrusage(who)[:2])
 
 
-def fixed_loop() -> float:
-    """Returns the seconds of processor time of a fixed loop of Python's integers and of small NumPy arrays: the least
-    of three measurements.
-    """
-    times = []
-    for _ in range(3):
-        start, total, x = time.process_time(), 0, np.arange(64.0)
-        for n in range(400_000):
-            total += n * n % 7
-        for _ in range(200_000):
-            x = x + 1.0
-        times.append(time.process_time() - start)
-    return min(times)
-
-
 def kind(reason: str) -> str:
     """Returns a reason without its details, which follow a colon."""
     return reason.partition(":")[0]
@@ -196,5 +180,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if reasons := +reasons:
         terminalreporter.write_line(f"not run: {summary(reasons)}")
     workers = config.stash.get(PROCESSOR_TIME, 0.0)
-    seconds, loop = workers or processor_time(), fixed_loop()
+    seconds, loop = workers or processor_time(), min(fixed_loop() for _ in range(3))
     terminalreporter.write_line(f"processor time: {seconds:.0f} s, {seconds / loop:.0f} times a fixed loop")

@@ -42,6 +42,7 @@ from tests.spmd.test_scheduler import (
     raised_at,
     scripted,
 )
+from tests.timing import fixed_loop, within
 
 LARGE = 1 << 20
 """Elements of float64 that are worth threads."""
@@ -580,14 +581,13 @@ def test_callers_do_not_wait_for_busy_helpers(four: None) -> None:
         blocked = threading.Thread(target=lambda: each(blocks, 4, threads=count), daemon=True)  # of those left over
         blocked.start()
         time.sleep(0.05)
-        began = time.perf_counter()
-        seen: list[int] = []
-        each(lambda k: seen.append(threading.get_ident()), 30)
-        assert len(seen) == 30
-        with pytest.raises(LookupError):
-            each(lambda k: {}[k], 5)
-        assert float(st.sum(st.ones(LARGE) + 1)) == 2 * LARGE
-        assert time.perf_counter() - began < 5
+        with within(5):
+            seen: list[int] = []
+            each(lambda k: seen.append(threading.get_ident()), 30)
+            assert len(seen) == 30
+            with pytest.raises(LookupError):
+                each(lambda k: {}[k], 5)
+            assert float(st.sum(st.ones(LARGE) + 1)) == 2 * LARGE
     finally:
         gate.set()
         other.join(5)
@@ -599,7 +599,7 @@ def test_idle_helpers_use_no_processor_time(four: None) -> None:
     time.sleep(0.05)
     before = time.process_time()
     time.sleep(0.3)
-    assert time.process_time() - before < 0.02
+    assert time.process_time() - before < 0.2 * fixed_loop()
 
 
 def test_fork_with_helper_threads() -> None:
