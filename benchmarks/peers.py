@@ -104,7 +104,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def run(path: str, arguments: Sequence[str], given: bytes = b"", limit: float = START_LIMIT, **changes: str) -> bytes:
+def run(path: str, arguments: Sequence[str], given: bytes = b"", limit: float = 60.0, **changes: str) -> bytes:
     """Runs the Python ``path`` and returns what it writes to its standard output.
 
     Args:
@@ -137,7 +137,7 @@ def versions(path: str, packages: tuple[str, ...]) -> Mapping[str, str]:
     Raises:
         PeerError: it cannot be run, or is no Python.
     """
-    output = run(path, ["-c", _VERSIONS, *packages])
+    output = run(path, ["-c", _VERSIONS, *packages], limit=START_LIMIT)
     try:
         return dict(json.loads(output.splitlines()[-1]))
     except (ValueError, IndexError):

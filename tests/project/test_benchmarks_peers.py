@@ -5,6 +5,7 @@ The Python of the peers is a script that runs this Python with a JAX of a few li
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import sys
@@ -42,7 +43,6 @@ def cases():
         "loud": loud,
         "hang": lambda: time.sleep(600),
         "raise": lambda: 1 / 0,
-        "exit": lambda: os.execl("/bin/sh", "sh", "-c", "exec >&-; sleep 600"),
     }}
 """
 
@@ -69,7 +69,7 @@ def fake(tmp_path: Path) -> str:
     (library / "jax").mkdir(parents=True)
     (library / "jax" / "__init__.py").write_text("def device_count():\n    return 3\n")
     (library / "jax-0.99.dist-info").mkdir()
-    (library / "jax-0.99.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: jax\nVersion: 0.99\n")
+    (library / "jax-0.99.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: jax\nVersion: 0.99.1\n")
     (library / "peer_cases.py").write_text(CASES)
     # -S: without the packages of this Python.
     run = f'PEERS=fake PYTHONPATH={shlex.quote(str(library))} {shlex.quote(sys.executable)} -S "$@"'
@@ -91,7 +91,7 @@ def test_a_peer_runs_on_its_own_python(harness: Any, fake: str, monkeypatch: pyt
         with pytest.raises(harness.NotMeasured, match="–"):
             worker.call("none of them")
     facts = harness.describe_environment(("numpy", "jax", "torch", "shardtensor"))
-    assert (facts["jax"], facts["torch"], facts["peers' numpy"]) == ("0.99", "not installed", "not installed")
+    assert (facts["jax"], facts["torch"], facts["peers' numpy"]) == ("0.99.1", "not installed", "not installed")
     assert facts["peers' Python"] == facts["Python"]
     assert facts["numpy"][0].isdigit()
 
@@ -102,9 +102,9 @@ def test_what_a_peer_lacks_does_not_run_on_this_python(
     monkeypatch.setenv(harness.peers.VARIABLE, fake)
     with harness.Worker("torch", "cpu_cases:torch_cases") as worker:
         worker.restart()
-        with pytest.raises(harness.NotMeasured, match="^not installed$"):
+        with pytest.raises(harness.NotMeasured, match=r"^not installed$"):
             worker.call("checksums")
-    with pytest.raises(harness.NotMeasured, match="^not installed$"):
+    with pytest.raises(harness.NotMeasured, match=r"^not installed$"):
         harness.import_seconds("torch", str(tmp_path / "bytecode"))
     assert 0 < harness.import_seconds("jax", str(tmp_path / "bytecode")) < 60
 
@@ -113,17 +113,12 @@ def test_the_others_are_measured_beside_a_peer_that_fails(
     harness: Any, fake: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(harness.peers.VARIABLE, fake)
-    monkeypatch.setattr(harness, "CLOSING_LIMIT", 0.2)
     with harness.Worker("jax", "peer_cases:cases") as worker:
         began = time.perf_counter()
-        for case, problem, details in (
-            ("hang", "none in 0 s", ""),
-            ("raise", "failed", "ZeroDivisionError"),
-            ("exit", "failed", ""),
-        ):
-            cells = harness.interleave(
-                {case: lambda case=case: worker.call(case, 0.5 if case == "hang" else 60), "other": lambda: 1.0}, 2, ""
-            )
+        for case, problem, details in (("hang", "none in 0 s", ""), ("raise", "failed", "ZeroDivisionError")):
+            limit = 0.5 if case == "hang" else 60
+            samplers = {case: functools.partial(worker.call, case, limit), "other": lambda: 1.0}
+            cells = harness.interleave(samplers, 2, "")
             assert cells[case].problem == problem
             assert cells["other"].samples == (1.0, 1.0)
             assert details in capfd.readouterr().err
@@ -138,8 +133,10 @@ def test_the_others_are_measured_beside_a_peer_that_fails(
         (None, "no Python", "which is not the path or the name of a program; give the path of a Python interpreter"),
         ("echo hello", "failed", r"it answered b'hello\n' instead of JSON"),
         ("echo broken >&2; exit 3", "failed", "jax (peer_cases:cases): broken"),
+        ("exec >&-; sleep 600", "failed|none in 0 s", "has not ended in 0.5 s, and was killed"),
+        ("sleep 600", "none in 0 s", "has not ended in 0.5 s, and was killed"),
     ],
-    ids=["missing", "no Python", "broken"],
+    ids=["missing", "no Python", "broken", "closed", "silent"],
 )
 def test_programs_that_are_no_python(
     text: str | None,
@@ -152,12 +149,15 @@ def test_programs_that_are_no_python(
 ) -> None:
     path = str(tmp_path / "nowhere") if text is None else script(tmp_path / "python", text)
     monkeypatch.setenv(harness.peers.VARIABLE, path)
-    with harness.Worker("jax", "peer_cases:cases") as worker:
-        with pytest.raises(harness.NotMeasured, match=f"^{problem}$"):
-            worker.sample("anything")
-    assert message in capsys.readouterr().err
+    monkeypatch.setattr(harness, "CLOSING_LIMIT", 0.2)
+    if "sleep" in (text or ""):
+        monkeypatch.setattr(harness.peers, "START_LIMIT", 0.5)
+        monkeypatch.setattr(harness, "ANSWER_LIMIT", 0.5)
+    with harness.Worker("jax", "peer_cases:cases") as worker, pytest.raises(harness.NotMeasured, match=f"^{problem}$"):
+        worker.sample("anything")
     facts = harness.describe_environment(("numpy", "jax"))  # at the end of a run, whose figures are kept
     assert (facts["jax"], facts["peers' Python"]) == ("unknown", "unknown")
+    assert message in capsys.readouterr().err
     # A program that is started with it measures nothing.
     with pytest.raises(SystemExit, match="2"):
         harness.arguments("overhead", "", ["--quick"])
@@ -196,7 +196,7 @@ def test_both_versions_are_in_the_table(
 
 def test_the_line_of_versions(fake: str, monkeypatch: pytest.MonkeyPatch, harness: Any) -> None:
     line = harness.peers.run(sys.executable, [harness.peers.__file__], **{harness.peers.VARIABLE: fake}).decode()
-    assert line.startswith(f"peers: Python {sys.version.split()[0]} ({fake}): dask not installed, jax 0.99, numba ")
+    assert line.startswith(f"peers: Python {sys.version.split()[0]} ({fake}): dask not installed, jax 0.99.1, numba ")
     with pytest.raises(harness.PeerError, match=r"status 1, and printed: peers.py: the peers' Python \(--peer-python"):
         harness.peers.run(sys.executable, [harness.peers.__file__], **{harness.peers.VARIABLE: "/nowhere"})
 
@@ -205,11 +205,11 @@ def test_programs_of_the_tests(fake: str, monkeypatch: pytest.MonkeyPatch) -> No
     peers = programs.peers
     monkeypatch.setenv(peers.VARIABLE, fake)
     programs.require_jax("0.99")
-    with pytest.raises(pytest.skip.Exception, match=r"JAX 0\.10 is compared; the Python of the peers has 0\.99"):
+    with pytest.raises(pytest.skip.Exception, match=r"JAX 0\.10 is compared; the Python of the peers has 0\.99\.1"):
         programs.require_jax("0.10")
     program = "import jax, os\nprint('noise')\nfound = {given: [os.environ['XLA_FLAGS'][-1], jax.device_count()]}"
     assert programs.run(program, (1, 2), devices=8) == {(1, 2): ["8", 3]}
-    with pytest.raises(peers.PeerError, match="(?s)the status 1.*in the program.*line 2.*ZeroDivisionError"):
+    with pytest.raises(peers.PeerError, match=r"(?s)the status 1.*program of a test.*line 2.*ZeroDivisionError"):
         programs.run("x = 1\nfound = x / 0")
     monkeypatch.setattr(programs, "LIMIT", 0.5)
     with pytest.raises(peers.PeerError, match=r"has not ended in 0\.5 s, and was killed"):
