@@ -116,7 +116,7 @@ for title, code in given:
 
 @pytest.mark.full
 def test_jaxs_code_gives_the_same() -> None:
-    peers.require_jax("0.10")  # the version of the page
+    peers.require_jax("0.10", "0.12")
     sections = [
         (title, "\n".join(blocks(PREAMBLE, "py") + blocks(SECTIONS[TITLES.index(title)], "py"))) for title in WITH_JAX
     ]

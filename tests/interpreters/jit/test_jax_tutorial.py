@@ -79,7 +79,7 @@ found = found_by(lib, *meshes, jax.devices()[0])
 
 @pytest.mark.full
 def test_the_table_is_jaxs() -> None:
-    peers.require_jax("0.10")
+    peers.require_jax("0.10", "0.12")
     jaxs, mine = peers.run(JAXS, devices=8), ours("numpy")
     assert jaxs.keys() == mine.keys()
     assert jaxs.pop("types") == mine.pop("types")
