@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import collectives
 import cpu_curves
 import harness
+import peers
 from collectives import check_equal, checksums_of
 from cpu_cases import FULL, GIB, GROUP, KIB, MIB, Sizes
 from cpu_curves import Point
@@ -290,7 +291,7 @@ def main(argv: Sequence[str] | None = None, sizes: Sizes = FULL) -> None:
     options = harness.arguments("cpu", "The cost of large arrays on a CPU, and its scaling.", argv)
     effort = QUICK if options.quick else Effort()
     name, curves_name = (harness.labelled(table_name, options.label) for table_name in ("cpu", "scaling"))
-    can_draw = harness.is_installed("matplotlib")
+    can_draw = peers.is_installed("matplotlib")
     table = measure(effort, sizes)
     harness.report(table, options.out, name)
     if can_draw:

@@ -9,18 +9,16 @@ own copy of memory reads and writes as many bytes.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import harness
 from gpu_cases import FULL, MIB, ONCE, Sizes
-from harness import PROJECT, RESULTS, NotMeasured, Row, Table, Target, Worker
+from harness import PROJECT, NotMeasured, Row, Table, Target, Worker
 
 TITLE = "On a GPU: {} logical devices, float32 unless a dtype is given; transfers of {}, matrices of {}²"
 CUPY, TORCH, JAX, COPY = "CuPy", "PyTorch", "JAX", "copy"
@@ -179,13 +177,10 @@ def device_counts(text: str) -> tuple[int, ...]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the program: measures if there is a GPU, and otherwise exits with a message."""
-    parser = argparse.ArgumentParser(description="The cost of operators on a GPU.")
+    parser = harness.make_parser("gpu", "The cost of operators on a GPU.")
     parser.add_argument("--logical", type=device_counts, default=(1, 2, 8), metavar="N,N", help="logical devices")
-    parser.add_argument("--quick", action="store_true", help="few rounds: a check that it runs, no figures to quote")
     parser.add_argument("--rounds", type=int, default=Effort().rounds, metavar="N", help="samples of each figure")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="the directory of the results")
-    parser.add_argument("--label", metavar="LABEL", help="save as gpu-LABEL; names the kind of machine")
-    options = parser.parse_args(argv)
+    options = harness.parse(parser, argv)
     from shardtensor_cupy.discovery import usable_cupy
 
     from shardtensor.errors import BackendError
@@ -199,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             table = measure(QUICK if options.quick else Effort(options.rounds), options.logical, workers)
     except NotMeasured as reason:
         sys.exit(f"gpu.py: the worker of {PROJECT}: {reason}")
-    harness.report(table, options.out, f"gpu-{options.label}" if options.label else "gpu")
+    harness.report(table, options.out, harness.labelled("gpu", options.label))
 
 
 if __name__ == "__main__":

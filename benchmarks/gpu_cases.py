@@ -7,7 +7,9 @@ that fails returns the traceback as text.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import json
 import os
 import time
 import traceback
@@ -56,6 +58,20 @@ class Sizes:
 
 
 FULL = Sizes()
+
+SIZES, PLATFORM = "BENCHMARK_SIZES", "BENCHMARK_PLATFORM"
+"""The environment variables with which a test has PyTorch and JAX compute on other sizes, and on the CPU."""
+
+
+def rehearsed(sizes: Sizes) -> dict[str, str]:
+    """Returns the environment variables for a rehearsal of PyTorch and JAX on the CPU."""
+    return {SIZES: json.dumps(dataclasses.asdict(sizes)), PLATFORM: "cpu"}
+
+
+def given_sizes() -> Sizes:
+    """Returns the sizes that the parent process passed in the environment."""
+    sizes = json.loads(os.environ.get(SIZES, "{}"))
+    return Sizes(**{name: tuple(size) if isinstance(size, list) else size for name, size in sizes.items()})
 
 
 ENOUGH, MOST = 10e-3, 50
@@ -548,10 +564,11 @@ def copy_cases(sizes: Sizes = FULL) -> dict[str, Case]:
     return guarded(cases)
 
 
-def torch_cases(sizes: Sizes = FULL, device: str = "cuda") -> dict[str, Case]:
+def torch_cases() -> dict[str, Case]:
     """Returns the cases of PyTorch, eager, on one array, or with one stream per logical device."""
     import torch
 
+    sizes, device = given_sizes(), os.environ.get(PLATFORM, "cuda")
     if device == "cuda" and not torch.cuda.is_available():
         return {}
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
@@ -620,14 +637,15 @@ def torch_cases(sizes: Sizes = FULL, device: str = "cuda") -> dict[str, Case]:
     return guarded(cases)
 
 
-def jax_cases(sizes: Sizes = FULL, platform: str = "gpu") -> dict[str, Case]:
+def jax_cases() -> dict[str, Case]:
     """Returns the cases of JAX on one GPU, compiled, except for the tiny sums.
 
     Products of float32 matrices are computed in float32; JAX's default on GPUs is TF32.
     """
     import jax
 
-    if jax.default_backend() != platform:
+    sizes = given_sizes()
+    if jax.default_backend() != os.environ.get(PLATFORM, "gpu"):
         return {}
     jax.config.update("jax_default_matmul_precision", "highest")
     ones = jax.numpy.ones

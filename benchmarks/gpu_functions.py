@@ -8,16 +8,14 @@ of them float32, unless the names say otherwise.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import harness
 from gpu_cases import describe_gpus, synchronize_all, timed
-from harness import PROJECT, RESULTS, NotMeasured, Row, Table
+from harness import PROJECT, NotMeasured, Row, Table
 
 CUPY = "CuPy"
 TITLE = "Functions on one GPU: x, y, h (4096²), w (16 × 1024²), v (4 Mi × 4) float32, d float64, k integers, m a mask"
@@ -101,11 +99,7 @@ def measure(rounds: int, size: int) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the program: measures if there is a GPU, and otherwise exits with a message."""
-    parser = argparse.ArgumentParser(description="Functions of large arrays on a GPU.")
-    parser.add_argument("--quick", action="store_true", help="few rounds: a check that it runs, no figures to quote")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="the directory of the results")
-    parser.add_argument("--label", metavar="LABEL", help="save as gpu_functions-LABEL; names the kind of machine")
-    options = parser.parse_args(argv)
+    options = harness.arguments("gpu_functions", "Functions of large arrays on a GPU.", argv)
     from shardtensor_cupy.discovery import usable_cupy
 
     from shardtensor.errors import BackendError
@@ -114,8 +108,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         usable_cupy()
     except BackendError as error:
         sys.exit(f"gpu_functions.py: there is no usable GPU: {error}")
-    name = f"gpu_functions-{options.label}" if options.label else "gpu_functions"
-    harness.report(measure(2 if options.quick else 7, 1 << 24), options.out, name)
+    table = measure(2 if options.quick else 7, 1 << 24)
+    harness.report(table, options.out, harness.labelled("gpu_functions", options.label))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """The part that all benchmarks share: worker processes, interleaved rounds, and tables of the results.
 
 Each library is measured in a process of its own (`Worker`), because environment variables and the number of JAX's
-devices are fixed when a process starts. The workers of all libraries exist at the same time, and `interleave` samples
-them in turn, so that other load on the machine affects all of them alike.
+devices are fixed when a process starts, and because the peers may need another Python (`peers`). The workers of all
+libraries exist at the same time, and `interleave` samples them in turn, so that other load on the machine affects all
+of them alike.
 
-The scripts that import this module define the rows of their tables and the cases that are measured.
-
-Run as a program, this file is a worker: ``python harness.py MODULE:FUNCTION WARM_UP``.
+The scripts that import this module define the rows of their tables and the cases that are measured. The workers of
+peers import them, too: here and at the top of a script with their cases, only modules of Python and of this folder are
+imported.
 """
 
 from __future__ import annotations
@@ -15,10 +16,7 @@ import argparse
 import contextlib
 import datetime
 import functools
-import importlib
 import importlib.metadata
-import importlib.util
-import io
 import itertools
 import json
 import os
@@ -31,18 +29,13 @@ import sys
 import tempfile
 import threading
 import time
-import timeit
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 
-from rich import box
-from rich.console import Console, Group
-from rich.padding import Padding
-from rich.progress import track
-from rich.table import Table as RichTable
-from rich.text import Text
+import peers
+from peers import MISSING, PeerError
 
 Case = Callable[[], Any]
 """A call to measure. When it returns, the work is done, not merely queued."""
@@ -57,13 +50,6 @@ DEVICES = 8
 NOT_APPLICABLE = "–"
 
 RESULTS = Path(__file__).parent / "results"
-PAGE_WIDTH = 1000
-"""The width of a page in characters. No table is as wide, so that none is cut."""
-
-SAMPLE_SECONDS = 5e-3
-"""The least duration of a sample: far above the resolution of the clock and the cost of refilling caches that other
-processes have evicted, but short enough that load on the machine affects few samples.
-"""
 
 WARM_UP = 0.2
 """The seconds after which idle cores are awake, and the threads of other processes' BLAS and OpenMP no longer spin."""
@@ -71,8 +57,10 @@ WARM_UP = 0.2
 ANSWER_LIMIT = 120.0
 """The seconds after which a worker that has not answered is killed."""
 
-# Values for another machine can halve the speed of NumPy's matrix product.
-_TUNING = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+CLOSING_LIMIT = 5.0
+"""The seconds in which a worker that has closed its output has to end."""
+
+WORKER = Path(__file__).with_name("worker.py")
 
 
 class NotMeasured(Exception):
@@ -82,57 +70,52 @@ class NotMeasured(Exception):
 # -- processes -------------------------------------------------------------------------------------
 
 
-def child_environment(**changes: str) -> dict[str, str]:
-    """Returns the environment variables for a process that measures: this process's with ``changes``."""
-    return {name: value for name, value in os.environ.items() if name not in _TUNING} | changes
-
-
-def is_installed(package: str) -> bool:
-    """Whether ``package`` can be imported; the package is not imported."""
-    return importlib.util.find_spec(package) is not None
-
-
 class Worker:
     """A process that measures the cases of one library; a context manager that ends the process on exit.
 
-    If the library is not installed, or the process has ended, every request raises `NotMeasured` with the reason.
+    If the library is not installed, or the process has ended, every request raises `NotMeasured` with the reason. What
+    the process printed before is then printed here.
 
     Args:
-        package: the package that the cases need.
+        package: the package that the cases need; a peer's process is on the Python of the peers.
         cases: ``module:function`` of this folder; the process calls the function, which returns the cases by name.
         environment: environment variables for the process.
         warm_up: the seconds for which a case runs before it is sampled.
+
+    Attributes:
+        cases: the names of the cases.
     """
 
     def __init__(
         self, package: str, cases: str, environment: Mapping[str, str] | None = None, warm_up: float = 0.0
     ) -> None:
-        self._command = [sys.executable, __file__, cases, str(warm_up)]
-        self._environment = child_environment(PYTHONIOENCODING="utf-8", **(environment or {}))
-        self._names: list[str] = []
-        self._installed = is_installed(package)
-        self._problem = "" if self._installed else "not installed"
-        self._closing = contextlib.ExitStack()
-        if self._installed:
-            self._start()
+        self._package, self._maker, self._warm_up = package, cases, warm_up
+        self._changes = dict(environment or {})
+        self._start()
 
     def _start(self) -> None:
+        self.cases: tuple[str, ...] = ()
+        self._problem = ""
+        self._closing = contextlib.ExitStack()
+        try:
+            self._start_on(peers.of(self._package))
+            names = self._answer(ANSWER_LIMIT)
+        except PeerError as error:
+            self._failure("no Python", str(error))
+        except NotMeasured:
+            return  # _problem has the reason, and every request raises it again
+        else:
+            self._problem = MISSING if names is None else ""
+            self.cases = tuple(names or ())
+
+    def _start_on(self, path: str) -> None:
+        arguments = [str(WORKER), self._package, self._maker, str(self._warm_up)]
+        environment = peers.environment(path, PYTHONIOENCODING="utf-8", **self._changes)
         with contextlib.ExitStack() as stack:
-            self._errors = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
-            self._process = stack.enter_context(
-                subprocess.Popen(
-                    self._command,
-                    env=self._environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=self._errors,
-                    encoding="utf-8",
-                )
-            )
-            stack.callback(self._process.kill)
+            self._errors: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
+            self._process = stack.enter_context(peers.start(path, arguments, environment, self._errors.fileno()))
+            stack.callback(peers.kill, self._process)
             self._closing = stack.pop_all()
-        with contextlib.suppress(NotMeasured):  # _problem has the reason, and every request raises it again
-            self._names = self._answer(ANSWER_LIMIT)
 
     def __enter__(self) -> Worker:
         return self
@@ -142,13 +125,12 @@ class Worker:
 
     def restart(self) -> None:
         """Starts the process again if it has ended: programs on JAX's virtual devices deadlock at times."""
-        if self._problem and self._installed:
+        if self._problem not in ("", MISSING):
             self._closing.close()
-            self._problem = ""
             self._start()
 
     def sample(self, case: str) -> float:
-        """Returns the seconds per call of a case, over as many calls as take `SAMPLE_SECONDS`."""
+        """Returns the seconds per call of a case, over as many calls as take 5 ms (`worker.SAMPLE_SECONDS`)."""
         return float(self._request("sample", case, ANSWER_LIMIT))
 
     def call(self, case: str, limit: float = ANSWER_LIMIT) -> Any:
@@ -162,10 +144,11 @@ class Worker:
     def _request(self, verb: str, case: str, limit: float) -> Any:
         if self._problem:
             raise NotMeasured(self._problem)
-        if case not in self._names:
+        if case not in self.cases:
             raise NotMeasured(NOT_APPLICABLE)
         with contextlib.suppress(BrokenPipeError):  # the process has ended: _answer finds no line and reports why
-            print(json.dumps([verb, case]), file=self._process.stdin, flush=True)
+            self._process.stdin.write(json.dumps([verb, case]).encode() + b"\n")
+            self._process.stdin.flush()
         return self._answer(limit)
 
     def _answer(self, limit: float) -> Any:
@@ -173,7 +156,7 @@ class Worker:
 
         def stop() -> None:
             expired.set()
-            self._process.kill()
+            peers.kill(self._process)
 
         watchdog = threading.Timer(limit, stop)
         watchdog.start()
@@ -181,19 +164,38 @@ class Worker:
             line = self._process.stdout.readline()
         finally:
             watchdog.cancel()
-        if line:
+        if expired.is_set():
+            raise self._failure(f"none in {limit:.0f} s")
+        if not line:
+            raise self._failure(self._exit_reason(), self._printed())
+        try:
             return json.loads(line)
-        self._problem = f"none in {limit:.0f} s" if expired.is_set() else self._exit_reason()
-        raise NotMeasured(self._problem)
+        except ValueError:
+            peers.kill(self._process)
+            raise self._failure("failed", f"it answered {line[:200]!r} instead of JSON") from None
+
+    def _failure(self, problem: str, details: str = "") -> NotMeasured:
+        """Returns the exception that this request and all later ones raise, and prints its details."""
+        self._problem = problem
+        if details:
+            print(f"{self._package} ({self._maker}): {details}", file=sys.stderr)
+        return NotMeasured(problem)
 
     def _exit_reason(self) -> str:
-        """Returns how the process ended. After an exception, prints its traceback; a signal in native code has none."""
-        status = self._process.wait()
+        """Returns how the process ended, of which nothing can be read any more."""
+        try:
+            status = self._process.wait(CLOSING_LIMIT)
+        except subprocess.TimeoutExpired:
+            peers.kill(self._process)
+            return "failed"
         if status < 0:
             return "aborted" if status == -signal.SIGABRT else f"killed by {signal.Signals(-status).name}"
-        self._errors.seek(0)
-        print(self._errors.read(), file=sys.stderr)
         return "failed"
+
+    def _printed(self) -> str:
+        """Returns the end of what the process printed: after an exception, its traceback."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")[-10_000:]
 
 
 Library: TypeAlias = tuple[str, str, Mapping[str, str]]
@@ -232,38 +234,6 @@ def virtual_devices(devices: int) -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
 
 
-def run_worker(cases: str, warm_up: float) -> None:
-    """Runs the loop of a `Worker` process: reads one request per line and writes one answer per line, both JSON."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # output that a library prints must not be read as an answer
-    module, _, function = cases.partition(":")
-    by_name: Mapping[str, Case] = getattr(importlib.import_module(module), function)()
-    counts: dict[str, int] = {}
-
-    def sample(name: str) -> float:
-        timer = timeit.Timer(by_name[name])
-        calls = counts.get(name) or counts.setdefault(name, _calls_per_sample(timer))
-        until = time.perf_counter() + warm_up
-        timer.timeit(calls // 10 + 1)  # refills caches that other processes have evicted
-        while time.perf_counter() < until:
-            timer.timeit(1)
-        return timer.timeit(calls) / calls
-
-    verbs: dict[str, Callable[[str], Any]] = {"sample": sample, "call": lambda name: by_name[name]()}
-    print(json.dumps(list(by_name)), file=answers, flush=True)
-    for line in sys.stdin:
-        verb, name = json.loads(line)
-        print(json.dumps(verbs[verb](name)), file=answers, flush=True)
-
-
-def _calls_per_sample(timer: timeit.Timer) -> int:
-    """Returns a number of calls that take at least `SAMPLE_SECONDS`."""
-    timer.timeit(1)  # the first call may compile
-    calls = 1
-    while timer.timeit(calls) < SAMPLE_SECONDS:
-        calls *= 2
-    return calls
-
-
 def import_seconds(package: str, bytecode: str) -> float:
     """Returns the seconds that ``import package`` takes in a new process, without the start of Python itself.
 
@@ -272,13 +242,16 @@ def import_seconds(package: str, bytecode: str) -> float:
         bytecode: a folder for compiled modules, which the first import fills. Without it, a library whose installer
             did not compile it might be compiled in each process.
     """
-    if not is_installed(package):
-        raise NotMeasured("not installed")
-    code = f"import time; t = time.perf_counter(); import {package}; print(time.perf_counter() - t)"
     # -P removes the current folder from the search path: an installed program does not have it there either.
-    command = [sys.executable, "-P", "-c", code]
-    environment = child_environment(PYTHONPYCACHEPREFIX=bytecode, PYTHONDONTWRITEBYTECODE="")
-    return float(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    code = f"import time; t = time.perf_counter(); import {package}; print(time.perf_counter() - t)"
+    changes = {"PYTHONPYCACHEPREFIX": bytecode, "PYTHONDONTWRITEBYTECODE": ""}
+    try:
+        if not peers.is_installed(package):
+            raise NotMeasured(MISSING)
+        return float(peers.run(peers.of(package), ["-P", "-c", code], limit=ANSWER_LIMIT, **changes))
+    except PeerError as error:
+        print(f"import {package}: {error}", file=sys.stderr)
+        raise NotMeasured("failed") from error
 
 
 def resident_bytes() -> int | None:
@@ -357,8 +330,9 @@ def interleave(samplers: Mapping[Key, Sampler], rounds: int, description: str) -
     samples: dict[Key, list[float]] = {key: [] for key in samplers}
     problems: dict[Key, str] = {}
     shuffle = random.Random(0).shuffle
-    console = Console(stderr=True)
-    for _ in track(range(rounds), description, console=console, transient=True, disable=not console.is_terminal):
+    from pages import track  # here, because pages needs Rich, which the Python of the peers may lack
+
+    for _ in track(rounds, description):
         order = [key for key in samplers if key not in problems]
         shuffle(order)
         try:
@@ -370,7 +344,7 @@ def interleave(samplers: Mapping[Key, Sampler], rounds: int, description: str) -
         except KeyboardInterrupt:
             if not all(samples[key] or key in problems for key in samplers):
                 raise
-            console.print("interrupted: the samples until here are reported")
+            print("interrupted: the samples until here are reported", file=sys.stderr)
             break
     return {k: Cell(problem=problems[k]) if k in problems else Cell(tuple(values)) for k, values in samples.items()}
 
@@ -394,22 +368,38 @@ def call_once(worker: Worker, column: str, case: str, rows: Iterable[str], limit
 
 
 def describe_environment(packages: Iterable[str]) -> dict[str, str]:
-    """Returns the facts on which figures depend: the kind of machine (not its name), versions, and the date."""
-    versions = {name: _version(name) for name in packages}
+    """Returns the facts on which figures depend: the kind of machine (not its name), the date, and the versions of
+    Python and of packages: those that run on this Python, and then the peers, with the NumPy that they use.
+    """
+    packages = tuple(packages)
+    ours = [name for name in packages if name not in peers.LIBRARIES]
     return {
         "CPU": f"{_cpu_model()}, {usable_cores()} cores usable",
         "memory": _memory(),
         "Python": platform.python_version(),
-        **versions,
+        **{name: _version(name) for name in ours},
+        **_peers_versions(tuple([name for name in packages if name not in ours])),
         "date": datetime.date.today().isoformat(),
     }
+
+
+def _peers_versions(names: tuple[str, ...]) -> dict[str, str]:
+    """Returns the versions of peers, and of their Python and NumPy; ``unknown`` if their Python cannot be run."""
+    if not names:
+        return {}
+    try:
+        found = peers.versions(peers.python(), (*names, "numpy"))
+    except PeerError as error:
+        print(error, file=sys.stderr)
+        found = dict.fromkeys((*names, "Python", "numpy"), "unknown")
+    return {"peers' Python": found["Python"], "peers' numpy": found["numpy"]} | {name: found[name] for name in names}
 
 
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return MISSING
 
 
 def _cpu_model() -> str:
@@ -543,7 +533,7 @@ class Table:
         verdicts = self.verdicts()
         if not verdicts:
             return "No targets."
-        counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in _VERDICTS.items()]
+        counts = [f"{verdicts.count(verdict)} {word}" for verdict, word in VERDICTS.items()]
         return f"{len(verdicts)} targets: {', '.join(counts)}."
 
     def spread(self) -> float | None:
@@ -566,7 +556,7 @@ class Table:
                     "title": row.title,
                     "unit": row.unit,
                     "cells": {column: _cell_json(self.cell(row, column)) for column in self.columns},
-                    "targets": [{"target": _target_text(t, row.unit), "met": self.meets(row, t)} for t in row.targets],
+                    "targets": [{"target": target_text(t, row.unit), "met": self.meets(row, t)} for t in row.targets],
                 }
                 for row in self.rows
             ],
@@ -574,40 +564,8 @@ class Table:
             "summary": self.summary(),
         }
 
-    def __rich__(self) -> Group:
-        grid = RichTable("", *self.columns, "target", "", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for column in grid.columns:
-            column.no_wrap = True
-        for column in grid.columns[1 : 1 + len(self.columns)]:
-            column.justify = "right"
-        for row in self.rows:
-            figures = [self._figure(row, column) for column in self.columns]
-            targets = "\n".join(_target_text(target, row.unit) for target in row.targets)
-            verdicts = Text("\n").join(_verdict_text(self.meets(row, target)) for target in row.targets)
-            grid.add_row(Text(row.title), *figures, targets, verdicts)
-        facts = "\n".join(f"{name}: {value}" for name, value in self.environment.items())
-        notes = [f"n×: this figure over {self.columns[0]}'s. –: does not apply."]
-        if (spread := self.spread()) is not None:
-            notes.append(f"The middle half of a cell's samples typically spans {spread:.0%} of its median.")
-        parts = [Text(self.title, "bold"), Text(facts), grid, Text("\n".join(notes)), Text(self.summary(), "bold")]
-        return Group(*(Padding(part, (0, 0, 1, 0), expand=False) for part in parts[:-1]), parts[-1])
 
-    def _figure(self, row: Row, column: str) -> str:
-        cell, ours = self.cell(row, column), self.cell(row, self.columns[0]).median
-        if cell.median is None:
-            return cell.problem
-        figure = _quantity(cell.median, row.unit)
-        if column == self.columns[0] or row.unit != "s" or not ours:
-            return figure
-        return f"{figure} {_digits(cell.median / ours):>5}×"
-
-
-_VERDICTS = {True: "met", False: "missed", None: "not checked"}
-_STYLES = {True: "green", False: "bold red", None: "yellow"}
-
-
-def _verdict_text(verdict: bool | None) -> Text:
-    return Text(_VERDICTS[verdict], _STYLES[verdict])
+VERDICTS = {True: "met", False: "missed", None: "not checked"}
 
 
 def _cell_json(cell: Cell) -> dict[str, Any]:
@@ -616,17 +574,18 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
     return {"median": cell.median, "quartiles": cell.quartiles, "samples": len(cell.samples)}
 
 
-def _target_text(target: Target, unit: str) -> str:
+def target_text(target: Target, unit: str) -> str:
+    """Returns the text of a target for a row with figures of this unit."""
     if not target.of:
         return "≤ {:g} {}".format(*_scaled(target.at_most, unit))
     more = " + {:g} {}".format(*_scaled(target.more, unit)) if target.more else ""
     return f"≤ {target.at_most:g} × {target.of}{more}"
 
 
-def _quantity(value: float, unit: str) -> str:
+def quantity(value: float, unit: str) -> str:
     """Returns a value with three digits and a unit of suitable size."""
     number, unit = _scaled(value, unit)
-    return f"{_digits(number)} {unit}"
+    return f"{digits(number)} {unit}"
 
 
 def _scaled(value: float, unit: str) -> tuple[float, str]:
@@ -638,21 +597,18 @@ def _scaled(value: float, unit: str) -> tuple[float, str]:
     return value / 1e-12, "ps"
 
 
-def _digits(number: float) -> str:
+def digits(number: float) -> str:
     """Returns a number rounded to three digits (99.95 to 100), never with an exponent."""
     return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f}"
 
 
 def report(table: Table, directory: Path, name: str) -> None:
     """Prints a table and saves it as ``name.txt`` and ``name.json``."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the encoding of redirected output may lack ≤ and ×
-    Console(width=PAGE_WIDTH).print(table)
-    page = io.StringIO()
-    Console(file=page, width=PAGE_WIDTH, no_color=True, force_terminal=False).print(table)
-    text = "\n".join(line.rstrip() for line in page.getvalue().splitlines())
+    from pages import page, show  # here, because pages needs Rich, which the Python of the peers may lack
+
+    show(table)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{name}.txt").write_text(f"{text}\n", "utf-8")
+    (directory / f"{name}.txt").write_text(page(table), "utf-8")
     (directory / f"{name}.json").write_text(json.dumps(table.as_json(), indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
@@ -663,18 +619,35 @@ def run(name: str, description: str, measure: Callable[[Effort], Table], full: E
 
 
 def arguments(name: str, description: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Returns the options of the command line: ``quick``, ``out`` and ``label``."""
+    """Returns the options of the command line: ``quick``, ``out``, ``label`` and ``peer_python``."""
+    return parse(make_parser(name, description), argv)
+
+
+def make_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Returns a parser of the options that all benchmarks have, to which others can be added; see `parse`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="few rounds: a check that it runs, no figures to quote")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="the directory of the results")
     parser.add_argument("--label", metavar="LABEL", help=f"save as {name}-LABEL; names the kind of machine")
-    return parser.parse_args(argv)
+    parser.add_argument(
+        peers.OPTION, metavar="PATH", help=f"the Python of the peers (default: ${peers.VARIABLE}, or this Python)"
+    )
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Returns the options; a Python of the peers that cannot be run is an error of the command line."""
+    options = parser.parse_args(argv)
+    if options.peer_python is not None:
+        os.environ[peers.VARIABLE] = options.peer_python  # for all processes that are started from here
+    if os.environ.get(peers.VARIABLE):
+        try:
+            peers.versions(peers.python(), ())
+        except PeerError as error:
+            parser.error(str(error))
+    return options
 
 
 def labelled(name: str, label: str | None) -> str:
     """Returns the name of a table's files, without their endings."""
     return f"{name}-{label}" if label else name
-
-
-if __name__ == "__main__":
-    run_worker(sys.argv[1], float(sys.argv[2]))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import harness
 import jit_cases
+import peers
 from harness import JAX_2, JAX_8, NUMPY, Best, Cell, Cells, Row, Table, Target, Worker
 
 TITLE = "Programs of jit; JAX (n): jit on n virtual CPU devices; results are dropped, except in the column C, kept"
@@ -127,7 +128,7 @@ def measure_once(effort: Effort) -> Cells:
     """Measures the rows that can be measured only once in a process, each time in a new process."""
 
     def seconds(code: str, cache: str) -> float:
-        environment = harness.child_environment(XDG_CACHE_HOME=cache, SHARDTENSOR_NUM_DEVICES="8")
+        environment = peers.environment(sys.executable, XDG_CACHE_HOME=cache, SHARDTENSOR_NUM_DEVICES="8")
         done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.PIPE)
         return float(done.stdout.split()[0])
 

@@ -2,8 +2,9 @@
 
 ``python benchmarks/processes.py [--quick] [--out DIR] [--label LABEL]``; README.md says how to read the table. The
 cases of the first three columns are interleaved in the same two processes, which shardtensor's launcher starts on MPI;
-JAX has two processes of its own. By hand, the sum is an Iallgather of a header and an Allreduce. The reshard is from
-rows to columns, both of uneven sizes. The start is measured without the time of ``import numpy``.
+JAX has two processes of its own, on the Python of the peers. By hand, the sum is an Iallgather of a header and an
+Allreduce. The reshard is from rows to columns, both of uneven sizes. The start is measured without the time of ``import
+numpy``.
 """
 
 from __future__ import annotations
@@ -18,16 +19,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import harness
-from harness import PROJECT, Cell, Row, Table, Target
+import peers
+from harness import PROJECT, Cell, NotMeasured, Row, Table, Target
 
 TITLE = "Two processes on one host, one device each, over MPI"
 BY_HAND, ALONE, JAX = "mpi4py", "1 process", "JAX (gloo)"
 MIB = 1 << 20
+
+JAX_LIMIT = 300.0
+"""The seconds after which the processes of JAX are killed."""
 
 ROWS = (
     Row("add", "x + x, local", (Target(1.0, ALONE, 1e-6),)),
@@ -159,11 +165,13 @@ def jax_cases(rounds: int, address: str, rank: int) -> dict[str, list[float]]:
 
 def measure(effort: Effort) -> Table:
     """Measures the whole table."""
-    samples = _measure_launched(effort.rounds)
-    if harness.is_installed("jax"):
+    samples, problem = _measure_launched(effort.rounds), harness.NOT_APPLICABLE
+    try:
         samples |= _measure_jax(effort.rounds)
+    except NotMeasured as reason:
+        problem = str(reason)
     samples[f"start {PROJECT}"] = [_start_seconds() for _ in range(effort.rounds)]
-    cells = {}
+    cells = {("all-reduce", JAX): Cell(problem=problem)}
     for row in ROWS:
         for column in (PROJECT, BY_HAND, ALONE, JAX):
             if seconds := samples.get(f"{row.name} {column}"):
@@ -188,20 +196,29 @@ def _measure_launched(rounds: int) -> dict[str, list[float]]:
 
 
 def _measure_jax(rounds: int) -> dict[str, list[float]]:
-    """Runs `jax_cases` in two processes and returns the samples of process 0; none if a process fails."""
-    with socket.socket() as s, tempfile.TemporaryDirectory() as folder:
+    """Runs `jax_cases` in two processes on the Python of the peers and returns the samples of process 0.
+
+    Raises:
+        NotMeasured: JAX is not installed there, or a process has failed, which is printed.
+    """
+    with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{s.getsockname()[1]}"
-        s.close()
-        path = Path(folder) / "samples.json"
-        running = [
-            subprocess.Popen([sys.executable, __file__, "--jax", str(rounds), str(path), address, str(rank)])
-            for rank in range(2)
-        ]
-        statuses = [process.wait(300) for process in running]
-        if any(statuses):
-            return {}
-        return dict(json.loads(path.read_text()))
+
+    def run(rank: int) -> None:
+        arguments = [__file__, "--jax", str(rounds), str(path), address, str(rank)]
+        peers.run(peers.python(), arguments, limit=JAX_LIMIT)
+
+    try:
+        if not peers.is_installed("jax"):
+            raise NotMeasured(peers.MISSING)
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+            path = Path(folder) / "samples.json"
+            list(pool.map(run, range(2)))
+            return dict(json.loads(path.read_text()))
+    except peers.PeerError as error:
+        print(error, file=sys.stderr)
+        raise NotMeasured("failed") from error
 
 
 def _start_seconds() -> float:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.backend.small_floats import SMALL_FLOATS, small_float
+from tests import peers
 from tests.conftest import NO_TORCH
 from tests.draws import drawn
 
@@ -203,19 +204,37 @@ def test_jit_computes_the_same(kind: str) -> None:
 OTHERS = ("bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", *KINDS)
 
 
-@pytest.mark.parametrize("other", [*OTHERS, bool, int, float])
-@pytest.mark.parametrize("kind", KINDS)
-def test_promotion_is_that_of_jax(kind: str, other: Any) -> None:
-    jnp = pytest.importorskip("jax.numpy")
-    jax = pytest.importorskip("jax")
-    x = put(np.ones(4), "numpy", small_float(kind))
-    python = other(1) if isinstance(other, type) else None
-    with jax.enable_x64(True):
+PYTHONS = {"a bool": True, "an int": 1, "a float": 1.0}
+"""Numbers of Python."""
+
+PROMOTED = """
+import jax, numpy
+found = {}
+with jax.enable_x64(True):
+    for kind, name, number in given:
+        x = jax.ShapeDtypeStruct((4,), kind)
+        operands = (x,) if number is not None else (x, jax.ShapeDtypeStruct((4,), name))
         try:
-            right = python if python is not None else jnp.ones(4, other)
-            wanted = np.dtype((jnp.ones(4, kind) + right).dtype)
+            found[kind, name] = str(jax.eval_shape(lambda x, y=number: x + y, *operands).dtype)
         except ValueError:  # TypePromotionError, which has no public name
-            wanted = None
+            found[kind, name] = None
+"""
+
+
+@pytest.fixture(scope="module")
+def promoted_by_jax() -> dict[tuple[str, str], str | None]:
+    """The dtypes of JAX's sums of each kind and others, None if there is none; in one process for all tests."""
+    peers.require_jax()
+    pairs = [(kind, name, PYTHONS.get(name)) for kind in KINDS for name in (*OTHERS, *PYTHONS)]
+    return dict(peers.run(PROMOTED, pairs))
+
+
+@pytest.mark.parametrize("other", [*OTHERS, *PYTHONS])
+@pytest.mark.parametrize("kind", KINDS)
+def test_promotion_is_that_of_jax(kind: str, other: str, promoted_by_jax: dict[tuple[str, str], str | None]) -> None:
+    name = promoted_by_jax[kind, other]
+    wanted = None if name is None else small_float(name) if name in KINDS else np.dtype(name)
+    x, python = put(np.ones(4), "numpy", small_float(kind)), PYTHONS.get(other)
     y = python if python is not None else put(np.ones(4), "numpy", small_float(other) if other in KINDS else other)
     if wanted is None:
         for call in (lambda: x + y, lambda: st.result_type(x, y)):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests import peers
 from tests.rehearsal import LocalWorker, modules_of
 
 
@@ -45,7 +46,7 @@ def test_every_case_runs(benchmark: Any) -> None:
 
 @pytest.mark.full
 def test_with_the_peers(benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("jax")
+    peers.require_jax()
     with benchmark.start_workers(benchmark.Sizes(side=64, batch=40, row=50, queued=3)) as workers:
         table = benchmark.measure_with(benchmark.Effort(1, 1, 1), workers)
     benchmark.harness.report(table, tmp_path, "collectives")

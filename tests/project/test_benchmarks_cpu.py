@@ -129,16 +129,16 @@ def test_the_program(modules: tuple[Any, Any], tmp_path: Path, capsys: pytest.Ca
     cpu, cases = modules
     cpu.main(["--quick", "--out", str(tmp_path), "--label", "tiny"], cases.TINY)
     assert "Traceback" not in capsys.readouterr().err
-    charts = {"cpu-tiny.svg", "scaling-tiny.svg"} if cpu.harness.is_installed("matplotlib") else set()
+    charts = {"cpu-tiny.svg", "scaling-tiny.svg"} if cpu.peers.is_installed("matplotlib") else set()
     tables = {f"{name}-tiny.{kind}" for name in ("cpu", "scaling") for kind in ("txt", "json")}
     assert {path.name for path in tmp_path.iterdir()} == tables | charts
     text = (tmp_path / "cpu-tiny.txt").read_text()
     assert "failed" not in text
-    if cpu.harness.is_installed("jax"):
+    if cpu.peers.is_installed("jax"):
         assert "not checked" not in text.replace("0 not checked", "")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "measure", lambda effort, sizes: cpu.Table("", {}, (cpu.PROJECT,), (), {}))
         patch.setattr(cpu, "measure_curves", lambda effort, sizes: cpu.Table("", {}, (cpu.PROJECT,), (), {}))
-        patch.setattr(cpu.harness, "is_installed", lambda package: False)
+        patch.setattr(cpu.peers, "is_installed", lambda package: False)
         cpu.main(["--out", str(tmp_path / "without")])
     assert "No charts: matplotlib is not installed." in capsys.readouterr().out

@@ -33,26 +33,23 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
         yield gpu, cases
 
 
-def local_workers(gpu: Any, cases: Any, sizes: Any, peers: bool) -> dict[str, LocalWorker]:
-    """Returns workers in this process, as `gpu.start_workers` does; libraries that are not installed are left out."""
+@contextlib.contextmanager
+def some_workers(gpu: Any, cases: Any, sizes: Any, peers: bool) -> Iterator[dict[str, Any]]:
+    """Workers as `gpu.start_workers` starts them, those on the simulated CuPy in this process."""
     found = {
         gpu.PROJECT: cases.shardtensor_cases(sizes),
         gpu.CUPY: cases.cupy_cases(sizes),
         gpu.COPY: cases.copy_cases(sizes),
     }
-    makers = {
-        gpu.TORCH: lambda: cases.torch_cases(sizes, "cpu"),
-        gpu.JAX: lambda: cases.jax_cases(sizes, "cpu"),
-    }
-    for column, make in makers.items() if peers else ():
-        with contextlib.suppress(ImportError):
-            found[column] = make()
-    return {column: LocalWorker(gpu.harness, made) for column, made in found.items()}
+    rehearsed = cases.rehearsed(sizes) | gpu.harness.virtual_devices(1)
+    columns = {gpu.TORCH: ("torch", "gpu_cases:torch_cases"), gpu.JAX: ("jax", "gpu_cases:jax_cases")} if peers else {}
+    with gpu.harness.start_workers({c: (*library, rehearsed) for c, library in columns.items()}) as workers:
+        yield {column: LocalWorker(gpu.harness, made) for column, made in found.items()} | workers
 
 
 @pytest.mark.parametrize(
     "peers",
-    [False, pytest.param(True, marks=pytest.mark.full)],  # JAX and what it compiles are hundreds of MB
+    [False, pytest.param(True, marks=pytest.mark.full)],  # starts their processes
     ids=["alone", "with PyTorch and JAX"],
 )
 def test_every_case_runs(
@@ -60,8 +57,8 @@ def test_every_case_runs(
 ) -> None:
     gpu, cases = modules
     sizes = cases.Sizes(arrays=(4096, 8192), moved=1 << 16, side=24, queued=3, spin=1, steps=10)
-    workers = local_workers(gpu, cases, sizes, peers)
-    table = gpu.measure(gpu.Effort(1), (1, 3, 8), workers, sizes)
+    with some_workers(gpu, cases, sizes, peers) as workers:
+        table = gpu.measure(gpu.Effort(1), (1, 3, 8), workers, sizes)
     gpu.harness.report(table, tmp_path, "gpu")
     output = capsys.readouterr()
     assert "Traceback" not in output.err, output.err
@@ -74,6 +71,8 @@ def test_every_case_runs(
     for column, worker in workers.items():  # a case without a row would never be measured
         measured = {name for name in worker.cases if name.endswith(("@1", "@8")) and "reshard" not in name}
         assert measured <= names, column
+        figure = table.cells["add4096@1", column]
+        assert figure.median is not None or figure.problem == "not installed", (column, figure)
     text = (tmp_path / "gpu.txt").read_text()
     assert "x + y, tiny, on 8 " in text
     assert "…" not in text  # the mark of a line that was too long

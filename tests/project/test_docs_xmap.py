@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import doctest
-import importlib.metadata
 import importlib.util
 import io
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -17,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from tests import peers
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "from_pmap_and_xmap.md").read_text()
@@ -100,41 +100,27 @@ def test_pdb_stops_in_the_failing_call() -> None:
 # -- beside JAX ------------------------------------------------------------------------------------
 
 THEIRS = """
-import pickle, sys, warnings
+import jax, numpy, warnings
 warnings.simplefilter("ignore")
 found = {}
-for title, code in pickle.load(sys.stdin.buffer):
+for title, code in given:
     names = {}
     exec(code, names)
-    import jax, numpy
     found[title] = {
         name: [type(x).__module__, jax.tree.map(numpy.asarray, x)]
         for name, x in names.items()
         if isinstance(x, (jax.Array, numpy.ndarray)) and not getattr(x, "is_deleted", bool)()
     }
-pickle.dump(found, sys.stdout.buffer)
 """
 
 
-def jax_is_the_pages() -> bool:
-    try:
-        return importlib.metadata.version("jax").startswith("0.10.")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
 @pytest.mark.full
-@pytest.mark.skipif(not jax_is_the_pages(), reason="JAX 0.10, the version of the page, is not installed")
 def test_jaxs_code_gives_the_same() -> None:
+    peers.require_jax("0.10", "0.12")
     sections = [
         (title, "\n".join(blocks(PREAMBLE, "py") + blocks(SECTIONS[TITLES.index(title)], "py"))) for title in WITH_JAX
     ]
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", THEIRS], env=env, input=pickle.dumps(sections), capture_output=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    for title, theirs in pickle.loads(done.stdout).items():
+    for title, theirs in peers.run(THEIRS, sections, devices=8).items():
         mine = run(title)
         computed = [name for name, (module, _) in theirs.items() if not module.startswith("numpy")]
         assert computed, title

@@ -5,11 +5,6 @@ https://docs.jax.dev/en/latest/sharded-computation.html
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,83 +13,9 @@ import pytest
 
 import shardtensor as st
 from shardtensor import P
+from tests import peers
+from tests.interpreters.jit.jax_tutorial import found, layout_of
 from tests.layouts import everywhere, mesh_of
-
-
-def cells(lib: Any, grid: Any, line: Any, typed: Any, device: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what each cell prints: arrays, and the specs that are known while a function is traced.
-
-    Args:
-        lib: the functions of this library or of JAX by the names of the tutorial.
-        grid, line: a mesh of 2 × 4 devices with the axes x and y, and one of 8 with the axis x.
-        typed: the mesh of explicit shardings, with which the types of arrays have their layouts.
-        device: the first device.
-    """
-    xp, spec = lib.xp, lib.P
-    arr = lib.device_put(xp.reshape(xp.arange(32.0, dtype="float32"), (4, 8)), device)
-    yield "arr", arr
-    sharding = lib.NamedSharding(grid, spec("x", "y"))
-    arr_sharded = lib.device_put(arr, sharding)
-    yield "arr_sharded", arr_sharded
-
-    s_host = lib.NamedSharding(grid, spec("x", "y"), memory_kind="pinned_host")
-    s_dev = s_host.with_memory_kind("device")
-    arr_host = lib.device_put(arr, s_host)
-    yield "arr_host", arr_host
-    yield "arr_dev", lib.device_put(arr, s_dev)
-    yield "out_host", lib.jit(lambda x: x, out_shardings=s_host)(arr_sharded)
-    yield "out_dev", lib.jit(lambda x: x, out_shardings=s_dev)(arr_host)
-
-    f_elementwise = lib.jit(lambda x: 2 * xp.sin(x) + 1)
-    yield "f_elementwise", f_elementwise(arr_sharded)
-    f_contract = lambda x: x.sum(axis=0)  # noqa: E731
-    yield "f_contract", lib.jit(f_contract)(arr_sharded)
-
-    known: list[list[Any]] = []
-
-    def add_arrays(x: Any, y: Any) -> Any:
-        answer = x + y
-        known.extend([*lib.spec_of(a), None, None][:2] for a in (x, y, answer))
-        return answer
-
-    with lib.use_mesh(typed):
-        arg0 = lib.device_put(xp.reshape(xp.arange(4), (4, 1)), lib.NamedSharding(typed, spec("x", None)))
-        arg1 = lib.device_put(xp.reshape(xp.arange(8), (1, 8)), lib.NamedSharding(typed, spec(None, "y")))
-        yield "add_arrays", lib.jit(add_arrays)(arg0, arg1)
-    yield "types", known
-
-    def f_contract_2(x: Any) -> Any:
-        return lib.with_sharding_constraint(f_contract(x), lib.NamedSharding(line, spec("x")))
-
-    by_line = lib.device_put(arr, lib.NamedSharding(line, spec(None, "x")))
-    yield "f_contract_2", lib.jit(f_contract_2)(by_line)
-
-    def mapped(f: Callable[..., Any], out_spec: Any, *in_specs: Any) -> Any:
-        return lib.jit(lib.shard_map(f, mesh=line, in_specs=in_specs or (spec("x"),), out_specs=out_spec))
-
-    x = xp.arange(32)
-    yield "f_elementwise_sharded", mapped(lambda x: 2 * xp.sin(x) + 1, spec("x"))(x)
-    yield "sum in shard", mapped(lambda x: xp.sum(x, keepdims=True), spec("x"))(x)
-    yield "psum", mapped(lambda x: lib.psum(xp.sum(x), "x"), spec())(x)
-
-    def layer(x: Any, weights: Any, bias: Any) -> Any:
-        return 1 / (1 + xp.exp(-(x @ weights + bias)))
-
-    def layer_constrained(x: Any, weights: Any, bias: Any) -> Any:
-        x, weights = (lib.with_sharding_constraint(a, by_rows) for a in (x, weights))
-        return layer(x, weights, bias)
-
-    def layer_sharded(x: Any, weights: Any, bias: Any) -> Any:
-        return 1 / (1 + xp.exp(-(lib.psum(x @ weights, "x") + bias)))
-
-    by_rows = lib.NamedSharding(line, spec("x"))
-    rng = np.random.default_rng(0)
-    x, weights, bias = rng.normal(size=(32,)), rng.normal(size=(32, 4)), rng.normal(size=(4,))
-    x_sharded, weights_sharded = lib.device_put(x, by_rows), lib.device_put(weights, by_rows)
-    yield "layer", lib.jit(layer)(x_sharded, weights_sharded, bias)
-    yield "layer_constrained", lib.jit(layer_constrained)(x, weights, bias)
-    yield "layer_sharded", mapped(layer_sharded, spec(), spec("x"), spec("x", None), spec())(x, weights, bias)
-
 
 TABLE: dict[str, tuple[tuple[int, ...], P, str]] = {
     "arr": ((1,), P(), "device"),
@@ -115,28 +36,6 @@ TABLE: dict[str, tuple[tuple[int, ...], P, str]] = {
     "layer_sharded": ((8,), P(), "device"),
 }
 """For each cell that prints an array: the mesh, the spec, and the memory kind that JAX gives it."""
-
-Layout = tuple[str, list[Any]]
-"""A memory kind, and for each device the first and the last index of its part in each dimension."""
-
-
-def layout_of(kind: str, indices: Any, shape: Any) -> Layout:
-    rows = sorted([d.id, *[list(s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)]] for d, index in indices)
-    return kind, rows
-
-
-def found(lib: Any, *places: Any) -> dict[str, Any]:
-    """The layouts that a library prints."""
-    made: dict[str, Any] = {}
-    for name, x in cells(lib, *places):
-        if name == "types":
-            made[name] = x
-            continue
-        sharding = x.sharding
-        indices = sharding.devices_indices_map(tuple(x.shape)).items()
-        made[name] = [*layout_of(sharding.memory_kind, indices, x.shape), np.asarray(x, "float64").tolist()]
-    return made
-
 
 OURS = SimpleNamespace(
     xp=st, P=P, NamedSharding=st.NamedSharding, device_put=st.device_put, jit=st.jit, psum=st.psum,
@@ -163,9 +62,9 @@ def test_the_shardings_of_each_cell(backend: str) -> None:
 
 
 JAXS = """
-import json, jax
+import jax
 from types import SimpleNamespace
-from tests.interpreters.jit.test_jax_tutorial import found
+from tests.interpreters.jit.jax_tutorial import found as found_by
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 lib = SimpleNamespace(
     xp=jax.numpy, P=PartitionSpec, NamedSharding=NamedSharding, device_put=jax.device_put, jit=jax.jit,
@@ -174,25 +73,14 @@ lib = SimpleNamespace(
 )
 meshes = [jax.make_mesh(s, n, axis_types=(t,) * len(s)) for s, n, t in (
     ((2, 4), ("x", "y"), AxisType.Auto), ((8,), ("x",), AxisType.Auto), ((2, 4), ("x", "y"), AxisType.Explicit))]
-print(json.dumps(found(lib, *meshes, jax.devices()[0])))
+found = found_by(lib, *meshes, jax.devices()[0])
 """
 
 
-def jax_is_installed() -> bool:
-    try:
-        return importlib.metadata.version("jax").startswith("0.10.")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
 @pytest.mark.full
-@pytest.mark.skipif(not jax_is_installed(), reason="JAX 0.10 is not installed")
-def test_the_table_is_jaxs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    done = subprocess.run([sys.executable, "-c", JAXS], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    jaxs, mine = json.loads(done.stdout.splitlines()[-1]), json.loads(json.dumps(ours("numpy")))
+def test_the_table_is_jaxs() -> None:
+    peers.require_jax("0.10", "0.12")
+    jaxs, mine = peers.run(JAXS, devices=8), ours("numpy")
     assert jaxs.keys() == mine.keys()
     assert jaxs.pop("types") == mine.pop("types")
     for name, (kind, indices, values) in jaxs.items():
