@@ -13,7 +13,6 @@ os.environ.pop("SHARDTENSOR_BACKEND", None)
 os.environ.pop("SHARDTENSOR_NUM_THREADS", None)
 os.environ.setdefault("SCIPY_ARRAY_API", "1")  # SciPy reads it when it is imported; JAX imports SciPy
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a hundred times faster for small matrices on a busy machine
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of the hundreds of processes would compile the library
 
 import ctypes
 import functools
@@ -26,8 +25,6 @@ from typing import Any
 
 import hypothesis
 import pytest
-
-sys.dont_write_bytecode = False  # the workers of pytest-xdist would rewrite the assertions of all tests each
 
 import shardtensor as st
 from shardtensor.backend import registry
