@@ -15,6 +15,7 @@ import pytest
 import shardtensor as st
 from shardtensor import cli
 from shardtensor.backend import Backend, Device, registry
+from tests.forks import Program, run_each
 
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -140,21 +141,26 @@ def test_unknown_arguments_exit_with_2(line, capsys):
     assert "usage: shardtensor" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["info", "demo"])
+INVALID = [
+    ("SHARDTENSOR_BACKEND", "nonsense", "there is no backend named 'nonsense'"),
+    ("SHARDTENSOR_NUM_DEVICES", "0", "SHARDTENSOR_NUM_DEVICES is '0'; wanted an integer from 1 to 65,536"),
+    ("SHARDTENSOR_NUM_DEVICES", "eight", "SHARDTENSOR_NUM_DEVICES is 'eight'"),
+]
+
+
 @pytest.mark.parametrize(
-    ("variable", "value", "reason"),
+    "cases",
     [
-        ("SHARDTENSOR_BACKEND", "nonsense", "there is no backend named 'nonsense'"),
-        ("SHARDTENSOR_NUM_DEVICES", "0", "SHARDTENSOR_NUM_DEVICES is '0'; wanted an integer from 1 to 65,536"),
-        ("SHARDTENSOR_NUM_DEVICES", "eight", "SHARDTENSOR_NUM_DEVICES is 'eight'"),
+        pytest.param([("info", *INVALID[0]), *(("demo", *row) for row in INVALID)], id="each"),
+        pytest.param([("info", *row) for row in INVALID[1:]], id="info", marks=pytest.mark.full),
     ],
 )
-def test_an_invalid_environment_prints_one_line_and_exits_with_1(name, variable, value, reason):
-    finished = command(name, **{variable: value})
-    assert finished.returncode == 1
-    assert finished.stderr.startswith(f"shardtensor: {reason}")
-    assert len(finished.stderr.splitlines()) == 1
+def test_an_invalid_environment_prints_one_line_and_exits_with_1(cases):
+    code = "import runpy; runpy.run_module('shardtensor', run_name='__main__', alter_sys=True)"
+    ended = run_each([Program(code, {variable: value}, ["-m", name]) for name, variable, value, _ in cases])
+    for (*case, reason), (status, _, err) in zip(cases, ended, strict=True):
+        assert (status, len(err.splitlines())) == (1, 1), (case, err)
+        assert err.startswith(f"shardtensor: {reason}"), case
 
 
 @pytest.mark.slow
