@@ -68,6 +68,7 @@ RUNS = {
     "full": (SUITE, ["--full"]),
     "quick": (SUITE, ["--quick"]),
     "slice": (SUITE, ["--slice=2/3"]),
+    "named": (BACKENDS, ["SUITE::test_in_turn[w-b]", "SUITE::test_in_turn[x-c]"]),
     "backends": (BACKENDS, ["-s"]),
     "backends, full": (BACKENDS, ["-s", "--full"]),
 }
@@ -95,7 +96,9 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for number, (name, (suite, options)) in enumerate(RUNS.items()):
         path = folder / f"test_suite_{number}.py"
         path.write_text(suite)
-        commands[name] = ["-p", "tests.selection", "-p", "no:cacheprovider", "-q", "-rp", *options, str(path)]
+        named = [option.replace("SUITE", str(path)) for option in options]
+        named += [str(path)] * (named == options)
+        commands[name] = ["-p", "tests.selection", "-p", "no:cacheprovider", "-q", "-rp", *named]
     workers = subprocess.run(
         [sys.executable, "-m", "pytest", *commands.pop("workers")], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -133,6 +136,11 @@ def test_the_fast_tier_draws_from_backends_and_examples(full: bool, printed: dic
     every = ["one_case[one-a]", "one_case[one-b]", "no_case[a]", "no_case[b]", "examples", "number"]
     assert passed == sorted([*every, *(f"in_turn[{case}]" for case in in_turn)])
     assert f"{40 if full else 10} examples" in text
+
+
+def test_a_case_that_is_named_runs_on_the_backend_of_its_name(printed: dict[str, str]) -> None:
+    passed = re.findall(r"^PASSED .*::(.*)", printed["named"], re.MULTILINE)
+    assert sorted(passed) == ["test_in_turn[w-b]", "test_in_turn[x-c]"]
 
 
 def test_slices_together_are_all() -> None:
