@@ -146,6 +146,8 @@ def test_output_that_nothing_reads_ends_the_job(endless: tuple[Job, subprocess.P
 
 def test_a_signal_ends_a_launcher_whose_output_is_not_read(tmp_path: Path) -> None:
     job = Job(tmp_path, "gloo", f"print('x' * 200_000, flush=True)\n{ENDLESS}")
+    code = "import sys; from shardtensor import cli, launcher; launcher._PATIENCE = 1; sys.exit(cli.main(sys.argv[1:]))"
+    job.command[1:3] = ["-c", code]
     with job.start() as process:
         assert process.stdout
         process.stdout.read(1)
