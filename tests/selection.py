@@ -63,13 +63,34 @@ def slice_of(text: str) -> tuple[int, int]:
     return number, count
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Stops collections of garbage until the tests are collected, which are millions of objects and no garbage."""
+    gc.disable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Drops the cases that do not run in this tier before they are made: most tests have more of them than others."""
+    config, calls = metafunc.config, metafunc._calls
+    if complete(config) or any("[" in argument for argument in config.args) or len(calls) < 2:
+        return  # A case that is named on the command line is one of those that exist.
+    left_out = config.stash.setdefault(LEFT_OUT, Counter())
+    marks = [*metafunc.definition.iter_markers("full")]
+    kept = [call for call in calls if not marks and all(mark.name != "full" for mark in call.marks)]
+    left_out["marked full"] += len(calls) - len(kept or calls[:1])
+    turns = in_turn([(call, call.params) for call in kept]) if kept else calls[:1]
+    left_out["on other backends"] += len(kept or turns) - len(turns)
+    calls[:] = turns  # One remains, because a test without cases is another one; it is dropped below.
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Drops tests rather than skipping them: they are many, and a dropped one costs neither time nor memory."""
     for item in items:
         if " at 0x" in item.nodeid:  # The workers of pytest-xdist must collect tests with equal names.
             raise pytest.UsageError(f"{item.nodeid}: the name contains an address; give the parameter an id")
-    left_out = config.stash[LEFT_OUT] = Counter()
+    left_out = config.stash.setdefault(LEFT_OUT, Counter())
     every, seen, kept = complete(config), set[str](), []
     others = set[str]() if every else on_other_backends([x for x in items if not x.get_closest_marker("full")])
     for item in items:
@@ -92,25 +113,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def on_other_backends(items: list[Any]) -> set[str]:
-    """Returns the names of the tests that run on all backends in the full tier only.
+    """Returns the names of the tests that run on all backends in the full tier only."""
+    functions: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for item in items:
+        if hasattr(item, "callspec"):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append((item.nodeid, item.callspec.params))
+    return {name for named in functions.values() for name in {name for name, _ in named}.difference(in_turn(named))}
+
+
+def in_turn(tests: list[tuple[Any, dict[str, Any]]]) -> list[Any]:
+    """Returns the tests of the fast tier, of those of one function with their parameters.
 
     A test with the parameter `backend` and others runs on one backend for each of its cases: the first case on the first
     backend, the second case on the next one, and so on. A test with one case runs on every backend.
     """
-    functions: dict[str, dict[Any, list[str]]] = {}
-    for item in items:
-        params = dict(item.callspec.params) if hasattr(item, "callspec") else {}
-        if params.pop("backend", None) and params:
-            case = tuple((name, id(value)) for name, value in params.items())
-            functions.setdefault(item.nodeid.partition("[")[0], {}).setdefault(case, []).append(item.nodeid)
-    return {
-        name
-        for cases in functions.values()
-        if len(cases) > 1
-        for turn, names in enumerate(cases.values())
-        for name in names
-        if name != names[turn % len(names)]
-    }
+    cases: dict[Any, list[Any]] = {}
+    for test, params in tests:
+        others = tuple((name, id(value)) for name, value in params.items() if name != "backend")
+        if not others or not params.get("backend"):
+            return [test for test, _ in tests]
+        cases.setdefault(others, []).append(test)
+    if len(cases) == 1:
+        return [test for test, _ in tests]
+    return [case[turn % len(case)] for turn, case in enumerate(cases.values())]
 
 
 def sliced(items: list[Any], number: int, count: int) -> list[Any]:
@@ -122,8 +147,8 @@ def sliced(items: list[Any], number: int, count: int) -> list[Any]:
 
 def pytest_collection_finish() -> None:
     """Excludes the tests, which are millions of objects, from later garbage collections."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,25 @@ COUNTS = (3, 8)
 on_meshes = pytest.mark.parametrize("count", COUNTS)
 
 Program = Callable[..., Any]
+
+
+class Lazy:
+    """A module that is imported when a name of it is used: only in the worker of pytest-xdist that runs its tests."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest asks every name of a module of tests whether it is a fixture.
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def lazily(library: str, *names: str, title: str = "", extra: str = "clients") -> Any:
+    """Returns a library, or modules of it, that are imported on use. Skips the module that asks where it is not installed."""
+    if find_spec(library) is None:
+        pytest.skip(f"{title or library} is not installed: see the extra `{extra}`", allow_module_level=True)
+    return [Lazy(f"{library}.{name}") for name in names] if names else Lazy(library)
 
 
 @contextlib.contextmanager

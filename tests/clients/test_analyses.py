@@ -7,18 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.programs import compared, numbers
+from tests.clients.programs import compared, lazily, numbers
 
-pytest.importorskip("scipy", reason="scipy is not installed: see the extra `clients`")
-sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed: see the extra `clients`")
-xr = pytest.importorskip("xarray", reason="xarray is not installed: see the extra `clients`")
-pd = pytest.importorskip("pandas", reason="pandas is not installed: see the extra `clients`")
-from scipy import ndimage, signal, stats  # noqa: E402
-from sklearn import metrics, model_selection  # noqa: E402
-from sklearn.decomposition import PCA  # noqa: E402
-from sklearn.linear_model import LogisticRegression  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
-from sklearn.preprocessing import StandardScaler  # noqa: E402
+ndimage, signal, stats = lazily("scipy", "ndimage", "signal", "stats")
+sklearn, xr, pd = lazily("sklearn", title="scikit-learn"), lazily("xarray"), lazily("pandas")
+NAMES = ("decomposition", "linear_model", "metrics", "model_selection", "pipeline", "preprocessing")
+decomposition, linear_model, metrics, model_selection, pipeline, preprocessing = lazily("sklearn", *NAMES)
 
 # scikit-learn divides by zero on purpose, and ignores the warning for NumPy's arrays only.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
@@ -35,7 +29,11 @@ def test_a_classifier_is_chosen_by_cross_validation(count: int) -> None:
         x, x_test, y, y_test = model_selection.train_test_split(x, y, test_size=0.25, random_state=0, stratify=y)
         found = {}
         for n in (2, 5):
-            model = make_pipeline(StandardScaler(), PCA(n, svd_solver="full"), LogisticRegression(solver="lbfgs"))
+            model = pipeline.make_pipeline(
+                preprocessing.StandardScaler(),
+                decomposition.PCA(n, svd_solver="full"),
+                linear_model.LogisticRegression(solver="lbfgs"),
+            )
             folds = model_selection.StratifiedKFold(4, shuffle=True, random_state=1)
             found[n] = model_selection.cross_validate(model, x, y, cv=folds, scoring=["accuracy", "neg_log_loss"])
             found[n] = [found[n][f"test_{name}"].tolist() for name in ("accuracy", "neg_log_loss")]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.programs import Program, compared, numbers, on_meshes
+from tests.clients.programs import Program, compared, lazily, numbers, on_meshes
 
-pd = pytest.importorskip("pandas", reason="pandas is not installed: see the extra `clients`")
+pd = lazily("pandas")
 
 VECTOR, TABLE, WHOLE = numbers(37), numbers(19, 7), numbers(37, dtype="int64")
 

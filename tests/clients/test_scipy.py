@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.programs import Program, compared, numbers
+from tests.clients.programs import Program, compared, lazily, numbers
 
-pytest.importorskip("scipy", reason="scipy is not installed: see the extra `clients`")
-from scipy import cluster, differentiate, fft, integrate, ndimage, signal, special, stats
+cluster, differentiate, fft, integrate, ndimage, signal, special, stats = lazily(
+    "scipy", "cluster", "differentiate", "fft", "integrate", "ndimage", "signal", "special", "stats"
+)
 
 VECTOR, OTHER, SHORT = numbers(37), numbers(37, seed=2), numbers(9, seed=3)
 TABLE, POSITIVE, COMPLEX = numbers(19, 7), abs(numbers(19, 7, seed=1)) + 0.1, numbers(19, 7, dtype="complex128")

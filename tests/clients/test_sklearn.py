@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.programs import compared, numbers
+from tests.clients.programs import compared, lazily, numbers
 
-sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed: see the extra `clients`")
-from sklearn import metrics, model_selection, preprocessing  # noqa: E402
-from sklearn.decomposition import PCA  # noqa: E402
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis  # noqa: E402
-from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier  # noqa: E402
-from sklearn.mixture import GaussianMixture  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
+NAMES = ("decomposition", "discriminant_analysis", "linear_model", "metrics", "mixture", "model_selection", "pipeline")
+sklearn, preprocessing = lazily("sklearn", title="scikit-learn"), lazily("sklearn", "preprocessing")[0]
+decomposition, discriminant_analysis, linear_model, metrics, mixture, model_selection, pipeline = lazily(
+    "sklearn", *NAMES
+)
 
 # scikit-learn divides by zero on purpose, and ignores the warning for NumPy's arrays only.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
@@ -30,40 +28,48 @@ Estimator = Callable[[], Any]
 Fitted = tuple[Estimator, str, str]
 
 REGRESSION: dict[str, Fitted] = {
-    "Ridge": (lambda: Ridge(solver="svd"), "coef_ intercept_", "predict"),
-    "pipeline": (lambda: make_pipeline(preprocessing.StandardScaler(), Ridge(solver="svd")), "", "predict"),
+    "Ridge": (lambda: linear_model.Ridge(solver="svd"), "coef_ intercept_", "predict"),
+    "pipeline": (
+        lambda: pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.Ridge(solver="svd")),
+        "",
+        "predict",
+    ),
 }
 
 CLASSIFICATION: dict[str, Fitted] = {
     "LDA": (
-        lambda: LinearDiscriminantAnalysis(solver="svd"),
+        lambda: discriminant_analysis.LinearDiscriminantAnalysis(solver="svd"),
         "coef_ means_ priors_",
         "predict transform predict_proba",
     ),
-    "RidgeClassifier": (lambda: RidgeClassifier(solver="svd"), "coef_", "predict decision_function"),
-    "LogisticRegression": (lambda: LogisticRegression(solver="lbfgs"), "coef_ intercept_", "predict predict_proba"),
+    "RidgeClassifier": (lambda: linear_model.RidgeClassifier(solver="svd"), "coef_", "predict decision_function"),
+    "LogisticRegression": (
+        lambda: linear_model.LogisticRegression(solver="lbfgs"),
+        "coef_ intercept_",
+        "predict predict_proba",
+    ),
 }
 
 UNSUPERVISED: dict[str, Fitted] = {
     **{
         f"PCA {solver}": (
-            lambda solver=solver: PCA(3, svd_solver=solver, random_state=0, power_iteration_normalizer="QR"),
+            lambda solver=solver: decomposition.PCA(3, svd_solver=solver, random_state=0, power_iteration_normalizer="QR"),
             "components_ explained_variance_ mean_", "transform score_samples",
         )
         for solver in ("full", "covariance_eigh", "randomized", "auto")
     },
-    "PCA whitened": (lambda: PCA(2, svd_solver="full", whiten=True), "singular_values_", "fit_transform"),
+    "PCA whitened": (lambda: decomposition.PCA(2, svd_solver="full", whiten=True), "singular_values_", "fit_transform"),
     "GaussianMixture": (
-        lambda: GaussianMixture(2, random_state=0, init_params="random", max_iter=300),
+        lambda: mixture.GaussianMixture(2, random_state=0, init_params="random", max_iter=300),
         "means_ covariances_", "predict predict_proba score_samples",
     ),
     **{
-        name: (getattr(preprocessing, name), "", "transform inverse_transform")
+        name: (lambda name=name: getattr(preprocessing, name)(), "", "transform inverse_transform")
         for name in ("StandardScaler", "MinMaxScaler", "MaxAbsScaler")
     },
-    "Normalizer": (preprocessing.Normalizer, "", "transform"),
-    "Binarizer": (preprocessing.Binarizer, "", "transform"),
-    "PolynomialFeatures": (preprocessing.PolynomialFeatures, "", "transform"),
+    "Normalizer": (lambda: preprocessing.Normalizer(), "", "transform"),
+    "Binarizer": (lambda: preprocessing.Binarizer(), "", "transform"),
+    "PolynomialFeatures": (lambda: preprocessing.PolynomialFeatures(), "", "transform"),
 }  # fmt: skip
 
 
@@ -107,19 +113,19 @@ def test_unsupervised(name: str, count: int) -> None:
 
 METRICS: dict[str, tuple[Any, ...]] = {
     **{
-        name: (getattr(metrics, name), Y, Y + 0.1 * numbers(53, seed=4))
+        name: (lambda *xs, name=name: getattr(metrics, name)(*xs), Y, Y + 0.1 * numbers(53, seed=4))
         for name in ("mean_squared_error", "mean_absolute_error", "r2_score", "explained_variance_score", "max_error")
     },
     **{
-        name: (getattr(metrics, name), CLASSES > 0, Y > 0.2)
+        name: (lambda *xs, name=name: getattr(metrics, name)(*xs), CLASSES > 0, Y > 0.2)
         for name in ("accuracy_score", "f1_score", "precision_score", "recall_score", "zero_one_loss", "jaccard_score")
     },
-    "log_loss": (metrics.log_loss, (CLASSES > 0).astype("int64"), 1 / (1 + np.exp(-Y))),
+    "log_loss": (lambda *xs: metrics.log_loss(*xs), (CLASSES > 0).astype("int64"), 1 / (1 + np.exp(-Y))),
     "confusion_matrix": (lambda y, z: metrics.confusion_matrix(y, z).tolist(), CLASSES, CLASSES[::-1].copy()),
-    "euclidean_distances": (metrics.pairwise.euclidean_distances, X, X[:7]),
-    "cosine_similarity": (metrics.pairwise.cosine_similarity, X, X[:7]),
-    "rbf_kernel": (metrics.pairwise.rbf_kernel, X, X[:7]),
-    "polynomial_kernel": (metrics.pairwise.polynomial_kernel, X, X[:7]),
+    "euclidean_distances": (lambda *xs: metrics.pairwise.euclidean_distances(*xs), X, X[:7]),
+    "cosine_similarity": (lambda *xs: metrics.pairwise.cosine_similarity(*xs), X, X[:7]),
+    "rbf_kernel": (lambda *xs: metrics.pairwise.rbf_kernel(*xs), X, X[:7]),
+    "polynomial_kernel": (lambda *xs: metrics.pairwise.polynomial_kernel(*xs), X, X[:7]),
 }  # fmt: skip
 
 
@@ -139,9 +145,11 @@ def test_weighted_metrics() -> None:
 
 def test_cross_validation_of_a_pipeline() -> None:
     def validated(xp: Any, x: Any, y: Any) -> Any:
-        pipeline = make_pipeline(preprocessing.StandardScaler(), PCA(3, svd_solver="full"), Ridge(solver="svd"))
-        scores = model_selection.cross_val_score(pipeline, x, y, cv=3)
-        predictions = model_selection.cross_val_predict(pipeline, x, y, cv=3)
+        made = pipeline.make_pipeline(
+            preprocessing.StandardScaler(), decomposition.PCA(3, svd_solver="full"), linear_model.Ridge(solver="svd")
+        )
+        scores = model_selection.cross_val_score(made, x, y, cv=3)
+        predictions = model_selection.cross_val_predict(made, x, y, cv=3)
         return [scores.tolist(), predictions]
 
     compared(validated, X, Y, count=3, rtol=1e-6)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clients.programs import Program, compared, numbers
+from tests.clients.programs import Program, compared, lazily, numbers
 
-xr = pytest.importorskip("xarray", reason="xarray is not installed: see the extra `clients`")
-pd = pytest.importorskip("pandas", reason="pandas is not installed: see the extra `clients`")
+xr, pd = lazily("xarray"), lazily("pandas")
 
 VALUE, COMPLEX = numbers(19, 7), numbers(19, 7, dtype="complex128")
 

@@ -12,6 +12,9 @@ import time
 import numpy as np
 
 from shardtensor import distributed
+from shardtensor.communication.agreement import Agreement
+from shardtensor.communication.processes import JOB
+from shardtensor.errors import DistributedError
 
 LIMIT = 2.0
 
@@ -106,12 +109,31 @@ def two_threads() -> None:
     after()
 
 
+DIFFERENT = ("other_shape", "other_dtype", "extra_call", "error_is_handled", "many_calls")
+"""Events in which the last process makes other calls."""
+
+
+def catch_each() -> None:
+    """Prints the error of each event in which calls differ: all in one job, each with a history of calls of its own."""
+    engine = JOB.agreement.engine
+    for event in DIFFERENT:
+        JOB.agreement = Agreement(engine, LIMIT)
+        before()
+        try:
+            (globals()[event] if last else after)()
+        except DistributedError as error:
+            print(f"{event}: {error}")
+    JOB.agreement = Agreement(engine, LIMIT)
+
+
 if __name__ == "__main__":
     EVENT = sys.argv[1]
     distributed.initialize(timeout=LIMIT)
     before()
     last = distributed.process_index() == distributed.process_count() - 1
-    if last:
+    if EVENT == "catch_each":
+        catch_each()
+    elif last:
         globals()[EVENT]()
     elif EVENT == "other_order":
         distributed.sync_global_devices("a")

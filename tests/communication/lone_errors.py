@@ -11,6 +11,8 @@ import numpy as np
 
 import shardtensor as st
 from shardtensor import distributed
+from shardtensor.communication.agreement import Agreement
+from shardtensor.communication.processes import JOB
 
 
 def count() -> int:
@@ -78,9 +80,11 @@ EVENTS: dict[str, Callable[[], None]] = {
     )
 }  # fmt: skip
 
-if __name__ == "__main__":
-    event, _, ending = sys.argv[1].partition("-")
-    distributed.initialize(timeout=10)
+SEVERAL = ("power_of_integers", "in_place", "compiled", "floating_point", "callback")
+"""Events of which the errors are caught, all in one job."""
+
+
+def attempt(event: str, ending: str) -> None:
     total = rows(1, 1)
     try:
         EVENTS[event]()
@@ -88,5 +92,26 @@ if __name__ == "__main__":
         print("handles", type(error).__name__)
     if not ending:
         print("the sum is", int(total.sum()))
+
+
+def catch_each() -> None:
+    """Prints the errors of several events, each with a history of calls of its own."""
+    engine = JOB.agreement.engine
+    for event in SEVERAL:
+        JOB.agreement = Agreement(engine, 10)
+        try:
+            attempt(event, "")
+        except st.DistributedError as error:
+            print(f"{event}: {error}")
+    JOB.agreement = Agreement(engine, 10)
+
+
+if __name__ == "__main__":
+    event, _, ending = sys.argv[1].partition("-")
+    distributed.initialize(timeout=10)
+    if event == "catch_each":
+        catch_each()
+    else:
+        attempt(event, ending)
     distributed.shutdown()
     print("done")

@@ -138,7 +138,7 @@ def replicas_are_sent_once() -> None:
 
 
 def memory_of_transfers_is_limited() -> None:
-    whole, most = np.arange(1 << 21, dtype=np.float64).reshape(2048, 1024), 1 << 20
+    whole, most = np.arange(1 << 20, dtype=np.float64).reshape(1024, 1024), 1 << 19
     with limited_messages(most):
         x, rows, column = tensor(whole), tensor(whole.reshape(8, -1)), st.NamedSharding(everything(), st.P(None, "x"))
         moves = {
@@ -200,8 +200,8 @@ def reductions_and_products() -> None:
         for axis in (None, 0, 1):
             found, wanted = getattr(st, name)(x, axis=axis), getattr(np, name)(ROWS, axis=axis)
             np.testing.assert_allclose(distributed.process_allgather(found), wanted, rtol=1e-14)
-    long = np.arange(6 * ((1 << 20) + 7), dtype=np.float64).reshape(6, -1)
-    with limited_messages(1 << 20):
+    long = np.arange(6 * ((1 << 18) + 7), dtype=np.float64).reshape(6, -1)
+    with limited_messages(1 << 18):
         for dtype in (np.float32, np.int64):  # Each process combines a part of the result, block by block.
             same(tensor(long.astype(dtype)).max(axis=0), long.astype(dtype).max(axis=0))
         same(tensor(long).sum(axis=0), long.sum(axis=0))

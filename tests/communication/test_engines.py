@@ -28,6 +28,13 @@ class TestMPI(EngineTests):
     engine = launcher = "mpi"
     kills_all = True
 
+    test_agree_returns_the_records_of_all_processes_in_order = None
+    test_messages_of_any_size_arrive_unchanged = None
+    test_every_process_can_broadcast = None
+
+    def test_programs_that_pass_with_three_processes(self) -> None:
+        self.passes("agree exchange broadcast", 3)  # One start for the three tests above.
+
 
 def test_mpi_keeps_the_memory_of_an_operation_that_is_given_up() -> None:
     """MPI may still write there while the process finds out which others are absent."""

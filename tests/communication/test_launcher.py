@@ -146,9 +146,13 @@ def test_output_that_nothing_reads_ends_the_job(endless: tuple[Job, subprocess.P
 
 
 def test_a_signal_ends_a_launcher_whose_output_is_not_read(tmp_path: Path) -> None:
-    job = Job(tmp_path, "gloo", "while True:\n    print('line' * 1000, flush=True)\n")
+    job = Job(tmp_path, "gloo", f"print('x' * 200_000, flush=True)\n{ENDLESS}")
+    code = "import sys; from shardtensor import cli, launcher; launcher._PATIENCE = 1; sys.exit(cli.main(sys.argv[1:]))"
+    job.command[1:3] = ["-c", code]
     with job.start() as process:
-        time.sleep(2)  # The pipe is full.
+        assert process.stdout
+        process.stdout.read(1)
+        time.sleep(0.3)  # The pipe, which holds 65,536 bytes, is full.
         process.terminate()
         assert process.wait(timeout=20) == -signal.SIGTERM
         job.assert_nothing_is_left()
@@ -203,7 +207,7 @@ def test_an_error_of_the_function_that_receives_lines_ends_the_job(engine: str) 
 def test_the_last_line_names_the_processes_that_ended_with_an_error(
     engine: str, code: str, status: int, line: str
 ) -> None:
-    wait = "" if "sys.exit" in code else "time.sleep(1)"
+    wait = "" if "sys.exit" in code else "time.sleep(0.5)"
     lines: list[str] = []
     program = f"{NUMBER}{code}\n{wait}"
     assert launcher.launch([sys.executable, "-c", program], 2, engine, timeout=50, output=lines.append) == status

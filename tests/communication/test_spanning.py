@@ -17,20 +17,24 @@ from tests.cases import CASES
 from tests.communication.spanning_programs import JITTED, MAPPED, wide_names
 from tests.communication.test_distributed import FULL, launch
 from tests.conftest import NO_GPU, NO_TORCH
+from tests.draws import drawn
 from tests.interpreters.test_state import Author, Dice, Program, quietly
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "many_processes.md"
 CHECKS, OPERATORS = str(HERE / "spanning.py"), str(HERE / "spanning_operators.py")
 PROGRAMS, MAPS = str(HERE / "spanning_programs.py"), str(HERE / "spanning_maps.py")
-REDUCTIONS = str(HERE / "spanning_reductions.py")
+REDUCTIONS, SERIES = str(HERE / "spanning_reductions.py"), str(HERE / "spanning_series.py")
 TRAFFIC, NOTEBOOKS = str(HERE / "spanning_traffic.py"), str(HERE / "spanning_notebooks.py")
 
 SLICE = ["add", "argmax", "cumulative_sum", "getitem", "matmul", "reshape", "reshard", "sort", "sum", "take", "where"]
 """Operators of every kind: elementwise, reductions, products, movements, algorithms."""
 
+COLLECTIVES = ["setitem", "psum", "all_gather"]
+"""Writes and collectives, of which the bytes are compared, too."""
+
 JOBS = [
-    pytest.param("mpi", 2, 4),
+    pytest.param("mpi", 2, 4, marks=FULL),
     pytest.param("mpi", 3, 1, marks=FULL),
     pytest.param("gloo", 2, 2, marks=FULL),
     pytest.param("gloo", 4, 1, marks=FULL),
@@ -123,16 +127,71 @@ def alone(
     """Returns the output of a program in one process that has all devices, as many of which share a memory; all of them
     do on the backend numpy.
     """
+    run_alone(program, str(path), *arguments, devices=devices, sharing=sharing, backend=backend)
+    return lines_of(path)
+
+
+def run_alone(program: str, *arguments: str, devices: int, sharing: int, backend: str) -> None:
+    """Runs a program in one process that has all devices."""
     environ = {**os.environ, "SHARDTENSOR_ALONE": str(sharing), "SHARDTENSOR_NUM_DEVICES": str(devices)}
     environ |= {"SHARDTENSOR_BACKEND": backend, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, program, str(path), *arguments], env=environ, check=True)
-    return lines_of(path)
+    subprocess.run([sys.executable, program, *arguments], env=environ, check=True)
+
+
+def assert_hashes(found: dict[str, str]) -> None:
+    """Asserts that there are hashes, and no errors in their place."""
+    errors = [f"{name}: {line}" for name, line in found.items() if len(line) != 16]
+    assert not errors
+
+
+def assert_simulated(path: Path, examples: int) -> None:
+    """Asserts that all lines say how many calls were compared, and no difference, and that most calls were."""
+    found = [line.rpartition(" ") for line in path.read_text().splitlines()]
+    assert not [line for *line, compared in found if not compared.isdecimal()]
+    assert sum(int(compared) for *_, compared in found) > examples * len(found) * 3 // 4
+
+
+def test_programs_in_two_processes_have_the_bits_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small versions of the tests below, in one job, and in one process alone for each kind of memory."""
+    monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", "4")
+    (tmp_path / "programs.json").write_text(
+        json.dumps([made for author in (SpanningAuthor, WideAuthor) for made in programs(range(2), 28, author)])
+    )
+    arguments = {
+        "operators": ["2", *SLICE], "programs": [str(tmp_path / "programs.json")], "notebooks": ["02_writing"],
+        "reductions": ["23"], "traffic": ["2", *SLICE, *COLLECTIVES],
+    }  # fmt: skip
+
+    def writing(folder: str, *names: str) -> list[list[str]]:
+        (tmp_path / folder).mkdir()
+        return [[str(HERE / f"spanning_{n}.py"), str(tmp_path / folder / n), *arguments[n]] for n in names]
+
+    commands = [[CHECKS], *writing("spanning", *arguments), [MAPS, "0", "10"]]
+    status, text = launch("mpi", 2, SERIES, json.dumps(commands), limit=200)
+    assert status == 0, text
+    assert text.count("passed") == 2 * text.count("[0] passed") > 0
+    found = {name: lines_of(tmp_path / "spanning" / name) for name in arguments}
+    assert_hashes(found["operators"])
+    assert_simulated(tmp_path / "spanning" / "traffic", 2)
+    assert len(found["reductions"]) > 300
+    assert (len(found["programs"]), len(found["notebooks"]) >= 5) == (4, True)
+    for backend, sharing, *names in (
+        ("checked", 1, "operators"), ("numpy", 1, "operators", "reductions"), ("checked", 4, "programs", "notebooks"),
+    ):  # fmt: skip
+        folder = f"{backend}-{sharing}"
+        run_alone(SERIES, json.dumps(writing(folder, *names)), devices=8, sharing=sharing, backend=backend)
+        for name in names:
+            wanted = lines_of(tmp_path / folder / name)
+            assert {
+                key: (found[name].get(key), line) for key, line in wanted.items() if found[name].get(key) != line
+            } == {}
+            assert len(wanted) == len(found[name])
 
 
 @pytest.mark.parametrize(
     ("processes", "count", "examples", "names"),
     [
-        pytest.param(2, 4, 2, SLICE, id="slice"),
+        pytest.param(2, 4, 2, SLICE, id="slice", marks=FULL),
         pytest.param(2, 4, 10, sorted(CASES), id="all-2x4", marks=FULL),
         pytest.param(3, 1, 10, sorted(CASES), id="all-3x1", marks=FULL),
     ],
@@ -144,8 +203,7 @@ def test_operators_have_the_bits_of_one_process(
     status, text = launch("mpi", processes, OPERATORS, str(spanning), str(examples), *names, limit=900)
     assert status == 0, text
     found = lines_of(spanning)
-    errors = [f"{name}: {line}" for name, line in found.items() if len(line) != 16]
-    assert not errors
+    assert_hashes(found)
     for backend in ("checked", "numpy"):
         path, every = tmp_path / f"{backend}.txt", processes * devices
         assert found == alone(OPERATORS, path, str(examples), *names, devices=every, backend=backend)
@@ -154,7 +212,7 @@ def test_operators_have_the_bits_of_one_process(
 @pytest.mark.parametrize(
     ("processes", "count", "step"),
     [
-        pytest.param(2, 4, 11, id="slice"),
+        pytest.param(2, 4, 23, id="slice", marks=FULL),
         pytest.param(2, 4, 1, id="all-2x4", marks=FULL),
         pytest.param(4, 2, 5, id="all-4x2", marks=FULL),
         pytest.param(3, 1, 2, id="all-3x1", marks=FULL),
@@ -173,7 +231,7 @@ def test_reductions_have_the_bits_of_one_process(processes: int, devices: int, s
 @pytest.mark.parametrize(
     ("processes", "count", "examples", "names"),
     [
-        pytest.param(2, 4, 2, [*SLICE, "setitem", "psum", "all_gather"], id="slice"),
+        pytest.param(2, 4, 2, [*SLICE, *COLLECTIVES], id="slice", marks=FULL),
         pytest.param(2, 4, 12, [], id="all-2x4", marks=FULL),
         pytest.param(4, 2, 6, [], id="all-4x2", marks=FULL),
         pytest.param(3, 1, 12, [], id="all-3x1", marks=FULL),
@@ -185,15 +243,13 @@ def test_simulated_bytes_are_those_that_the_engine_counts(
     path = tmp_path / "traffic.txt"
     status, text = launch("mpi", processes, TRAFFIC, str(path), str(examples), *names, limit=900)
     assert status == 0, text
-    found = [line.rpartition(" ") for line in path.read_text().splitlines()]
-    assert not [line for *line, compared in found if not compared.isdecimal()]
-    assert sum(int(compared) for *_, compared in found) > examples * len(found) * 3 // 4
+    assert_simulated(path, examples)
 
 
 @pytest.mark.parametrize(
     ("processes", "count", "name"),
     [
-        pytest.param(n, count, book.stem, marks=() if (n, book.stem) == (2, "02_writing") else FULL)
+        pytest.param(n, count, book.stem, marks=FULL)
         for n, count in ((2, 4), (3, 1))
         for book in sorted((HERE.parents[1] / "notebooks").glob("*.ipynb"))
         if (n, book.stem) != (3, "01_sharding")  # Its meshes have eight devices.
@@ -284,32 +340,31 @@ def programs(seeds: range, length: int, kind: type[Author] = SpanningAuthor) -> 
 
 
 @pytest.mark.parametrize(
-    ("processes", "count", "seeds", "author"),
+    ("processes", "count", "seeds", "authors"),
     [
-        pytest.param(2, 4, range(2), SpanningAuthor, id="few-2x4"),
-        pytest.param(2, 4, range(2), WideAuthor, id="wide-2x4"),
-        pytest.param(2, 4, range(100, 200), SpanningAuthor, id="many-2x4", marks=FULL),
-        pytest.param(3, 1, range(100, 200), SpanningAuthor, id="many-3x1", marks=FULL),
-        pytest.param(2, 4, range(100, 200), WideAuthor, id="many-wide-2x4", marks=FULL),
-        pytest.param(4, 2, range(200, 250), WideAuthor, id="many-wide-4x2", marks=FULL),
+        pytest.param(2, 4, range(2), [SpanningAuthor, WideAuthor], id="few-2x4", marks=FULL),
+        pytest.param(2, 4, range(100, 200), [SpanningAuthor], id="many-2x4", marks=FULL),
+        pytest.param(3, 1, range(100, 200), [SpanningAuthor], id="many-3x1", marks=FULL),
+        pytest.param(2, 4, range(100, 200), [WideAuthor], id="many-wide-2x4", marks=FULL),
+        pytest.param(4, 2, range(200, 250), [WideAuthor], id="many-wide-4x2", marks=FULL),
     ],
 )
 def test_random_programs_have_the_bits_of_one_process(
-    processes: int, devices: int, seeds: range, author: type[Author], tmp_path: Path
+    processes: int, devices: int, seeds: range, authors: list[type[Author]], tmp_path: Path
 ) -> None:
     lines, spanning = tmp_path / "programs.json", tmp_path / "spanning.txt"
-    lines.write_text(json.dumps(programs(seeds, 40, author)))
+    lines.write_text(json.dumps([made for author in authors for made in programs(seeds, drawn(40, fast=28), author)]))
     status, text = launch("mpi", processes, PROGRAMS, str(spanning), str(lines), limit=900)
     assert status == 0, text
     found = lines_of(spanning)
-    assert len(found) == len(seeds)
+    assert len(found) == len(seeds) * len(authors)
     assert found == alone(PROGRAMS, tmp_path / "alone.txt", str(lines), devices=processes * devices, sharing=devices)
 
 
 @pytest.mark.parametrize(
     ("engine", "processes", "count", "seeds"),
     [
-        pytest.param("mpi", 2, 4, (0, 10), id="few-2x4"),
+        pytest.param("mpi", 2, 4, (0, 10), id="few-2x4", marks=FULL),
         pytest.param("mpi", 2, 4, (100, 300), id="many-2x4", marks=FULL),
         pytest.param("mpi", 3, 1, (100, 300), id="many-3x1", marks=FULL),
         pytest.param("gloo", 4, 2, (100, 130), id="gloo-4x2", marks=FULL),

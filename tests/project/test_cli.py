@@ -15,6 +15,7 @@ import pytest
 import shardtensor as st
 from shardtensor import cli
 from shardtensor.backend import Backend, Device, registry
+from tests.forks import Program, run_each
 
 
 def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -140,27 +141,33 @@ def test_unknown_arguments_exit_with_2(line, capsys):
     assert "usage: shardtensor" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["info", "demo"])
+INVALID = [
+    ("SHARDTENSOR_BACKEND", "nonsense", "there is no backend named 'nonsense'"),
+    ("SHARDTENSOR_NUM_DEVICES", "0", "SHARDTENSOR_NUM_DEVICES is '0'; wanted an integer from 1 to 65,536"),
+    ("SHARDTENSOR_NUM_DEVICES", "eight", "SHARDTENSOR_NUM_DEVICES is 'eight'"),
+]
+
+
 @pytest.mark.parametrize(
-    ("variable", "value", "reason"),
+    "cases",
     [
-        ("SHARDTENSOR_BACKEND", "nonsense", "there is no backend named 'nonsense'"),
-        ("SHARDTENSOR_NUM_DEVICES", "0", "SHARDTENSOR_NUM_DEVICES is '0'; wanted an integer from 1 to 65,536"),
-        ("SHARDTENSOR_NUM_DEVICES", "eight", "SHARDTENSOR_NUM_DEVICES is 'eight'"),
+        pytest.param([("demo", *row) for row in INVALID], id="demo"),
+        pytest.param([("info", *row) for row in INVALID], id="info", marks=pytest.mark.full),  # It imports torch.
     ],
 )
-def test_an_invalid_environment_prints_one_line_and_exits_with_1(name, variable, value, reason):
-    finished = command(name, **{variable: value})
-    assert finished.returncode == 1
-    assert finished.stderr.startswith(f"shardtensor: {reason}")
-    assert len(finished.stderr.splitlines()) == 1
+def test_an_invalid_environment_prints_one_line_and_exits_with_1(cases):
+    code = "import runpy; runpy.run_module('shardtensor', run_name='__main__', alter_sys=True)"
+    ended = run_each([Program(code, {variable: value}, ["-m", name]) for name, variable, value, _ in cases])
+    for (*case, reason), (status, _, err) in zip(cases, ended, strict=True):
+        assert (status, len(err.splitlines())) == (1, 1), (case, err)
+        assert err.startswith(f"shardtensor: {reason}"), case
 
 
 @pytest.mark.slow
 def test_info_names_no_default_where_the_numpy_plugin_is_broken(tmp_path):
     """The backend for tests is not used in its place."""
-    (tmp_path / "shardtensor_numpy.py").write_text("raise OSError('a broken plugin')")
+    for broken in ("shardtensor_numpy", "torch"):  # The import of torch would take a second.
+        (tmp_path / f"{broken}.py").write_text("raise OSError('a broken plugin')")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     finished = command("info", PYTHONPATH=path, CUDA_VISIBLE_DEVICES="", COLUMNS="200")
     assert finished.returncode == 1

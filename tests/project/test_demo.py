@@ -49,8 +49,9 @@ def command(variables: dict[str, str], *options: str) -> subprocess.CompletedPro
     ("variables", "devices"),
     [
         ({}, "numpy:0..7" if NO_GPU else "cupy:0..7"),
-        ({"SHARDTENSOR_NUM_DEVICES": "3"}, "numpy:0..2"),
-        ({"SHARDTENSOR_BACKEND": "checked"}, "checked:0..7"),
+        ({"SHARDTENSOR_BACKEND": "checked", "SHARDTENSOR_NUM_DEVICES": "3"}, "checked:0..2"),
+        pytest.param({"SHARDTENSOR_NUM_DEVICES": "3"}, "numpy:0..2", marks=pytest.mark.full),
+        pytest.param({"SHARDTENSOR_BACKEND": "checked"}, "checked:0..7", marks=pytest.mark.full),
         pytest.param({"SHARDTENSOR_BACKEND": "torch"}, "torch:0..7", marks=[pytest.mark.full, needs_torch]),
     ],
 )

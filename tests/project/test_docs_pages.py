@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forks import Ended, Program, run_each
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -37,18 +38,23 @@ def program(page: str) -> tuple[str, str]:
     return "\n".join(code), "".join(printed)
 
 
-def run(code: str) -> str:
-    """What a program prints in a process of its own, on eight logical devices."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=DOCS.parent, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+HERE = [name for name in PAGES if name not in ELSEWHERE]
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name not in ELSEWHERE])
+@functools.cache
+def ended() -> dict[str, Ended]:
+    """How the pages have ended, each of them on eight logical devices."""
+    codes = [program((DOCS / f"{name}.md").read_text())[0] for name in HERE]
+    devices = {"SHARDTENSOR_NUM_DEVICES": "8"}
+    return dict(zip(HERE, run_each([Program(code, devices) for code in codes]), strict=True))
+
+
+@pytest.mark.parametrize("name", HERE)
 def test_the_page_runs(name: str) -> None:
-    code, printed = program((DOCS / f"{name}.md").read_text())
+    _, printed = program((DOCS / f"{name}.md").read_text())
     assert printed
-    assert run(code) == printed
+    status, out, err = ended()[name]
+    assert (status, out) == (0, printed), err
 
 
 def test_every_other_page_has_a_test() -> None:

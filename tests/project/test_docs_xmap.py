@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardtensor.backend import registry
 from tests import peers
 
 ROOT = Path(__file__).parents[2]
@@ -74,15 +75,11 @@ def test_links_exist() -> None:
     assert set(re.findall(r"\]\(#(.*?)\)", PAGE)) <= places
 
 
-@pytest.mark.slow
-def test_the_page_on_separate_memories() -> None:
-    """Runs every section that does not mix arrays of different devices, in a process whose default backend is
-    `checked`.
-    """
-    code = "import sys\nfrom tests.project.test_docs_xmap import *\nsys.breakpointhook = lambda: None\nfor t in TITLES: run(t, 'checked')"
-    env = os.environ | {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "checked"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("title", TITLES)
+def test_section_on_separate_memories(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "default_backend", lambda: registry.load("checked"))
+    monkeypatch.setattr(sys, "breakpointhook", lambda: None)
+    run(title, "checked")
 
 
 def test_pdb_stops_in_the_failing_call() -> None:

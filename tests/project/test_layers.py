@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -52,6 +53,7 @@ def layer_of(module: str) -> int:
     return LAYERS.index(module.partition(".")[2].partition(".")[0])
 
 
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """The modules of the package that a file imports, anywhere, for types too."""
     found = set()
@@ -65,10 +67,14 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_packages_import_only_from_those_before_them(module: str) -> None:
-    upward = {other for other in imports_of(MODULES[module]) if layer_of(other) > layer_of(module)}
-    assert upward <= LATE
+def test_packages_import_only_from_those_before_them() -> None:
+    upward = {
+        (module, other)
+        for module, path in MODULES.items()
+        for other in imports_of(path) - LATE
+        if layer_of(other) > layer_of(module)
+    }
+    assert upward == set()
 
 
 def test_no_modules_import_each_other_in_a_cycle() -> None:
@@ -80,9 +86,11 @@ def test_every_layer_exists() -> None:
     assert {module.partition(".")[2].partition(".")[0] for module in MODULES} == set(LAYERS)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "backends").rglob("*.py")), ids=lambda p: p.stem)
-def test_plugins_see_only_the_protocol(path: Path) -> None:
-    assert imports_of(path) <= {"shardtensor.backend", "shardtensor.errors"}
+def test_plugins_see_only_the_protocol() -> None:
+    found = {path: imports_of(path) for path in (ROOT / "backends").rglob("*.py")}
+    assert found
+    allowed = {"shardtensor.backend", "shardtensor.errors"}
+    assert {path: imported - allowed for path, imported in found.items() if imported - allowed} == {}
 
 
 @pytest.mark.parametrize("name", ["rules", "copy_plan", "layout", "mesh", "spec", "index"])
@@ -190,7 +198,7 @@ def test_import_takes_less_than_twice_numpys(tmp_path: Path) -> None:
 
     least(("numpy", "shardtensor"), 1)  # It writes the bytecode.
     ratios = []
-    while len(ratios) < 6 and (not ratios or ratios[-1] >= 2):  # Other tests slow down some rounds.
-        numpys, ours = least(("numpy", "shardtensor"), 7)
+    while len(ratios) < 12 and (not ratios or ratios[-1] >= 2):  # Other tests slow down some rounds.
+        numpys, ours = least(("numpy", "shardtensor"), 3)
         ratios.append(ours / numpys)
     assert ratios[-1] < 2, ratios

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,20 @@ def shown(cell: Any) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", "".join(texts)).strip()
 
 
+RESET = nbformat.v4.new_code_cell("%reset -f")
+"""A cell that removes the names of the notebook before."""
+
+
 @pytest.mark.filterwarnings("ignore")  # of the kernel's own machinery
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook(path: Path) -> None:
-    book = nbformat.read(path, as_version=4)
-    before = [shown(cell) for cell in book.cells]
-    NotebookClient(book, timeout=120, kernel_name="python3").execute()
-    assert [shown(cell) for cell in book.cells] == before
+def test_notebooks() -> None:
+    """They run in one kernel, because its start takes as long as a notebook."""
+    books = {path.stem: nbformat.read(path, as_version=4) for path in NOTEBOOKS}
+    before = {name: [shown(cell) for cell in book.cells] for name, book in books.items()}
+    every = nbformat.v4.new_notebook()
+    every.cells = [cell for book in books.values() for cell in [copy.deepcopy(RESET), *book.cells]]
+    NotebookClient(every, timeout=120, kernel_name="python3").execute()
+    for name, book in books.items():
+        assert [shown(cell) for cell in book.cells] == before[name], name
 
 
 def test_notebooks_exist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -62,27 +63,72 @@ def test_number():
 
 FAST, FULL, SLOW = [f"test_fast[{n}]" for n in range(2)], [f"test_full[{n}]" for n in range(5)], ["test_slow"]
 
+RUNS = {
+    "workers": (SUITE, ["-n2"]),
+    "full": (SUITE, ["--full"]),
+    "quick": (SUITE, ["--quick"]),
+    "slice": (SUITE, ["--slice=2/3"]),
+    "named": (BACKENDS, ["SUITE::test_in_turn[w-b]", "SUITE::test_in_turn[x-c]"]),
+    "backends": (BACKENDS, ["-s"]),
+    "backends, full": (BACKENDS, ["-s", "--full"]),
+}
+"""Suites of tests, and options of their runs."""
+
+PYTEST = """
+import json, sys
+import pytest
+from tests import selection
+
+selection.fixed_loop = lambda: 1.0  # It takes a second.
+for options in json.load(sys.stdin):
+    print("RUN", flush=True)
+    assert pytest.main(options) == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What pytest prints in each of the runs, which has the selection of this project and a module of its own: all in one
+    process but that with workers.
+    """
+    folder, commands = tmp_path_factory.mktemp("suites"), {}
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = full\n    slow\n")
+    for number, (name, (suite, options)) in enumerate(RUNS.items()):
+        path = folder / f"test_suite_{number}.py"
+        path.write_text(suite)
+        named = [option.replace("SUITE", str(path)) for option in options]
+        named += [str(path)] * (named == options)
+        commands[name] = ["-p", "tests.selection", "-p", "no:cacheprovider", "-q", "-rp", *named]
+    workers = subprocess.run(
+        [sys.executable, "-m", "pytest", *commands.pop("workers")], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    others = subprocess.run(
+        [sys.executable, "-c", PYTEST], input=json.dumps([*commands.values()]), cwd=ROOT, capture_output=True, text=True
+    )
+    assert others.returncode == 0, others.stdout + others.stderr
+    texts = others.stdout.split("RUN\n")[1:]
+    return {"workers": workers.stdout, **dict(zip(commands, texts, strict=True))}
+
 
 @pytest.mark.parametrize(
-    ("options", "passed", "said"),
+    ("run", "passed", "said"),
     [
-        (["-n2"], FAST + SLOW, "5 marked full; 2 out of luck"),
-        (["--full"], FAST + FULL + SLOW, "2 out of luck"),
-        (["--quick"], FAST[:1], "5 marked full; 3 not quick; 1 out of luck"),
-        (["--slice=2/3"], sorted([FAST[1], FULL[1], FULL[4]]), "6 in other slices; 1 out of luck"),
+        ("workers", FAST + SLOW, "5 marked full; 2 out of luck"),
+        ("full", FAST + FULL + SLOW, "2 out of luck"),
+        ("quick", FAST[:1], "5 marked full; 3 not quick; 1 out of luck"),
+        ("slice", sorted([FAST[1], FULL[1], FULL[4]]), "6 in other slices; 1 out of luck"),
     ],
-    ids=["workers", "full", "quick", "slice"],
 )
-def test_options(options: list[str], passed: list[str], said: str, tmp_path: Path) -> None:
-    text = run(tmp_path, SUITE, *options)
+def test_options(run: str, passed: list[str], said: str, printed: dict[str, str]) -> None:
+    text = printed[run]
     assert sorted(re.findall(r"^PASSED .*::(.*)", text, re.MULTILINE)) == passed
     assert f"\nnot run: {said}\n" in text
     assert re.search(r"^processor time: \d+ s, \d+ times a fixed loop$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_the_fast_tier_draws_from_backends_and_examples(full: bool, tmp_path: Path) -> None:
-    text = run(tmp_path, BACKENDS, "-s", *["--full"] * full)
+def test_the_fast_tier_draws_from_backends_and_examples(full: bool, printed: dict[str, str]) -> None:
+    text = printed["backends, full" if full else "backends"]
     passed = sorted(re.findall(r"^PASSED .*::test_(.*)", text, re.MULTILINE))
     in_turn = (
         ["w-a", "x-b", "y-c", "z-a"] if not full else [f"{case}-{backend}" for case in "wxyz" for backend in "abc"]
@@ -92,13 +138,9 @@ def test_the_fast_tier_draws_from_backends_and_examples(full: bool, tmp_path: Pa
     assert f"{40 if full else 10} examples" in text
 
 
-def run(folder: Path, suite: str, *options: str) -> str:
-    """Runs a suite of tests with the selection of this project, and returns what pytest prints."""
-    (folder / "test_suite.py").write_text(suite)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = full\n    slow\n")
-    plugin = ["-p", "tests.selection", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *plugin, "-q", "-rp", *options, str(folder)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def test_a_case_that_is_named_runs_on_the_backend_of_its_name(printed: dict[str, str]) -> None:
+    passed = re.findall(r"^PASSED .*::(.*)", printed["named"], re.MULTILINE)
+    assert sorted(passed) == ["test_in_turn[w-b]", "test_in_turn[x-c]"]
 
 
 def test_slices_together_are_all() -> None:

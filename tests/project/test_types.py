@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shutil
 import subprocess
 import sys
 import typing
@@ -16,8 +17,10 @@ import pytest
 
 import shardtensor as st
 from tests.project import typed_program
+from tests.project.test_declarations import ELEMENTWISE, ROW
 
-ROOT = Path(__file__).parents[2]
+PACKAGE = Path(st.__file__).parent
+ROOT, BACKENDS = PACKAGE.parent, PACKAGE.parent / "backends"
 PROGRAM = Path(typed_program.__file__)
 
 REVEALED = {
@@ -78,27 +81,54 @@ def both(x: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], np.float6
 """
 
 
-def test_a_strict_project_sees_tensors_and_no_any(tmp_path: Path) -> None:
-    """One run of mypy checks the program that calls every public function, the types of expressions, and mistakes."""
-    (tmp_path / "mypy.ini").write_text(
-        f"[mypy]\nstrict = true\nfollow_imports = silent\nmypy_path = {ROOT}:{ROOT / 'backends'}\n"
-        f"cache_dir = {tmp_path / 'cache'}\n"
-    )
-    lines = [*USER.splitlines(), *[f"reveal_type({expression})" for expression in REVEALED], *MISTAKES]
-    user = tmp_path / "user.py"
-    user.write_text("\n".join(lines))
-    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--no-pretty", str(PROGRAM), str(user)]
-    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False).stdout
-    revealed, errors = {}, {}
-    for path, line, kind, message in re.findall(r"^(.*?):(\d+): (note|error): (.*)$", out, re.MULTILINE):
-        source = lines[int(line) - 1]
-        assert path == "user.py", out
-        if kind == "error":
-            errors.setdefault(source, message.rpartition("[")[2].rstrip("]"))
-        elif found := re.fullmatch(r'Revealed type is "(.*)"', message):
+NEW_OPERATOR = {
+    # statement of a program that uses the operator `angles`, which the library does not have: what mypy says
+    "reveal_type(st.angles(st.ones(3)))": 'note: Revealed type is "shardtensor.tensor.tensor.ShardedTensor"',
+    "st.angles(st.ones(3), 1)": 'error: Too many arguments for "angles"  [call-arg]',
+    "st.angel(st.ones(3))": 'error: Module has no attribute "angel"  [attr-defined]',
+    "st.np": 'error: Module has no attribute "np"  [attr-defined]',
+}
+
+
+def lines_of_mypy(folder: Path, programs: dict[str, list[str]]) -> list[tuple[str, str, str]]:
+    """Returns the path, the line of code and the text of each line that mypy prints, with the project's configuration.
+
+    It reads a copy of the library that declares the operator `angles` as the documentation declares `degrees`.
+    """
+    for package in (PACKAGE, BACKENDS):
+        shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (folder / ELEMENTWISE.relative_to(ROOT)).open("a") as file:
+        file.write(f"\n\n{ROW.replace('degrees', 'angles')}")
+    shutil.copy2(ROOT / "pyproject.toml", folder)
+    shutil.copy2(PROGRAM, folder)
+    for name, lines in programs.items():
+        (folder / name).write_text("\n".join(lines))
+    files = [PACKAGE.name, BACKENDS.name, PROGRAM.name, *programs]
+    command = [sys.executable, "-m", "mypy", "--no-pretty", "--cache-dir", str(ROOT / ".mypy_cache" / "tests"), *files]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    found = re.findall(r"^(.*?):(\d+): (.*)$", done.stdout, re.MULTILINE)
+    assert len(found) == len(done.stdout.splitlines()) - 1, done.stdout + done.stderr
+    return [(path, (folder / path).read_text().splitlines()[int(line) - 1], text) for path, line, text in found]
+
+
+@pytest.mark.slow
+def test_mypy_finds_no_mistakes_but_those_of_users_and_sees_tensors(tmp_path: Path) -> None:
+    """One run checks all, because each reads NumPy and the library: the library itself, a strict program that calls every
+    public function, the types of expressions, mistakes, and the use of an operator that was declared in one place.
+    """
+    user = [*USER.splitlines(), *[f"reveal_type({expression})" for expression in REVEALED], *MISTAKES]
+    programs = {"user.py": user, "extended.py": ["import shardtensor as st", *NEW_OPERATOR]}
+    revealed, errors, extended, others = {}, {}, {}, []
+    for path, source, text in lines_of_mypy(tmp_path, programs):
+        if path == "extended.py":
+            extended[source] = text
+        elif path != "user.py":
+            others.append((path, source, text))
+        elif found := re.fullmatch(r'note: Revealed type is "(.*)"', text):
             revealed[source.removeprefix("reveal_type(")[:-1]] = re.sub(r"\b[\w.]+\.(?=\w)", "", found[1])
-    assert revealed == REVEALED
-    assert errors == MISTAKES
+        elif text.startswith("error: "):
+            errors.setdefault(source, text.rpartition("[")[2].rstrip("]"))
+    assert (others, revealed, errors, extended) == ([], REVEALED, MISTAKES, NEW_OPERATOR)
 
 
 VARY = {
