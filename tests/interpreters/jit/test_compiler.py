@@ -27,8 +27,9 @@ import shardtensor as st
 from shardtensor.errors import BackendError
 from shardtensor.interpreters.jit import c_executor, compiler, kernel_files
 from shardtensor.interpreters.jit.c_source import c_source
-from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.kernel import KernelBuilder
 from tests.interpreters.jit.random_kernels import assert_same
+from tests.interpreters.jit.sums import plus, run
 from tests.spmd.test_scheduler import in_time
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C compiler")
@@ -37,29 +38,11 @@ CODE = """
 import json, os, sys
 import numpy as np
 from shardtensor.interpreters.jit import c_executor, compiler, kernel_files
-from tests.interpreters.jit.test_compiler import plus, run
+from tests.interpreters.jit.sums import plus, run
 import logging
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
 print(json.dumps(run(plus(7))))
 """
-
-
-def plus(count: int) -> Kernel:
-    """x + x + x …"""
-    k = KernelBuilder(1)
-    x = value = k.input("f4", (True,))
-    for _ in range(count):
-        value = k.call("add", value, x)
-    k.output(value)
-    return k.build()
-
-
-def run(kernel: Kernel) -> float:
-    """Compiles a kernel anew, as a new process would, and runs it on ones."""
-    c_executor._known.pop(kernel, None)
-    out = np.empty(3, "f4")
-    c_executor.compile_kernels([kernel])[kernel].run((3,), [np.ones(3, "f4")], [out])
-    return float(out[1])
 
 
 @pytest.fixture
@@ -124,7 +107,7 @@ def test_libraries_of_other_texts_compilers_and_cpus_have_other_names(monkeypatc
     "size", [pytest.param(0, marks=pytest.mark.full), 1000, pytest.param(-1, marks=pytest.mark.full)]
 )
 def test_a_truncated_library_is_compiled_again(size: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from tests.interpreters.jit.test_compiler import plus, run; assert run(plus(3)) == 4"
+    code = "from tests.interpreters.jit.sums import plus, run; assert run(plus(3)) == 4"
     subprocess.run([sys.executable, "-c", code], check=True)  # This process must not have loaded the library.
     (path,) = kept(home)
     whole = path.read_bytes()
@@ -511,9 +494,10 @@ def test_compilers_in_the_background_end_with_the_interpreter(slow_compiler: Pat
     code = """
 import pathlib, time
 from shardtensor.interpreters.jit import c_executor
-from tests.interpreters.jit.test_compiler import number_in, plus
+from tests.interpreters.jit.sums import plus
 c_executor.submit([plus(3)])
-number_in(pathlib.Path(%r))
+while not ((pids := pathlib.Path(%r)).exists() and pids.read_text().split()):
+    time.sleep(0.01)
 """
     environment = {**os.environ, "TMPDIR": str(home / "tmp")}
     subprocess.run([sys.executable, "-c", code % str(slow_compiler)], env=environment, check=True, timeout=60)
