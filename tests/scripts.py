@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import select
@@ -58,22 +59,22 @@ class Server:
             )  # fmt: skip
 
     def run(self, text: str, stdin: str, seconds: float) -> subprocess.CompletedProcess[str]:
-        with tempfile.TemporaryFile("w+") as script, tempfile.TemporaryFile("w+") as given:
-            with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-                for file, content in ((script, text), (given, stdin)):
-                    file.write(content)
-                    file.seek(0)
-                socket.send_fds(self.socket, [b"x"], [file.fileno() for file in (script, given, output, errors)])
-                child, code = self.number(60), None
-                try:
-                    code = self.number(seconds)
-                finally:
-                    if code is None:
-                        os.kill(child, signal.SIGKILL)
-                        self.number(60)
-                output.seek(0)
-                errors.seek(0)
-                return subprocess.CompletedProcess([text], code, output.read(), errors.read())
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(4)]
+            for file, content in zip(files, (text, stdin), strict=False):
+                file.write(content)
+                file.seek(0)
+            socket.send_fds(self.socket, [b"x"], [file.fileno() for file in files])
+            child, code = self.number(60), None
+            try:
+                code = self.number(seconds)
+            finally:
+                if code is None:
+                    os.kill(child, signal.SIGKILL)
+                    self.number(60)
+            for file in files:
+                file.seek(0)
+            return subprocess.CompletedProcess([text], code, files[2].read(), files[3].read())
 
     def number(self, seconds: float) -> int:
         """Returns the next number that the process sends: of a child, or the status with which it ended."""

@@ -1527,8 +1527,8 @@ def test_c_stacks_of_programs_end_in_those_of_their_callers() -> None:
     """
     seeds = drawn(40, fast=12)
     scripted(
+        f"    SEEDS = {seeds}"
         """
-    SEEDS = %d
     import ctypes, functools, random, sys, threading, time
 
     unwind = ctypes.CDLL(None).backtrace
@@ -1640,15 +1640,14 @@ def test_c_stacks_of_programs_end_in_those_of_their_callers() -> None:
             deep(lambda: mapped(slow), seed)
     assert sum(helped) > 40
     """
-        % seeds
     )
 
 
 def test_threads_that_map_once_leave_nothing() -> None:
     """Servers start many such threads."""
     scripted(
+        f"    COUNT = {drawn(100, fast=40)}"
         """
-    COUNT = %d
     import gc, threading, tracemalloc
 
     def nested(x):
@@ -1680,7 +1679,6 @@ def test_threads_that_map_once_leave_nothing() -> None:
     assert more_objects - objects < 5, more_objects - objects  # greenlet lets go of the last thread's a bit later
     assert more_size - size < COUNT * 200, more_size - size
     """
-        % drawn(100, fast=40)
     )
 
 

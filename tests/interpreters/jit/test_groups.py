@@ -16,6 +16,7 @@ import shardtensor as st
 from shardtensor.interpreters.jit import groups
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.tensor.pytree import leaves
+from tests.draws import drawn
 from tests.interpreters.jit.test_operators import agrees, same
 from tests.interpreters.test_infer import split
 from tests.layouts import MESHES, array, mesh_of, specs, strided
@@ -262,7 +263,7 @@ BINARY = ["add", "subtract", "multiply", "divide", "maximum", "less", "logaddexp
 ROWS = ["sum", "max", "min", "mean", "prod", "var", "std", "any"]
 
 
-@pytest.mark.parametrize("examples", [pytest.param(40), pytest.param(3000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [drawn(40, fast=12), pytest.param(3000, marks=pytest.mark.full)])
 def test_random_groups(examples: int) -> None:
     @hypothesis.settings(max_examples=examples)
     @hypothesis.given(data=some.data())
