@@ -313,7 +313,7 @@ def write(examples: int, backends: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @lockstep
 def test_writing_matches_numpy(backends: tuple[str, ...]) -> None:
-    write(drawn(1500, fast=240), backends)
+    write(drawn(1500, fast=200), backends)
 
 
 @pytest.mark.full
@@ -368,7 +368,7 @@ def write_from_itself(examples: int, backends: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @lockstep
 def test_writing_from_itself_matches_numpy(backends: tuple[str, ...]) -> None:
-    write_from_itself(drawn(400, fast=80), backends)
+    write_from_itself(drawn(400, fast=60), backends)
 
 
 @pytest.mark.full

@@ -28,6 +28,7 @@ from shardtensor.errors import BackendError
 from shardtensor.interpreters.jit import c_executor, compiler, kernel_files
 from shardtensor.interpreters.jit.c_source import c_source
 from shardtensor.interpreters.jit.kernel import KernelBuilder
+from tests.draws import drawn
 from tests.interpreters.jit.random_kernels import assert_same
 from tests.interpreters.jit.sums import plus, run
 from tests.spmd.test_scheduler import in_time
@@ -396,7 +397,7 @@ import sys
 from shardtensor.interpreters.jit import kernel_files
 kernel_files.MOST_BYTES = 5 * (1000 + 32)
 kernels = kernel_files.find_kernels()
-for k in range(300):
+for k in range(COUNT):
     key = str(k % 9)
     kernels.keep(key, key.encode() * 1000)
     for other in range(9):
@@ -408,7 +409,7 @@ for k in range(300):
 def test_processes_write_and_remove_at_the_same_time(home: Path) -> None:
     both = [
         subprocess.Popen(
-            [sys.executable, "-c", "import logging; logging.basicConfig(level=20)\n" + WRITES],
+            [sys.executable, "-c", f"COUNT = {drawn(300, fast=120)}\nimport logging; logging.basicConfig(level=20)\n{WRITES}"],
             env={**os.environ, "XDG_CACHE_HOME": str(home)}, stderr=subprocess.PIPE, text=True,
         ) for _ in range(2)
     ]  # fmt: skip

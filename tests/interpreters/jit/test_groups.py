@@ -13,10 +13,10 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-from shardtensor.interpreters.jit import groups
+from shardtensor.interpreters.jit import compiler, groups
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.tensor.pytree import leaves
-from tests.draws import drawn
+from tests.draws import all_of_them, drawn
 from tests.interpreters.jit.test_operators import agrees, same
 from tests.interpreters.test_infer import split
 from tests.layouts import MESHES, array, mesh_of, specs, strided
@@ -193,6 +193,8 @@ def test_variances_of_short_and_long_arrays_have_the_bits_of_eager_mode(dtype: s
 @IN_C
 def test_reductions_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if not all_of_them:  # The compiler takes most of the time.
+        monkeypatch.setattr(compiler, "FLAGS", tuple("-O0" if flag == "-O2" else flag for flag in compiler.FLAGS))
     dtypes = ["float32", "float64", "int8", "uint32", "bool"]
     for turn, spec in enumerate(((), (None, "x"))):
         pairs = strided(itertools.product(REDUCTIONS, dtypes), 3, turn)

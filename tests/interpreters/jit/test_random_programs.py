@@ -20,7 +20,7 @@ from tests.layouts import MESHES, array, mesh_of, specs
 
 
 @pytest.mark.parametrize("fuses", [False, True], ids=["one by one", "fused"])
-@pytest.mark.parametrize("examples", [drawn(40, fast=12), pytest.param(3000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [drawn(40, fast=8), pytest.param(3000, marks=pytest.mark.full)])
 def test_drawn_programs(examples: int, fuses: bool, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "LEAST", 1 if fuses else 1 << 30)
 
