@@ -21,6 +21,9 @@ from tests import draws
 
 ROOT = Path(__file__).parents[1]
 
+VARIABLES = {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "numpy", "PYTHONWARNINGS": "error"}
+"""The environment of most scripts."""
+
 SERVER = """
 import os, socket, sys
 import numpy as np
@@ -102,9 +105,9 @@ def server(*variables: tuple[str, str]) -> Server:
 servers: list[Server] = []
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def close_servers() -> Iterator[None]:
-    """Ends the processes that fork for scripts; a module of tests imports this fixture."""
+    """Ends the processes that fork for scripts; modules of tests with scripts import this fixture."""
     yield
     while servers:
         servers.pop().close()

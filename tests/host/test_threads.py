@@ -36,7 +36,7 @@ from shardtensor.interpreters.execution import blocked_reduction, plan_cache, st
 from tests.conftest import Late
 from tests.draws import drawn
 from tests.layouts import strided
-from tests.scripts import ROOT, close_servers, run_script  # noqa: F401 - close_servers works by being here
+from tests.scripts import ROOT, VARIABLES, close_servers, run_script  # noqa: F401 - close_servers works by being here
 from tests.spmd.test_scheduler import (
     hard_end,  # noqa: F401 - hard_end works by being here
     in_time,
@@ -173,9 +173,6 @@ def test_helper_threads_keep_nothing_of_the_context_that_started_them(unset: Non
     assert found() is None
     assert len(pool._threads) == 2
     pool.close()
-
-
-VARIABLES = {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "numpy", "PYTHONWARNINGS": "error"}
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -41,7 +41,7 @@ from shardtensor.tensor import ownership
 from tests.conftest import Late
 from tests.draws import all_of_them, drawn
 from tests.layouts import array
-from tests.scripts import ROOT, close_servers, run_script  # noqa: F401 - close_servers works by being here
+from tests.scripts import ROOT, VARIABLES, close_servers, run_script  # noqa: F401 - close_servers works by being here
 
 Task = Callable[[programs.Program], Any]
 
@@ -87,8 +87,7 @@ def in_time(call: Callable[[], Any], seconds: float = 10) -> Any:
 def scripted(text: str, stdin: str = "", seconds: float = 60) -> str:
     """Returns the output of a script in a process of its own, which must end successfully and in time."""
     head = "import os\nimport shardtensor as st\nimport numpy as np\n"
-    variables = {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "numpy", "PYTHONWARNINGS": "error"}
-    done = run_script(head + textwrap.dedent(text), stdin, seconds, **variables)
+    done = run_script(head + textwrap.dedent(text), stdin, seconds, **VARIABLES)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr.strip(), done.stderr
     return done.stdout
