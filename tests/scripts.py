@@ -25,12 +25,14 @@ VARIABLES = {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "numpy", "PY
 """The environment of most scripts."""
 
 SERVER = """
-import os, socket, sys
+import gc, os, socket, sys
 import numpy as np
 import shardtensor as st
 for name in st.__all__:
     getattr(st, name)  # Modules that are imported on first use.
 asked = socket.socket(fileno=int(sys.argv[1]))
+gc.collect()
+gc.freeze()
 text = None
 while text is None and (files := socket.recv_fds(asked, 1, 4)[1]):
     if child := os.fork():
@@ -47,7 +49,10 @@ if text is not None:
     del asked, child, file, files, name, number
     exec(compile(text, "<string>", "exec"))
 """
-"""Forks for each script; the child has the script's files as its input, output and errors, and ends as any other process."""
+"""Forks for each script; the child has the script's files as its input, output and errors, and ends as any other process.
+
+The objects of the library are frozen, which makes the end cheaper; scripts about the end call ``gc.unfreeze``.
+"""
 
 
 class Server:

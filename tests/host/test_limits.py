@@ -929,7 +929,8 @@ def test_fork_in_the_middle() -> None:
 def test_the_end_of_the_interpreter() -> None:
     scripted(
         """
-        import atexit, sys, threading
+        import atexit, gc, sys, threading
+        gc.unfreeze()
         x = st.ones(1 << 17) + 1
         np.kept = st.ones(1 << 17) + 2
         sys.kept = np.asarray(st.ones(1 << 17) + 3)
