@@ -12,8 +12,8 @@ import importlib
 import math
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -39,7 +39,10 @@ from shardtensor.testing.layouts import (
     shapes,
     specs,
 )
+from tests import draws
 from tests.conftest import NO_GPU, NO_TORCH
+
+Item = TypeVar("Item")
 
 __all__ = [
     "DTYPES",
@@ -63,6 +66,7 @@ __all__ = [
     "placed",
     "shapes",
     "specs",
+    "strided",
     "values_of",
 ]
 
@@ -77,6 +81,17 @@ READ_ONLY = ("numpy", "checked")
 
 USABLE = (*READ_ONLY, "cupy", *(() if NO_TORCH else ("torch",)))
 """The backends that a test can draw."""
+
+
+def strided(items: Iterable[Item], step: int, first: int = 0) -> Sequence[Item]:
+    """Returns all items in the full tier, else every ``step``-th one.
+
+    Args:
+        items: the items.
+        step: the distance of two items in the fast tier.
+        first: the number of a case, which determines the first item, so that ``step`` cases have all items.
+    """
+    return list(items) if draws.all_of_them else list(items)[first % step :: step]
 
 
 def values_of(x: Any) -> np.ndarray:

@@ -18,9 +18,9 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.core import OPS
 from shardtensor.host import blockwise, memory_pool
-from tests import layouts
+from tests import draws, layouts
 from tests.draws import drawn
-from tests.layouts import DTYPES, array, assert_same, mesh_of, meshes, placed
+from tests.layouts import DTYPES, array, assert_same, mesh_of, meshes, placed, strided
 
 UFUNCS = sorted(name for name, op in OPS.items() if op.is_ufunc)
 BINARY = [name for name in UFUNCS if len(OPS[name].operands) == 2]
@@ -31,6 +31,8 @@ ROUNDED = {"acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "c
 
 SHAPES = [(1,), (3,), (4,), (5,), (67,), (1, 1), (5, 13), (13, 1), (1, 9), (2, 40), (7, 5, 3), (4, 1, 6), (2, 3, 2, 5)]
 LAYOUTS = ["C", "F", "turned", "reversed", "steps"]
+MANY = itertools.cycle((2, 3, 7))
+"""Numbers of threads, in turn."""
 
 
 @pytest.fixture(autouse=True)
@@ -129,10 +131,15 @@ def assert_numpys(name: str, found: Any, wanted: Any, operands: list[Any]) -> No
         assert order_of(found) == order_of(wanted), [np.shape(x) for x in operands]
 
 
+def thread_counts() -> list[int]:
+    """Returns 1 and larger numbers of threads: several in the full tier, else one, in turn."""
+    return [1, 2, 3, 7] if draws.all_of_them else [1, next(MANY)]
+
+
 def same_for_any_number_of_threads(call: Callable[[], Any]) -> np.ndarray:
     """Returns the result of a call, after asserting that it does not depend on the number of threads."""
     results = []
-    for number in 1, 2, 3, 7:
+    for number in thread_counts():
         with st.set_num_threads(number), quiet():
             results.append(np.asarray(call()))
     assert len({x.tobytes() for x in results}) == 1
@@ -179,7 +186,7 @@ def accepts(name: str, dtype: Any, scalar: Any) -> bool:
 @in_blocks
 @pytest.mark.parametrize("name", UFUNCS)
 def test_ufunc(name: str) -> None:
-    @hypothesis.settings(max_examples=drawn(25))
+    @hypothesis.settings(max_examples=drawn(25, fast=4))
     @hypothesis.given(operands=operands_of(name))
     def run(operands: list[Any]) -> None:
         with quiet():
@@ -195,7 +202,7 @@ def test_ufunc(name: str) -> None:
 def test_sharded_operands(name: str) -> None:
     """The operands have any sharding."""
 
-    @hypothesis.settings(max_examples=drawn(40))
+    @hypothesis.settings(max_examples=drawn(40, fast=6))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         shape = data.draw(some.sampled_from([*SHAPES, (0,), (3, 0), ()]))
@@ -242,7 +249,7 @@ def test_where_selects_bits(shape: tuple[int, ...], dtype: str, monkeypatch: pyt
 
 @in_blocks
 def test_clip_round_and_where() -> None:
-    @hypothesis.settings(max_examples=drawn(150))
+    @hypothesis.settings(max_examples=drawn(150, fast=24))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         name = data.draw(some.sampled_from(["clip", "round", "where"]))
@@ -277,13 +284,13 @@ def test_clip_round_and_where() -> None:
 @in_blocks
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_astype(layout: str) -> None:
-    for before, after in itertools.product(DTYPES, repeat=2):
-        for shape in (67,), (5, 13), (7, 5, 3), (1, 1):
-            with quiet():
-                x = laid(np.abs(numbers(shape, before, 3)), layout)
-                wanted = np.asarray(x).astype(after)
-            found = same_for_any_number_of_threads(lambda: st.astype(x, after))  # noqa: B023
-            assert_numpys("astype", found, wanted, [x])
+    cases = itertools.product(DTYPES, DTYPES, [(67,), (5, 13), (7, 5, 3), (1, 1)])
+    for before, after, shape in strided(cases, 3, LAYOUTS.index(layout)):
+        with quiet():
+            x = laid(np.abs(numbers(shape, before, 3)), layout)
+            wanted = np.asarray(x).astype(after)
+        found = same_for_any_number_of_threads(lambda: st.astype(x, after))  # noqa: B023
+        assert_numpys("astype", found, wanted, [x])
 
 
 @in_blocks
@@ -386,7 +393,7 @@ def windows(draw: Any) -> tuple[np.ndarray, np.ndarray]:
     return whole, whole[tuple(index)].transpose(draw(some.permutations(range(len(shape)))))
 
 
-@hypothesis.settings(max_examples=drawn(300))
+@hypothesis.settings(max_examples=drawn(300, fast=40))
 @hypothesis.given(data=some.data())
 def test_every_element_is_computed_once(data: Any) -> None:
     """Elements outside of the window are not written."""
@@ -453,13 +460,13 @@ def test_short_work_is_one_call() -> None:
 def test_large_arrays(layout: str) -> None:
     a, b = np.random.default_rng(1).normal(size=(2, 900, 1100))
     x, y = laid(a, layout), laid(b, "C")
-    for name in "add", "divide", "maximum", "less":
+    for name in strided(["add", "divide", "maximum", "less"], 2, LAYOUTS.index(layout)):
         wanted = getattr(np, name)(np.asarray(x), np.asarray(y))
         with counted() as found:
             result = same_for_any_number_of_threads(lambda: getattr(st, name)(x, y))  # noqa: B023
         assert max(found) > 1
         assert_numpys(name, result, wanted, [x, y])
-    for name in "sin", "sqrt", "exp", "tanh":
+    for name in strided(["sin", "sqrt", "exp", "tanh"], 2, LAYOUTS.index(layout)):
         with quiet():
             wanted = getattr(np, name)(np.asarray(x))
         assert_numpys(name, same_for_any_number_of_threads(lambda: getattr(st, name)(x)), wanted, [x])  # noqa: B023
@@ -688,7 +695,8 @@ WRITES: dict[str, Callable[[Any, Any], None]] = {
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
 def test_writes(write: str, dtype: str, shared: bool) -> None:
     """The results are bitwise equal, and no other tensor changes."""
-    for number, (m, mesh) in enumerate(itertools.product((8, 18), ((1,), (4,), (2, 2)))):
+    sizes = enumerate(itertools.product((8, 18), ((1,), (4,), (2, 2))))
+    for number, (m, mesh) in strided(sizes, 2, list(WRITES).index(write) + shared + (dtype == "float32")):
         a, b = numbers((m, m), dtype, 1), numbers((m, m), dtype, 2)
         spec = st.P("x") if number % 2 else st.P(None, "x")
         x = st.device_put(a, st.NamedSharding(mesh_of(mesh, "numpy"), spec))

@@ -29,9 +29,10 @@ from shardtensor.backend.registry import load
 from shardtensor.errors import ArgumentError, DeviceMemoryError
 from shardtensor.host import limits, memory_pool
 from shardtensor.interpreters.execution import plan_cache, strategies
-from tests.draws import drawn
-from tests.host.test_threads import ROOT, environment
+from tests.draws import all_of_them, drawn
+from tests.host.test_threads import environment
 from tests.layouts import array, mesh_of, place_of
+from tests.scripts import ROOT, close_servers  # noqa: F401 - close_servers works by being here
 from tests.spmd.test_scheduler import (
     hard_end,  # noqa: F401 - the first one works by being here
     in_time,
@@ -842,6 +843,7 @@ def test_fork(kept: None) -> None:
 
 def test_fork_while_others_allocate() -> None:
     scripted(
+        f"        TURNS = {drawn(20, fast=8)}"
         """
         import threading
         st.set_num_threads(3)
@@ -854,7 +856,7 @@ def test_fork_while_others_allocate() -> None:
         threads = [threading.Thread(target=work) for _ in range(3)]
         for t in threads: t.start()
         try:
-            for turn in range(20):
+            for turn in range(TURNS):
                 if not (child := os.fork()):
                     ok = float(st.sum(st.ones(1 << 18) + 1)) == 2 << 18
                     os._exit(0 if ok else 1)
@@ -869,6 +871,7 @@ def test_fork_while_others_allocate() -> None:
 def test_fork_in_the_middle() -> None:
     """The fork happens while another thread is at each of the pool's lines."""
     output = scripted(
+        f"        STEP = {1 if all_of_them else 2}"
         """
         import sys, threading, time
         from shardtensor.host import memory_pool as pool
@@ -898,7 +901,7 @@ def test_fork_in_the_middle() -> None:
 
         over, codes, line = [], set(), 0
         while not over:
-            line += 1
+            line += STEP
             there = threading.Event()
             thread = threading.Thread(target=other, args=(line,))
             thread.start()
@@ -926,7 +929,8 @@ def test_fork_in_the_middle() -> None:
 def test_the_end_of_the_interpreter() -> None:
     scripted(
         """
-        import atexit, sys, threading
+        import atexit, gc, sys, threading
+        gc.unfreeze()
         x = st.ones(1 << 17) + 1
         np.kept = st.ones(1 << 17) + 2
         sys.kept = np.asarray(st.ones(1 << 17) + 3)
@@ -1204,7 +1208,7 @@ def test_ten_thousand_operators_leak_nothing(small: int) -> None:
     random_work(100, 1)  # what is asked once only
     gc.collect()
     before = st.cache_info()
-    random_work(10_000, 2)
+    random_work(drawn(10_000, fast=3000), 2)
     gc.collect()
     info = st.cache_info()
     assert info.used == before.used

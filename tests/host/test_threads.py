@@ -35,8 +35,9 @@ from shardtensor.host.threads import each
 from shardtensor.interpreters.execution import blocked_reduction, plan_cache, strategies
 from tests.conftest import Late
 from tests.draws import drawn
+from tests.layouts import strided
+from tests.scripts import ROOT, VARIABLES, close_servers, run_script  # noqa: F401 - close_servers works by being here
 from tests.spmd.test_scheduler import (
-    ROOT,
     hard_end,  # noqa: F401 - hard_end works by being here
     in_time,
     raised_at,
@@ -176,7 +177,7 @@ def test_helper_threads_keep_nothing_of_the_context_that_started_them(unset: Non
 
 
 def environment(**variables: str) -> dict[str, str]:
-    return {**os.environ, "SHARDTENSOR_BACKEND": "numpy", "PYTHONWARNINGS": "error", **variables}
+    return {**os.environ, **VARIABLES, **variables}
 
 
 def test_the_environment_of_a_process() -> None:
@@ -603,7 +604,9 @@ def test_idle_helpers_use_no_processor_time(four: None) -> None:
 
 
 def test_fork_with_helper_threads() -> None:
+    turns = drawn(6, fast=3)
     output = scripted(
+        f"        TURNS = {turns}"
         """
         import threading
         from shardtensor.host import threads
@@ -627,7 +630,7 @@ def test_fork_with_helper_threads() -> None:
         others = [threading.Thread(target=busy) for _ in range(2)]
         for thread in others: thread.start()
         codes = []
-        for turn in range(6):
+        for turn in range(TURNS):
             if not (child := os.fork()):
                 assert st.num_threads() == 4
                 ok = works(1)
@@ -640,7 +643,7 @@ def test_fork_with_helper_threads() -> None:
         print(codes, works(1))
         """
     )  # fmt: skip
-    assert output == f"{[0] * 6} True\n"
+    assert output == f"{[0] * turns} True\n"
 
 
 def test_fork_inside_of_each() -> None:
@@ -679,13 +682,10 @@ ENDS = {
 
 @pytest.mark.parametrize("name", list(ENDS))
 def test_the_end_of_the_interpreter(name: str) -> None:
-    head = "import sys, time, threading\nbegan = time.perf_counter()\nimport os, shardtensor as st\nfrom shardtensor.host import threads\n"
+    head = "import gc, sys, time, threading\ngc.unfreeze()\nbegan = time.perf_counter()\nimport os, shardtensor as st\nfrom shardtensor.host import threads\n"
     head += "def forever(call):\n    while True: call()\nst.set_num_threads(5)\n"
     began = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", f"{head}{ENDS[name]}\nprint(time.perf_counter() - began)"],
-        env=environment(SHARDTENSOR_NUM_DEVICES="8"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = run_script(f"{head}{ENDS[name]}\nprint(time.perf_counter() - began)", **VARIABLES)
     wall = time.perf_counter() - began
     assert (done.returncode, done.stderr) == (0, "")
     seconds, *rest = done.stdout.split()
@@ -724,12 +724,9 @@ def test_operators_and_maps_at_exit() -> None:
 
 
 def test_a_map_while_the_interpreter_ends() -> None:
-    script = "class Last:\n    def __del__(self):\n        try: st.pmap(lambda a: a, [1, 2])\n        except st.BackendError as error: print(error)\n"
+    script = "import gc\ngc.unfreeze()\nclass Last:\n    def __del__(self):\n        try: st.pmap(lambda a: a, [1, 2])\n        except st.BackendError as error: print(error)\n"
     script += "import shardtensor as st\nst.pmap(lambda a: a, [1, 2])\nlast = Last()"
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=60,
-        check=False,
-    )  # fmt: skip
+    done = run_script(script, **VARIABLES)
     assert (done.returncode, done.stderr) == (0, "")
     assert "a map was called while the interpreter ends" in done.stdout
 
@@ -1441,7 +1438,7 @@ def test_signals_at_every_line(name: str, number: int, threads: int, blocks: Non
     handler, wrong = signal.getsignal(number), []
     gc.disable()
     try:
-        for line in itertools.count(1):
+        for line in strided(range(1, 10_000), 3, len(name) + number // 2 + threads):
             with st.set_num_threads(threads):
                 place = raised_at(line, ENGINE, calls[name], number)
             if not place:
@@ -1470,6 +1467,7 @@ def test_signals_at_every_line(name: str, number: int, threads: int, blocks: Non
 @pytest.mark.parametrize("threads", [1, 3])
 def test_ctrl_c_at_any_moment(threads: int) -> None:
     """Nothing hangs, and no value is written in part."""
+    turns = drawn(400, fast=120)
     scripted(
         f"""
         import faulthandler, random, signal, sys, threading, time
@@ -1503,7 +1501,7 @@ def test_ctrl_c_at_any_moment(threads: int) -> None:
         for call in (add, update, product, total):
             call()  # which imports
         hits = 0
-        for turn in range(400):
+        for turn in range({turns}):
             faulthandler.dump_traceback_later(20, exit=True)
             call = (add, update, product, total)[turn % 4]
             signal.signal(signal.SIGALRM, alarm)
@@ -1525,6 +1523,6 @@ def test_ctrl_c_at_any_moment(threads: int) -> None:
             assert signal.getsignal(signal.SIGINT) is handler, turn
         met = threading.Barrier({threads})
         threads.each(lambda k: met.wait(5), {threads})
-        assert hits > 40, hits
+        assert hits > {turns // 10}, hits
         """
     )

@@ -23,6 +23,7 @@ from shardtensor.communication import gather_scatter
 from shardtensor.functions.indexing import setitem
 from shardtensor.sharding.index import is_array
 from tests.cases import array_indices, assigned, indices
+from tests.draws import drawn
 from tests.interpreters.test_random_programs import NEEDS_TORCH, twin
 from tests.layouts import DTYPES, READ_ONLY, array, assert_same, everywhere, mesh_of, meshes, shapes, specs
 
@@ -183,7 +184,7 @@ def read(examples: int, backends: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @lockstep
 def test_reading_matches_numpy(backends: tuple[str, ...]) -> None:
-    read(600, backends)
+    read(drawn(600, fast=120), backends)
 
 
 @pytest.mark.full
@@ -312,7 +313,7 @@ def write(examples: int, backends: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @lockstep
 def test_writing_matches_numpy(backends: tuple[str, ...]) -> None:
-    write(1500, backends)
+    write(drawn(1500, fast=200), backends)
 
 
 @pytest.mark.full
@@ -367,7 +368,7 @@ def write_from_itself(examples: int, backends: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @lockstep
 def test_writing_from_itself_matches_numpy(backends: tuple[str, ...]) -> None:
-    write_from_itself(400, backends)
+    write_from_itself(drawn(400, fast=60), backends)
 
 
 @pytest.mark.full

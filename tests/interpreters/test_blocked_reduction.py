@@ -25,8 +25,9 @@ from shardtensor.functions.monoids import MONOIDS
 from shardtensor.host import memory_pool, threads
 from shardtensor.interpreters.execution import blocked_reduction, plan_cache, strategies
 from tests import layouts
-from tests.host.test_blockwise import LAYOUTS, counted, heard, laid, poisoned, quiet
-from tests.layouts import DTYPES, all_specs, array, assert_close, mesh_of, meshes, specs
+from tests.draws import all_of_them, drawn
+from tests.host.test_blockwise import LAYOUTS, counted, heard, laid, poisoned, quiet, thread_counts
+from tests.layouts import DTYPES, all_specs, array, assert_close, mesh_of, meshes, specs, strided
 
 PICKS = ("max", "min", "argmax", "argmin")  # not defined for no elements
 SIZES = [0, 1, 2, 3, 4, 5, 7, 9, 17]
@@ -99,7 +100,7 @@ def results(call: Callable[[], st.ShardedTensor]) -> np.ndarray:
     The log must be that of a computation without blocks.
     """
     found = []
-    for number in 1, 2, 3, 7:
+    for number in thread_counts():
         with st.set_num_threads(number), pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 plan_cache, "_cached_plan", functools.lru_cache(plan_cache._cached_plan.__wrapped__)
@@ -171,7 +172,7 @@ def swept(name: str, examples: int) -> None:
 @in_blocks
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_reduction(name: str) -> None:
-    swept(name, 50)
+    swept(name, drawn(50, fast=16))
 
 
 @pytest.mark.full
@@ -191,9 +192,10 @@ def test_every_spec_and_axis(name: str) -> None:
     x = array((3, 11, 5), "float64", 7) / 8
     mesh = mesh_of((2, 2), "numpy")
     axes: list[Any] = [None, 0, 1, 2] if name.startswith("arg") else [None, 0, 1, 2, (0, 1), (0, 2), (1, 2), ()]
+    turns = itertools.count()
     for spec, layout in itertools.product(all_specs(mesh, 3)[::3], ["C", "F"]):
         placed = on(mesh, spec, x, layout)
-        for axis in axes:
+        for axis in strided(axes, 3, next(turns)):
             with quiet():
                 found = np.asarray(getattr(st, name)(placed, axis=axis))
                 assert_close(found, getattr(np, name)(x, axis=axis), name in PICKS)
@@ -230,8 +232,9 @@ def test_nan_and_ties_wherever_they_are() -> None:
 @in_blocks
 def test_the_first_index_in_every_row_and_column() -> None:
     x = np.random.default_rng(1).integers(0, 3, (19, 23))
-    for mesh, layout in itertools.product(((1,), (4,), (2, 2)), ["C", "F", "steps", "reversed"]):
-        for spec in all_specs(mesh_of(mesh, "numpy"), 2):
+    grids = itertools.product(((1,), (4,), (2, 2)), ["C", "F", "steps", "reversed"])
+    for turn, (mesh, layout) in enumerate(grids):
+        for spec in strided(all_specs(mesh_of(mesh, "numpy"), 2), 3, turn):
             placed = on(mesh_of(mesh, "numpy"), spec, x, layout)
             for name, axis in itertools.product(["argmax", "argmin"], [None, 0, 1]):
                 np.testing.assert_array_equal(
@@ -339,7 +342,7 @@ def multiplied(examples: int) -> None:
 @pytest.mark.parametrize("how", ["_cut", "_cut_in_tiles"])
 def test_product(how: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(how)
-    multiplied(100)
+    multiplied(drawn(100, fast=30))
 
 
 @pytest.mark.full
@@ -371,7 +374,8 @@ def test_every_pair_of_specs(name: str, mesh: tuple[int, ...]) -> None:
     shapes = ((5, 7), (5, 7)) if name == "vecdot" else ((5, 7), (7, 4))
     x, y = (array(s, "float64", k) * 1.1 for k, s in enumerate(shapes))
     wanted = getattr(np, name)(x, y, **({"axes": 1} if name == "tensordot" else {}))
-    for a, b in itertools.product(all_specs(grid, 2), repeat=2):
+    pairs = itertools.product(all_specs(grid, 2), repeat=2)
+    for a, b in strided(pairs, 4, ["matmul", "tensordot", "vecdot"].index(name)):
         left, right = on(grid, a, x), on(grid, b, y, "F")
 
         def call() -> Any:
@@ -390,7 +394,8 @@ def test_batches_are_broadcast() -> None:
         ((4, 1, 3, 5), (1, 2, 5, 1)),
     ]:
         x, y = array(left, "float64", 1), array(right, "float64", 2)
-        for a, b in zip(all_specs(mesh, len(left)), all_specs(mesh, len(right))[::-1], strict=False):
+        pairs = zip(all_specs(mesh, len(left)), all_specs(mesh, len(right))[::-1], strict=False)
+        for a, b in strided(pairs, 3, len(left)):
             assert_close(results(lambda: st.matmul(on(mesh, a, x), on(mesh, b, y))), x @ y, False)  # noqa: B023
 
 
@@ -402,7 +407,8 @@ def test_a_matrix_by_its_own_transpose(dtype: str) -> None:
         x = array((rows, columns), dtype, 3)
         for mesh in (1,), (3,), (2, 2):
             grid = mesh_of(mesh, "numpy")
-            for spec, layout in itertools.product(all_specs(grid, 2), ["C", "F", "steps", "reversed"]):
+            ways = itertools.product(all_specs(grid, 2), ["C", "F", "steps", "reversed"])
+            for spec, layout in strided(ways, 5, rows + len(dtype)):
                 placed = on(grid, spec, x, layout)
                 assert_close(np.asarray(placed @ placed.T), x @ x.T, False)
                 assert_close(np.asarray(placed.T @ placed), x.T @ x, False)
@@ -493,19 +499,22 @@ def test_blocks_are_neither_long_nor_short(layout: str) -> None:
 # -- real sizes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sum", "mean", "var", "max", "argmin", "prod"])
+LARGE_ONES = ["sum", "mean", "var", "max", "argmin", "prod"]
+
+
+@pytest.mark.parametrize("name", LARGE_ONES)
 def test_large_reductions(name: str) -> None:
     x = np.random.default_rng(1).normal(size=(1500, 2100)).astype("float32")
     x = 1 + x / 4096 if name == "prod" else x
-    for mesh, layout in ((1,), "C"), ((3,), "F"), ((2, 2), "C"):
+    ways = itertools.product([((1,), "C"), ((3,), "F"), ((2, 2), "C")], [None, 0, 1])
+    for (mesh, layout), axis in strided(ways, 4, LARGE_ONES.index(name)):
         grid = mesh_of(mesh, "numpy")
         placed = on(grid, st.P(*grid.axis_names), x, layout)
-        for axis in None, 0, 1:
-            with counted(blocked_reduction) as found:
-                result = results(lambda: getattr(st, name)(placed, axis=axis))  # noqa: B023
-            assert max(found) > 1
-            wanted = getattr(np, name)(x if name in PICKS else x.astype("float64"), axis=axis)
-            np.testing.assert_allclose(result, wanted, rtol=0 if name in PICKS else 1e-4, atol=2e-4)
+        with counted(blocked_reduction) as found:
+            result = results(lambda: getattr(st, name)(placed, axis=axis))  # noqa: B023
+        assert max(found) > 1
+        wanted = getattr(np, name)(x if name in PICKS else x.astype("float64"), axis=axis)
+        np.testing.assert_allclose(result, wanted, rtol=0 if name in PICKS else 1e-4, atol=2e-4)
 
 
 def test_a_large_matrix_by_its_own_transpose() -> None:
@@ -538,7 +547,7 @@ def test_sums_of_rows_and_columns_are_precise(shape: tuple[int, ...]) -> None:
 
 
 LARGE = """
-import hashlib, itertools, json
+import hashlib, json, sys
 import numpy as np, threadpoolctl
 import shardtensor as st
 from shardtensor.interpreters.execution import plan_cache as running
@@ -562,7 +571,7 @@ calls = {
 }
 seen = {}
 for name, (call, wanted) in calls.items():
-    for number, blas in itertools.product((1, 2, 3, 7), (None, 1, 4)):
+    for number, blas in json.loads(sys.argv[1]):
         with st.set_num_threads(number), threadpoolctl.threadpool_limits(blas):
             running._cached_plan.cache_clear()
             try:
@@ -582,7 +591,9 @@ def large() -> dict[str, list[Any]]:
     process of its own, where BLAS has its default number of threads.
     """
     env = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")} | {"SHARDTENSOR_NUM_DEVICES": "4"}
-    code = [sys.executable, "-c", LARGE]
+    few = [(1, None), (7, None), (3, 4)]
+    pairs = list(itertools.product((1, 2, 3, 7), (None, 1, 4))) if all_of_them else few
+    code = [sys.executable, "-c", LARGE, json.dumps(pairs)]
     done = subprocess.run(code, capture_output=True, text=True, env=env, timeout=200, check=True)
     return json.loads(done.stdout)
 

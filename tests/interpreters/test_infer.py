@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ from shardtensor.interpreters.mutation.views import stand_in
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.draws import drawn
-from tests.layouts import array, everywhere, mesh_of
+from tests.layouts import USABLE, array, everywhere, mesh_of
 
 DATA_DEPENDENT = {"isin_sorted", "searchsorted_split", "take_along_axis", "take_along_split"}
 """Operators whose transfers depend on the elements, which are inferred as for elements in random order."""
@@ -54,14 +55,26 @@ def totals(*logs: st.TransferLog) -> Counter[Any]:
     return found
 
 
-@everywhere
+def examples(name: str, full: int) -> Callable[[Any], Any]:
+    """Sets the examples of an operator: in the fast tier three, of which the first one is the simplest, and two of
+    operators whose layouts follow from a pattern of subscripts. Operators have examples of their own.
+    """
+    settings = hypothesis.settings(max_examples=drawn(full, fast=2 if isinstance(OPS[name].rule, str) else 3))
+    return lambda test: hypothesis.seed(zlib.crc32(name.encode()))(settings(test))
+
+
+def some_backend(data: Any) -> str:
+    """Draws a backend, mostly one of those that have no library below them but NumPy."""
+    return str(data.draw(some.sampled_from(["numpy", "checked", *USABLE])))
+
+
 @pytest.mark.parametrize("name", OPERATORS)
-def test_inferred_layouts_and_transfers_are_those_of_the_eager_interpreter(name: str, backend: str) -> None:
-    @hypothesis.settings(max_examples=drawn(15))
+def test_inferred_layouts_and_transfers_are_those_of_the_eager_interpreter(name: str) -> None:
+    @examples(name, 60)
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         made = CASES[name](data)
-        operands = sharded_somehow(data, made, backend)
+        operands = sharded_somehow(data, made, some_backend(data))
         function = OPS[name].dispatch
         with st.transfers() as sent:
             wanted = outcome(lambda: made.run(function, operands))

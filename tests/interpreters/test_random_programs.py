@@ -17,6 +17,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from tests.cases import indices
 from tests.conftest import NO_TORCH
+from tests.draws import drawn
 from tests.layouts import MESHES, NAMES, array, on_host, shapes, specs
 
 NEEDS_TORCH = [pytest.mark.full, pytest.mark.skipif(bool(NO_TORCH), reason=NO_TORCH)]
@@ -144,7 +145,7 @@ def run_programs(examples: int, length: int, backends: tuple[str, ...], part: in
 @pytest.mark.slow
 @sets
 def test_programs(backends: tuple[str, ...]) -> None:
-    run_programs(120 if backends == ("numpy", "checked") else 15, 6, backends)
+    run_programs(drawn(120, fast=30) if backends == ("numpy", "checked") else drawn(15, fast=6), 6, backends)
 
 
 @pytest.mark.full

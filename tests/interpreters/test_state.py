@@ -792,7 +792,7 @@ def test_what_failed_before(program: str) -> None:
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=drawn(80))
+@hypothesis.settings(max_examples=drawn(80, fast=5))
 @hypothesis.given(data=some.data())
 def test_drawn_programs(data: Any) -> None:
     run_program(Draws(data), 15)
@@ -801,7 +801,8 @@ def test_drawn_programs(data: Any) -> None:
 @pytest.mark.slow
 @sets
 def test_programs(backends: tuple[str, ...]) -> None:
-    run_seeds(range(140) if backends == BACKENDS else range(5000, 5020), 40, backends)
+    first, count = (0, drawn(140, fast=24)) if backends == BACKENDS else (5000, drawn(20, fast=4))
+    run_seeds(range(first, first + count), 40, backends)
 
 
 @pytest.mark.full

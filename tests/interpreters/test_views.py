@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import tracemalloc
 import weakref
@@ -24,6 +25,7 @@ from shardtensor.backend.registry import load
 from shardtensor.core import OPS, bind
 from shardtensor.interpreters.execution.plan_cache import run
 from shardtensor.sharding.index import canonical
+from tests.draws import drawn
 from tests.layouts import (
     MESHES,
     USABLE,
@@ -36,6 +38,7 @@ from tests.layouts import (
     mesh_of,
     shapes,
     specs,
+    strided,
     values_of,
 )
 
@@ -177,26 +180,26 @@ def test_views_and_copies_are_numpys(look: str, backend: str) -> None:
     """Of new arrays and of views of them: later writes are visible in the same results as in NumPy, writes to results
     reach the same bases, copies stay as they are, and the same calls raise errors.
     """
-    for name, base in BASES.items():
-        for before, first in FIRST.items():
-            where = f"{look} of {before}, {name}"
-            a = base()
-            if (view := attempt(first, a)[0]) is None:
-                continue
-            wanted, refused = attempt(LOOKS[look], np, view)
-            x = put(a, backend)
-            found, error = attempt(LOOKS[look], st, first(x))
-            assert (error is None) == (refused is None), (where, error, refused)
-            if refused is not None:
-                assert kinds(error) & kinds(refused), (where, error, refused)
-                continue
-            assert_same(found, wanted, exact=True)
-            a[...] = x[...] = -7
+    cases = itertools.product(BASES.items(), FIRST.items())
+    for (name, base), (before, first) in strided(cases, 3, list(LOOKS).index(look) + (backend == "numpy")):
+        where = f"{look} of {before}, {name}"
+        a = base()
+        if (view := attempt(first, a)[0]) is None:
+            continue
+        wanted, refused = attempt(LOOKS[look], np, view)
+        x = put(a, backend)
+        found, error = attempt(LOOKS[look], st, first(x))
+        assert (error is None) == (refused is None), (where, error, refused)
+        if refused is not None:
+            assert kinds(error) & kinds(refused), (where, error, refused)
+            continue
+        assert_same(found, wanted, exact=True)
+        a[...] = x[...] = -7
+        np.testing.assert_array_equal(np.asarray(found), wanted, where)
+        if isinstance(wanted, np.ndarray):
+            wanted[...] = found[...] = 5
+            np.testing.assert_array_equal(np.asarray(x), a, where)
             np.testing.assert_array_equal(np.asarray(found), wanted, where)
-            if isinstance(wanted, np.ndarray):
-                wanted[...] = found[...] = 5
-                np.testing.assert_array_equal(np.asarray(x), a, where)
-                np.testing.assert_array_equal(np.asarray(found), wanted, where)
 
 
 def test_imaginary_parts_of_real_numbers_are_zeros_of_their_own(backend: str) -> None:
@@ -337,7 +340,7 @@ def chains(examples: int, length: int) -> None:
 
 @pytest.mark.slow
 def test_chains() -> None:
-    chains(250, 4)
+    chains(drawn(250, fast=60), 4)
 
 
 @pytest.mark.full
@@ -727,8 +730,9 @@ def test_copies_of_views_are_independent(way: str, backend: str) -> None:
     """Writes are visible in neither direction, whether the view was read before or not; and the same holds for copies
     of copies.
     """
+    case = list(COPIES).index(way)
     for name, look in SEEN.items():
-        for read in (False, True):
+        for read in strided((False, True), 2, (case := case + 1)):
             a = np.arange(24.0).reshape(6, 4)
             x = put(a, backend)
             view, wanted = look(x), look(a)
@@ -953,10 +957,11 @@ def by_value(name: str, x: st.ShardedTensor, params: tuple[Any, ...]) -> st.Shar
 
 
 def assert_views_lie_like_values(a: np.ndarray, meshes: list[tuple[int, ...]], every: int, backend: str) -> None:
+    turns = itertools.count()
     for mesh in meshes:
         for spec in all_specs(mesh_of(mesh, backend), a.ndim)[::every]:
             x = put(a, backend, mesh, spec)
-            for name, params in BY_VALUE:
+            for name, params in strided(BY_VALUE, 2, next(turns)):
                 where = (name, params, spec)
                 view, value = bind(OPS[name], (x,), params), by_value(name, x, params)
                 assert view.sharding == value.sharding, where
@@ -1006,13 +1011,14 @@ def test_views_of_uneven_shards_are_written_where_they_are(backend: str) -> None
 
 def test_all_backends_count_alike_what_views_move() -> None:
     """They count reads and writes, also where a shard is not a box of the view's shape."""
+    looks = [
+        *SEEN.values(),
+        *MOVING.values(),
+        lambda t: t.reshape(8, 9)[1:4, ::-2],
+        lambda t: t.reshape(-1)[3:41:4],
+    ]
     for count in (3, 4):
-        for look in (
-            *SEEN.values(),
-            *MOVING.values(),
-            lambda t: t.reshape(8, 9)[1:4, ::-2],
-            lambda t: t.reshape(-1)[3:41:4],
-        ):
+        for look in strided(looks, 2, count):
             records = []
             for backend in USABLE:
                 x = put(np.arange(72.0).reshape(12, 6), backend, (count,))

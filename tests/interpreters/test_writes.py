@@ -30,8 +30,10 @@ from shardtensor.interpreters.mutation import views as view_storages
 from shardtensor.interpreters.mutation import write_transaction, writes
 from shardtensor.testing import CheckedArray, CheckedBackend
 from shardtensor.testing.checked import _Namespace
+from tests.draws import drawn
 from tests.layouts import (
     READ_ONLY,
+    USABLE,
     all_specs,
     allocated,
     array,
@@ -41,6 +43,7 @@ from tests.layouts import (
     mesh_of,
     on_host,
     place_of,
+    strided,
     values_of,
 )
 from tests.spmd.test_scheduler import raised_at
@@ -61,6 +64,11 @@ def layouts(backend: str, ndim: int, every: int = 1) -> Iterator[st.NamedShardin
         mesh = mesh_of(shape, backend)
         for spec in all_specs(mesh, ndim)[::every]:
             yield st.NamedSharding(mesh, spec)
+
+
+def some_layouts(backend: str, ndim: int, every: int = 1, *, case: int = 0) -> Sequence[st.NamedSharding]:
+    """Returns these shardings, in the fast tier every third one; other numbers of cases and other backends have others."""
+    return strided(layouts(backend, ndim, every), 3, case + USABLE.index(backend))
 
 
 def attempt(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
@@ -133,7 +141,8 @@ def test_in_place_operators_are_numpys(name: str, backend: str) -> None:
     apply = IN_PLACE[name]
     dtypes = ["bool", "int8", "int64", "uint8", "float32", "float64", "complex128"]
     targets = itertools.cycle(layouts(backend, 2))
-    for mine, other in itertools.product(dtypes, [*dtypes, *SCALARS]):
+    pairs = itertools.product(dtypes, [*dtypes, *SCALARS])
+    for mine, other in strided(pairs, 3, list(IN_PLACE).index(name)):
         value = array((4, 4), mine, 1)
         y = SCALARS[other] if other in SCALARS else array((4, 4), other, 2)
         if name == "ipow" and not isinstance(y, np.ndarray | float | complex) and np.dtype(mine).kind in "iu" and y < 0:
@@ -182,7 +191,7 @@ def test_in_place_operators_on_views_and_items(name: str, backend: str) -> None:
     if name == "itruediv":
         a = a * 1.0
     y = np.array([1, 2, 1, 2])
-    for sharding in layouts(backend, 2, 2):
+    for sharding in some_layouts(backend, 2, 2, case=list(IN_PLACE).index(name)):
         for step in (
             lambda t, v: t.__setitem__(2, apply(t[2], v)),
             lambda t, v: t.__setitem__(slice(1, None, 2), apply(t[1::2], v)),
@@ -225,7 +234,7 @@ def test_operands_broadcast_to_what_is_written_and_not_the_other_way(
 ) -> None:
     a, y = np.ones(mine), np.array(array(other, "float64", 4))
     for operand in (y, put(y, backend), st.device_put(y, st.devices(backend)[6])):
-        for sharding in layouts(backend, len(mine)):
+        for sharding in some_layouts(backend, len(mine), case=len(other)):
             x = st.device_put(a, sharding)
             for apply in (
                 lambda t, v: operator.iadd(t, v),
@@ -251,7 +260,7 @@ def test_errors_in_the_middle_of_an_in_place_operator_leave_it_unchanged(backend
     for position in range(8):
         powers = np.full(8, 2)
         powers[position] = -1
-        for sharding in layouts(backend, 1):
+        for sharding in some_layouts(backend, 1, case=position):
             for write in (
                 lambda t, p: operator.ipow(t, p),
                 lambda t, p: operator.ipow(t[::-1], p),
@@ -312,10 +321,10 @@ REDUCED: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 def into_all_kinds(
-    into: Callable[[Any, Any, Any], Any], dtypes: Sequence[str], sources: Sequence[str], backend: str
+    into: Callable[[Any, Any, Any], Any], dtypes: Sequence[str], sources: Sequence[str], backend: str, case: int
 ) -> None:
     """Writes into tensors and views of several dtypes and layouts. The elements are NumPy's, or the error is and
-    nothing changes.
+    nothing changes. In the fast tier, a case has a part of the combinations, with all dtypes, views and sources.
     """
     a, b = array((4, 4), "float64", 1), array((4, 4), "float64", 2)
     targets, contexts = itertools.cycle(layouts(backend, 2)), itertools.cycle(layouts(backend, 2, 3))
@@ -326,7 +335,7 @@ def into_all_kinds(
         lambda t: t.reshape(2, 8).reshape(4, 4),
         lambda t: t[..., None].squeeze(-1),
     )
-    for dtype, look, source in itertools.product(dtypes, looks, sources):
+    for dtype, look, source in strided(itertools.product(dtypes, looks, sources), 5 - len(sources), case):
         c = np.ones((4, 4), dtype)
         z = st.device_put(c, next(targets))
         sharding, target = z.sharding, look(z)
@@ -349,18 +358,19 @@ def into_all_kinds(
 @pytest.mark.parametrize("into", INTO)
 def test_out_is_numpys(into: str, backend: str) -> None:
     dtypes = ("float64", "float32", "complex128", "int64", "bool")
-    into_all_kinds(INTO[into], dtypes, ("tensors", "tensor and host", "host"), backend)
+    into_all_kinds(INTO[into], dtypes, ("tensors", "tensor and host", "host"), backend, list(INTO).index(into))
 
 
 @pytest.mark.parametrize("into", REDUCED)
 def test_out_of_reductions_and_methods_is_numpys(into: str, backend: str) -> None:
     """The dtypes are those in which ``out`` does not change the result, since NumPy reduces in the dtype of ``out``."""
-    into_all_kinds(REDUCED[into], ("float64", "float32", "complex128"), ("tensors", "tensor and host"), backend)
+    dtypes, sources = ("float64", "float32", "complex128"), ("tensors", "tensor and host")
+    into_all_kinds(REDUCED[into], dtypes, sources, backend, list(REDUCED).index(into))
 
 
 def test_out_of_whole_numbers(backend: str) -> None:
     a = array((6, 4), "int64", 1)
-    for sharding in layouts(backend, 2):
+    for sharding in some_layouts(backend, 2):
         x, z, b = st.device_put(a, sharding), put(np.zeros(4, int), backend), np.zeros(4, int)
         for reduce in (
             lambda t, o: np.sum(t, axis=0, out=o), lambda t, o: t.max(axis=0, out=o), lambda t, o: t.prod(axis=0, out=o),
@@ -393,7 +403,7 @@ def test_out_is_what_comes_back(backend: str) -> None:
 @everywhere
 def test_out_is_wider_than_what_is_computed(backend: str) -> None:
     """The operands have fewer elements, or none; ``out`` has another dtype, or cannot be a view in the library."""
-    row, column = array((4,), "float32", 1), array((4, 1), "float64", 2)
+    row, column, turns = array((4,), "float32", 1), array((4, 1), "float64", 2), itertools.count(USABLE.index(backend))
     for into in (
         lambda t, p: np.sign(p(row), out=t),
         lambda t, p: np.add(p(row), p(column), out=t),
@@ -406,7 +416,7 @@ def test_out_is_wider_than_what_is_computed(backend: str) -> None:
         lambda t, p: t.reshape(-1).__setitem__([15, 0, 3, 3], p(row)),
     ):
         for sharding in layouts(backend, 2, 3):
-            for dtype in ("float32", "complex128"):
+            for dtype in strided(("float32", "complex128"), 2, next(turns)):
                 x, b = st.device_put(np.ones((4, 4), dtype), sharding), np.ones((4, 4), dtype)
                 into(b, lambda v: v)
                 into(x, lambda v: put(v, backend, (3,)))
@@ -458,7 +468,7 @@ def test_host_arrays_as_out(backend: str) -> None:
 @everywhere
 def test_out_that_is_read_too(backend: str) -> None:
     a = np.arange(16.0).reshape(4, 4)
-    for sharding in layouts(backend, 2):
+    for sharding in some_layouts(backend, 2):
         for into in (
             lambda t: np.matmul(t, t, out=t),
             lambda t: np.matmul(t.T, t, out=t),
@@ -528,9 +538,9 @@ OVERLAPS: dict[str, Write] = {
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_operands_that_overlap_what_is_written(overlap: str, backend: str) -> None:
-    a = np.arange(16.0).reshape(4, 4)
-    for sharding in layouts(backend, 2):
-        for dtype in ("float64", "int64"):
+    a, case = np.arange(16.0).reshape(4, 4), list(OVERLAPS).index(overlap)
+    for number, sharding in enumerate(some_layouts(backend, 2, case=case)):
+        for dtype in strided(("float64", "int64"), 2, number + case // 2):
             x, b = st.device_put(a.astype(dtype), sharding), a.astype(dtype)
             OVERLAPS[overlap](b)
             OVERLAPS[overlap](x)
@@ -557,7 +567,7 @@ def test_operands_that_overlap_what_is_written_everywhere(overlap: str, backend:
 
 def test_masks_that_are_what_is_written(backend: str) -> None:
     a = np.array([[True, False, True], [False, False, True]])
-    for sharding in layouts(backend, 2):
+    for sharding in some_layouts(backend, 2):
         for step in (
             lambda t: t.__setitem__(t, False),
             lambda t: t.__setitem__(t[:, ::-1], True),
@@ -662,31 +672,28 @@ def test_writes_never_show_in_other_handles(way: str, backend: str) -> None:
     the second, when each has memory of its own.
     """
     a = np.arange(24.0).reshape(6, 4) + 1
-    cases = itertools.cycle(WRITES.items())
-    for sharding in (
-        st.NamedSharding(mesh_of((4,), backend), st.P("x")),
-        st.NamedSharding(mesh_of((2, 2), backend), st.P(("y", "x"))),
-    ):
-        for name, write in WRITES.items():
-            KEPT.clear()
-            x = st.device_put(a, sharding)
-            others = SHARED[way](x)
-            everything = [x, *others, *KEPT]
-            values = [values_of(t) for t in everything]
-            writable = [i for i, t in enumerate(everything) if isinstance(t, st.ShardedTensor) and t.size]
-            for i in itertools.chain(writable, writable[:1]):
-                target = everything[i]
-                if not target.ndim:
-                    target = target[...]
-                if not target.ndim and name not in ("x += 1", "x[...] = 7"):
-                    continue
-                wanted = np.array(values[i], order="C")  # as every tensor counts
-                (write if target.ndim else WRITES["x[...] = 7"])(target)
-                (write if target.ndim else WRITES["x[...] = 7"])(wanted)
-                values[i] = wanted if target is everything[i] else values_of(everything[i])
-                for t, value in zip(everything, values, strict=True):
-                    np.testing.assert_array_equal(values_of(t), value, f"{name} to number {i} of {len(everything)}")
-            next(cases)
+    rows = st.NamedSharding(mesh_of((4,), backend), st.P("x"))
+    both = st.NamedSharding(mesh_of((2, 2), backend), st.P(("y", "x")))
+    cases = itertools.product((rows, both), WRITES.items())
+    for sharding, (name, write) in strided(cases, 3, list(SHARED).index(way)):
+        KEPT.clear()
+        x = st.device_put(a, sharding)
+        others = SHARED[way](x)
+        everything = [x, *others, *KEPT]
+        values = [values_of(t) for t in everything]
+        writable = [i for i, t in enumerate(everything) if isinstance(t, st.ShardedTensor) and t.size]
+        for i in itertools.chain(writable, writable[:1]):
+            target = everything[i]
+            if not target.ndim:
+                target = target[...]
+            if not target.ndim and name not in ("x += 1", "x[...] = 7"):
+                continue
+            wanted = np.array(values[i], order="C")  # as every tensor counts
+            (write if target.ndim else WRITES["x[...] = 7"])(target)
+            (write if target.ndim else WRITES["x[...] = 7"])(wanted)
+            values[i] = wanted if target is everything[i] else values_of(everything[i])
+            for t, value in zip(everything, values, strict=True):
+                np.testing.assert_array_equal(values_of(t), value, f"{name} to number {i} of {len(everything)}")
     KEPT.clear()
 
 
@@ -735,7 +742,7 @@ HOSTED: dict[str, Callable[[np.ndarray], tuple[Any, np.ndarray]]] = {
 @pytest.mark.parametrize("kind", HOSTED)
 def test_the_users_host_array_does_not_change(kind: str, backend: str) -> None:
     """A tensor may share the memory of the array; a write to the tensor is not visible there."""
-    for make in (
+    makes: tuple[Callable[[Any], Any], ...] = (
         lambda h: put(h, backend),
         lambda h: st.device_put(h, mesh_of((4,), backend), may_alias=True),
         lambda h: st.device_put(h, st.devices(backend)[2], may_alias=True),
@@ -745,17 +752,17 @@ def test_the_users_host_array_does_not_change(kind: str, backend: str) -> None:
         lambda h: st.device_put(h, mesh_of((4,), backend), may_alias=True)[...],
         lambda h: st.pmap(lambda i, w: w, [0], h)[0],
         lambda h: st.pmap(lambda p: p, [h], devices=st.devices(backend)[:1])[0],
-    ):
-        for write in WRITES.values():
-            held, given = HOSTED[kind](np.arange(24.0).reshape(6, 4))
-            x = make(given)
-            del given
-            before, wanted = np.array(held), np.array(x, order="C")
-            for _ in range(2):
-                write(x)
-                write(wanted)
-            assert_same(x, wanted, exact=True)
-            np.testing.assert_array_equal(np.asarray(held), before)
+    )
+    for make, write in strided(itertools.product(makes, WRITES.values()), 3, list(HOSTED).index(kind)):
+        held, given = HOSTED[kind](np.arange(24.0).reshape(6, 4))
+        x = make(given)
+        del given
+        before, wanted = np.array(held), np.array(x, order="C")
+        for _ in range(2):
+            write(x)
+            write(wanted)
+        assert_same(x, wanted, exact=True)
+        np.testing.assert_array_equal(np.asarray(held), before)
 
 
 @everywhere
@@ -1109,7 +1116,7 @@ def flat_memory(backend: str, count: int) -> None:
     rng = np.random.default_rng(3)
     a = np.arange(64.0).reshape(16, 4)
     x = put(a, backend)
-    random_writes(x, a, 200, rng)
+    random_writes(x, a, drawn(200, fast=100), rng)
     tracemalloc.start()
     random_writes(x, a, 100, rng)
     gc.collect()  # which empties Python's lists of free objects, too
@@ -1123,7 +1130,7 @@ def flat_memory(backend: str, count: int) -> None:
 
 
 def test_memory_is_flat_under_many_writes(backend: str) -> None:
-    flat_memory(backend, 4000 if backend == "numpy" else 800)
+    flat_memory(backend, drawn(4000, fast=600) if backend == "numpy" else drawn(800, fast=300))
 
 
 @pytest.mark.full
@@ -1201,7 +1208,7 @@ def test_ctrl_c_at_any_line_leaves_a_whole_value(write: str, held: bool, backend
     a, b = np.arange(40.0).reshape(10, 4), array((10, 4), "float64", 7) * 4
     wanted, found = a.copy(), set()
     FRAGILE[write](wanted, b)
-    for line in itertools.count(1):
+    for line in strided(range(1, 10_000), 2, held):
         x, y = put(a, backend, (4,)), put(b, backend, (4,))
         kept = x.addressable_shards[1].data if held else None
         place = raised_at(
@@ -1228,25 +1235,27 @@ def test_a_fault_in_the_middle_changes_nothing(write: str, held: bool, monkeypat
     a, b = np.arange(40.0).reshape(10, 4), array((10, 4), "float64", 7) * 4
     wanted = a.copy()
     FRAGILE[write](wanted, b)
-    for spec, number in itertools.product((st.P("x"), st.P(None, ("y", "x")), st.P()), range(1, 200)):
-        x, y = put(a, "checked", (2, 2), spec), put(b, "checked", (3,))
-        view = x[1:]
-        view + 1
-        kept = [s.data for s in x.addressable_shards] if held else None
-        with failing(monkeypatch, number) as calls, contextlib.suppress(Fault):
+    specs = (st.P("x"), st.P(None, ("y", "x")), st.P())
+    for spec in strided(specs, 3, list(FRAGILE).index(write) + 2 * held):
+        for number in strided(range(1, 200), 2, held):
+            x, y = put(a, "checked", (2, 2), spec), put(b, "checked", (3,))
+            view = x[1:]
+            view + 1
+            kept = [s.data for s in x.addressable_shards] if held else None
+            with failing(monkeypatch, number) as calls, contextlib.suppress(Fault):
+                FRAGILE[write](x, y)
+            if calls[0] < number:
+                assert_same(x, wanted)
+                break
+            value = np.asarray(x)
+            np.testing.assert_array_equal(value, a, f"{spec}, call {number}")
+            assert_same(view, a[1:], exact=True)
             FRAGILE[write](x, y)
-        if calls[0] < number:
             assert_same(x, wanted)
-            break
-        value = np.asarray(x)
-        np.testing.assert_array_equal(value, a, f"{spec}, call {number}")
-        assert_same(view, a[1:], exact=True)
-        FRAGILE[write](x, y)
-        assert_same(x, wanted)
-        assert_same(view, wanted[1:])
-        del kept
-    else:
-        raise AssertionError("more copies than this test thinks of")
+            assert_same(view, wanted[1:])
+            del kept
+        else:
+            raise AssertionError("more copies than this test thinks of")
 
 
 REFUSED: list[tuple[Callable[[Any], Any], type[Exception]]] = [
@@ -1302,7 +1311,7 @@ def test_what_does_not_fit_is_refused_as_numpy_does(number: int, backend: str) -
     a = np.arange(40).reshape(10, 4)
     with pytest.raises(kind):
         write(a.copy())
-    for sharding in layouts(backend, 2, 3):
+    for sharding in some_layouts(backend, 2, 3, case=number):
         x = st.device_put(a, sharding)
         for target in (x, x[...], x.T.T):
             with pytest.raises(kind):
@@ -1337,7 +1346,7 @@ def test_floating_point_errors_leave_a_whole_value(write: str, how: str, backend
     for zero_at in (0, 3, n // 2, n - 1):
         y = np.full(n, 4.0)
         y[zero_at] = 0
-        for sharding in layouts(backend, 1, 2):
+        for sharding in some_layouts(backend, 1, 2, case=min(zero_at, 5)):
             x, divisor = st.device_put(np.full(n, 9, dtype), sharding), st.device_put(y, sharding)
             with warnings.catch_warnings(), np.errstate(all="raise" if how == "errstate" else "warn"):
                 warnings.simplefilter("error" if how == "warnings" else "ignore")
@@ -1647,7 +1656,7 @@ def together(*tasks: Callable[[], Any], limit: float = 60) -> None:
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("kind", ["rows", "views", "columns", "items", "index arrays", "masks", "out=", "flat"])
 def test_writers_of_disjoint_parts_lose_nothing(kind: str, backend: str) -> None:
-    count, rounds = 6, 40
+    count, rounds = 6, drawn(40, fast=25)
     x = put(np.zeros((12, 6)), backend)
     masks = [np.arange(12)[:, None] % count == k for k in range(count)]
 

@@ -214,7 +214,7 @@ def some_call(data: Any, name: str, teams: Sequence[Sequence[int]]) -> tuple[Cal
 
 @pytest.mark.parametrize("name", sorted(ANSWERS))
 def test_any_call_agrees_with_numpy(name: str, backend: str) -> None:
-    @hypothesis.settings(max_examples=drawn(60))
+    @hypothesis.settings(max_examples=drawn(60, fast=9))
     @hypothesis.given(data=some.data())
     def check(data: Any) -> None:
         grid = data.draw(some.sampled_from(GRIDS))

@@ -64,7 +64,7 @@ def cut(value: Any, axis: int | None, k: int) -> Any:
     return value if axis is None else np.take(value, k, axis)
 
 
-@hypothesis.settings(max_examples=drawn(60))
+@hypothesis.settings(max_examples=drawn(60, fast=10))
 @hypothesis.given(data=some.data())
 def test_arrays_are_split_and_stacked_as_in_jax(backend: str, data: Any) -> None:
     count = data.draw(some.integers(1, 8))
@@ -401,7 +401,7 @@ def test_lists_of_different_shapes_gather(backend: str) -> None:
         st.pmap(lambda x: st.psum(x, "i"), items, axis_name="i", devices=row(backend))
 
 
-@hypothesis.settings(max_examples=drawn(40))
+@hypothesis.settings(max_examples=drawn(40, fast=8))
 @hypothesis.given(data=some.data())
 def test_lists_against_numpy(backend: str, data: Any) -> None:
     """The lists have any number of items, with and without devices of their own: sums, maxima, gathers and means are

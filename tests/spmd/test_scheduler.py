@@ -21,7 +21,6 @@ import tracemalloc
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -40,10 +39,9 @@ from shardtensor.spmd import helper_delays, launch, scheduler
 from shardtensor.spmd import program as programs
 from shardtensor.tensor import ownership
 from tests.conftest import Late
-from tests.draws import drawn
+from tests.draws import all_of_them, drawn
 from tests.layouts import array
-
-ROOT = Path(__file__).parents[2]
+from tests.scripts import ROOT, VARIABLES, close_servers, run_script  # noqa: F401 - close_servers works by being here
 
 Task = Callable[[programs.Program], Any]
 
@@ -88,12 +86,8 @@ def in_time(call: Callable[[], Any], seconds: float = 10) -> Any:
 
 def scripted(text: str, stdin: str = "", seconds: float = 60) -> str:
     """Returns the output of a script in a process of its own, which must end successfully and in time."""
-    head = "import os\nos.environ['SHARDTENSOR_NUM_DEVICES'] = '8'\nimport shardtensor as st\nimport numpy as np\n"
-    environment = {**os.environ, "SHARDTENSOR_BACKEND": "numpy", "PYTHONWARNINGS": "error"}
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", head + textwrap.dedent(text)],
-        input=stdin, capture_output=True, text=True, timeout=seconds, cwd=ROOT, env=environment, check=False,
-    )  # fmt: skip
+    head = "import os\nimport shardtensor as st\nimport numpy as np\n"
+    done = run_script(head + textwrap.dedent(text), stdin, seconds, **VARIABLES)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr.strip(), done.stderr
     return done.stdout
@@ -672,7 +666,8 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
     wanted = [6, 6] if nested else [3, 3]
     assert call() == wanted
     handler, hook, places, wrong = signal.getsignal(signal.SIGALRM), sys.breakpointhook, set(), []
-    for line in itertools.count(1, 7 if nested else 1):
+    step = (7 if nested else 1) * (1 if all_of_them or not (nested or helpers) else 2)
+    for line in itertools.count(1, step):
         with st.set_num_threads(1 + helpers):
             place = raised_at(line, ENGINE, call, signal.SIGALRM)
         if not place:
@@ -801,6 +796,7 @@ def test_signals_in_mapped_functions_are_handled_immediately(step: str, late: No
 )
 def test_interrupts_at_any_moment(cores: int, helper_delay: float, raised: str) -> None:
     """This includes moments between the scheduler's own steps, at which no program is active."""
+    turns = drawn(40, fast=16)
     said = scripted(f"""
         import faulthandler, random, signal, sys
         import shardtensor_numpy
@@ -831,7 +827,7 @@ def test_interrupts_at_any_moment(cores: int, helper_delay: float, raised: str) 
         items = [np.ones(3)] * 8
         st.pmap(work, items, axis_name="i")
         hits, threads, hook = 0, blas(), sys.breakpointhook
-        for _ in range(40):
+        for _ in range({turns}):
             faulthandler.dump_traceback_later(10, exit=True)
             try:
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 8e-3))
@@ -844,7 +840,7 @@ def test_interrupts_at_any_moment(cores: int, helper_delay: float, raised: str) 
             assert signal.getsignal(signal.SIGALRM) is interrupt
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
             assert (blas(), sys.breakpointhook, st.current_device()) == (threads, hook, None)
-        print(hits > 5)
+        print(hits > {turns} // 8)
     """)
     assert said == "True\n"
 
@@ -1266,6 +1262,7 @@ def test_a_fork_in_another_thread_during_a_map() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_in_the_context_of_a_program_that_has_ended() -> None:
     """The child has no map to end."""
+    step = 1 if all_of_them else 3
     done = scripted(f"""
         {textwrap.indent(FORKED, " " * 8).strip()}
         import contextvars
@@ -1287,9 +1284,9 @@ def test_a_fork_in_the_context_of_a_program_that_has_ended() -> None:
             contexts = []
             shardtensor_numpy.NumPyBackend.helper_delay = helper_delay
             assert st.pmap(fn, [1, 2, 3], axis_name="i") == [6, 6, 6]
-            print([context.run(code) for context in contexts])
+            print([context.run(code) for context in contexts[::{step}]])
     """)
-    assert done == f"{[0] * 9}\n" * 2
+    assert done == f"{[0] * (9 // step)}\n" * 2
 
 
 def many_collectives(count: int) -> None:
@@ -1323,7 +1320,7 @@ def many_collectives(count: int) -> None:
 
 @pytest.mark.slow
 def test_many_collectives_in_flat_memory() -> None:
-    many_collectives(5000)
+    many_collectives(drawn(5000, fast=1500))
 
 
 @pytest.mark.full
@@ -1529,7 +1526,10 @@ def test_c_stacks_of_programs_end_in_those_of_their_callers() -> None:
     """Torch's errors, profilers and debuggers read C stacks. A stack that an earlier map has left there crashes the
     process.
     """
-    scripted("""
+    seeds = drawn(40, fast=12)
+    scripted(
+        f"    SEEDS = {seeds}"
+        """
     import ctypes, functools, random, sys, threading, time
 
     unwind = ctypes.CDLL(None).backtrace
@@ -1633,19 +1633,22 @@ def test_c_stacks_of_programs_end_in_those_of_their_callers() -> None:
     bottom = bottoms[0][:3]
     with st.set_num_threads(1):
         for fn in (lambda x: check(), collective, nested, failing, profiled):
-            for seed in range(40):
+            for seed in range(SEEDS):
                 deep(lambda: [mapped(fn) for _ in range(2)], seed)  # the second one has the workers of the first
-    assert len(helped) > 12000 and not any(helped)
+    assert len(helped) > 300 * SEEDS and not any(helped)
     with st.set_num_threads(4):
         for seed in range(10):
             deep(lambda: mapped(slow), seed)
     assert sum(helped) > 40
-    """)
+    """
+    )
 
 
 def test_threads_that_map_once_leave_nothing() -> None:
     """Servers start many such threads."""
-    scripted("""
+    scripted(
+        f"    COUNT = {drawn(100, fast=40)}"
+        """
     import gc, threading, tracemalloc
 
     def nested(x):
@@ -1673,10 +1676,11 @@ def test_threads_that_map_once_leave_nothing() -> None:
     kept(5)
     tracemalloc.start()
     objects, size = kept(5)
-    more_objects, more_size = kept(100)
+    more_objects, more_size = kept(COUNT)
     assert more_objects - objects < 5, more_objects - objects  # greenlet lets go of the last thread's a bit later
-    assert more_size - size < 100 * 200, more_size - size
-    """)
+    assert more_size - size < COUNT * 200, more_size - size
+    """
+    )
 
 
 # -- recursion -------------------------------------------------------------------------------------

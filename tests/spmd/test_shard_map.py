@@ -16,6 +16,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.sharding.layout import offsets
 from shardtensor.spmd import outputs
+from tests import draws
 from tests.layouts import (
     DTYPES,
     READ_ONLY,
@@ -71,7 +72,8 @@ def whole_of(block: Any, spec: st.P) -> Any:
 
 def drawn(check: Callable[[Any], None], examples: int = 50) -> None:
     """Runs a check with data of hypothesis (which does not accept a test with a fixture of function scope)."""
-    hypothesis.settings(max_examples=examples)(hypothesis.given(data=some.data())(check))()
+    count = draws.drawn(examples, fast=examples // 5)
+    hypothesis.settings(max_examples=count)(hypothesis.given(data=some.data())(check))()
 
 
 def some_layout(data: Any, backend: str) -> tuple[np.ndarray, st.Mesh, st.P]:

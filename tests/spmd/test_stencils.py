@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as draws
 
 import shardtensor as st
 from shardtensor import P
 from shardtensor.functions import differences
+from tests.draws import drawn
 from tests.interpreters.test_infer import totals
-from tests.layouts import everywhere, mesh_of
+from tests.layouts import everywhere, mesh_of, strided
 
 MODES = {"periodic": "wrap", "reflect": "symmetric", "nearest": "edge"}
 
@@ -41,6 +42,7 @@ def padded(x: Any, depth: Sequence[int], boundary: Any) -> Any:
 
 
 @everywhere
+@settings(max_examples=drawn(100, fast=10))
 @given(data=draws.data())
 def test_layouts(backend: str, data: Any) -> None:
     shape = tuple(data.draw(draws.lists(draws.integers(1, 9), min_size=1, max_size=3), "shape"))
@@ -178,6 +180,7 @@ def test_errors(arguments: Any, error: type[Exception], text: str) -> None:
 
 
 @everywhere
+@settings(max_examples=drawn(100, fast=12))
 @given(data=draws.data())
 def test_convolutions(backend: str, data: Any) -> None:
     n, m = data.draw(draws.integers(1, 40), "n"), data.draw(draws.integers(1, 12), "m")
@@ -264,17 +267,16 @@ def test_products_of_polynomials_have_no_products_beyond_the_ends(backend: str, 
 def test_convolutions_of_short_shards_have_numpys_bits(count: int, dtype: str) -> None:
     rng = np.random.default_rng(count)
     where = st.NamedSharding(mesh_of((count,), "numpy"), st.P("x"))
-    for n in (5, 7, 11):
-        for m in range(1, n + 1):
-            a, v = [
-                (100 * (rng.normal(size=k) + (1j * rng.normal(size=k) if "c" in dtype else 0))).astype(dtype)
-                for k in (n, m)
-            ]
-            for mode in ("full", "same", "valid"):
-                for name in ("convolve", "correlate"):
-                    with st.transfers():
-                        found = np.asarray(getattr(st, name)(st.device_put(a, where), v, mode))
-                    assert found.tobytes() == getattr(np, name)(a, v, mode).tobytes(), (n, m, mode, name)
+    sizes = [(n, m) for n in (5, 7, 11) for m in range(1, n + 1)]
+    ways = itertools.product(sizes, ("full", "same", "valid"), ("convolve", "correlate"))
+    for (n, m), mode, name in strided(ways, 5, count + ["f4", "f8", "c16", "i4"].index(dtype)):
+        a, v = [
+            (100 * (rng.normal(size=k) + (1j * rng.normal(size=k) if "c" in dtype else 0))).astype(dtype)
+            for k in (n, m)
+        ]
+        with st.transfers():
+            found = np.asarray(getattr(st, name)(st.device_put(a, where), v, mode))
+        assert found.tobytes() == getattr(np, name)(a, v, mode).tobytes(), (n, m, mode, name)
 
 
 def test_a_convolution_sends_only_elements_that_devices_need() -> None:

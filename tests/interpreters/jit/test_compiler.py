@@ -27,8 +27,10 @@ import shardtensor as st
 from shardtensor.errors import BackendError
 from shardtensor.interpreters.jit import c_executor, compiler, kernel_files
 from shardtensor.interpreters.jit.c_source import c_source
-from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.kernel import KernelBuilder
+from tests.draws import drawn
 from tests.interpreters.jit.random_kernels import assert_same
+from tests.interpreters.jit.sums import plus, run
 from tests.spmd.test_scheduler import in_time
 from tests.timing import within
 
@@ -38,29 +40,11 @@ CODE = """
 import json, os, sys
 import numpy as np
 from shardtensor.interpreters.jit import c_executor, compiler, kernel_files
-from tests.interpreters.jit.test_compiler import plus, run
+from tests.interpreters.jit.sums import plus, run
 import logging
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
 print(json.dumps(run(plus(7))))
 """
-
-
-def plus(count: int) -> Kernel:
-    """x + x + x …"""
-    k = KernelBuilder(1)
-    x = value = k.input("f4", (True,))
-    for _ in range(count):
-        value = k.call("add", value, x)
-    k.output(value)
-    return k.build()
-
-
-def run(kernel: Kernel) -> float:
-    """Compiles a kernel anew, as a new process would, and runs it on ones."""
-    c_executor._known.pop(kernel, None)
-    out = np.empty(3, "f4")
-    c_executor.compile_kernels([kernel])[kernel].run((3,), [np.ones(3, "f4")], [out])
-    return float(out[1])
 
 
 @pytest.fixture
@@ -125,7 +109,7 @@ def test_libraries_of_other_texts_compilers_and_cpus_have_other_names(monkeypatc
     "size", [pytest.param(0, marks=pytest.mark.full), 1000, pytest.param(-1, marks=pytest.mark.full)]
 )
 def test_a_truncated_library_is_compiled_again(size: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from tests.interpreters.jit.test_compiler import plus, run; assert run(plus(3)) == 4"
+    code = "from tests.interpreters.jit.sums import plus, run; assert run(plus(3)) == 4"
     subprocess.run([sys.executable, "-c", code], check=True)  # This process must not have loaded the library.
     (path,) = kept(home)
     whole = path.read_bytes()
@@ -414,7 +398,7 @@ import sys
 from shardtensor.interpreters.jit import kernel_files
 kernel_files.MOST_BYTES = 5 * (1000 + 32)
 kernels = kernel_files.find_kernels()
-for k in range(300):
+for k in range(COUNT):
     key = str(k % 9)
     kernels.keep(key, key.encode() * 1000)
     for other in range(9):
@@ -426,7 +410,7 @@ for k in range(300):
 def test_processes_write_and_remove_at_the_same_time(home: Path) -> None:
     both = [
         subprocess.Popen(
-            [sys.executable, "-c", "import logging; logging.basicConfig(level=20)\n" + WRITES],
+            [sys.executable, "-c", f"COUNT = {drawn(300, fast=120)}\nimport logging; logging.basicConfig(level=20)\n{WRITES}"],
             env={**os.environ, "XDG_CACHE_HOME": str(home)}, stderr=subprocess.PIPE, text=True,
         ) for _ in range(2)
     ]  # fmt: skip
@@ -512,9 +496,10 @@ def test_compilers_in_the_background_end_with_the_interpreter(slow_compiler: Pat
     code = """
 import pathlib, time
 from shardtensor.interpreters.jit import c_executor
-from tests.interpreters.jit.test_compiler import number_in, plus
+from tests.interpreters.jit.sums import plus
 c_executor.submit([plus(3)])
-number_in(pathlib.Path(%r))
+while not ((pids := pathlib.Path(%r)).exists() and pids.read_text().split()):
+    time.sleep(0.01)
 """
     environment = {**os.environ, "TMPDIR": str(home / "tmp")}
     subprocess.run([sys.executable, "-c", code % str(slow_compiler)], env=environment, check=True, timeout=60)

@@ -23,6 +23,7 @@ from shardtensor.interpreters.jit.launches import COST, GRAPHS, SEEN, Graphs, ke
 from tests import fakecupy
 from tests.backends.test_cupy import Machine, machine
 from tests.conftest import NO_GPU
+from tests.draws import drawn
 from tests.fakecupy import kernels, world
 from tests.interpreters.jit.random_programs import Case
 from tests.interpreters.jit.test_devices import near, smoothed
@@ -589,7 +590,8 @@ def test_captures_of_two_threads_take_turns(gpu: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "count"), [(0, 12), *[pytest.param(k, 100, marks=pytest.mark.full) for k in range(1000, 2000, 100)]]
+    ("first", "count"),
+    [(0, drawn(12, fast=4)), *[pytest.param(k, 100, marks=pytest.mark.full) for k in range(1000, 2000, 100)]],
 )
 def test_random_programs_are_eager_modes(first: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[bool] = []

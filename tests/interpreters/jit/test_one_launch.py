@@ -16,6 +16,7 @@ from shardtensor.interpreters.jit.cuda_executor import CudaKernel
 from shardtensor.interpreters.jit.one_launch import OneLaunch
 from shardtensor.tensor.pytree import leaves
 from tests.backends.test_cupy import Machine
+from tests.draws import all_of_them
 from tests.fakecupy import world
 from tests.interpreters.jit.test_devices import near
 from tests.interpreters.jit.test_graphs import (
@@ -289,7 +290,11 @@ def random_program(draw: random.Random) -> Callable[[Any, Any, Any], list[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("first", "count"), [(0, 4), *[pytest.param(k, 100, marks=pytest.mark.full) for k in range(1000, 1500, 100)]]
+    ("first", "count"),
+    [
+        (0, 4) if all_of_them else (3, 1),
+        *[pytest.param(k, 100, marks=pytest.mark.full) for k in range(1000, 1500, 100)],
+    ],
 )
 def test_random_programs(first: int, count: int, any_gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are kept and dropped at random, operands and numbers change, and all that is kept stays what it was."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,10 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.core import OPS
 from shardtensor.tensor.pytree import leaves
+from tests import draws
 from tests.cases import CASES, sharded_somehow
 from tests.interpreters.recording import jacobi, write_views
-from tests.interpreters.test_infer import DATA_DEPENDENT, layouts, split, step, totals
+from tests.interpreters.test_infer import DATA_DEPENDENT, examples, layouts, some_backend, split, step, totals
 from tests.interpreters.test_recording import COLLECTIVES, MAPS, drawn, others, steps
 from tests.layouts import array, everywhere, mesh_of
 
@@ -47,14 +49,13 @@ def agrees(fn: Callable[..., Any], *args: Any, times: int = 2) -> Callable[..., 
     return traced
 
 
-@everywhere
 @pytest.mark.parametrize("name", sorted(set(CASES) - ESCAPES))
-def test_every_operator(name: str, backend: str) -> None:
-    @hypothesis.settings(max_examples=5)
+def test_every_operator(name: str) -> None:
+    @examples(name, 20)
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         made = CASES[name](data)
-        operands = sharded_somehow(data, made, backend)
+        operands = sharded_somehow(data, made, some_backend(data))
 
         def call(*xs: Any) -> Any:
             return made.run(OPS[name].dispatch, list(xs))
@@ -115,14 +116,14 @@ def test_maps(name: str, backend: str) -> None:
         agrees(f, x)
 
 
-@everywhere
 @pytest.mark.parametrize("name", sorted(set(CASES) - ESCAPES)[::3])
-def test_transfers_are_those_of_eager_mode_and_of_the_costs(name: str, backend: str) -> None:
-    @hypothesis.settings(max_examples=2)
+def test_transfers_are_those_of_eager_mode_and_of_the_costs(name: str) -> None:
+    @hypothesis.seed(zlib.crc32(name.encode()))
+    @hypothesis.settings(max_examples=draws.drawn(8))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
         made = CASES[name](data)
-        operands = sharded_somehow(data, made, backend)
+        operands = copied(sharded_somehow(data, made, some_backend(data)))  # Views are read in either mode at its time.
         call = lambda *xs: made.run(OPS[name].dispatch, list(xs))  # noqa: E731
         traced = st.jit(call)
         with warnings.catch_warnings(), np.errstate(all="ignore"):

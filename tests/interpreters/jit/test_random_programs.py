@@ -13,13 +13,14 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.interpreters.jit import groups
+from tests.draws import drawn
 from tests.interpreters.jit.random_programs import STEPS, run_seeds, run_step
 from tests.interpreters.test_infer import totals
 from tests.layouts import MESHES, array, mesh_of, specs
 
 
 @pytest.mark.parametrize("fuses", [False, True], ids=["one by one", "fused"])
-@pytest.mark.parametrize("examples", [pytest.param(40), pytest.param(3000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [drawn(40, fast=8), pytest.param(3000, marks=pytest.mark.full)])
 def test_drawn_programs(examples: int, fuses: bool, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "LEAST", 1 if fuses else 1 << 30)
 
