@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tests import draws
@@ -15,7 +15,9 @@ def pairwise(*dimensions: Sequence[Any]) -> list[tuple[Any, ...]]:
     """
     if draws.all_of_them:
         return list(itertools.product(*dimensions))
-    return [tuple([values[i] for values, i in zip(dimensions, row, strict=True)]) for row in rows(*map(len, dimensions))]
+    return [
+        tuple([values[i] for values, i in zip(dimensions, row, strict=True)]) for row in rows(*map(len, dimensions))
+    ]
 
 
 def rows(*counts: int) -> list[tuple[int, ...]]:
@@ -44,3 +46,11 @@ def _new(left: dict[Any, None], row: dict[int, int], column: int, index: int) ->
 def _uses(found: list[tuple[int, ...]], column: int, index: int) -> int:
     """Returns how often an index of a column occurs."""
     return sum(row[column] == index for row in found)
+
+
+def spread(values: Iterable[Any], step: int, start: int = 0) -> list[Any]:
+    """Returns all values with ``--full``, else every ``step``-th.
+
+    Of a product, these contain every value, and most groups of values, if ``step`` and its lengths have no common divisor.
+    """
+    return list(values) if draws.all_of_them else list(itertools.islice(values, start % step, None, step))

@@ -20,24 +20,33 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import hypothesis
 import numpy as np
 import pytest
 
 from shardtensor.backend import Device, references, registry
 from shardtensor.errors import BackendError
-from shardtensor.testing import BackendTests, CheckedBackend
+from shardtensor.testing import BackendTests, CheckedBackend, base
 from shardtensor.testing.ordering import ORDERED
+from tests.draws import drawn
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_backend.md").read_text()
 
 
-class TestNumPy(BackendTests):
+class Few(BackendTests):
+    """In the fast tier two calls of each operator, of which test_operators draws more."""
+
+    def sweep(self, body: Callable[[Any], None], examples: int | None = None) -> None:
+        super().sweep(body, examples or drawn(self.examples, fast=2))
+
+
+class TestNumPy(Few):
     backend = "numpy"
-    examples = 5  # test_operators draws more
+    examples = 5
 
 
-class TestChecked(BackendTests):
+class TestChecked(Few):
     backend = "checked"
     examples = 5
 
@@ -96,6 +105,9 @@ def test_the_page_works(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH")]))
     (project / "lazy_devices.py").unlink()  # the installed module is the one that runs
+    (project / "conftest.py").write_text(
+        f"from shardtensor.testing import BackendTests\nBackendTests.examples = {drawn(BackendTests.examples, fast=2)}\n"
+    )
     for command in (["try_lazy.py"], ["-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_lazy.py"]):
         command = [sys.executable, *command]
         done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=project)
@@ -431,7 +443,12 @@ made = functools.cache(lambda backend: backend())  # one instance each: the libr
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendTests]:
-    """Returns a function that creates a suite for a backend of that class, registered during the test."""
+    """Returns a function that creates a suite for a backend of that class, registered during the test.
+
+    Failures, which are expected, are not simplified.
+    """
+
+    monkeypatch.setattr(base, "PROFILE", hypothesis.settings(base.PROFILE, phases=[hypothesis.Phase.generate]))
 
     def kit(backend: type[Any], **attributes: Any) -> BackendTests:
         monkeypatch.setitem(registry._loaded, backend.name, made(backend))
@@ -531,7 +548,7 @@ def everything(kit: BackendTests) -> Iterator[tuple[str, tuple[Any, ...]]]:
 @pytest.mark.parametrize("backend", [WithoutDoubles, OneDevice])
 def test_backends_with_fewer_features_pass(backend: type[Any], use: Callable[..., BackendTests]) -> None:
     """Without a dtype, or with only one device, the rest is tested."""
-    kit = use(backend, examples=3)
+    kit = use(backend, examples=drawn(3, fast=2))
     skipped = []
     for name, arguments in everything(kit):
         try:
