@@ -191,8 +191,10 @@ def test_many_counters(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(found, host[:rows].sum(axis=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("spec", [("d", None), (None, "d"), ("d", "e")])
-@pytest.mark.parametrize("name", ["sum", "mean", "var"])
+SPLIT = (("d", None), (None, "d"), ("d", "e"))
+
+
+@pytest.mark.parametrize(("name", "spec"), spread(itertools.product(("sum", "mean", "var"), SPLIT), 2))
 def test_logical_devices_have_the_bits_of_gpus(
     name: str, spec: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,10 +207,12 @@ def test_logical_devices_have_the_bits_of_gpus(
             mesh = st.Mesh(np.array(m.devices, object).reshape(shape), tuple(axes))
             x = st.device_put(host, st.NamedSharding(mesh, st.P(*spec)))
             for axis in (None, 0, 1):
-                getattr(x, name)(axis=axis)
+                counted = gpus == 1 and name == "sum" and "e" not in spec
+                if counted:
+                    getattr(x, name)(axis=axis)
                 names = launched(patch)
                 made = getattr(x, name)(axis=axis)
-                if gpus == 1 and name == "sum" and "e" not in spec:
+                if counted:
                     assert [n for n in names if n != "combined"] == [n for n in names if "shardtensor_sum" in n]
                     assert len(names) <= 2
                 found.append(np.asarray(made))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.selection import CANDIDATES, rounds
 from shardtensor.functions.split_search import isin_sorted, searchsorted_split
 from shardtensor.sharding.layout import offsets
-from tests.layouts import assert_same, everywhere, mesh_of
+from tests.layouts import USABLE, assert_same, everywhere, mesh_of
+from tests.pairs import spread
 
 N = 9_001
 
@@ -344,12 +346,13 @@ def test_bytes_of_a_median(devices: int) -> None:
 @everywhere
 def test_both_results_of_topk_have_the_same_layout(backend: str) -> None:
     """Of few and most elements, gathered ones and those of sorted lines."""
-    for mesh, spec in [((6,), P("x")), ((2, 3), P(("y", "x"))), ((2, 3), P("y"))]:
-        for n, k in [(5, 2), (9_000, 0), (9_000, 3), (9_000, 5_000), (9_000, 9_000)]:
-            x = st.device_put(np.arange(n) % 1000 * 1.0, st.NamedSharding(mesh_of(mesh, backend), spec))
-            found = st.topk(x, k)
-            inferred = st.eval_shape(lambda x, k=k: tuple(st.topk(x, k)), x)
-            assert {one.sharding for one in (*found, *inferred)} == {x.sharding}
+    layouts = [((6,), P("x")), ((2, 3), P(("y", "x"))), ((2, 3), P("y"))]
+    counts = [(5, 2), (9_000, 0), (9_000, 3), (9_000, 5_000), (9_000, 9_000)]
+    for (mesh, spec), (n, k) in spread(itertools.product(layouts, counts), 2, USABLE.index(backend)):
+        x = st.device_put(np.arange(n) % 1000 * 1.0, st.NamedSharding(mesh_of(mesh, backend), spec))
+        found = st.topk(x, k)
+        inferred = st.eval_shape(lambda x, k=k: tuple(st.topk(x, k)), x)
+        assert {one.sharding for one in (*found, *inferred)} == {x.sharding}
 
 
 @pytest.mark.parametrize("backend", ["numpy", "checked", "grouped", "torch", "cupy"], indirect=True)
@@ -439,9 +442,8 @@ def test_indices_of_long_lines_of_the_host(dtype: str) -> None:
         if dtype[0] == "f":
             host[:, ::5] = np.nan
             host[host == 0] = -0.0
-        for x in (host, host.T, host[0]):
-            for axis in range(x.ndim):
-                for descending in (False, True):
-                    wanted = order_of(x, axis, descending)
-                    found = st.argsort(st.asarray(x), axis=axis, descending=descending)
-                    np.testing.assert_array_equal(np.asarray(found), wanted)
+        lines = [(host, 0), (host, 1), (host.T, 0), (host.T, 1), (host[0], 0)]
+        for (x, axis), descending in spread(itertools.product(lines, (False, True)), 3, len(dtype) + (different > 3)):
+            wanted = order_of(x, axis, descending)
+            found = st.argsort(st.asarray(x), axis=axis, descending=descending)
+            np.testing.assert_array_equal(np.asarray(found), wanted)

@@ -203,19 +203,40 @@ def test_jit_computes_the_same(kind: str) -> None:
 OTHERS = ("bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", *KINDS)
 
 
+WIDER = {"float16": "float32", "float32": "float32", "float64": "float64", "complex64": "complex64"}
+
+
+def promoted(kind: str, other: Any) -> str | None:
+    """Returns the common dtype of a small float and another kind of number, or None if there is none."""
+    if other in KINDS:
+        return kind if other == kind else None
+    if other in WIDER:
+        return WIDER[other] if kind == "bfloat16" else None
+    return kind
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("other", [*OTHERS, bool, int, float])
 @pytest.mark.parametrize("kind", KINDS)
 def test_promotion_is_that_of_jax(kind: str, other: Any) -> None:
     jnp = pytest.importorskip("jax.numpy")
     jax = pytest.importorskip("jax")
-    x = put(np.ones(4), "numpy", small_float(kind))
-    python = other(1) if isinstance(other, type) else None
     with jax.enable_x64(True):
         try:
-            right = python if python is not None else jnp.ones(4, other)
-            wanted = np.dtype((jnp.ones(4, kind) + right).dtype)
+            right = other(1) if isinstance(other, type) else jnp.ones(4, other)
+            wanted = str(np.dtype((jnp.ones(4, kind) + right).dtype))
         except ValueError:  # TypePromotionError, which has no public name
             wanted = None
+    assert promoted(kind, other) == wanted
+
+
+@pytest.mark.parametrize("other", [*OTHERS, bool, int, float])
+@pytest.mark.parametrize("kind", KINDS)
+def test_promotion(kind: str, other: Any) -> None:
+    """It is that of JAX, with which the test above compares the table."""
+    x = put(np.ones(4), "numpy", small_float(kind))
+    python = other(1) if isinstance(other, type) else None
+    wanted = promoted(kind, other)
     y = python if python is not None else put(np.ones(4), "numpy", small_float(other) if other in KINDS else other)
     if wanted is None:
         for call in (lambda: x + y, lambda: st.result_type(x, y)):
