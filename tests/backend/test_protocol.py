@@ -580,39 +580,16 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> str:
     return os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH")]))
 
 
-def run_with_plugin(path: str, code: str) -> None:
-    head = """
-        import numpy as np, shardtensor as st
-        from shardtensor.backend.registry import load
-        mesh = st.Mesh(st.devices("pebble"), ("x",))
-        def same(x, wanted):
-            np.testing.assert_array_equal(np.asarray(x), wanted)
-        def placed(value, *spec, mesh=mesh):
-            return st.device_put(value, st.NamedSharding(mesh, st.P(*spec)))
-        a = np.arange(35.0).reshape(5, 7)
-    """
-    done = run(textwrap.dedent(head) + textwrap.dedent(code), PYTHONPATH=path, SHARDTENSOR_NUM_DEVICES="4")
-    assert done.returncode == 0, done.stderr
-
-
-def test_third_party_backend_is_found(third_party: str) -> None:
-    run_with_plugin(
-        third_party,
-        """
+THIRD_PARTY = {
+    "is found": """
         assert {"checked", "numpy", "pebble"} <= set(st.backend_names()), st.backend_names()
         devices = st.devices("pebble")
         assert [str(d) for d in devices] == ["pebble:0", "pebble:1", "pebble:2"]
         assert devices[0].kind == "stone"
         assert st.num_shards("pebble") == 3
         assert load("pebble").memory_info(devices[0]) is None
-        """,
-    )
-
-
-def test_third_party_backend_computes(third_party: str) -> None:
-    run_with_plugin(
-        third_party,
-        """
+    """,
+    "computes": """
         for spec in [("x",), (None, "x"), ()]:
             x = placed(a, *spec)
             assert all(type(s.data).__name__ == "Pebble" for s in x.addressable_shards)
@@ -627,14 +604,8 @@ def test_third_party_backend_computes(third_party: str) -> None:
                 same(x @ placed(a.T.copy(), *other), a @ a.T)
         x = placed(a, "x")
         assert (x @ x.T).sharding.mesh == mesh
-        """,
-    )
-
-
-def test_third_party_backend_transfers(third_party: str) -> None:
-    run_with_plugin(
-        third_party,
-        """
+    """,
+    "transfers": """
         crossings = load("pebble").crossings
         x = placed(a, "x")
         crossings.clear()
@@ -647,14 +618,8 @@ def test_third_party_backend_transfers(third_party: str) -> None:
         crossings.clear()
         same(st.reshard(y, st.NamedSharding(mesh, st.P(None, "x"))), a)
         assert not crossings
-        """,
-    )
-
-
-def test_third_party_backend_maps(third_party: str) -> None:
-    run_with_plugin(
-        third_party,
-        """
+    """,
+    "maps": """
         parts = st.shard(a, devices=st.devices("pebble"))
         seen = []
         def square(x):
@@ -667,14 +632,8 @@ def test_third_party_backend_maps(third_party: str) -> None:
         roots = st.pmap(np.sqrt, squares, donate=True)
         same(st.unshard(roots), a)
         same(st.smap(lambda x: x + 1, a, axes=0, devices=st.devices("pebble")), a + 1)
-        """,
-    )
-
-
-def test_third_party_backend_mixes_with_others(third_party: str) -> None:
-    run_with_plugin(
-        third_party,
-        """
+    """,
+    "mixes with others": """
         here, there = placed(a, "x"), placed(a + 1, "x", mesh=st.make_mesh((4,), ("x",), devices=st.devices("numpy")))
         for x, y in [(here, there), (there, here)]:
             z = x + y
@@ -691,8 +650,36 @@ def test_third_party_backend_mixes_with_others(third_party: str) -> None:
         raw = load("pebble").from_host(a, st.devices("pebble")[0])
         same(here - raw, 0 * a)
         same(st.asarray(raw), a)
-        """,
-    )
+    """,
+}
+"""What the plugin is tested with."""
+
+
+def test_third_party_backend(third_party: str) -> None:
+    """Each program runs in a process of its own, which begins after the library was imported."""
+    head = """
+        import os, sys, numpy as np, shardtensor as st
+        from shardtensor.backend.registry import load
+        def same(x, wanted):
+            np.testing.assert_array_equal(np.asarray(x), wanted)
+        def placed(value, *spec, mesh=None):
+            return st.device_put(value, st.NamedSharding(mesh or globals()["mesh"], st.P(*spec)))
+        a = np.arange(35.0).reshape(5, 7)
+    """
+    programs = {name: textwrap.dedent(code) for name, code in THIRD_PARTY.items()}
+    each = f"""
+failures = []
+for name, code in {programs!r}.items():
+    if not (child := os.fork()):
+        mesh = st.Mesh(st.devices("pebble"), ("x",))
+        exec(compile(code, name, "exec"))
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failures.append(name)
+sys.exit(f"failed: {{failures}}" if failures else 0)
+"""
+    done = run(textwrap.dedent(head) + each, PYTHONPATH=third_party, SHARDTENSOR_NUM_DEVICES="4")
+    assert done.returncode == 0, done.stderr
 
 
 # -- checked: what real devices forbid raises ------------------------------------------------------
