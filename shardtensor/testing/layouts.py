@@ -5,6 +5,7 @@ Importing this module loads hypothesis.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -20,6 +21,8 @@ MESHES = [(1,), (2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (1, 3), (2, 2, 2
 NAMES = ("x", "y", "z")
 FLOATS = ["float32", "float64"]
 DTYPES = ["bool", "int8", "int32", "int64", "uint8", "float16", "float32", "float64", "complex64", "complex128"]
+PLACES = some.sampled_from(["mesh", "mesh", "mesh", "other", "host", "unplaced"])
+STRIDES = some.sampled_from(["C", "C", "F", "reversed", "pieces"])
 SIZES = some.sampled_from([0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 11, 16])
 
 
@@ -39,16 +42,24 @@ def all_specs(mesh: st.Mesh, ndim: int) -> list[st.P]:
     return sorted(specs, key=repr)
 
 
+@functools.cache
 @some.composite
 def meshes(draw: Any, backend: str) -> st.Mesh:
     """Draws a mesh of up to three axes over some of the devices, in any order."""
     known = st.devices(backend)
-    shape = draw(some.sampled_from([s for s in MESHES if math.prod(s) <= len(known)]))
+    mesh_shapes, orders = _meshes_of(len(known))
+    shape, order = draw(mesh_shapes), draw(orders)
     count = math.prod(shape)
-    devices = draw(some.one_of(some.just(known), some.permutations(known)))
     grid = np.empty(count, object)
-    grid[:] = devices[:count]
+    grid[:] = [known[i] for i in order[:count]]
     return st.Mesh(grid.reshape(shape), NAMES[: len(shape)])
+
+
+@functools.cache
+def _meshes_of(count: int) -> tuple[Any, Any]:
+    """Returns the strategies of the shapes of meshes of at most ``count`` devices, and of the order of the devices."""
+    fitting = some.sampled_from([s for s in MESHES if math.prod(s) <= count])
+    return fitting, some.one_of(some.just(list(range(count))), some.permutations(range(count)))
 
 
 @some.composite
@@ -62,12 +73,14 @@ def specs(draw: Any, mesh: st.Mesh, ndim: int) -> st.P:
     return st.P(*[tuple(p) for p in parts])
 
 
+@functools.cache
 @some.composite
 def shapes(draw: Any, min_dims: int = 0, max_dims: int = 3) -> tuple[int, ...]:
     """Draws a shape, including sizes 0 and 1 and sizes that no mesh divides."""
     return tuple(draw(some.lists(SIZES, min_size=min_dims, max_size=max_dims)))
 
 
+@functools.cache
 @some.composite
 def broadcastable(draw: Any, count: int) -> list[tuple[int, ...]]:
     """Draws shapes that broadcast together: trailing parts of one shape, with some sizes replaced by 1."""
@@ -98,7 +111,7 @@ def placed(data: Any, value: HostArray, backend: str, mesh: st.Mesh | None) -> A
 
     Without ``mesh``, the operand is sharded on a drawn mesh.
     """
-    how = data.draw(some.sampled_from(["mesh", "mesh", "mesh", "other", "host", "unplaced"] if mesh else ["mesh"]))
+    how = data.draw(PLACES) if mesh else "mesh"
     if how == "host":
         return value
     if how == "unplaced":
@@ -106,7 +119,7 @@ def placed(data: Any, value: HostArray, backend: str, mesh: st.Mesh | None) -> A
     if how != "mesh" or mesh is None:
         mesh = data.draw(meshes(backend))
     sharding = st.NamedSharding(mesh, data.draw(specs(mesh, value.ndim)))
-    strides = data.draw(some.sampled_from(["C", "C", "F", "reversed", "pieces"])) if value.ndim else "C"
+    strides = data.draw(STRIDES) if value.ndim else "C"
     if strides == "F":
         return st.device_put(value.T, sharding.with_spec(st.P(*sharding.spec.chains_of(value.ndim)[::-1]))).T
     if strides == "reversed":

@@ -87,6 +87,26 @@ def printed(code: str, **variables: str) -> Any:
     return json.loads(done.stdout)
 
 
+def printed_each(code: str, *variables: dict[str, str]) -> list[Any]:
+    """Returns what a program prints with each of some environments, in processes that begin after the library was
+    imported.
+    """
+    program = f"""
+import os, sys, shardtensor
+for variables in {list(variables)!r}:
+    if child := os.fork():
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"with {{variables}}")
+        continue
+    os.environ.update(variables)
+    exec({textwrap.dedent(code)!r})
+    break
+"""
+    done = run(program, PYTHONUTF8="1")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 def test_names() -> None:
     assert {"numpy", "checked"} <= set(st.backend_names())
     assert st.backend_names() == sorted(st.backend_names())
@@ -119,9 +139,9 @@ COUNTS = """
 
 
 def test_number_of_devices() -> None:
-    assert printed(COUNTS, SHARDTENSOR_NUM_DEVICES="3") == [3, 3, 3]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert printed(COUNTS, SHARDTENSOR_BACKEND="numpy") == [cores] * 3
+    found = printed_each(COUNTS, {"SHARDTENSOR_NUM_DEVICES": "3"}, {"SHARDTENSOR_BACKEND": "numpy"})
+    assert found == [[3, 3, 3], [cores] * 3]
 
 
 def test_a_program_sets_the_number_of_devices() -> None:
@@ -141,8 +161,8 @@ def test_a_program_sets_the_number_of_devices() -> None:
                 return str(e)
         print(json.dumps([counts, error(8), error(8, "numpy"), error(8, "checked"), st.device_count()]))
     """
-    for given in ("3", "eight"):
-        counts, *errors, left = printed(code, SHARDTENSOR_NUM_DEVICES=given, SHARDTENSOR_BACKEND="numpy")
+    given = [{"SHARDTENSOR_NUM_DEVICES": number, "SHARDTENSOR_BACKEND": "numpy"} for number in ("3", "eight")]
+    for counts, *errors, left in printed_each(code, *given):
         assert (counts, left) == ([5, 5, 2], 5)
         for message, name, count in zip(errors, ("numpy", "numpy", "checked"), (5, 5, 2), strict=True):
             assert message.startswith(f"set_num_devices: backend {name!r} is in use already, with {count} devices")
@@ -179,8 +199,7 @@ def test_invalid_numbers(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
         requested_devices()
 
 
-@pytest.mark.parametrize("given", ["0", "abc", "²", "99999999999", "9" * 5000], ids=lambda given: repr(given)[:14])
-def test_invalid_numbers_of_devices(given: str) -> None:
+def test_invalid_numbers_of_devices() -> None:
     """The error is the same with and without a backend's name, and is raised before a plugin is imported."""
     code = """
         import json, sys, shardtensor as st
@@ -192,13 +211,15 @@ def test_invalid_numbers_of_devices(given: str) -> None:
         calls = [lambda: st.devices("numpy"), lambda: st.devices("torch"), st.devices, lambda: st.zeros(3)]
         print(json.dumps([[error(call) for call in calls], [m for m in sys.modules if m.startswith("shardtensor_")]]))
     """
-    messages, plugins = printed(code, SHARDTENSOR_NUM_DEVICES=given, PYTHONUTF8="1")
-    shown = repr(given) if len(given) < 60 else "'999"
-    for message in messages:
-        assert message.removeprefix("zeros: ").startswith(f"SHARDTENSOR_NUM_DEVICES is {shown}")
-        assert "; wanted an integer from 1 to 65,536" in message
-        assert len(message) < 200
-    assert plugins == []
+    invalid = ["0", "abc", "²", "99999999999", "9" * 5000]
+    found = printed_each(code, *[{"SHARDTENSOR_NUM_DEVICES": given} for given in invalid])
+    for given, (messages, plugins) in zip(invalid, found, strict=True):
+        shown = repr(given) if len(given) < 60 else "'999"
+        for message in messages:
+            assert message.removeprefix("zeros: ").startswith(f"SHARDTENSOR_NUM_DEVICES is {shown}")
+            assert "; wanted an integer from 1 to 65,536" in message
+            assert len(message) < 200
+        assert plugins == []
 
 
 def test_the_maximum_number_of_devices() -> None:
@@ -227,12 +248,11 @@ def test_variable_chooses_the_default_backend() -> None:
         names = [d.backend for d in (st.devices()[0], x.sharding.mesh.flat[0], st.devices("numpy")[0])]
         print(json.dumps([*names, kind, float(st.sum(x))]))
     """
-    for name, kind in (("checked", "CheckedArray"), ("numpy", "ndarray")):
-        found = printed(code, SHARDTENSOR_BACKEND=name, SHARDTENSOR_NUM_DEVICES="3")
-        assert found == [name, name, "numpy", kind, 8.0]
-    default = "numpy" if NO_GPU else "cupy"
-    assert printed(code)[0] == default
-    assert printed(code, SHARDTENSOR_BACKEND="")[0] == default
+    kinds = {"checked": "CheckedArray", "numpy": "ndarray"}
+    named = [{"SHARDTENSOR_BACKEND": name, "SHARDTENSOR_NUM_DEVICES": "3"} for name in kinds]
+    *found, without, empty = printed_each(code, *named, {}, {"SHARDTENSOR_BACKEND": ""})
+    assert found == [[name, name, "numpy", kind, 8.0] for name, kind in kinds.items()]
+    assert without[0] == empty[0] == ("numpy" if NO_GPU else "cupy")
 
 
 def test_variable_that_names_no_backend() -> None:
@@ -560,39 +580,16 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> str:
     return os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH")]))
 
 
-def run_with_plugin(path: str, code: str) -> None:
-    head = """
-        import numpy as np, shardtensor as st
-        from shardtensor.backend.registry import load
-        mesh = st.Mesh(st.devices("pebble"), ("x",))
-        def same(x, wanted):
-            np.testing.assert_array_equal(np.asarray(x), wanted)
-        def placed(value, *spec, mesh=mesh):
-            return st.device_put(value, st.NamedSharding(mesh, st.P(*spec)))
-        a = np.arange(35.0).reshape(5, 7)
-    """
-    done = run(textwrap.dedent(head) + textwrap.dedent(code), PYTHONPATH=path, SHARDTENSOR_NUM_DEVICES="4")
-    assert done.returncode == 0, done.stderr
-
-
-def test_third_party_backend_is_found(third_party: str) -> None:
-    run_with_plugin(
-        third_party,
-        """
+THIRD_PARTY = {
+    "is found": """
         assert {"checked", "numpy", "pebble"} <= set(st.backend_names()), st.backend_names()
         devices = st.devices("pebble")
         assert [str(d) for d in devices] == ["pebble:0", "pebble:1", "pebble:2"]
         assert devices[0].kind == "stone"
         assert st.num_shards("pebble") == 3
         assert load("pebble").memory_info(devices[0]) is None
-        """,
-    )
-
-
-def test_third_party_backend_computes(third_party: str) -> None:
-    run_with_plugin(
-        third_party,
-        """
+    """,
+    "computes": """
         for spec in [("x",), (None, "x"), ()]:
             x = placed(a, *spec)
             assert all(type(s.data).__name__ == "Pebble" for s in x.addressable_shards)
@@ -607,14 +604,8 @@ def test_third_party_backend_computes(third_party: str) -> None:
                 same(x @ placed(a.T.copy(), *other), a @ a.T)
         x = placed(a, "x")
         assert (x @ x.T).sharding.mesh == mesh
-        """,
-    )
-
-
-def test_third_party_backend_transfers(third_party: str) -> None:
-    run_with_plugin(
-        third_party,
-        """
+    """,
+    "transfers": """
         crossings = load("pebble").crossings
         x = placed(a, "x")
         crossings.clear()
@@ -627,14 +618,8 @@ def test_third_party_backend_transfers(third_party: str) -> None:
         crossings.clear()
         same(st.reshard(y, st.NamedSharding(mesh, st.P(None, "x"))), a)
         assert not crossings
-        """,
-    )
-
-
-def test_third_party_backend_maps(third_party: str) -> None:
-    run_with_plugin(
-        third_party,
-        """
+    """,
+    "maps": """
         parts = st.shard(a, devices=st.devices("pebble"))
         seen = []
         def square(x):
@@ -647,14 +632,8 @@ def test_third_party_backend_maps(third_party: str) -> None:
         roots = st.pmap(np.sqrt, squares, donate=True)
         same(st.unshard(roots), a)
         same(st.smap(lambda x: x + 1, a, axes=0, devices=st.devices("pebble")), a + 1)
-        """,
-    )
-
-
-def test_third_party_backend_mixes_with_others(third_party: str) -> None:
-    run_with_plugin(
-        third_party,
-        """
+    """,
+    "mixes with others": """
         here, there = placed(a, "x"), placed(a + 1, "x", mesh=st.make_mesh((4,), ("x",), devices=st.devices("numpy")))
         for x, y in [(here, there), (there, here)]:
             z = x + y
@@ -671,8 +650,36 @@ def test_third_party_backend_mixes_with_others(third_party: str) -> None:
         raw = load("pebble").from_host(a, st.devices("pebble")[0])
         same(here - raw, 0 * a)
         same(st.asarray(raw), a)
-        """,
-    )
+    """,
+}
+"""What the plugin is tested with."""
+
+
+def test_third_party_backend(third_party: str) -> None:
+    """Each program runs in a process of its own, which begins after the library was imported."""
+    head = """
+        import os, sys, numpy as np, shardtensor as st
+        from shardtensor.backend.registry import load
+        def same(x, wanted):
+            np.testing.assert_array_equal(np.asarray(x), wanted)
+        def placed(value, *spec, mesh=None):
+            return st.device_put(value, st.NamedSharding(mesh or globals()["mesh"], st.P(*spec)))
+        a = np.arange(35.0).reshape(5, 7)
+    """
+    programs = {name: textwrap.dedent(code) for name, code in THIRD_PARTY.items()}
+    each = f"""
+failures = []
+for name, code in {programs!r}.items():
+    if not (child := os.fork()):
+        mesh = st.Mesh(st.devices("pebble"), ("x",))
+        exec(compile(code, name, "exec"))
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failures.append(name)
+sys.exit(f"failed: {{failures}}" if failures else 0)
+"""
+    done = run(textwrap.dedent(head) + each, PYTHONPATH=third_party, SHARDTENSOR_NUM_DEVICES="4")
+    assert done.returncode == 0, done.stderr
 
 
 # -- checked: what real devices forbid raises ------------------------------------------------------

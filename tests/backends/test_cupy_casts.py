@@ -13,6 +13,7 @@ import shardtensor as st
 from tests.backends.test_cupy import launched, machine
 from tests.backends.test_cupy_elementwise import LAYOUTS, laid_out, numbers
 from tests.conftest import NO_GPU
+from tests.pairs import spread
 
 pytestmark = pytest.mark.skipif(not NO_GPU, reason="the double takes the place of CuPy")
 
@@ -31,7 +32,7 @@ def test_copies_and_casts(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     with machine(1, devices=1) as m, m.backend.on(m.devices[0]):
         xp = m.backend.xp
-        for (given, made), layout in itertools.product(DTYPES, LAYOUTS):
+        for (given, made), layout in spread(itertools.product(DTYPES, LAYOUTS), 5, SHAPES.index(shape)):
             x, host = laid_out(m.cupy, numbers(rng, shape, given), layout)
             for other in LAYOUTS[:6]:
                 out, _ = laid_out(m.cupy, np.zeros(host.shape, made), other)
@@ -49,10 +50,11 @@ def test_copies_and_casts(shape: tuple[int, ...]) -> None:
 def test_where(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
     with machine(1, devices=1) as m, m.backend.on(m.devices[0]):
-        for (one, two), layout, other in itertools.product(
-            (("f4", "f4"), ("i4", "f8"), ("f2", "f2"), ("i8", 3), (2.5, "f4"), (1, 0), ("c8", "c8"), ("c8", 1j), ("?", 2)),
-            LAYOUTS[:6], LAYOUTS[:5],
-        ):  # fmt: skip
+        kinds = (
+            ("f4", "f4"), ("i4", "f8"), ("f2", "f2"), ("i8", 3), (2.5, "f4"), (1, 0), ("c8", "c8"), ("c8", 1j), ("?", 2)
+        )  # fmt: skip
+        cases = itertools.product(kinds, LAYOUTS[:6], LAYOUTS[:5])
+        for (one, two), layout, other in spread(cases, 7, SHAPES.index(shape)):
             c, mask = laid_out(m.cupy, numbers(rng, shape, "?"), other)
             pairs = [
                 laid_out(m.cupy, numbers(rng, shape, kind), layout) if isinstance(kind, str) else (kind, kind)

@@ -12,6 +12,7 @@ from shardtensor_cupy import ordering_functions, scans, ufuncs
 import shardtensor as st
 from tests.backends.test_cupy import launched, machine
 from tests.conftest import NO_GPU
+from tests.pairs import spread
 
 pytestmark = pytest.mark.skipif(not NO_GPU, reason="the double takes the place of CuPy")
 
@@ -30,18 +31,20 @@ def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cumulative_functions(shape: tuple[int, ...], axis: int) -> None:
     rng = np.random.default_rng(0)
     with machine(1, devices=1) as m, m.backend.on(m.devices[0]):
-        for given, made in DTYPES:
-            for name, host in (
-                ("cumsum", rng.integers(0, 2 if given == "?" else 9, shape).astype(given)),
-                ("cumprod", rng.choice([1, 1, 1, 2], shape).astype(given)),
-            ):
-                x = m.cupy.asarray(host)
-                for array, values in ((x, host), (x[::-1], host[::-1])):
-                    found = getattr(m.backend.xp, name)(array, axis=axis, dtype=np.dtype(made))
-                    wanted = getattr(np, name)(values, axis=axis, dtype=np.dtype(made))
-                    np.testing.assert_array_equal(m.backend.to_host(found, m.devices[0]), wanted, strict=True)
-                found = getattr(m.backend.xp, name)(x, axis=axis)
-                assert found.dtype == getattr(np, name)(host, axis=axis).dtype
+        kernels = spread(itertools.product(("cumsum", "cumprod"), DTYPES), 2)
+        calls = itertools.product(kernels, (1, -1))
+        for (name, (given, made)), step in spread(calls, 3, SHAPES.index((shape, axis))):
+            numbers = {
+                "cumsum": rng.integers(0, 2 if given == "?" else 9, shape),
+                "cumprod": rng.choice([1, 1, 1, 2], shape),
+            }
+            host = numbers[name].astype(given)
+            x = m.cupy.asarray(host)
+            found = getattr(m.backend.xp, name)(x[::step], axis=axis, dtype=np.dtype(made))
+            wanted = getattr(np, name)(host[::step], axis=axis, dtype=np.dtype(made))
+            np.testing.assert_array_equal(m.backend.to_host(found, m.devices[0]), wanted, strict=True)
+            found = getattr(m.backend.xp, name)(x, axis=axis)
+            assert found.dtype == getattr(np, name)(host, axis=axis).dtype
 
 
 def test_which_are_accumulated_so(monkeypatch: pytest.MonkeyPatch) -> None:

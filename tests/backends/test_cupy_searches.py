@@ -12,6 +12,7 @@ from shardtensor_cupy import searches, ufuncs
 import shardtensor as st
 from tests.backends.test_cupy import launched, machine
 from tests.conftest import NO_GPU
+from tests.pairs import spread
 
 pytestmark = pytest.mark.skipif(not NO_GPU, reason="the double takes the place of CuPy")
 
@@ -23,16 +24,19 @@ def every_array_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(searches, name, value)
 
 
-@pytest.mark.parametrize("shape", [(1,), (16,), (300,), (1, 700), (20, 30), (3, 5, 11), (0, 4)])
+SHAPES = [(1,), (16,), (300,), (1, 700), (20, 30), (3, 5, 11), (0, 4)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_nonzero(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     with machine(1, devices=1) as m, m.backend.on(m.devices[0]):
-        for part, dtype in itertools.product((0, 0.1, 0.5, 1), ("?", "f4", "i8")):
+        calls = itertools.product((0, 0.1, 0.5, 1), ("?", "f4", "i8"), (1, -1))
+        for part, dtype, step in spread(calls, 5, SHAPES.index(shape)):
             host = (rng.random(shape) < part).astype(dtype)
-            for x, values in ((m.cupy.asarray(host), host), (m.cupy.asarray(host)[::-1], host[::-1])):
-                found = m.backend.xp.nonzero(x)
-                for indices, wanted in zip(found, np.nonzero(values), strict=True):
-                    np.testing.assert_array_equal(m.backend.to_host(indices, m.devices[0]), wanted, strict=True)
+            found = m.backend.xp.nonzero(m.cupy.asarray(host)[::step])
+            for indices, wanted in zip(found, np.nonzero(host[::step]), strict=True):
+                np.testing.assert_array_equal(m.backend.to_host(indices, m.devices[0]), wanted, strict=True)
         mask = m.cupy.asarray(rng.random(200) < 0.5)[3:]
         wanted = np.nonzero(m.backend.to_host(mask, m.devices[0]))[0]
         np.testing.assert_array_equal(m.backend.to_host(m.backend.xp.nonzero(mask)[0], m.devices[0]), wanted)
@@ -61,16 +65,13 @@ def test_counts() -> None:
             host = rng.integers(0, length, 700).astype(dtype)
             x = st.device_put(host, m.devices[0])
             np.testing.assert_array_equal(np.asarray(st.bincount(x)), np.bincount(host))
-        for bins, dtype in itertools.product((1, 5, 14, 40), ("f4", "f8", "i4", "u1", "?")):
+        options: list[dict[str, Any]] = [{}, {"range": (10, 50)}, {"density": True}]
+        for bins, dtype, given in spread(itertools.product((1, 5, 14, 40), ("f4", "f8", "i4", "u1", "?"), options), 7):
             host = rng.integers(0, 2 if dtype == "?" else 90, 700).astype(dtype)
-            x = st.device_put(host, m.devices[0])
-            for given in ({}, {"range": (10, 50)}, {"density": True}):
-                counts, edges = st.histogram(x, bins, **given)
-                if dtype == "?":
-                    host = host.astype("u1")
-                wanted, bounds = np.histogram(host, bins, **given)
-                np.testing.assert_array_equal(np.asarray(counts), wanted, strict=True)
-                np.testing.assert_array_equal(np.asarray(edges), bounds)
+            counts, edges = st.histogram(st.device_put(host, m.devices[0]), bins, **given)
+            wanted, bounds = np.histogram(host.astype("u1") if dtype == "?" else host, bins, **given)
+            np.testing.assert_array_equal(np.asarray(counts), wanted, strict=True)
+            np.testing.assert_array_equal(np.asarray(edges), bounds)
         host = np.r_[rng.normal(size=300), np.nan, np.inf, -np.inf].astype("f4")
         x = st.device_put(host, m.devices[0])
         edges = np.array([-1, 0, 0, 0.5, 2], "f4")

@@ -13,6 +13,7 @@ import shardtensor as st
 from shardtensor.functions import unsplit_lines
 from tests.backends.test_cupy import launched, machine
 from tests.conftest import NO_GPU
+from tests.pairs import spread
 
 pytestmark = pytest.mark.skipif(not NO_GPU, reason="the double takes the place of CuPy")
 
@@ -47,15 +48,14 @@ def test_convolutions(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     with machine(count, devices=1) as m:
         where = st.NamedSharding(m.mesh(), st.P("d"))
-        for (n, taps), dtype, mode in itertools.product(
-            ((300, 9), (64, 1), (40, 33), (7, 20)), ("f4", "f8", "i4", "i1"), ("full", "same", "valid")
-        ):
+        sizes, modes = ((300, 9), (64, 1), (40, 33), (7, 20)), ("full", "same", "valid")
+        calls = itertools.product(sizes, ("f4", "f8", "i4", "i1"), modes, ("convolve", "correlate"))
+        for (n, taps), dtype, mode, name in spread(calls, 5, count):
             a, v = [rng.integers(-9, 9, size).astype(dtype) for size in (n, taps)]
-            for name in ("convolve", "correlate"):
-                names = launched(monkeypatch)
-                found = getattr(st, name)(st.device_put(a, where), v, mode)
-                np.testing.assert_array_equal(np.asarray(found), getattr(np, name)(a, v, mode), strict=True)
-                assert "shardtensor_convolve" in names
+            names = launched(monkeypatch)
+            found = getattr(st, name)(st.device_put(a, where), v, mode)
+            np.testing.assert_array_equal(np.asarray(found), getattr(np, name)(a, v, mode), strict=True)
+            assert "shardtensor_convolve" in names
         a = np.r_[rng.normal(size=100)]
         v = np.array([1, np.inf, 2.0, np.nan, 1])
         found = np.asarray(st.convolve(st.device_put(a, where), v))
@@ -102,15 +102,15 @@ def test_padding(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     host = np.random.default_rng(0).normal(size=(12, 9))
     with machine(2, devices=1) as m:
-        for dtype, spec in itertools.product(("f4", "f8", "f2"), (st.P(), st.P("d"))):
+        calls = itertools.product(("f4", "f8", "f2"), (st.P(), st.P("d")), (0, 1), (1, 0.3, 2.0))
+        for dtype, spec, axis, spacing in spread(calls, 5):
             given = host.astype(dtype)
             x = st.device_put(given, st.NamedSharding(m.mesh(), spec))
-            for axis, spacing in itertools.product((0, 1), (1, 0.3, 2.0)):
-                names = launched(monkeypatch)
-                found = st.gradient(x, spacing, axis=axis)
-                np.testing.assert_array_equal(np.asarray(found), np.gradient(given, spacing, axis=axis), strict=True)
-                own = f"shardtensor_difference_quotient_{given.dtype.name}"
-                assert (own in names) == (dtype != "f2" and (axis == 1 or spec == st.P()))
+            names = launched(monkeypatch)
+            found = st.gradient(x, spacing, axis=axis)
+            np.testing.assert_array_equal(np.asarray(found), np.gradient(given, spacing, axis=axis), strict=True)
+            own = f"shardtensor_difference_quotient_{given.dtype.name}"
+            assert (own in names) == (dtype != "f2" and (axis == 1 or spec == st.P()))
 
 
 def test_cross_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,15 +154,14 @@ def test_triangles(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     with machine(2, devices=1) as m:
         where = st.NamedSharding(m.mesh(), st.P(None, "d"))
-        for dtype, shape in itertools.product(("f4", "f2", "i8", "?", "c16"), ((6, 8), (3, 5, 4), (9, 2))):
+        dtypes, shapes = ("f4", "f2", "i8", "?", "c16"), ((6, 8), (3, 5, 4), (9, 2))
+        calls = itertools.product(dtypes, shapes, ("tril", "triu"), (-20, -2, 0, 1, 20))
+        for dtype, shape, name, k in spread(calls, 7):
             host = rng.integers(0, 2 if dtype == "?" else 90, shape).astype(dtype)
-            x = st.device_put(host, where)
-            for name, k in itertools.product(("tril", "triu"), (-20, -2, 0, 1, 20)):
-                names = launched(monkeypatch)
-                np.testing.assert_array_equal(
-                    np.asarray(getattr(st, name)(x, k=k)), getattr(np, name)(host, k), strict=True
-                )
-                assert any("triangle" in name for name in names) == (dtype != "c16")
+            names = launched(monkeypatch)
+            found = getattr(st, name)(st.device_put(host, where), k=k)
+            np.testing.assert_array_equal(np.asarray(found), getattr(np, name)(host, k), strict=True)
+            assert any("triangle" in name for name in names) == (dtype != "c16")
 
 
 @pytest.mark.parametrize("least", [1, 1 << 60], ids=["own kernel", "CuPy's functions"])

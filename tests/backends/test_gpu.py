@@ -185,7 +185,7 @@ REHEARSED += [(f"{name}-{n}", functools.partial(operate, name, n, 2)) for name i
 @on_gpu
 def test_products_of_bfloat16() -> None:
     """Large ones are computed by cuBLAS in bfloat16: the sums are exact in float32, and are rounded once."""
-    n = small(2048, 800)
+    n = small(2048, 560)
     numbers = np.random.default_rng(0)
     for shapes in (((n, n), (n, n)), ((3, n, n), (n, n)), ((3, n, n), (3, n, n)), ((n + 1, n + 3), (n + 3, n - 5))):
         a, b = [numbers.integers(-9, 9, shape).astype("f4") for shape in shapes]

@@ -25,7 +25,7 @@ from . import launch
 from . import world as w
 from .errors import CUDARuntimeError
 
-_FLAGS = ("-O1", "-fwrapv", "-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
+_FLAGS = ("-O0", "-fwrapv", "-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-w")
 _OPTIONS = ("--fmad=false", "--std=c++17")
 _C = {
     "bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",

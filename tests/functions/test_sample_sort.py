@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -20,7 +21,8 @@ from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.selection import CANDIDATES, rounds
 from shardtensor.functions.split_search import isin_sorted, searchsorted_split
 from shardtensor.sharding.layout import offsets
-from tests.layouts import assert_same, everywhere, mesh_of
+from tests.layouts import READ_ONLY, USABLE, assert_same, everywhere, mesh_of
+from tests.pairs import spread
 
 N = 9_001
 
@@ -344,23 +346,25 @@ def test_bytes_of_a_median(devices: int) -> None:
 @everywhere
 def test_both_results_of_topk_have_the_same_layout(backend: str) -> None:
     """Of few and most elements, gathered ones and those of sorted lines."""
-    for mesh, spec in [((6,), P("x")), ((2, 3), P(("y", "x"))), ((2, 3), P("y"))]:
-        for n, k in [(5, 2), (9_000, 0), (9_000, 3), (9_000, 5_000), (9_000, 9_000)]:
-            x = st.device_put(np.arange(n) % 1000 * 1.0, st.NamedSharding(mesh_of(mesh, backend), spec))
-            found = st.topk(x, k)
-            inferred = st.eval_shape(lambda x, k=k: tuple(st.topk(x, k)), x)
-            assert {one.sharding for one in (*found, *inferred)} == {x.sharding}
+    layouts = [((6,), P("x")), ((2, 3), P(("y", "x"))), ((2, 3), P("y"))]
+    counts = [(5, 2), (9_000, 0), (9_000, 3), (9_000, 5_000), (9_000, 9_000)]
+    for (mesh, spec), (n, k) in spread(itertools.product(layouts, counts), 2, USABLE.index(backend)):
+        x = st.device_put(np.arange(n) % 1000 * 1.0, st.NamedSharding(mesh_of(mesh, backend), spec))
+        found = st.topk(x, k)
+        inferred = st.eval_shape(lambda x, k=k: tuple(st.topk(x, k)), x)
+        assert {one.sharding for one in (*found, *inferred)} == {x.sharding}
 
 
 @pytest.mark.parametrize("backend", ["numpy", "checked", "grouped", "torch", "cupy"], indirect=True)
 def test_quantiles_that_skip_nan_are_selected(backend: str) -> None:
     """Lines with different numbers of NaN, one of nothing but NaN, fewer and more lines than devices."""
-    for shape, mesh, spec, axis in [
+    cases: list[Any] = [
         ((20_001,), (3, 2), P(("x", "y")), None),
         ((3, 9001), (2, 3), P("x", "y"), 1),
         ((9001, 2), (2, 1), P("x", "y"), 0),
         ((12, 3001), (2, 3), P("x", "y"), 1),
-    ]:
+    ]
+    for shape, mesh, spec, axis in spread(cases, 1 if backend in READ_ONLY else 3, len(backend)):
         generator = np.random.default_rng(3)
         host = generator.integers(0, 10_000, shape).astype("float32")
         host[generator.random(shape) < 0.3] = np.nan
@@ -387,11 +391,12 @@ def test_quantiles_that_skip_nan_are_selected(backend: str) -> None:
 def test_elements_are_found_where_both_operands_are_split(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several rounds, ties over several parts, elements outside of the range, and operands that other axes split, too."""
     monkeypatch.setattr(requests, "ROUND", 1 << 13)
-    for count, shape, spec, dtype in [
+    cases: list[Any] = [
         (20_001, (9_003, 3), P(("x", "y")), "float64"),
         (20_001, (70, 301), P("x", "y"), "int32"),
         (9_000, (20_001,), P("y"), "int64"),
-    ]:
+    ]
+    for count, shape, spec, dtype in spread(cases, 1 if backend in READ_ONLY else 3, len(backend)):
         mesh, generator = mesh_of((3, 2), backend), np.random.default_rng(4)
         table, wanted = [generator.integers(-300, 300, size).astype(dtype) * 2 for size in (count, shape)]
         table, wanted = np.sort(table), wanted + (wanted % 3 == 0).astype(dtype)
@@ -439,9 +444,8 @@ def test_indices_of_long_lines_of_the_host(dtype: str) -> None:
         if dtype[0] == "f":
             host[:, ::5] = np.nan
             host[host == 0] = -0.0
-        for x in (host, host.T, host[0]):
-            for axis in range(x.ndim):
-                for descending in (False, True):
-                    wanted = order_of(x, axis, descending)
-                    found = st.argsort(st.asarray(x), axis=axis, descending=descending)
-                    np.testing.assert_array_equal(np.asarray(found), wanted)
+        lines = [(host, 0), (host, 1), (host.T, 0), (host.T, 1), (host[0], 0)]
+        for (x, axis), descending in spread(itertools.product(lines, (False, True)), 3, len(dtype) + (different > 3)):
+            wanted = order_of(x, axis, descending)
+            found = st.argsort(st.asarray(x), axis=axis, descending=descending)
+            np.testing.assert_array_equal(np.asarray(found), wanted)

@@ -207,6 +207,8 @@ OTHERS = ("bool", "int8", "uint16", "int64", "float16", "float32", "float64", "c
 PYTHONS = {"a bool": True, "an int": 1, "a float": 1.0}
 """Numbers of Python."""
 
+WIDER = {"float16": "float32", "float32": "float32", "float64": "float64", "complex64": "complex64"}
+
 PROMOTED = """
 import jax, numpy
 found = {}
@@ -221,18 +223,27 @@ with jax.enable_x64(True):
 """
 
 
-@pytest.fixture(scope="module")
-def promoted_by_jax() -> dict[tuple[str, str], str | None]:
-    """The dtypes of JAX's sums of each kind and others, None if there is none; in one process for all tests."""
+def promoted(kind: str, other: str) -> str | None:
+    """Returns the common dtype of a small float and another kind of number, or None if there is none."""
+    if other in KINDS:
+        return kind if other == kind else None
+    if other in WIDER:
+        return WIDER[other] if kind == "bfloat16" else None
+    return kind
+
+
+@pytest.mark.full
+def test_promotion_is_that_of_jax() -> None:
     peers.require_jax()
     pairs = [(kind, name, PYTHONS.get(name)) for kind in KINDS for name in (*OTHERS, *PYTHONS)]
-    return dict(peers.run(PROMOTED, pairs))
+    assert dict(peers.run(PROMOTED, pairs)) == {(kind, name): promoted(kind, name) for kind, name, _ in pairs}
 
 
 @pytest.mark.parametrize("other", [*OTHERS, *PYTHONS])
 @pytest.mark.parametrize("kind", KINDS)
-def test_promotion_is_that_of_jax(kind: str, other: str, promoted_by_jax: dict[tuple[str, str], str | None]) -> None:
-    name = promoted_by_jax[kind, other]
+def test_promotion(kind: str, other: str) -> None:
+    """It is that of JAX, with which the test above compares the table."""
+    name = promoted(kind, other)
     wanted = None if name is None else small_float(name) if name in KINDS else np.dtype(name)
     x, python = put(np.ones(4), "numpy", small_float(kind)), PYTHONS.get(other)
     y = python if python is not None else put(np.ones(4), "numpy", small_float(other) if other in KINDS else other)

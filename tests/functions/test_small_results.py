@@ -94,7 +94,7 @@ def same(found: Any, wanted: Any, *, to_the_bit: bool = True) -> None:
 
 @pytest.mark.parametrize("backend", ["numpy", "checked"], indirect=True)
 def test_elements_and_layouts_are_those_of_the_composition(backend: str) -> None:
-    @hypothesis.settings(max_examples=drawn(120) if backend == "numpy" else 20)
+    @hypothesis.settings(max_examples=drawn(120) if backend == "numpy" else drawn(20, fast=10))
     @hypothesis.given(name=some.sampled_from(sorted(CALLS)), data=some.data())
     def run(name: str, data: Any) -> None:
         check(name, data, backend)

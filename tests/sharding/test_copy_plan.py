@@ -219,6 +219,8 @@ def test_a_million_pieces_in_less_than_a_second(
         assert len(plan) == pieces
         assert plan.size == 2048 * 2048 - stay
         plan_reshard.cache_clear()  # a million pieces are a hundred MB
+        if times[-1] < 1:
+            break
     assert min(times) < 1, times
 
 

@@ -20,31 +20,49 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import hypothesis
 import numpy as np
 import pytest
 
 from shardtensor.backend import Device, references, registry
 from shardtensor.errors import BackendError
-from shardtensor.testing import BackendTests, CheckedBackend
+from shardtensor.testing import BackendTests, CheckedBackend, base
 from shardtensor.testing.ordering import ORDERED
+from tests.cases import CASES
+from tests.draws import drawn
+from tests.pairs import spread
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_backend.md").read_text()
 
 
+def some_operators(start: int) -> Any:
+    """Returns the test of a part of the operators in the fast tier: test_operators draws more calls of each."""
+    names = spread(sorted(CASES), 3, start)
+
+    @pytest.mark.parametrize("name", names)
+    def test_operator(self: BackendTests, name: str) -> None:
+        BackendTests.test_operator(self, name)
+
+    return test_operator
+
+
 class TestNumPy(BackendTests):
     backend = "numpy"
-    examples = 5  # test_operators draws more
+    examples = 5
+    test_operator = some_operators(0)
 
 
 class TestChecked(BackendTests):
     backend = "checked"
     examples = 5
+    test_operator = some_operators(1)
 
 
 class TestCuPy(BackendTests):
     backend = "cupy"
     examples = 2
+    test_operator = some_operators(2)
 
     def current(self) -> Any:
         cuda = sys.modules["cupy"].cuda
@@ -55,6 +73,7 @@ class TestCuPy(BackendTests):
 class TestTorch(BackendTests):
     backend = "torch"
     examples = 2
+    test_operator = some_operators(0)
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -84,6 +103,18 @@ def test_the_page_shows_the_failure() -> None:
     assert f"breaks a rule.\n  rule: {ORDERED}\n  found: a copy from lazy:0 to lazy:1: array" in PAGE
 
 
+CONFTEST = """
+from shardtensor.testing import BackendTests
+
+BackendTests.examples = {examples}
+
+def pytest_collection_modifyitems(items):
+    operators = [item for item in items if item.originalname == "test_operator"]
+    items[:] = [item for item in items if item not in operators] + operators[::{step}]
+"""
+"""In the fast tier a part of the operators with few examples."""
+
+
 @pytest.mark.slow
 def test_the_page_works(tmp_path: Path) -> None:
     """The project of the page is installed, its example runs, and its backend passes the suite."""
@@ -96,6 +127,7 @@ def test_the_page_works(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(scratch), os.environ.get("PYTHONPATH")]))
     (project / "lazy_devices.py").unlink()  # the installed module is the one that runs
+    (project / "conftest.py").write_text(CONFTEST.format(examples=drawn(20, fast=2), step=drawn(1, fast=5)))
     for command in (["try_lazy.py"], ["-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_lazy.py"]):
         command = [sys.executable, *command]
         done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=project)
@@ -431,7 +463,12 @@ made = functools.cache(lambda backend: backend())  # one instance each: the libr
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackendTests]:
-    """Returns a function that creates a suite for a backend of that class, registered during the test."""
+    """Returns a function that creates a suite for a backend of that class, registered during the test.
+
+    Failures, which are expected, are not simplified.
+    """
+
+    monkeypatch.setattr(base, "PROFILE", hypothesis.settings(base.PROFILE, phases=[hypothesis.Phase.generate]))
 
     def kit(backend: type[Any], **attributes: Any) -> BackendTests:
         monkeypatch.setitem(registry._loaded, backend.name, made(backend))
@@ -531,7 +568,7 @@ def everything(kit: BackendTests) -> Iterator[tuple[str, tuple[Any, ...]]]:
 @pytest.mark.parametrize("backend", [WithoutDoubles, OneDevice])
 def test_backends_with_fewer_features_pass(backend: type[Any], use: Callable[..., BackendTests]) -> None:
     """Without a dtype, or with only one device, the rest is tested."""
-    kit = use(backend, examples=3)
+    kit = use(backend, examples=drawn(3, fast=2))
     skipped = []
     for name, arguments in everything(kit):
         try:
