@@ -63,7 +63,9 @@ def files(folder: Path) -> set[str]:
 
 def test_the_wheel_has_the_modules_and_the_data_and_nothing_else(wheel: Path) -> None:
     modules = {
-        f"{name}/{path.relative_to(folder).as_posix()}" for name, folder in PACKAGES.items() for path in folder.rglob("*.py")
+        f"{name}/{path.relative_to(folder).as_posix()}"
+        for name, folder in PACKAGES.items()
+        for path in folder.rglob("*.py")
     }
     info = f"shardtensor-{VERSION}.dist-info"
     described = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
@@ -90,15 +92,18 @@ def test_the_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> Non
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import shardtensor, shardtensor.demo\n"
-        "print(shardtensor.__file__); print(shardtensor.__version__)\n"
-        "sys.exit(shardtensor.demo.run(steps=1) if hasattr(shardtensor.demo, 'run') else 0)"
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import shardtensor as st, shardtensor.demo\n"
+        "print(st.__file__, st.__version__, len(shardtensor.demo.load_digits().images), st.ones((2,)).sum().item())\n"
+        "import shardtensor_numpy; print(shardtensor_numpy.__file__)"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[:2] == [str(tmp_path / "shardtensor" / "__init__.py"), VERSION]
+    assert done.stdout.splitlines() == [
+        f"{tmp_path / 'shardtensor' / '__init__.py'} {VERSION} 1797 2.0",
+        str(tmp_path / "shardtensor_numpy" / "__init__.py"),
+    ]
 
 
 def test_the_source_distribution_has_what_the_tests_read(sdist: Path) -> None:
@@ -120,7 +125,7 @@ def sections() -> dict[str, str]:
 
 
 def test_versions_agree() -> None:
-    assert VERSION == shardtensor.__version__
+    assert shardtensor.__version__ == VERSION
     unreleased, newest, *_ = sections()
     assert unreleased == "[Unreleased]"
     assert re.fullmatch(rf"\[{re.escape(VERSION)}\] - \d{{4}}-\d\d-\d\d", newest)
