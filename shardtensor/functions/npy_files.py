@@ -48,7 +48,7 @@ def _zstandard_errors() -> tuple[type[Exception], ...]:
         return ()
 
 
-_BROKEN = (
+_BROKEN: tuple[type[Exception], ...] = (
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
@@ -57,6 +57,7 @@ _BROKEN = (
     EOFError,
     RuntimeError,
     LookupError,
+    OSError,
     *_zstandard_errors(),
 )
 """What Python's readers of archives raise for broken and for encrypted files, and for those of unknown versions
@@ -81,7 +82,7 @@ def broken_as_error(name: str) -> Iterator[None]:
         yield
     except (ShardTensorError, io.UnsupportedOperation):
         raise
-    except (*_BROKEN, OSError) as error:
+    except _BROKEN as error:
         # These readers raise OSError without a number, or position the file before its beginning.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise

@@ -40,7 +40,7 @@ _MODULES = {
 UFUNC_CALLS = "shardtensor.functions.ufunc_calls"
 """The module of ufuncs, which is above this package, and is imported on first use."""
 
-_UNREADABLE = {
+_UNREADABLE: dict[str, Function] = {
     "concatenate": lambda arrays, /, axis=0, out=None, *, dtype=None, casting="same_kind": None,
     "dot": lambda a, b, out=None: None,
     "einsum": lambda *operands, out=None, optimize=False, dtype=None, order="K", casting="safe": None,
