@@ -4,9 +4,13 @@
 # ruff: noqa: F403 - `import *` imports the operators that a module declares: see `shardtensor.core.operator`
 
 import importlib as _importlib
+import os as _os
 import sys as _sys
 import types as _types
 import typing as _typing
+
+if _os.name == "nt":  # Its parts that are imported on first use would fail one by one, by modules that Windows lacks.
+    raise ImportError("shardtensor needs Linux, and this is Python for Windows; use one in WSL2, which is Linux")
 
 from numpy import (
     bool as bool,
@@ -129,7 +133,7 @@ from shardtensor.tensor.array_type import typeof as typeof
 from shardtensor.tensor.pytree import register_pytree_node as register_pytree_node
 from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTensor
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 """The version of the library."""
 
 _CHAPTERS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import io
 import itertools
 import lzma
@@ -38,7 +39,16 @@ _LENGTHS = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}
 _LONGEST_HEADER = 10_000
 """The most characters of a header, as in NumPy; those of arrays of numbers have fewer than 2000."""
 
-_BROKEN = (
+
+def _zstandard_errors() -> tuple[type[Exception], ...]:
+    """Returns the error of Zstandard, whose archives are read from Python 3.14 on."""
+    try:
+        return (importlib.import_module("compression.zstd").ZstdError,)
+    except ImportError:  # Python is older, or was built without it.
+        return ()
+
+
+_BROKEN: tuple[type[Exception], ...] = (
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
@@ -47,6 +57,8 @@ _BROKEN = (
     EOFError,
     RuntimeError,
     LookupError,
+    OSError,
+    *_zstandard_errors(),
 )
 """What Python's readers of archives raise for broken and for encrypted files, and for those of unknown versions
 (NotImplementedError is a RuntimeError).
@@ -70,7 +82,7 @@ def broken_as_error(name: str) -> Iterator[None]:
         yield
     except (ShardTensorError, io.UnsupportedOperation):
         raise
-    except (*_BROKEN, OSError) as error:
+    except _BROKEN as error:
         # These readers raise OSError without a number, or position the file before its beginning.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise

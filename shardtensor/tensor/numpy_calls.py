@@ -40,9 +40,11 @@ _MODULES = {
 UFUNC_CALLS = "shardtensor.functions.ufunc_calls"
 """The module of ufuncs, which is above this package, and is imported on first use."""
 
-_UNREADABLE = {
+_UNREADABLE: dict[str, Function] = {
     "concatenate": lambda arrays, /, axis=0, out=None, *, dtype=None, casting="same_kind": None,
+    "dot": lambda a, b, out=None: None,
     "einsum": lambda *operands, out=None, optimize=False, dtype=None, order="K", casting="safe": None,
+    "empty_like": lambda prototype, /, dtype=None, order="K", subok=True, shape=None, *, device=None: None,
 }
 """The signatures of functions that `inspect.signature` cannot read in every version of NumPy, or that have keyword
 arguments without names.

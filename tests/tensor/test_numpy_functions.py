@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS
+from shardtensor.tensor import numpy_calls
 from shardtensor.tensor.numpy_functions import NUMPY_NAMES
 from tests.layouts import mesh_of
 
@@ -273,6 +276,25 @@ def test_out_of_dot_and_dtypes_of_stacks() -> None:
     same(np.concatenate([x, [[1, 2, 3]]], dtype="f4"), np.concatenate([A, [[1, 2, 3]]], dtype="f4"))
     with pytest.raises(st.ArgumentTypeError, match=r"numpy\.hstack: float64 to int64 is not allowed by casting"):
         np.hstack([x, x], dtype=int)
+
+
+def test_arguments_of_functions_whose_signature_numpy_cannot_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before NumPy 2.4, `inspect.signature` cannot read its functions in C."""
+
+    def signature(function):
+        if function in (np.dot, np.empty_like, np.concatenate):
+            raise ValueError("no signature found")
+        return inspect.signature(function)
+
+    monkeypatch.setattr(numpy_calls, "inspect", types.SimpleNamespace(signature=signature, Parameter=inspect.Parameter))
+    numpy_calls._counterpart.cache_clear()
+    try:
+        x, out = on("numpy", A), on("numpy", np.empty((4, 4)))
+        assert np.dot(x, x.T, out=out) is out
+        assert np.empty_like(x, shape=(2, 3)).shape == (2, 3)
+        same(np.concatenate([x, x], 1, dtype="f4"), np.concatenate([A, A], 1, dtype="f4"))
+    finally:
+        numpy_calls._counterpart.cache_clear()
 
 
 def test_functions_of_other_modules_with_known_names_are_refused() -> None:
