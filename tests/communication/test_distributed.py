@@ -445,7 +445,8 @@ def test_initialize_keeps_its_limit_and_can_be_interrupted(port: int, answers: b
         statuses, _ = parent.communicate(timeout=30)
     errors = {limit: (tmp_path / limit).read_text().splitlines() for limit in ("2", "60")}
     assert statuses.split() == ["1", str(-signal.SIGINT)], errors
-    assert float(errors["2"][0].removeprefix("seconds ")) < 6
+    (seconds,) = [line.split()[1] for line in errors["2"] if line.startswith("seconds ")]  # torch may print, too.
+    assert float(seconds) < 6
     assert errors["2"][-1].endswith(
         f"Error: initialize: process 0 does not answer at 127.0.0.1:{port}: it has not been started, it has ended or "
         "failed already, or the port is closed"
