@@ -65,7 +65,7 @@ def slice_of(text: str) -> tuple[int, int]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection() -> None:
-    """Stops collections of garbage until the tests are collected, which are millions of objects and no garbage."""
+    """Stops collections of garbage until the tests, which are millions of objects and no garbage, are collected."""
     gc.disable()
 
 
@@ -145,8 +145,9 @@ def sliced(items: list[Any], number: int, count: int) -> list[Any]:
     return items[number - 1 :: count]
 
 
-def pytest_collection_finish() -> None:
-    """Excludes the tests, which are millions of objects, from later garbage collections."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Excludes the tests from later collections of garbage."""
     gc.freeze()
     gc.enable()
 

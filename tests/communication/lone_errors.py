@@ -95,7 +95,7 @@ def attempt(event: str, ending: str) -> None:
 
 
 def catch_each() -> None:
-    """Prints the errors of several events, each with a history of calls of its own."""
+    """Prints the errors of several events, each with a history of calls of its own, and goes on after one that is in all."""
     engine = JOB.agreement.engine
     for event in SEVERAL:
         JOB.agreement = Agreement(engine, 10)
@@ -104,6 +104,7 @@ def catch_each() -> None:
         except st.DistributedError as error:
             print(f"{event}: {error}")
     JOB.agreement = Agreement(engine, 10)
+    attempt("in_all", "")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import pytest
 import shardtensor as st
 from shardtensor import distributed
 from shardtensor.backend.registry import backend_of
-from shardtensor.communication import processes
+from shardtensor.communication import across, array_communicator, processes
 from shardtensor.communication.agreement import Agreement
 from shardtensor.communication.processes import JOB
 from shardtensor.functions.algorithms import chirp_fft, panels, requests, transpose_fft
@@ -200,12 +200,13 @@ def reductions_and_products() -> None:
         for axis in (None, 0, 1):
             found, wanted = getattr(st, name)(x, axis=axis), getattr(np, name)(ROWS, axis=axis)
             np.testing.assert_allclose(distributed.process_allgather(found), wanted, rtol=1e-14)
-    long = np.arange(6 * ((1 << 18) + 7), dtype=np.float64).reshape(6, -1)
-    with limited_messages(1 << 18):
+    long, most = np.arange(6 * ((1 << 17) + 7), dtype=np.float64).reshape(6, -1), 1 << 17
+    blocks = mock.patch.object(across, "_BLOCK", 8 * most), mock.patch.object(array_communicator, "_BLOCK", most)
+    with limited_messages(most), blocks[0], blocks[1]:
         for dtype in (np.float32, np.int64):  # Each process combines a part of the result, block by block.
             same(tensor(long.astype(dtype)).max(axis=0), long.astype(dtype).max(axis=0))
         same(tensor(long).sum(axis=0), long.sum(axis=0))
-    same(tensor(long).argmax(axis=0), long.argmax(axis=0))
+        same(tensor(long).argmax(axis=0), long.argmax(axis=0))
     np.testing.assert_allclose(distributed.process_allgather(x @ x.T), ROWS @ ROWS.T)
     y = tensor(ROWS.T.copy(), None, "x")
     np.testing.assert_allclose(distributed.process_allgather(y @ x), ROWS.T @ ROWS)

@@ -243,15 +243,18 @@ def test_an_error_that_one_process_handles_is_an_error_of_all(event: str, engine
 def test_several_errors_that_one_process_handles_are_errors_of_all() -> None:
     status, text = launch("mpi", 2, str(LONE_ERRORS), "catch_each")
     assert status == 0, text
-    assert [line[:3] for line in text.splitlines() if "handles" in line] == ["[1]"] * len(SEVERAL), text
-    assert "the sum is" not in text
+    alone = [line[:3] for line in text.splitlines() if "handles" in line and "ShapeError" not in line]
+    assert alone == ["[1]"] * len(SEVERAL), text
+    # An error that all processes handle leaves them in step.
+    assert all(text.count(part) == 2 for part in ("handles ShapeError", "the sum is", "done")), text
     for event, k in itertools.product(SEVERAL, range(2)):
         kind, _, rest = LONE[event].partition(" .*")
         message = rf"process 1 raised {kind} after call \d+, and the others did not{rest}"
         assert re.search(rf"^\[{k}\] {event}: .*{message}", text, re.M), f"process {k}, {event}: {text}"
 
 
-@pytest.mark.parametrize("engine", [pytest.param(e, marks=() if e == "mpi" else FULL) for e in ENGINES])
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
 def test_an_error_that_all_processes_handle_leaves_them_in_step(engine: str) -> None:
     status, text = launch(engine, 2, str(LONE_ERRORS), "in_all")
     assert status == 0, text
@@ -446,7 +449,8 @@ def test_initialize_keeps_its_limit_and_can_be_interrupted(port: int, answers: b
         statuses, _ = parent.communicate(timeout=30)
     errors = {limit: (tmp_path / limit).read_text().splitlines() for limit in ("2", "60")}
     assert statuses.split() == ["1", str(-signal.SIGINT)], errors
-    assert float(errors["2"][0].removeprefix("seconds ")) < 6
+    (seconds,) = [line.split()[1] for line in errors["2"] if line.startswith("seconds ")]  # torch may print, too.
+    assert float(seconds) < 6
     assert errors["2"][-1].endswith(
         f"Error: initialize: process 0 does not answer at 127.0.0.1:{port}: it has not been started, it has ended or "
         "failed already, or the port is closed"
