@@ -184,7 +184,7 @@ def read(examples: int, backends: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @lockstep
 def test_reading_matches_numpy(backends: tuple[str, ...]) -> None:
-    read(drawn(600, fast=120), backends)
+    read(drawn(600, fast=100), backends)
 
 
 @pytest.mark.full

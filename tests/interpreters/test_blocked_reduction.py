@@ -408,7 +408,7 @@ def test_a_matrix_by_its_own_transpose(dtype: str) -> None:
         for mesh in (1,), (3,), (2, 2):
             grid = mesh_of(mesh, "numpy")
             ways = itertools.product(all_specs(grid, 2), ["C", "F", "steps", "reversed"])
-            for spec, layout in strided(ways, 5, rows + len(dtype)):
+            for spec, layout in strided(ways, 7, rows + len(dtype)):
                 placed = on(grid, spec, x, layout)
                 assert_close(np.asarray(placed @ placed.T), x @ x.T, False)
                 assert_close(np.asarray(placed.T @ placed), x.T @ x, False)
