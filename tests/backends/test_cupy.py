@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -39,6 +38,7 @@ from tests import fakecupy
 from tests.draws import drawn
 from tests.fakecupy import Race, WrongDeviceError, world
 from tests.pairs import spread
+from tests.scripts import new_process, output_of, run_script
 
 pytest.importorskip("array_api_compat", reason="array-api-compat is not installed")
 
@@ -1686,14 +1686,8 @@ def test_reductions_in_threads(reductions: list[bool]) -> None:
 
 def python(code: str, *path: Path, **env: str) -> str:
     """Returns the output of a program in a new process, with these directories first on the path."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
     found = os.pathsep.join(filter(None, [*map(str, path), str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT,
-        env=kept | {"PYTHONPATH": found} | env,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of(new_process("-W", "error", "-c", textwrap.dedent(code), **{"PYTHONPATH": found} | env))
 
 
 STUB = """
@@ -1717,29 +1711,24 @@ UNUSABLE = {
 
 
 def test_the_reason_why_it_cannot_be_used(tmp_path: Path) -> None:
-    """Each case is a process of its own, which begins after the library was imported."""
     for why, (code, _) in UNUSABLE.items():
         (tmp_path / why / "cupy").mkdir(parents=True)
         (tmp_path / why / "cupy" / "__init__.py").write_text(code)
-    program = f"""
+    program = """
         import ctypes, os, re, sys, shardtensor as st
         load = ctypes.CDLL
         ctypes.CDLL = lambda name, *args, **kwargs: None if name == "libcuda.so.1" else load(name, *args, **kwargs)
-        for why, pattern in {[(why, pattern) for why, (_, pattern) in UNUSABLE.items()]!r}:
-            if child := os.fork():
-                assert os.waitpid(child, 0)[1] == 0, why
-                continue
-            sys.path.insert(0, os.path.join({str(tmp_path)!r}, why))
-            assert st.devices()[0].backend == "numpy"
-            try:
-                st.devices("cupy")
-            except st.BackendError as error:
-                assert re.search(pattern, str(error), re.S), error
-            else:
-                raise SystemExit("usable")
-            break
+        sys.path.insert(0, sys.argv[1])
+        assert st.devices()[0].backend == "numpy"
+        try:
+            st.devices("cupy")
+        except st.BackendError as error:
+            assert re.search(sys.argv[2], str(error), re.S), error
+        else:
+            raise SystemExit("usable")
     """
-    python(program)
+    for why, (_, pattern) in UNUSABLE.items():
+        output_of(run_script(textwrap.dedent(program), str(tmp_path / why), pattern))
 
 
 def test_without_a_driver_it_is_not_imported(tmp_path: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -23,6 +20,7 @@ from shardtensor.backend.registry import load  # noqa: E402
 from tests.draws import drawn  # noqa: E402
 from tests.layouts import DTYPES, broadcastable, mesh_of, shapes  # noqa: E402
 from tests.operands import BINARY, UNARY, defined_operands, values  # noqa: E402
+from tests.scripts import new_process, output_of, run_script  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -402,7 +400,7 @@ def places(x: st.ShardedTensor) -> list[int]:
 
 def test_torch_is_imported_only_by_the_backend() -> None:
     code = "import sys, shardtensor_torch, shardtensor as st; st.zeros(3); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    output_of(new_process("-c", code))
 
 
 @pytest.mark.parametrize(
@@ -419,9 +417,7 @@ sys.modules |= {{"torch": unittest.mock.MagicMock(), {missing!r}: None}}  # Impo
 import shardtensor as st
 st.devices("torch")
 """
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    ).stderr
+    output = run_script(code).stderr
     assert "BackendError" in output
     assert message.replace("\\", "") in output
 
@@ -429,9 +425,7 @@ st.devices("torch")
 def test_the_error_of_a_broken_library(tmp_path: Any) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: no such file')")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport shardtensor as st; st.devices('torch')"
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    ).stderr
+    output = run_script(code).stderr
     assert "BackendError: torch does not start: OSError('libtorch_cpu.so: no such file')" in output
 
 
@@ -787,5 +781,5 @@ def test_errors_of_torch_in_mapped_functions_at_any_depth() -> None:
             deep(failing, random.randrange(20))
         assert len(found) == 100 and all("out of bounds" in error for error in found), found
     """
-    environment = {**os.environ, "SHARDTENSOR_NUM_DEVICES": "3", "SHARDTENSOR_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], check=True, timeout=60, env=environment)
+    variables = {"SHARDTENSOR_NUM_DEVICES": "3", "SHARDTENSOR_NUM_THREADS": "1"}
+    output_of(new_process("-X", "faulthandler", "-c", code, **variables))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from typing import NamedTuple
 
@@ -20,6 +17,7 @@ import shardtensor as st
 from shardtensor import P
 from shardtensor.sharding.html import tensor_html
 from tests.layouts import all_specs
+from tests.scripts import new_process, output_of
 
 ESCAPE = "\x1b["
 
@@ -634,12 +632,8 @@ for spec in st.P("x", "y"), st.P(None, ("x", "y")), st.P("x"), st.P():
     print(tensor_html(st.device_put(np.zeros((100, 100)), st.NamedSharding(mesh, spec))))
 print("rich" in sys.modules)
 """
-    environment = {**os.environ, "SHARDTENSOR_NUM_DEVICES": "64", "PYTHONIOENCODING": "utf-8"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8", timeout=120, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    grid, columns, rows, whole, rich_is_loaded = result.stdout.splitlines()
+    out = output_of(new_process("-c", code, SHARDTENSOR_NUM_DEVICES="64"))
+    grid, columns, rows, whole, rich_is_loaded = out.splitlines()
     assert rich_is_loaded == "False"
     for fragment in grid, columns:
         _, parts, _ = parsed(fragment)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +17,7 @@ from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
 from tests.interpreters.jit.random_kernels import Case, assert_same, random_case, reference, spread_kernel
+from tests.scripts import new_process, output_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -373,7 +372,7 @@ def test_kernels_are_values() -> None:
     assert hash(softmax()) == hash(softmax())
     assert softmax() != softmax("f8")
     code = "import pickle, sys; k = pickle.load(sys.stdin.buffer); assert k in {eval(repr(k), vars(sys.modules[type(k).__module__]))}"
-    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(softmax()), check=True)
+    output_of(new_process("-c", code, stdin=pickle.dumps(softmax())))
     assert "reduce max v0" in str(softmax())
     assert "f4 = astype v3" in str(layer_norm())
 
