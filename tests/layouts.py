@@ -64,6 +64,7 @@ __all__ = [
     "on_host",
     "place_of",
     "placed",
+    "put",
     "shapes",
     "specs",
     "strided",
@@ -112,6 +113,18 @@ def place_of(x: Any) -> int:
     if hasattr(x, "__array_interface__"):
         return int(x.__array_interface__["data"][0])
     return int(x.data_ptr() if hasattr(x, "data_ptr") else x.data.ptr)
+
+
+def put(
+    value: Any, backend: str, mesh: tuple[int, ...] = (4,), spec: st.P | None = None, start: int = 0
+) -> st.ShardedTensor:
+    """Places a host array on a mesh of a backend's devices from index ``start`` on.
+
+    Its first dimension is split over the first axis of the mesh, unless ``spec`` says otherwise.
+    """
+    value = np.asarray(value)
+    spec = (st.P("x") if value.ndim else st.P()) if spec is None else spec
+    return st.device_put(value, st.NamedSharding(mesh_of(mesh, backend, start), spec))
 
 
 def assert_close(found: Any, wanted: Any, exact: bool) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor import P
 from shardtensor.functions import sets
-from tests.layouts import assert_same, everywhere, mesh_of, meshes, specs
+from tests.layouts import assert_same, everywhere, mesh_of, meshes, put, specs
 from tests.operands import values
 
 DTYPES = ["bool", "int8", "uint16", "int64", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
@@ -303,10 +303,6 @@ def test_as_numpy_at_length(name: str, backend: str) -> None:
 # -- layouts and transfers -------------------------------------------------------------------------
 
 
-def split(x: Any, spec: P, backend: str, mesh: tuple[int, ...] = (2, 3)) -> Any:
-    return st.device_put(x, st.NamedSharding(mesh_of(mesh, backend), spec))
-
-
 X = np.array([[3.0, np.nan, 1.0], [2.0, 0.0, 3.0], [-0.0, 5.0, 2.0], [0.0, 7.0, 7.0]])
 
 LAYOUTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
@@ -338,13 +334,13 @@ def test_sharding_and_transfers_are_those_of_separate_memories(name: str) -> Non
     sent = []
     for backend in ("numpy", "checked"):
         with st.transfers() as log:
-            assert function(split(X, P("x"), backend)).sharding.spec == spec
+            assert function(put(X, backend, (2, 3), P("x"))).sharding.spec == spec
         sent.append(log.bytes)
     assert sent[0] == sent[1]
 
 
 def test_dimensions_that_are_not_split_move_nothing(backend: str) -> None:
-    x = split(X, P("x"), backend)
+    x = put(X, backend, (2, 3), P("x"))
     with st.transfer_guard("disallow"):
         for function in (st.sort, st.argsort, st.median, st.nanmax, st.diff):
             function(x, axis=1)
@@ -360,7 +356,7 @@ def test_dimensions_that_are_not_split_move_nothing(backend: str) -> None:
 @everywhere
 def test_methods_are_those_of_arrays(backend: str) -> None:
     host, order = X.copy(), np.argsort(X[:, 1])
-    x = split(X, P("x", "y"), backend)
+    x = put(X, backend, (2, 3), P("x", "y"))
     same(x.argsort(axis=0), host.argsort(axis=0, kind="stable"))
     same(x.take([1, 0], axis=1), host.take([1, 0], axis=1))
     for found, wanted in zip(x.nonzero(), host.nonzero(), strict=True):
@@ -377,7 +373,7 @@ def test_methods_are_those_of_arrays(backend: str) -> None:
 
 
 def test_numpys_functions_take_tensors(backend: str) -> None:
-    x = split(X, P("x"), backend)
+    x = put(X, backend, (2, 3), P("x"))
     for function in (
         lambda x: np.sort(x, 0), lambda x: np.argsort(x, axis=1), lambda x: np.take(x, [0, 1], 1),
         lambda x: np.nonzero(x)[1], lambda x: np.count_nonzero(x, axis=0), lambda x: np.searchsorted(x[1:, 1], 5.0),
@@ -428,7 +424,7 @@ def test_results_whose_shape_depends_on_elements_are_not_inferred() -> None:
 
 
 def test_results_are_independent() -> None:
-    x = split(np.array([3, 1, 2]), P("x"), "numpy")
+    x = put(np.array([3, 1, 2]), "numpy", (2, 3), P("x"))
     first, kept = st.take(x, 0), st.unique(x)
     x[...] = 0
     assert first.item() == 3
@@ -476,7 +472,7 @@ ERRORS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
 @pytest.mark.parametrize(("call", "kind", "words"), ERRORS)
 def test_errors_name_the_function(call: Any, kind: Any, words: str, backend: str) -> None:
     with pytest.raises(kind, match=words):
-        call(split(X, P("x"), backend))
+        call(put(X, backend, (2, 3), P("x")))
 
 
 @everywhere
@@ -484,7 +480,7 @@ def test_long_arrays_of_half_precision(backend: str) -> None:
     """NumPy's default algorithm does not sort them correctly on some processors."""
     host = values("float16", 7128, 3)
     wide = host.astype("float32")
-    x = split(host, P("x"), backend)
+    x = put(host, backend, (2, 3), P("x"))
     same(st.sort(x), np.sort(wide).astype("float16"))
     same(st.unique_values(x), np.unique(wide, equal_nan=False).astype("float16"))
     for found, wanted in zip(st.unique(x, True, True, True), np.unique(wide, True, True, True), strict=True):
@@ -494,5 +490,5 @@ def test_long_arrays_of_half_precision(backend: str) -> None:
 def test_a_stable_sort_keeps_the_order_of_zeros() -> None:
     host = np.array([[0.0, -1, -0.0, 2, 0.0, -0.0], [-0.0, 0.0, 3, np.nan, -0.0, 1]])
     for axis in (0, 1):
-        found = np.asarray(st.sort(split(host, P(None, "x"), "numpy"), axis=axis))
+        found = np.asarray(st.sort(put(host, "numpy", (2, 3), P(None, "x")), axis=axis))
         np.testing.assert_array_equal(np.signbit(found), np.signbit(np.sort(host, axis=axis, stable=True)))

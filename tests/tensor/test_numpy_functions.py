@@ -14,15 +14,9 @@ import shardtensor as st
 from shardtensor.core import OPS
 from shardtensor.tensor import numpy_calls
 from shardtensor.tensor.numpy_functions import NUMPY_NAMES
-from tests.layouts import mesh_of
+from tests.layouts import mesh_of, put
 
 A = np.array([[1.25, -2.375, 3.5], [np.pi, 5.0, -0.5], [100.125, 8.5, 1e-3], [2.5, 3.5, 0.125]])
-
-
-def on(backend: str, x: Any, spec: st.P | None = None) -> st.ShardedTensor:
-    """An array, split over two devices along its first dimension."""
-    mesh = mesh_of((2,), backend)
-    return st.device_put(x, mesh if spec is None else st.NamedSharding(mesh, spec))
 
 
 def same(found: Any, wanted: Any, exact: bool = False) -> None:
@@ -56,7 +50,7 @@ def test_integers_that_do_not_fit_are_errors_and_nothing_is_written(name: str, r
     mask = value % 3 == 1
     with pytest.raises(OverflowError):
         TOO_LARGE[name](value.copy(), mask)
-    x = on(backend, value)
+    x = put(value, backend, (2,))
     called = {"fill": "setitem"}.get(name, name.partition(" ")[0])
     with pytest.raises(st.RangeError, match=rf"^{called}: Python integer -?\d+ out of bounds for int8; use a dtype"):
         TOO_LARGE[name](x, mask)
@@ -65,7 +59,7 @@ def test_integers_that_do_not_fit_are_errors_and_nothing_is_written(name: str, r
 
 def test_lists_are_copied_into_tensors(backend: str) -> None:
     value, mask = np.zeros((2, 3), "int8"), np.array([True, False, True])
-    x = on(backend, value)
+    x = put(value, backend, (2,))
     for into in (value, x):
         np.copyto(into, [1, 2, 3], where=mask)
         np.copyto(into[1], [4, 5, 6])
@@ -98,7 +92,7 @@ BY_POSITION: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", BY_POSITION)
 def test_arguments_by_position(name: str, backend: str) -> None:
     call = BY_POSITION[name]
-    same(call(st, on(backend, A)), call(np, A))
+    same(call(st, put(A, backend, (2,))), call(np, A))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +114,7 @@ def test_creation_by_position(call: Callable[[Any], Any], backend: str) -> None:
 
 
 def test_items_by_position() -> None:
-    first, second, _ = st.unstack(on("numpy", A), 1)
+    first, second, _ = st.unstack(put(A, "numpy", (2,)), 1)
     same(second, A[:, 1])
     assert st.empty((2, 2), "int8").dtype == np.int8
 
@@ -150,7 +144,7 @@ def test_methods(name: str, dtype: str, spec: st.P, backend: str) -> None:
         if "mean" in name:
             pytest.skip("NumPy warns that the imaginary parts are lost")
         a = a + 1j * A[::-1]
-    same(call(on(backend, a, spec)), call(a))
+    same(call(put(a, backend, (2,), spec)), call(a))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "float16"])
@@ -158,21 +152,21 @@ def test_means_in_narrow_dtypes(dtype: str, backend: str) -> None:
     """The sum is computed in the dtype, and wraps around where NumPy's does."""
     a = np.full(300, 100).astype(dtype)
     for wanted in ("int8", "float32", "float64"):
-        same(on(backend, a).mean(dtype=wanted), a.mean(dtype=wanted))
+        same(put(a, backend, (2,)).mean(dtype=wanted), a.mean(dtype=wanted))
 
 
 def test_rounding_of_a_large_array_in_blocks() -> None:
     a = np.linspace(-1000, 1000, 300_001)
-    same(on("numpy", a).round(2), a.round(2), exact=True)
-    x = on("numpy", a)
+    same(put(a, "numpy", (2,)).round(2), a.round(2), exact=True)
+    x = put(a, "numpy", (2,))
     np.round(x, 1, out=x)
     same(x, a.round(1), exact=True)
 
 
 def test_writing_an_array_of_one_element(backend: str) -> None:
-    x = on(backend, np.zeros(4))
+    x = put(np.zeros(4), backend, (2,))
     x[0] = np.array([5])
-    x[1] = on(backend, np.array([[6.0]]))
+    x[1] = put(np.array([[6.0]]), backend, (2,))
     x[2:3] = [7]
     assert x.tolist() == [5, 6, 7, 0]
     for value in (np.array([1, 2]), [1]):
@@ -233,7 +227,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_numpy(name: str, backend: str) -> None:
     call = FUNCTIONS[name]
-    same(call(*[on(backend, x) for x in (A, B, C)]), call(A, B, C))
+    same(call(*[put(x, backend, (2,)) for x in (A, B, C)]), call(A, B, C))
 
 
 ANSWERS: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -253,13 +247,13 @@ ANSWERS: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_functions_of_numpy_that_answer_at_once(name: str, backend: str) -> None:
     call = ANSWERS[name]
-    found, wanted = call(*[on(backend, x) for x in (A, B, C)]), call(A, B, C)
+    found, wanted = call(*[put(x, backend, (2,)) for x in (A, B, C)]), call(A, B, C)
     assert type(found) is type(wanted)
     assert found == wanted
 
 
 def test_a_host_array_may_be_the_first_operand(backend: str) -> None:
-    x = on(backend, A)
+    x = put(A, backend, (2,))
     assert np.array_equal(A, x)
     assert np.allclose(A, x)
     same(np.dot(A.T, x), A.T @ A)
@@ -267,10 +261,10 @@ def test_a_host_array_may_be_the_first_operand(backend: str) -> None:
 
 
 def test_out_of_dot_and_dtypes_of_stacks() -> None:
-    x, out = on("numpy", A), on("numpy", np.empty((4, 4)))
+    x, out = put(A, "numpy", (2,)), put(np.empty((4, 4)), "numpy", (2,))
     assert np.dot(x, x.T, out=out) is out
     same(out, A @ A.T)
-    cube = on("numpy", np.empty((4, 2, 2)))
+    cube = put(np.empty((4, 2, 2)), "numpy", (2,))
     assert np.dot(x, x.T.reshape(2, 3, 2), out=cube) is cube
     same(cube, np.dot(A, A.T.reshape(2, 3, 2)))
     same(np.concatenate([x, [[1, 2, 3]]], dtype="f4"), np.concatenate([A, [[1, 2, 3]]], dtype="f4"))
@@ -289,7 +283,7 @@ def test_arguments_of_functions_whose_signature_numpy_cannot_give(monkeypatch: p
     monkeypatch.setattr(numpy_calls, "inspect", types.SimpleNamespace(signature=signature, Parameter=inspect.Parameter))
     numpy_calls._counterpart.cache_clear()
     try:
-        x, out = on("numpy", A), on("numpy", np.empty((4, 4)))
+        x, out = put(A, "numpy", (2,)), put(np.empty((4, 4)), "numpy", (2,))
         assert np.dot(x, x.T, out=out) is out
         assert np.empty_like(x, shape=(2, 3)).shape == (2, 3)
         same(np.concatenate([x, x], 1, dtype="f4"), np.concatenate([A, A], 1, dtype="f4"))
@@ -299,14 +293,14 @@ def test_arguments_of_functions_whose_signature_numpy_cannot_give(monkeypatch: p
 
 def test_functions_of_other_modules_with_known_names_are_refused() -> None:
     """They compute something else: `numpy.emath.sqrt` of a negative number is complex."""
-    x = on("numpy", A)
+    x = put(A, "numpy", (2,))
     for function in (np.emath.sqrt, np.emath.log2):
         with pytest.raises(st.ArgumentTypeError, match=rf"{function.__module__}.{function.__name__}: has no sharded"):
             function(x)
 
 
 def test_functions_of_numpy_move_no_more_than_operators(backend: str) -> None:
-    x = on(backend, A)
+    x = put(A, backend, (2,))
     with st.transfer_guard("disallow"):
         assert np.isclose(x, x + 0).sharding == x.sharding
         assert np.round(x, 1).sharding == x.sharding
