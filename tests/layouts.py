@@ -55,6 +55,9 @@ __all__ = [
     "all_specs",
     "allocated",
     "array",
+    "assert_close",
+    "assert_equal",
+    "assert_rounded",
     "assert_same",
     "broadcastable",
     "everywhere",
@@ -127,16 +130,31 @@ def put(
     return st.device_put(value, st.NamedSharding(mesh_of(mesh, backend, start), spec))
 
 
+def assert_equal(found: Any, wanted: Any) -> None:
+    """Asserts that an array or a tensor has the elements of another, and its shape and dtype.
+
+    Python's numbers and lists have no dtype, and a number stands for any shape. `assert_same` looks at the shards, too.
+    """
+    strict = not isinstance(wanted, (bool, int, float, complex, list))
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted), strict=strict)
+
+
+def assert_rounded(found: Any, wanted: Any, dtype: Any = st.bfloat16) -> None:
+    """Asserts that an array or a tensor has a small dtype, and the elements of another, rounded to that dtype."""
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(found).astype(float), np.asarray(wanted).astype(dtype).astype(float))
+
+
 def assert_close(found: Any, wanted: Any, exact: bool) -> None:
     """Asserts that an array has the shape, dtype and elements of another.
 
     Floating-point numbers may differ by the errors of another order of additions, unless ``exact``.
     """
     wanted = np.asarray(wanted)
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
     if exact or wanted.dtype.kind in "biu":
-        np.testing.assert_array_equal(found, wanted)
+        assert_equal(found, wanted)
     else:
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
         limit = {"float16": 2e-2, "float32": 2e-5, "complex64": 2e-5}.get(str(wanted.dtype), 1e-11)
         np.testing.assert_allclose(found, wanted, rtol=limit, atol=limit)
 

@@ -51,7 +51,7 @@ def run_script(text: str, *arguments: str, stdin: str = "", seconds: float = 60,
 
 
 def new_process(
-    *command: str, stdin: str | bytes = "", seconds: float = 120, cwd: Path = ROOT, **variables: str
+    *command: str, stdin: str | bytes = "", seconds: float = 300, cwd: Path = ROOT, **variables: str
 ) -> Ended:
     """Runs Python with a command line in a new process, which has these variables."""
     done = subprocess.run(

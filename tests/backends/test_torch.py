@@ -61,7 +61,7 @@ def call(name: str, *args: Any, **params: Any) -> Any:
     return function_of(load("torch"), name)(*args, **params)
 
 
-def check(xp: Any, name: str, *operands: Any) -> None:
+def check_namespace(xp: Any, name: str, *operands: Any) -> None:
     if name in ("reciprocal", "divide"):  # of complex zeros PyTorch makes now NaN and now infinities
         operands = tuple(
             [
@@ -84,13 +84,13 @@ def check(xp: Any, name: str, *operands: Any) -> None:
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_functions_of_every_dtype(name: str, xp: Any) -> None:
     for dtype in DTYPES:
-        check(xp, name, values(dtype, 60))
+        check_namespace(xp, name, values(dtype, 60))
 
 
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_functions_of_every_pair_of_dtypes(name: str, xp: Any) -> None:
     for left, right in itertools.product(DTYPES, repeat=2):
-        check(xp, name, *defined_operands(name, values(left, 60, 1), values(right, 60, 2)))
+        check_namespace(xp, name, *defined_operands(name, values(left, 60, 1), values(right, 60, 2)))
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -98,7 +98,7 @@ def test_unary_functions_of_every_shape(name: str, xp: Any) -> None:
     @hypothesis.settings(max_examples=drawn(15))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
-        check(xp, name, arrays(data, data.draw(shapes()), data.draw(some.sampled_from(DTYPES))))
+        check_namespace(xp, name, arrays(data, data.draw(shapes()), data.draw(some.sampled_from(DTYPES))))
 
     run()
 
@@ -110,7 +110,7 @@ def test_binary_functions_of_every_shape(name: str, xp: Any) -> None:
     def run(data: Any) -> None:
         dtypes = [data.draw(some.sampled_from(DTYPES)) for _ in range(2)]
         operands = zip(data.draw(broadcastable(2)), dtypes, strict=True)
-        check(xp, name, *defined_operands(name, *[arrays(data, s, d) for s, d in operands]))
+        check_namespace(xp, name, *defined_operands(name, *[arrays(data, s, d) for s, d in operands]))
 
     run()
 
@@ -122,8 +122,8 @@ def test_python_scalars_are_weak(name: str, scalar: Any, xp: Any) -> None:
         x = defined_operands(name, values(dtype, 14), values(dtype, 14))[1]
         if name in ("pow", "float_power") and "c" in (x.dtype.kind, np.asarray(scalar).dtype.kind):
             x = np.where(np.isfinite(x) & (x != 0), x, x.dtype.type(1))
-        check(xp, name, x, scalar)
-        check(xp, name, scalar, x)
+        check_namespace(xp, name, x, scalar)
+        check_namespace(xp, name, scalar, x)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -156,16 +156,16 @@ def test_spacing_and_ldexp_are_exact(dtype: str, xp: Any) -> None:
 
 def test_python_scalars_without_arrays(xp: Any) -> None:
     for name, x, y in [("greater", 10**12, 10**12), ("add", 1, 2.5), ("divide", 1, 2), ("logical_and", True, 0.5)]:
-        check(xp, name, x, y)
-    check(xp, "sqrt", 2)
+        check_namespace(xp, name, x, y)
+    check_namespace(xp, "sqrt", 2)
 
 
 @pytest.mark.parametrize("scalar", [-1, 256, 300, -129, 2**40, -(2**70)])
 def test_integers_out_of_range(scalar: int, xp: Any) -> None:
     for dtype, name in itertools.product(["uint8", "int8", "int64"], ["less", "equal", "greater_equal", "not_equal"]):
         x = values(dtype)
-        check(xp, name, x, scalar)
-        check(xp, name, scalar, x)
+        check_namespace(xp, name, x, scalar)
+        check_namespace(xp, name, scalar, x)
     if not 0 <= scalar < 256:
         with pytest.raises(OverflowError):
             xp.add(xp.asarray(values("uint8")), scalar)

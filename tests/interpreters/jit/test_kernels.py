@@ -64,7 +64,7 @@ EXECUTORS = [pytest.param(blocked.run, id="blocked"), pytest.param(run_c, id="c"
 
 @pytest.mark.parametrize("number", range(COUNT))
 def test_random_kernels_equal_numpy_on_blocks(number: int, cases: list[Case]) -> None:
-    check(blocked.run, cases[number])
+    check_kernel(blocked.run, cases[number])
 
 
 @pytest.mark.parametrize("number", range(COUNT))
@@ -72,10 +72,10 @@ def test_random_kernels_equal_numpy_in_c(number: int, cases: list[Case], compile
     kernel = cases[number].kernel
     assert (kernel in compiled) == has_c(kernel)
     if kernel in compiled:
-        check(run_c, cases[number])
+        check_kernel(run_c, cases[number])
 
 
-def check(run: Run, case: Case) -> None:
+def check_kernel(run: Run, case: Case) -> None:
     """Also in place, where an input has the shape and dtype of an output, and with outputs of any strides."""
     expected = reference(case)
     outs = case.outputs()
@@ -112,9 +112,9 @@ def test_many_random_kernels_equal_numpy(chunk: int) -> None:
     cases = [random_case(1000 + 30 * chunk + k) for k in range(30)]
     made = c_executor.compile_kernels([case.kernel for case in cases])
     for case in cases:
-        check(blocked.run, case)
+        check_kernel(blocked.run, case)
         if case.kernel in made:
-            check(run_c, case)
+            check_kernel(run_c, case)
 
 
 # -- kernels that people write ---------------------------------------------------------------------
