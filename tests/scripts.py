@@ -155,4 +155,5 @@ def _serve(number: int) -> CodeType:
         os.environ.clear()
         os.environ.update(environment)
         return compile(text, "<string>", "exec", dont_inherit=True)
+    asked.close()
     sys.exit()

@@ -778,4 +778,4 @@ def test_errors_of_torch_in_mapped_functions_at_any_depth() -> None:
         assert len(found) == 100 and all("out of bounds" in error for error in found), found
     """
     variables = {"SHARDTENSOR_NUM_DEVICES": "3", "SHARDTENSOR_NUM_THREADS": "1"}
-    output_of(new_process("-X", "faulthandler", "-c", code, **variables))
+    output_of(new_process("-X", "faulthandler", "-c", code, seconds=60, **variables))

@@ -700,7 +700,7 @@ pool.submit(lambda: (time.sleep(0.05), works("in a pool,")))
 
 def test_operators_and_maps_at_exit() -> None:
     """Functions at exit work in any order of registration, also after the threads have been closed."""
-    done = new_process(*OPTIONS, "-c", AT_EXIT, **VARIABLES | {"SHARDTENSOR_NUM_DEVICES": "3"})
+    done = new_process(*OPTIONS, "-c", AT_EXIT, seconds=60, **VARIABLES | {"SHARDTENSOR_NUM_DEVICES": "3"})
     assert (done.returncode, done.stderr) == (0, "")
     order = ["now", "in a pool", "after it", "before the first map", "before the import"]
     assert done.stdout.splitlines() == [f"{when}, [6, 6, 6] 2097152.0" for when in order]
@@ -719,7 +719,7 @@ def test_helpers_end_before_the_interpreter() -> None:
     script += "import shardtensor as st\nfrom shardtensor.host import threads\nst.set_num_threads(4)\n"
     script += "for _ in range(2):\n    threads.each(lambda k: None, 8)\n    print(threading.active_count())\n    threads._pool.dissolve()\n"
     script += "    print(threading.active_count())\nthreads.each(lambda k: None, 8)\n"
-    done = new_process("-W", "error", "-c", script, **VARIABLES)
+    done = new_process("-W", "error", "-c", script, seconds=60, **VARIABLES)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["4", "1", "4", "1", "1"]
 

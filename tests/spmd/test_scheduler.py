@@ -1428,7 +1428,7 @@ def test_threads_whose_numbers_are_those_of_greenlets(patch: str) -> None:
     if patch == "gevent":
         pytest.importorskip("gevent")
     script = f"{textwrap.dedent(PATCHES[patch])}\n{textwrap.dedent(PATCHED)}"
-    done = new_process("-X", "faulthandler", "-c", script, **VARIABLES | {"SHARDTENSOR_NUM_DEVICES": "4"})
+    done = new_process("-X", "faulthandler", "-c", script, seconds=60, **VARIABLES | {"SHARDTENSOR_NUM_DEVICES": "4"})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split("\n") == ["[6, 6, 6]"] * 2 + ["caught True 2097152.0"] * 2 + [""]
 
