@@ -33,7 +33,7 @@ import shardtensor as st
 from shardtensor.backend import registry
 from shardtensor.errors import BackendError
 from shardtensor.testing.checked import CheckedBackend
-from tests import fakecupy
+from tests import fakecupy, scripts
 from tests.draws import drawn
 
 for _name in st.__all__:  # Imports the modules that are imported on first use: tests iterate over all operators.
@@ -148,6 +148,13 @@ def clear_caches() -> None:
         for cached in vars(module).values():
             if isinstance(cached, functools._lru_cache_wrapper) and cached.cache_parameters()["maxsize"]:
                 cached.cache_clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def close_server() -> Iterator[None]:
+    """Ends the process that forks for scripts, whose processor time counts."""
+    yield
+    scripts.close()
 
 
 @pytest.fixture(scope="module", autouse=True)

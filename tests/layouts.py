@@ -55,6 +55,9 @@ __all__ = [
     "all_specs",
     "allocated",
     "array",
+    "assert_close",
+    "assert_equal",
+    "assert_rounded",
     "assert_same",
     "broadcastable",
     "everywhere",
@@ -64,6 +67,7 @@ __all__ = [
     "on_host",
     "place_of",
     "placed",
+    "put",
     "shapes",
     "specs",
     "strided",
@@ -114,16 +118,43 @@ def place_of(x: Any) -> int:
     return int(x.data_ptr() if hasattr(x, "data_ptr") else x.data.ptr)
 
 
+def put(
+    value: Any, backend: str, mesh: tuple[int, ...] = (4,), spec: st.P | None = None, start: int = 0
+) -> st.ShardedTensor:
+    """Places a host array on a mesh of a backend's devices from index ``start`` on.
+
+    Its first dimension is split over the first axis of the mesh, unless ``spec`` says otherwise.
+    """
+    value = np.asarray(value)
+    spec = (st.P("x") if value.ndim else st.P()) if spec is None else spec
+    return st.device_put(value, st.NamedSharding(mesh_of(mesh, backend, start), spec))
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    """Asserts that an array or a tensor has the elements of another, and its shape and dtype.
+
+    Python's numbers and lists have no dtype, and a number stands for any shape. `assert_same` looks at the shards, too.
+    """
+    strict = not isinstance(wanted, (bool, int, float, complex, list))
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted), strict=strict)
+
+
+def assert_rounded(found: Any, wanted: Any, dtype: Any = st.bfloat16) -> None:
+    """Asserts that an array or a tensor has a small dtype, and the elements of another, rounded to that dtype."""
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(found).astype(float), np.asarray(wanted).astype(dtype).astype(float))
+
+
 def assert_close(found: Any, wanted: Any, exact: bool) -> None:
     """Asserts that an array has the shape, dtype and elements of another.
 
     Floating-point numbers may differ by the errors of another order of additions, unless ``exact``.
     """
     wanted = np.asarray(wanted)
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
     if exact or wanted.dtype.kind in "biu":
-        np.testing.assert_array_equal(found, wanted)
+        assert_equal(found, wanted)
     else:
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
         limit = {"float16": 2e-2, "float32": 2e-5, "complex64": 2e-5}.get(str(wanted.dtype), 1e-11)
         np.testing.assert_allclose(found, wanted, rtol=limit, atol=limit)
 

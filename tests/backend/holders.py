@@ -8,15 +8,11 @@ from typing import Any
 import numpy as np
 
 import shardtensor as st
-from tests.layouts import mesh_of, place_of, values_of
+from tests.layouts import place_of, values_of
 
 VALUE = np.arange(24.0).reshape(8, 3)
 
 LEAKED: list[Any] = []
-
-
-def put(value: Any, backend: str, mesh: tuple[int, ...] = (4,)) -> st.ShardedTensor:
-    return st.device_put(np.asarray(value), st.NamedSharding(mesh_of(mesh, backend), st.P("x")))
 
 
 def places(x: st.ShardedTensor) -> list[int]:

@@ -21,8 +21,8 @@ from shardtensor.interpreters.mutation import write_transaction, writes
 from shardtensor.spmd import launch
 from shardtensor.tensor import ownership, tensor
 from shardtensor.tensor.storage import Storage
-from tests.backend.holders import VALUE, leak, places, put, seen, shard_data
-from tests.layouts import allocated, assert_same, everywhere, place_of
+from tests.backend.holders import VALUE, leak, places, seen, shard_data
+from tests.layouts import allocated, assert_same, everywhere, place_of, put
 
 # -- reference counts ------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ import pytest
 
 import shardtensor as st
 from shardtensor.tensor import ownership
-from tests.backend.holders import VALUE, leak, put, seen, shard_data
-from tests.layouts import USABLE, everywhere, mesh_of
+from tests.backend.holders import VALUE, leak, seen, shard_data
+from tests.layouts import USABLE, everywhere, mesh_of, put
 
 CHECKED_EVERY = 12
 """After so many steps all tensors and exports are compared; after each step those it touched, and some export."""

@@ -24,8 +24,8 @@ from shardtensor.tensor import ownership
 from shardtensor.tensor.operands import on_one_device
 from shardtensor.tensor.storage import PendingWrite, Storage
 from shardtensor.tensor.tensor import mark_donated, shard_arrays, tensor, without_elements, write_state_of
-from tests.backend.holders import VALUE, places, put, seen, shard_data
-from tests.layouts import assert_same, everywhere, mesh_of, values_of
+from tests.backend.holders import VALUE, places, seen, shard_data
+from tests.layouts import assert_same, everywhere, mesh_of, put, values_of
 
 # -- who holds a storage ---------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from shardtensor.backend.protocol import requested_devices
 from shardtensor.backend.registry import load
 from shardtensor.testing import CheckedArray
 from tests.conftest import NO_GPU
+from tests.scripts import new_process, output_of, run_script
 
 # -- devices ---------------------------------------------------------------------------------------
 
@@ -70,41 +71,8 @@ def test_device_can_be_pickled(backend: str) -> None:
 # -- finding and loading ---------------------------------------------------------------------------
 
 
-def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a new process, with only these of the SHARDTENSOR variables."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        env={**env, **variables},
-    )
-
-
 def printed(code: str, **variables: str) -> Any:
-    done = run(code, **variables)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def printed_each(code: str, *variables: dict[str, str]) -> list[Any]:
-    """Returns what a program prints with each of some environments, in processes that begin after the library was
-    imported.
-    """
-    program = f"""
-import os, sys, shardtensor
-for variables in {list(variables)!r}:
-    if child := os.fork():
-        if os.waitpid(child, 0)[1]:
-            sys.exit(f"with {{variables}}")
-        continue
-    os.environ.update(variables)
-    exec({textwrap.dedent(code)!r})
-    break
-"""
-    done = run(program, PYTHONUTF8="1")
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return json.loads(output_of(run_script(textwrap.dedent(code), **variables)))
 
 
 def test_names() -> None:
@@ -140,8 +108,8 @@ COUNTS = """
 
 def test_number_of_devices() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found = printed_each(COUNTS, {"SHARDTENSOR_NUM_DEVICES": "3"}, {"SHARDTENSOR_BACKEND": "numpy"})
-    assert found == [[3, 3, 3], [cores] * 3]
+    assert printed(COUNTS, SHARDTENSOR_NUM_DEVICES="3") == [3, 3, 3]
+    assert printed(COUNTS, SHARDTENSOR_BACKEND="numpy") == [cores] * 3
 
 
 def test_a_program_sets_the_number_of_devices() -> None:
@@ -161,8 +129,8 @@ def test_a_program_sets_the_number_of_devices() -> None:
                 return str(e)
         print(json.dumps([counts, error(8), error(8, "numpy"), error(8, "checked"), st.device_count()]))
     """
-    given = [{"SHARDTENSOR_NUM_DEVICES": number, "SHARDTENSOR_BACKEND": "numpy"} for number in ("3", "eight")]
-    for counts, *errors, left in printed_each(code, *given):
+    for number in ("3", "eight"):
+        counts, *errors, left = printed(code, SHARDTENSOR_NUM_DEVICES=number, SHARDTENSOR_BACKEND="numpy")
         assert (counts, left) == ([5, 5, 2], 5)
         for message, name, count in zip(errors, ("numpy", "numpy", "checked"), (5, 5, 2), strict=True):
             assert message.startswith(f"set_num_devices: backend {name!r} is in use already, with {count} devices")
@@ -212,8 +180,8 @@ def test_invalid_numbers_of_devices() -> None:
         print(json.dumps([[error(call) for call in calls], [m for m in sys.modules if m.startswith("shardtensor_")]]))
     """
     invalid = ["0", "abc", "²", "99999999999", "9" * 5000]
-    found = printed_each(code, *[{"SHARDTENSOR_NUM_DEVICES": given} for given in invalid])
-    for given, (messages, plugins) in zip(invalid, found, strict=True):
+    for given in invalid:
+        messages, plugins = printed(code, SHARDTENSOR_NUM_DEVICES=given)
         shown = repr(given) if len(given) < 60 else "'999"
         for message in messages:
             assert message.removeprefix("zeros: ").startswith(f"SHARDTENSOR_NUM_DEVICES is {shown}")
@@ -249,10 +217,11 @@ def test_variable_chooses_the_default_backend() -> None:
         print(json.dumps([*names, kind, float(st.sum(x))]))
     """
     kinds = {"checked": "CheckedArray", "numpy": "ndarray"}
-    named = [{"SHARDTENSOR_BACKEND": name, "SHARDTENSOR_NUM_DEVICES": "3"} for name in kinds]
-    *found, without, empty = printed_each(code, *named, {}, {"SHARDTENSOR_BACKEND": ""})
-    assert found == [[name, name, "numpy", kind, 8.0] for name, kind in kinds.items()]
-    assert without[0] == empty[0] == ("numpy" if NO_GPU else "cupy")
+    for name, kind in kinds.items():
+        found = printed(code, SHARDTENSOR_BACKEND=name, SHARDTENSOR_NUM_DEVICES="3")
+        assert found == [name, name, "numpy", kind, 8.0]
+    for variables in ({}, {"SHARDTENSOR_BACKEND": ""}):
+        assert printed(code, **variables)[0] == ("numpy" if NO_GPU else "cupy")
 
 
 def test_variable_that_names_no_backend() -> None:
@@ -678,8 +647,8 @@ for name, code in {programs!r}.items():
         failures.append(name)
 sys.exit(f"failed: {{failures}}" if failures else 0)
 """
-    done = run(textwrap.dedent(head) + each, PYTHONPATH=third_party, SHARDTENSOR_NUM_DEVICES="4")
-    assert done.returncode == 0, done.stderr
+    code = textwrap.dedent(head) + each
+    output_of(new_process("-W", "error", "-c", code, PYTHONPATH=third_party, SHARDTENSOR_NUM_DEVICES="4"))
 
 
 # -- checked: what real devices forbid raises ------------------------------------------------------

@@ -15,8 +15,9 @@ from shardtensor.communication.all_reduce import combine, flat_tree, tree_of
 from shardtensor.communication.merging import MERGED_AT_ONCE, merged
 from shardtensor.functions import random_kernel
 from tests import fakecupy
-from tests.backends.test_cupy import ORDERS, address, launched, machine, same
+from tests.backends.test_cupy import ORDERS, address, launched, machine
 from tests.draws import drawn
+from tests.layouts import assert_equal
 
 
 def parts_of(m: Any, *positions: int) -> Any:
@@ -66,9 +67,9 @@ def test_a_psum_on_one_gpu_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
         assert names == ["combined"]
         assert len({address(y) for y in made}) == 1, "no program gets a copy"
         made[0] += 1
-        same(made[0], total + 1)
+        assert_equal(made[0], total + 1)
         for y in made[1:]:
-            same(y, total)
+            assert_equal(y, total)
         (mean,) = {float(y.sum()) for y in st.pmap(lambda a: st.pmean(a[:2], "i"), parts, axis_name="i")}
         assert mean == pytest.approx(float(total.sum()) / 4)
 
@@ -89,8 +90,8 @@ def test_what_a_program_derives_from_a_shared_result_is_its_own() -> None:
             row += 1
             doubled += 1
             own += 1
-            same(row, first + 1)
-            same(doubled[0], first * 2 + 1)
+            assert_equal(row, first + 1)
+            assert_equal(doubled[0], first * 2 + 1)
         assert m.backend.to_host(kept[0], m.devices[0])[0].tolist() == first.tolist()
 
 
@@ -116,7 +117,7 @@ def test_collectives_have_the_same_bits_on_every_number_of_gpus(gpus: int, order
                 np.concatenate([b[:, k : k + 1] for b in rows]), total[:, k : k + 1],
             )  # fmt: skip
             for found, value in zip(made, wanted, strict=True):
-                same(found, value)
+                assert_equal(found, value)
 
 
 @pytest.mark.parametrize(("gpus", "launches"), [(1, 24), (2, 48)])
@@ -159,10 +160,10 @@ def test_a_tensor_is_read_by_one_copy_for_each_gpu(gpus: int, waits: int) -> Non
         x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d"))) * 2
         for found, value in ((lambda: x, host), (lambda: x.T, host.T), (lambda: x[1:-1:2, 3], host[1:-1:2, 3])):
             before = fakecupy.waits
-            same(found(), value * 2)
+            assert_equal(found(), value * 2)
             assert fakecupy.waits == before + waits
         parts = st.pmap(lambda a: a + 1, st.shard(x))
-        same(st.unshard(parts), host * 2 + 1)
+        assert_equal(st.unshard(parts), host * 2 + 1)
 
 
 DRAWS: dict[str, Any] = {
@@ -223,8 +224,8 @@ def test_probabilities_are_read_where_they_are(dtype: str) -> None:
     with machine(8, devices=2) as m:
         for spec in (("d",), (None, "d"), ()):
             x = st.device_put(p, st.NamedSharding(m.mesh(), st.P(*spec)))
-            same(st.random.bernoulli(key, x), wanted)
-        same(st.random.bernoulli(key, st.device_put(np.ascontiguousarray(p.T), m.mesh()).T), wanted)
+            assert_equal(st.random.bernoulli(key, x), wanted)
+        assert_equal(st.random.bernoulli(key, st.device_put(np.ascontiguousarray(p.T), m.mesh()).T), wanted)
 
 
 def test_random_words_are_one_kernel_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +268,9 @@ def test_elementwise_compositions_are_one_kernel_for_each_gpu(gpus: int, monkeyp
         assert st.allclose(x, x, equal_nan=True)
         assert not st.allclose(x, y, 1e-7, equal_nan=True)
         assert st.nan_to_num(y, copy=False) is y
-        same(y, np.nan_to_num(other))
+        assert_equal(y, np.nan_to_num(other))
         with st.transfers():  # By its operators, whose transfers are recorded.
-            same(st.isclose(x, x), np.isclose(host, host))
+            assert_equal(st.isclose(x, x), np.isclose(host, host))
         with pytest.raises(st.ShapeError, match="isclose"):
             st.isclose(x, y[:, :3])
 
@@ -291,7 +292,7 @@ def test_cumulative_functions_are_few_kernels(
             again = call(x, axis=0)
         assert (log.bytes > 0, log.copied) == (True, 0)
         np.testing.assert_array_equal(np.asarray(again), np.asarray(found))
-        same(call(x.astype(np.int64), axis=0), wanted(host.astype(np.int64), axis=0))
+        assert_equal(call(x.astype(np.int64), axis=0), wanted(host.astype(np.int64), axis=0))
 
 
 @pytest.mark.parametrize(("gpus", "sums"), [(1, 3), (2, 7)])
@@ -307,7 +308,7 @@ def test_views_of_columns_are_read_where_they_are(gpus: int, sums: int, monkeypa
             names = launched(monkeypatch)
             found = part * 2
             assert names == ["multiply"] * gpus
-            same(found, wanted * 2)
+            assert_equal(found, wanted * 2)
             names = launched(monkeypatch)
             total = part.sum()
             assert len([name for name in names if "copy" not in name]) <= sums, names
@@ -318,11 +319,11 @@ def test_views_of_columns_are_read_where_they_are(gpus: int, sums: int, monkeypa
         turned = x.T + 0
         kept = x.T.copy()
         x[3:] = 7
-        same(turned, host.T)
-        same(kept, host.T)
+        assert_equal(turned, host.T)
+        assert_equal(kept, host.T)
         host[3:] = 7
-        same(x.T, host.T)
-        same(x[:, 2:], host[:, 2:])
+        assert_equal(x.T, host.T)
+        assert_equal(x[:, 2:], host[:, 2:])
 
 
 PRODUCTS: dict[str, Any] = {

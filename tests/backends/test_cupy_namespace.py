@@ -38,7 +38,7 @@ def xp() -> Iterator[Any]:
     fakecupy.uninstall()
 
 
-def check(xp: Any, name: str, *operands: Any, **params: Any) -> None:
+def check_namespace(xp: Any, name: str, *operands: Any, **params: Any) -> None:
     """That a function gives NumPy's elements and dtype. What NumPy refuses never gets here."""
     given = [xp.asarray(x) if isinstance(x, np.ndarray) else x for x in operands]
     with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -55,13 +55,13 @@ def check(xp: Any, name: str, *operands: Any, **params: Any) -> None:
 @pytest.mark.parametrize("name", [*UNARY, "round", "real", "imag"])
 def test_unary_functions_of_every_dtype(name: str, xp: Any) -> None:
     for dtype in DTYPES:
-        check(xp, name, values(dtype, 30))
+        check_namespace(xp, name, values(dtype, 30))
 
 
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_functions_of_every_pair_of_dtypes(name: str, xp: Any) -> None:
     for left, right in spread(itertools.product(DTYPES, repeat=2), 3, BINARY.index(name)):
-        check(xp, name, *defined_operands(name, values(left, 30, 1), values(right, 30, 2)))
+        check_namespace(xp, name, *defined_operands(name, values(left, 30, 1), values(right, 30, 2)))
 
 
 @pytest.mark.parametrize("name", BINARY)
@@ -69,20 +69,20 @@ def test_functions_of_arrays_and_numbers(name: str, xp: Any) -> None:
     calls = itertools.product([True, 3, 2.5, 1 + 2j, 300, 2**63], DTYPES)
     for number, dtype in spread(calls, 7, BINARY.index(name)):
         x = defined_operands(name, values(dtype), values(dtype))[1]
-        check(xp, name, x, number)
-        check(xp, name, number, x)
+        check_namespace(xp, name, x, number)
+        check_namespace(xp, name, number, x)
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64, 2**70, -(2**63) - 1, -(2**70)])
 def test_integers_of_more_than_64_bits(number: int, xp: Any) -> None:
     """NumPy compares them with integers, and makes floats of them beside floats; CuPy's ufuncs refuse them."""
     for name, dtype in itertools.product(["less", "greater_equal", "equal", "not_equal"], DTYPES):
-        check(xp, name, values(dtype), number)
-        check(xp, name, number, values(dtype))
+        check_namespace(xp, name, values(dtype), number)
+        check_namespace(xp, name, number, values(dtype))
     for name, dtype in itertools.product(["add", "divide", "maximum", "hypot"], "efd"):
-        check(xp, name, values(dtype), number)
-        check(xp, name, number, values(dtype))
-    check(xp, "divide", values("l"), number)
+        check_namespace(xp, name, values(dtype), number)
+        check_namespace(xp, name, number, values(dtype))
+    check_namespace(xp, "divide", values("l"), number)
 
 
 @pytest.mark.parametrize("name", ["add", "multiply", "maximum", "bitwise_or"])
@@ -94,21 +94,21 @@ def test_integers_out_of_range_raise(name: str, xp: Any) -> None:
 
 def test_where(xp: Any) -> None:
     for mask, left, right in itertools.product("?D", DTYPES, DTYPES):
-        check(xp, "where", values(mask), values(left, 14, 1), values(right, 14, 2))
+        check_namespace(xp, "where", values(mask), values(left, 14, 1), values(right, 14, 2))
     for number, dtype in itertools.product([True, 0, 0.5, -1, np.nan, 1j, 300, 2**70], DTYPES):
-        check(xp, "where", values("?"), number, values(dtype))
-        check(xp, "where", values("?"), values(dtype), number)
-        check(xp, "where", True, values(dtype), number)
-        check(xp, "where", 0.0, values(dtype), number)
+        check_namespace(xp, "where", values("?"), number, values(dtype))
+        check_namespace(xp, "where", values("?"), values(dtype), number)
+        check_namespace(xp, "where", True, values(dtype), number)
+        check_namespace(xp, "where", 0.0, values(dtype), number)
 
 
 def test_clip(xp: Any) -> None:
     for x, low, high in itertools.product("?bLedF", repeat=3):
-        check(xp, "clip", values(x), values(low, 14, 1), values(high, 14, 2))
+        check_namespace(xp, "clip", values(x), values(low, 14, 1), values(high, 14, 2))
     for dtype, low, high in itertools.product(DTYPES, BOUNDS, BOUNDS):
-        check(xp, "clip", values(dtype), low, high)
-    check(xp, "clip", values("l", 14).reshape(7, 2), values("f", 14).reshape(7, 2)[:, :1], None)
-    check(xp, "clip", values("l", 2), None, values("f", 14).reshape(7, 2))
+        check_namespace(xp, "clip", values(dtype), low, high)
+    check_namespace(xp, "clip", values("l", 14).reshape(7, 2), values("f", 14).reshape(7, 2)[:, :1], None)
+    check_namespace(xp, "clip", values("l", 2), None, values("f", 14).reshape(7, 2))
 
 
 @pytest.mark.parametrize("name", [*UNARY, *BINARY, "clip"])
@@ -137,26 +137,26 @@ def test_elements_of_any_dtype_are_searched(xp: Any) -> None:
     """CuPy's kernel compares operands of two dtypes as C does, or is not compiled."""
     for left, right in itertools.product(DTYPES, repeat=2):
         ordered, x = np.sort(values(left, 30, 1)), values(right, 30, 2)
-        check(xp, "isin", x, values(left, 5, 1))
-        check(xp, "isin", x.reshape(5, 6), values(left, 6, 1).reshape(2, 3), invert=True)
+        check_namespace(xp, "isin", x, values(left, 5, 1))
+        check_namespace(xp, "isin", x.reshape(5, 6), values(left, 6, 1).reshape(2, 3), invert=True)
         if "c" in (ordered.dtype.kind, x.dtype.kind):  # Those that are NaN are in no order that CuPy has.
             x = np.where(np.isnan(x), x.dtype.type(1), x)
         for side in ("left", "right"):
-            check(xp, "searchsorted", ordered, x, side=side)
+            check_namespace(xp, "searchsorted", ordered, x, side=side)
 
 
 def test_a_part_that_is_nan_hides_no_complex_number(xp: Any) -> None:
     x = np.array([5, complex(1, np.nan), 2], np.complex64)
-    check(xp, "isin", np.array([5, 2, 3], np.complex64), x)
-    check(xp, "searchsorted", np.sort(x), np.array([5, 2, 7, -1], np.complex64))
+    check_namespace(xp, "isin", np.array([5, 2, 3], np.complex64), x)
+    check_namespace(xp, "searchsorted", np.sort(x), np.array([5, 2, 7, -1], np.complex64))
 
 
 def test_quotients_by_complex_zeros(xp: Any) -> None:
     parts = [0.0, -0.0, 1.5, -np.inf, np.nan]
     x = np.array([complex(a, b) for a in parts for b in parts])
     for dtype, zero in itertools.product("FD", [0, False, 0.0, -0.0, complex(-0.0, 0.0)]):
-        check(xp, "divide", x.astype(dtype), zero)
-        check(xp, "divide", x.astype(dtype), np.array(zero))
+        check_namespace(xp, "divide", x.astype(dtype), zero)
+        check_namespace(xp, "divide", x.astype(dtype), np.array(zero))
 
 
 def test_clip_without_bounds_is_a_copy(xp: Any) -> None:
@@ -170,9 +170,9 @@ def test_clip_without_bounds_is_a_copy(xp: Any) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 512])
 def test_vecdot_of_bools_does_not_wrap(size: int, xp: Any) -> None:
-    check(xp, "vecdot", np.ones((2, size), bool), np.ones(size, bool))
-    check(xp, "vecdot", np.ones((size, 2), bool), np.ones((size, 2), bool), axis=0)
-    check(xp, "vecdot", np.ones(size, bool), np.ones(size, "int8"))
+    check_namespace(xp, "vecdot", np.ones((2, size), bool), np.ones(size, bool))
+    check_namespace(xp, "vecdot", np.ones((size, 2), bool), np.ones((size, 2), bool), axis=0)
+    check_namespace(xp, "vecdot", np.ones(size, bool), np.ones(size, "int8"))
 
 
 def test_vecdot_of_incompatible_shapes(xp: Any) -> None:

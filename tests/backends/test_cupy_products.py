@@ -11,6 +11,7 @@ import pytest
 import shardtensor as st
 from shardtensor.interpreters.execution import small_floats
 from tests.backends.test_cupy import launched, machine
+from tests.layouts import assert_rounded
 from tests.pairs import spread
 
 pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
@@ -21,11 +22,6 @@ PRODUCT = "gemm of bfloat16"
 def integers(shape: tuple[int, ...], seed: int) -> np.ndarray:
     """Numbers whose sums of products are exact in float32, and are rounded to bfloat16."""
     return np.random.default_rng(seed).integers(-9, 9, shape).astype(np.float32)
-
-
-def check(found: Any, wanted: np.ndarray) -> None:
-    assert found.dtype == st.bfloat16
-    np.testing.assert_array_equal(np.asarray(found).astype(np.float32), wanted.astype(st.bfloat16).astype(np.float32))
 
 
 @pytest.fixture
@@ -57,7 +53,7 @@ def test_products_of_every_layout(shapes: Any, gpus: int, monkeypatch: pytest.Mo
                 for v, spec in ((a, left), (b, right))
             ]
             names.clear()
-            check(x @ y, a @ b)
+            assert_rounded(x @ y, a @ b)
             assert (PRODUCT in names) == (a.size > 0 < b.size)
 
 
@@ -79,7 +75,7 @@ def test_views_are_multiplied_where_they_are(monkeypatch: pytest.MonkeyPatch) ->
             found = view(x, y, z)
             assert names.count(PRODUCT) == 1
             assert len(names) <= most
-            check(found, view(a, b, stack))
+            assert_rounded(found, view(a, b, stack))
 
 
 def test_only_large_products_of_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +83,11 @@ def test_only_large_products_of_matrices(monkeypatch: pytest.MonkeyPatch) -> Non
     with machine(2, devices=1) as m:
         x, y, u = [st.device_put(value.astype(st.bfloat16), m.mesh()) for value in (a, b, v)]
         names = launched(monkeypatch)
-        check(x @ y, a @ b)
+        assert_rounded(x @ y, a @ b)
         assert PRODUCT in names
         names.clear()
-        check(x @ u, a @ v)
-        check(x[:5, :5] @ y[:5, :5], a[:5, :5] @ b[:5, :5])
+        assert_rounded(x @ u, a @ v)
+        assert_rounded(x[:5, :5] @ y[:5, :5], a[:5, :5] @ b[:5, :5])
         assert (x @ y.astype("float32")).dtype == np.float32
         assert PRODUCT not in names
         assert st.eval_shape(st.matmul, x, y).dtype == st.bfloat16
@@ -105,5 +101,5 @@ def test_partial_results_are_added_in_float32() -> None:
     with machine(4, devices=2) as m:
         x = st.device_put(a.astype(st.bfloat16), st.NamedSharding(m.mesh(), st.P(None, "d")))
         y = st.device_put(np.ones((16, 3)).astype(st.bfloat16), st.NamedSharding(m.mesh(), st.P("d")))
-        check(x @ y, np.full((2, 3), 259.0))
-        check(st.jit(lambda a, b: a @ b)(x, y), np.full((2, 3), 259.0))
+        assert_rounded(x @ y, np.full((2, 3), 259.0))
+        assert_rounded(st.jit(lambda a, b: a @ b)(x, y), np.full((2, 3), 259.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests import fakecupy
+from tests.scripts import new_process, output_of
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4) - 4
 
@@ -309,7 +309,7 @@ def test_every_name_is_the_real_ones() -> None:
         "wrong += [f'{f}: {known[f]}' for f in loops if known[f] != loops[f]]\n"
         "print(json.dumps(wrong + [p + '.' + n for p, ns in asked.items() for n in ns if not hasattr(at(p), n)]))\n"
     )
-    if subprocess.run([sys.executable, "-c", "import cupy"], capture_output=True).returncode:
+    if new_process("-c", "import cupy").returncode:
         pytest.skip("the real CuPy is not importable here")
     libraries = ("cupy.cuda.cublas", "cupy.cuda.nccl")  # which CuPy loads when they are first used
     fakecupy.install()
@@ -334,9 +334,7 @@ def test_every_name_is_the_real_ones() -> None:
     }
     asked: dict[str, Any] = {name: sorted(set(names) - own.get(name, set())) for name, names in modules.items()}
     asked["lacks"], asked["loops"] = LACKS, LOOPS
-    done = subprocess.run([sys.executable, "-c", script], input=json.dumps(asked), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == []
+    assert json.loads(output_of(new_process("-c", script, stdin=json.dumps(asked)))) == []
 
 
 # -- devices ---------------------------------------------------------------------------------------

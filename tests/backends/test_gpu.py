@@ -12,8 +12,6 @@ import gc
 import importlib
 import os
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +34,7 @@ from tests.cases import CASES, check, wanted
 from tests.conftest import NO_GPU, NO_TORCH
 from tests.interpreters.jit.random_programs import run_seeds
 from tests.layouts import all_specs, assert_same, mesh_of, placed
+from tests.scripts import new_process, output_of
 
 ROOT = Path(__file__).parents[2]
 MESHES = {1: [(1,)], 2: [(2,), (1, 2)], 8: [(8,), (2, 4), (4, 2), (2, 2, 2)]}
@@ -733,10 +732,8 @@ def test_the_demo_passes() -> None:
 
 @marked
 def test_the_gpu_is_the_default() -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SHARDTENSOR_")}
     code = "import shardtensor as st; print(st.ones(3).sum().item(), st.devices()[0])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.stdout.split() == ["3.0", "cupy:0"], done.stderr
+    assert output_of(new_process("-c", code)).split() == ["3.0", "cupy:0"]
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/from_cupy.md", "docs/gpus.md"])
@@ -747,12 +744,10 @@ def test_the_page_runs(name: str) -> None:
     printed = [f"{line}\n" for line in re.findall(r"# -> (.*)", code)]
     double = "import pytest\nfrom tests import fakecupy, kernels\n"
     double += "kernels.install(pytest.MonkeyPatch(), fakecupy.install(devices=1))\n"
-    env = os.environ | {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "cupy"}
+    variables = {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "cupy"}
     after = "\nassert not fakecupy.races, list(fakecupy.races)\n"
     code = f"{double}{code}{after}" if NO_GPU else code
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "".join(printed)
+    assert output_of(new_process("-c", code, **variables)) == "".join(printed)
 
 
 # -- where there is no GPU -------------------------------------------------------------------------

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -21,8 +18,9 @@ import shardtensor as st  # noqa: E402 - what follows wants torch
 from shardtensor.backend import function_of  # noqa: E402
 from shardtensor.backend.registry import load  # noqa: E402
 from tests.draws import drawn  # noqa: E402
-from tests.layouts import DTYPES, broadcastable, mesh_of, shapes  # noqa: E402
+from tests.layouts import DTYPES, broadcastable, mesh_of, put, shapes  # noqa: E402
 from tests.operands import BINARY, UNARY, defined_operands, values  # noqa: E402
+from tests.scripts import new_process, output_of, run_script  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +61,7 @@ def call(name: str, *args: Any, **params: Any) -> Any:
     return function_of(load("torch"), name)(*args, **params)
 
 
-def check(xp: Any, name: str, *operands: Any) -> None:
+def check_namespace(xp: Any, name: str, *operands: Any) -> None:
     if name in ("reciprocal", "divide"):  # of complex zeros PyTorch makes now NaN and now infinities
         operands = tuple(
             [
@@ -86,13 +84,13 @@ def check(xp: Any, name: str, *operands: Any) -> None:
 @pytest.mark.parametrize("name", UNARY)
 def test_unary_functions_of_every_dtype(name: str, xp: Any) -> None:
     for dtype in DTYPES:
-        check(xp, name, values(dtype, 60))
+        check_namespace(xp, name, values(dtype, 60))
 
 
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_functions_of_every_pair_of_dtypes(name: str, xp: Any) -> None:
     for left, right in itertools.product(DTYPES, repeat=2):
-        check(xp, name, *defined_operands(name, values(left, 60, 1), values(right, 60, 2)))
+        check_namespace(xp, name, *defined_operands(name, values(left, 60, 1), values(right, 60, 2)))
 
 
 @pytest.mark.parametrize("name", UNARY)
@@ -100,7 +98,7 @@ def test_unary_functions_of_every_shape(name: str, xp: Any) -> None:
     @hypothesis.settings(max_examples=drawn(15))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
-        check(xp, name, arrays(data, data.draw(shapes()), data.draw(some.sampled_from(DTYPES))))
+        check_namespace(xp, name, arrays(data, data.draw(shapes()), data.draw(some.sampled_from(DTYPES))))
 
     run()
 
@@ -112,7 +110,7 @@ def test_binary_functions_of_every_shape(name: str, xp: Any) -> None:
     def run(data: Any) -> None:
         dtypes = [data.draw(some.sampled_from(DTYPES)) for _ in range(2)]
         operands = zip(data.draw(broadcastable(2)), dtypes, strict=True)
-        check(xp, name, *defined_operands(name, *[arrays(data, s, d) for s, d in operands]))
+        check_namespace(xp, name, *defined_operands(name, *[arrays(data, s, d) for s, d in operands]))
 
     run()
 
@@ -124,8 +122,8 @@ def test_python_scalars_are_weak(name: str, scalar: Any, xp: Any) -> None:
         x = defined_operands(name, values(dtype, 14), values(dtype, 14))[1]
         if name in ("pow", "float_power") and "c" in (x.dtype.kind, np.asarray(scalar).dtype.kind):
             x = np.where(np.isfinite(x) & (x != 0), x, x.dtype.type(1))
-        check(xp, name, x, scalar)
-        check(xp, name, scalar, x)
+        check_namespace(xp, name, x, scalar)
+        check_namespace(xp, name, scalar, x)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -158,16 +156,16 @@ def test_spacing_and_ldexp_are_exact(dtype: str, xp: Any) -> None:
 
 def test_python_scalars_without_arrays(xp: Any) -> None:
     for name, x, y in [("greater", 10**12, 10**12), ("add", 1, 2.5), ("divide", 1, 2), ("logical_and", True, 0.5)]:
-        check(xp, name, x, y)
-    check(xp, "sqrt", 2)
+        check_namespace(xp, name, x, y)
+    check_namespace(xp, "sqrt", 2)
 
 
 @pytest.mark.parametrize("scalar", [-1, 256, 300, -129, 2**40, -(2**70)])
 def test_integers_out_of_range(scalar: int, xp: Any) -> None:
     for dtype, name in itertools.product(["uint8", "int8", "int64"], ["less", "equal", "greater_equal", "not_equal"]):
         x = values(dtype)
-        check(xp, name, x, scalar)
-        check(xp, name, scalar, x)
+        check_namespace(xp, name, x, scalar)
+        check_namespace(xp, name, scalar, x)
     if not 0 <= scalar < 256:
         with pytest.raises(OverflowError):
             xp.add(xp.asarray(values("uint8")), scalar)
@@ -392,17 +390,13 @@ def row(count: int = 4) -> st.Mesh:
     return mesh_of((count,), "torch")
 
 
-def put(x: Any, count: int = 4) -> st.ShardedTensor:
-    return st.device_put(np.asarray(x), st.NamedSharding(row(count), st.P("x")))
-
-
 def places(x: st.ShardedTensor) -> list[int]:
     return [s.data.data_ptr() for s in x.addressable_shards]
 
 
 def test_torch_is_imported_only_by_the_backend() -> None:
     code = "import sys, shardtensor_torch, shardtensor as st; st.zeros(3); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    output_of(new_process("-c", code))
 
 
 @pytest.mark.parametrize(
@@ -419,9 +413,7 @@ sys.modules |= {{"torch": unittest.mock.MagicMock(), {missing!r}: None}}  # Impo
 import shardtensor as st
 st.devices("torch")
 """
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    ).stderr
+    output = run_script(code).stderr
     assert "BackendError" in output
     assert message.replace("\\", "") in output
 
@@ -429,9 +421,7 @@ st.devices("torch")
 def test_the_error_of_a_broken_library(tmp_path: Any) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: no such file')")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport shardtensor as st; st.devices('torch')"
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    ).stderr
+    output = run_script(code).stderr
     assert "BackendError: torch does not start: OSError('libtorch_cpu.so: no such file')" in output
 
 
@@ -446,8 +436,8 @@ def test_devices() -> None:
 def test_exclusive_tensors_are_written_in_place(write: Any) -> None:
     for x in (
         st.ones((8, 3), device=row()),
-        put(np.ones((8, 3))),
-        st.pmap(lambda p: p + 1, st.shard(put(np.ones(8)), devices=row()))[0],
+        put(np.ones((8, 3)), "torch"),
+        st.pmap(lambda p: p + 1, st.shard(put(np.ones(8), "torch"), devices=row()))[0],
     ):
         y = st.ones_like(x)
         before = places(x)
@@ -472,7 +462,7 @@ HOLDERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_writes_are_not_visible_to_other_holders(holder: str) -> None:
-    x = put(np.arange(8.0))
+    x = put(np.arange(8.0), "torch")
     wanted = np.asarray(x).copy()
     held = [HOLDERS[holder](s.data) for s in x.addressable_shards]
     before = places(x)
@@ -491,7 +481,7 @@ def test_results_with_other_holders_are_copied(holder: str) -> None:
         held.append((HOLDERS[holder](made), made.data_ptr()))
         return made
 
-    (x,) = st.pmap(keep, [put(np.arange(4.0), 1)])
+    (x,) = st.pmap(keep, [put(np.arange(4.0), "torch", (1,))])
     assert places(x) != [held[0][1]]
     x += 1
     np.testing.assert_array_equal(np.asarray(x), np.arange(4.0) + 2)
@@ -505,7 +495,7 @@ def test_results_of_mapped_functions_are_adopted() -> None:
         seen.append(made.data_ptr())
         return made
 
-    given = put(np.arange(4.0), 1)
+    given = put(np.arange(4.0), "torch", (1,))
     with st.transfers() as log:
         (x,) = st.pmap(fresh, [given])
         (same,) = st.pmap(lambda p: p, [x])
@@ -531,7 +521,7 @@ def test_results_of_mapped_functions_are_adopted() -> None:
 )
 def test_results_of_all_kinds(result: Any) -> None:
     value = np.arange(12.0).reshape(4, 3)
-    (x,) = st.pmap(result, [put(value, 1)])
+    (x,) = st.pmap(result, [put(value, "torch", (1,))])
     with torch.no_grad():
         wanted = result(torch.from_numpy(value.copy())).resolve_conj().resolve_neg().numpy().copy()
     np.testing.assert_array_equal(np.asarray(x), wanted)
@@ -545,7 +535,7 @@ GIVEN = np.arange(3.0)
 
 
 def test_donated_memory_is_writable() -> None:
-    x = put(np.arange(4.0), 1)
+    x = put(np.arange(4.0), "torch", (1,))
     (before,) = places(x)
     with st.transfers() as log:
         (y,) = st.pmap(lambda p: p.add_(1), [x], donate=True)
@@ -568,12 +558,12 @@ def test_gradients_inside_of_a_map() -> None:
 
     wanted = 2 * value.T @ (value @ weights.numpy())
     for fn in (functional, taped):
-        parts = st.pmap(fn, st.shard(put(value, 3), devices=row(3)))
+        parts = st.pmap(fn, st.shard(put(value, "torch", (3,)), devices=row(3)))
         np.testing.assert_allclose(np.asarray(st.sum(st.stack(parts), axis=0)), wanted)
 
 
 def test_tensors_of_the_users_as_operands() -> None:
-    x = put(np.arange(8.0))
+    x = put(np.arange(8.0), "torch")
     for given in (torch.ones(8), torch.ones(8, requires_grad=True), torch.ones(8).double()[:], torch.arange(8)[::1]):
         wanted = np.arange(8.0) + given.detach().numpy()
         np.testing.assert_array_equal(np.asarray(st.add(x, given)), wanted)
@@ -603,7 +593,7 @@ def test_negative_steps_are_read_and_written(shape: tuple[int, ...], count: int)
         np.s_[1:0:-1],
         np.s_[0::-1],
     ):
-        x, a = put(value, count), value.copy()
+        x, a = put(value, "torch", (count,)), value.copy()
         np.testing.assert_array_equal(np.asarray(x[look]), a[look])
         x[look] += 10
         a[look] += 10
@@ -636,15 +626,15 @@ def test_views_of_basic_indices() -> None:
     "index", [np.s_[1:3], np.s_[...], np.array([0, 2]), np.array([True, False, True, True])], ids=repr
 )
 def test_values_are_cast_where_they_are_assigned(index: Any) -> None:
-    for value in (np.float32(2.5), np.bool_(True), 3, np.float64(0.1), put(np.full(1, 0.1))):
-        x, a = put(np.zeros(4, "float32")), np.zeros(4, "float32")
+    for value in (np.float32(2.5), np.bool_(True), 3, np.float64(0.1), put(np.full(1, 0.1), "torch")):
+        x, a = put(np.zeros(4, "float32"), "torch"), np.zeros(4, "float32")
         x[index] = value
         a[index] = np.asarray(value)
         np.testing.assert_array_equal(np.asarray(x), a)
 
 
 def test_a_host_array_is_a_read_only_view_that_keeps_its_values() -> None:
-    x = put(np.arange(4.0), 1)
+    x = put(np.arange(4.0), "torch", (1,))
     host = np.asarray(x)
     assert not host.flags.writeable
     assert host.__array_interface__["data"][0] == places(x)[0]
@@ -656,7 +646,7 @@ def test_clip_of_bools() -> None:
     """Bounds of bools keep the dtype, and others promote it, as in NumPy."""
     a = np.array([True, False, True])
     for low, high in ((False, True), (0, 1), (0.5, None), (None, False), (a, True)):
-        found, wanted = st.clip(put(a), low, high), np.clip(a, low, high)
+        found, wanted = st.clip(put(a, "torch"), low, high), np.clip(a, low, high)
         assert found.dtype == wanted.dtype
         np.testing.assert_array_equal(np.asarray(found), wanted)
 
@@ -664,7 +654,7 @@ def test_clip_of_bools() -> None:
 def test_integers_are_rounded_to_tens() -> None:
     a = np.array([15, 25, -15, 14])
     for decimals in (-1, 0, 2):
-        np.testing.assert_array_equal(np.asarray(st.round(put(a), decimals)), np.round(a, decimals))
+        np.testing.assert_array_equal(np.asarray(st.round(put(a, "torch"), decimals)), np.round(a, decimals))
 
 
 def test_errors_name_unsupported_dtypes() -> None:
@@ -672,7 +662,7 @@ def test_errors_name_unsupported_dtypes() -> None:
         st.device_put(np.zeros(3, "uint16"), st.devices("torch")[0])
     wide = st.asarray(np.full(3, 60000, "uint16"), dtype=st.int32, device=st.devices("torch")[0])
     assert wide.tolist() == [60000] * 3
-    x = put(np.full(4, 200, "uint8"))
+    x = put(np.full(4, 200, "uint8"), "torch")
     totals = [st.sum, st.prod, st.nansum, st.nanprod]
     for total in (*totals, st.cumulative_sum, st.cumulative_prod, st.nancumsum, st.nancumprod):
         with pytest.raises(st.ArgumentTypeError, match=r"uint64.*pass another dtype="):
@@ -683,7 +673,7 @@ def test_errors_name_unsupported_dtypes() -> None:
             total(x, where=x > 0, initial=1)
         assert total(x, where=x > 0, initial=1, dtype="int64").item() in (801, 200**4)
     with pytest.raises(ValueError, match="negative integer powers"):
-        st.pow(put(np.arange(4)), -1)
+        st.pow(put(np.arange(4), "torch"), -1)
 
 
 def test_memory_errors_name_the_device() -> None:
@@ -787,5 +777,5 @@ def test_errors_of_torch_in_mapped_functions_at_any_depth() -> None:
             deep(failing, random.randrange(20))
         assert len(found) == 100 and all("out of bounds" in error for error in found), found
     """
-    environment = {**os.environ, "SHARDTENSOR_NUM_DEVICES": "3", "SHARDTENSOR_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], check=True, timeout=60, env=environment)
+    variables = {"SHARDTENSOR_NUM_DEVICES": "3", "SHARDTENSOR_NUM_THREADS": "1"}
+    output_of(new_process("-X", "faulthandler", "-c", code, seconds=60, **variables))

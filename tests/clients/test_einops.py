@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from shardtensor.einops import register
 from tests.clients.programs import Program, compared, numbers, on_meshes
+from tests.scripts import new_process, output_of
 
 einops = pytest.importorskip("einops", reason="einops is not installed: see the extra `test`")
 array_api: Any = pytest.importorskip("einops.array_api", reason="einops is not installed: see the extra `test`")
@@ -53,20 +52,17 @@ def test_the_main_api(name: str, count: int) -> None:
 @pytest.mark.parametrize("order", ["einops, shardtensor", "shardtensor, einops"])
 def test_tensors_are_known_in_either_order_of_imports(order: str) -> None:
     code = f"import {order}; print(einops.rearrange(shardtensor.zeros((2, 3)), 'i j -> j i').shape)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "(3, 2)\n"
+    assert output_of(new_process("-c", code)) == "(3, 2)\n"
 
 
 @pytest.mark.slow
 def test_a_program_that_imports_einops_later_registers_tensors_itself() -> None:
     code = "import shardtensor as st, shardtensor.einops; x = st.zeros((2, 3)); import einops; st.einops.register(); "
     code += "st.einops.register(); print(einops.rearrange(x, 'i j -> j i').shape)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "(3, 2)\n"
+    assert output_of(new_process("-c", code)) == "(3, 2)\n"
 
 
 @pytest.mark.slow
 def test_einops_is_not_imported_by_the_package() -> None:
     code = "import sys, shardtensor; shardtensor.zeros(3); print('einops' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert output_of(new_process("-c", code)) == "False\n"

@@ -42,7 +42,7 @@ def tensor(array: Any = ROWS, *spec: Any) -> st.ShardedTensor:
     return st.device_put(array, st.NamedSharding(everything(), st.P(*(spec or ("x",)))))
 
 
-def same(x: Any, wanted: Any) -> None:
+def assert_gathered(x: Any, wanted: Any) -> None:
     found = distributed.process_allgather(x)
     assert found.dtype == np.asarray(wanted).dtype
     np.testing.assert_array_equal(found, wanted)
@@ -96,15 +96,15 @@ def tensors_are_made_of_parts() -> None:
     called = []
     x = distributed.make_array_from_callback((7, 3), sharding, lambda index: called.append(index) or ROWS[index])
     assert len(called) == len(st.local_devices())
-    same(x, ROWS)
+    assert_gathered(x, ROWS)
     part = distributed.global_array_to_host_local_array(x, mesh, st.P("x"))
     assert part.shape[1] == 3
-    same(distributed.make_array_from_process_local_data(sharding, part), ROWS)
-    same(distributed.make_array_from_process_local_data(sharding, part, (7, 3)), ROWS)
-    same(distributed.host_local_array_to_global_array({"a": part}, mesh, st.P("x"))["a"], ROWS)
+    assert_gathered(distributed.make_array_from_process_local_data(sharding, part), ROWS)
+    assert_gathered(distributed.make_array_from_process_local_data(sharding, part, (7, 3)), ROWS)
+    assert_gathered(distributed.host_local_array_to_global_array({"a": part}, mesh, st.P("x"))["a"], ROWS)
     own = [st.asarray(np.array([float(d.id)]), device=d) for d in st.local_devices()]
     n = st.device_count()
-    same(distributed.make_array_from_single_device_arrays((n,), sharding, own), np.arange(float(n)))
+    assert_gathered(distributed.make_array_from_single_device_arrays((n,), sharding, own), np.arange(float(n)))
     for root in range(distributed.process_count()):
         found = distributed.gather_to(x, root)
         assert (found is None) == (distributed.process_index() != root)
@@ -115,9 +115,9 @@ def transfers_move_what_is_needed() -> None:
     x = tensor()
     for spec in (st.P(None, "x"), st.P(), st.P("x")):
         y = st.reshard(x, st.NamedSharding(everything(), spec))
-        same(y, ROWS)
+        assert_gathered(y, ROWS)
         x = y
-    same(st.reshard(x, everything().flat[-1]).reshard(everything()), ROWS)
+    assert_gathered(st.reshard(x, everything().flat[-1]).reshard(everything()), ROWS)
 
 
 def replicas_are_sent_once() -> None:
@@ -128,10 +128,10 @@ def replicas_are_sent_once() -> None:
         before = JOB.agreement.sent.copy()
         y = st.reshard(x, st.NamedSharding(everything(), spec))
         assert set((JOB.agreement.sent - before).values()) == {wanted}
-        same(y, whole)
+        assert_gathered(y, whole)
     everywhere = tensor(ROWS, None)
     before = JOB.agreement.sent.copy()
-    same(st.reshard(everywhere, st.NamedSharding(everything(), st.P("x"))) + 0, ROWS)
+    assert_gathered(st.reshard(everywhere, st.NamedSharding(everything(), st.P("x"))) + 0, ROWS)
     st.reshard(everywhere, everything().flat[-1])
     distributed.sync_global_devices("moved")
     assert (JOB.agreement.sent - before).total() <= ROWS.nbytes, "only to gather the result"
@@ -163,7 +163,7 @@ def memory_of_transfers_is_limited() -> None:
             tracemalloc.stop()
             assert peak < results.get(name, share) + (1 if on_host else 3) * most + (1 << 18), (name, peak)
             if name in wanted:
-                same(made, wanted[name])
+                assert_gathered(made, wanted[name])
 
 
 @contextlib.contextmanager
@@ -187,7 +187,7 @@ def device_arrays_are_sent_from_pinned_memory() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugin, "offload", counted)
-        same(st.reshard(x, st.NamedSharding(everything(), st.P(None, "x"))), ROWS)
+        assert_gathered(st.reshard(x, st.NamedSharding(everything(), st.P(None, "x"))), ROWS)
     import cupy
 
     assert sent
@@ -204,9 +204,9 @@ def reductions_and_products() -> None:
     blocks = mock.patch.object(across, "_BLOCK", 8 * most), mock.patch.object(array_communicator, "_BLOCK", most)
     with limited_messages(most), blocks[0], blocks[1]:
         for dtype in (np.float32, np.int64):  # Each process combines a part of the result, block by block.
-            same(tensor(long.astype(dtype)).max(axis=0), long.astype(dtype).max(axis=0))
-        same(tensor(long).sum(axis=0), long.sum(axis=0))
-        same(tensor(long).argmax(axis=0), long.argmax(axis=0))
+            assert_gathered(tensor(long.astype(dtype)).max(axis=0), long.astype(dtype).max(axis=0))
+        assert_gathered(tensor(long).sum(axis=0), long.sum(axis=0))
+        assert_gathered(tensor(long).argmax(axis=0), long.argmax(axis=0))
     np.testing.assert_allclose(distributed.process_allgather(x @ x.T), ROWS @ ROWS.T)
     y = tensor(ROWS.T.copy(), None, "x")
     np.testing.assert_allclose(distributed.process_allgather(y @ x), ROWS.T @ ROWS)
@@ -215,7 +215,9 @@ def reductions_and_products() -> None:
 def medians_where_a_process_has_no_lines() -> None:
     lines = np.random.default_rng(0).normal(size=(1, 4, 5))
     for name, args in (("median", ()), ("nanmedian", ()), ("quantile", (0.3,)), ("nanquantile", ([0.1, 0.3],))):
-        same(getattr(st, name)(tensor(lines), *args, axis=(1, 2)), getattr(np, name)(lines, *args, axis=(1, 2)))
+        assert_gathered(
+            getattr(st, name)(tensor(lines), *args, axis=(1, 2)), getattr(np, name)(lines, *args, axis=(1, 2))
+        )
 
 
 def placed_reductions_take_one_exchange() -> None:
@@ -238,9 +240,9 @@ def placed_reductions_take_one_exchange() -> None:
         assert found.sharding == rows, name
         simulated = st.simulate(call, a, to, mesh=abstract).process_bytes()[distributed.process_index()]
         assert [job.sent[k] - before[k] for k in range(distributed.process_count())] == simulated.tolist(), name
-        same(found, np.asarray(call(x, None)))
+        assert_gathered(found, np.asarray(call(x, None)))
     pending = st.sum(x, axis=0, out_sharding=st.NamedSharding(everything(), st.P(unreduced={"x"})))
-    same(pending + 0, np.asarray(summed))
+    assert_gathered(pending + 0, np.asarray(summed))
 
 
 def algorithms_whose_parts_differ() -> None:
@@ -248,15 +250,15 @@ def algorithms_whose_parts_differ() -> None:
     values = np.random.default_rng(0).integers(0, 40, 301).astype("float64")
     x = tensor(values)
     for found, wanted in zip(st.unique_all(x), np.unique_all(values), strict=True):
-        same(found, wanted)
-    same(st.unique(x), np.unique(values))
-    same(st.unique_counts(x).counts, np.unique_counts(values).counts)
+        assert_gathered(found, wanted)
+    assert_gathered(st.unique(x), np.unique(values))
+    assert_gathered(st.unique_counts(x).counts, np.unique_counts(values).counts)
     small = {(requests, "ROUND"): 64, (panels, "GATHERED"): 0, (panels, "PANEL"): 3}
     small |= {(transpose_fft, "_GATHERED"): 16, (chirp_fft, "PIECE"): 200}
     with contextlib.ExitStack() as stack:
         for (module, name), size in small.items():
             stack.enter_context(mock.patch.object(module, name, size))
-        same(st.take_along_axis(x, tensor(np.argsort(values)), axis=0), np.sort(values))
+        assert_gathered(st.take_along_axis(x, tensor(np.argsort(values)), axis=0), np.sort(values))
         q, r = st.linalg.qr(tensor(ROWS[:, :2] @ ROWS[:2, :] + np.eye(7, 3)), mode="complete")
         left, right = distributed.process_allgather(q), distributed.process_allgather(r)
         np.testing.assert_allclose(left @ right, ROWS[:, :2] @ ROWS[:2, :] + np.eye(7, 3), atol=1e-10)
@@ -285,7 +287,7 @@ def meshes_may_leave_out_processes() -> None:
 
 def views_and_writes() -> None:
     x, wanted = tensor(), ROWS.copy()
-    same(x[1:6:2], wanted[1:6:2])
+    assert_gathered(x[1:6:2], wanted[1:6:2])
     for index, value in (
         ((slice(2, 4),), 5.0),
         ((0, 1), 7.0),
@@ -294,17 +296,17 @@ def views_and_writes() -> None:
         ((wanted > 3,), 0.5),
     ):
         x[index], wanted[index] = value, value
-        same(x, wanted)
+        assert_gathered(x, wanted)
     x += 1
     wanted += 1
     column = x.T[1]
     column[:] = np.arange(7)
     wanted[:, 1] = np.arange(7)
-    same(x, wanted)
-    same(x[np.array([6, 0, 3])], wanted[[6, 0, 3]])
+    assert_gathered(x, wanted)
+    assert_gathered(x[np.array([6, 0, 3])], wanted[[6, 0, 3]])
     base, held = x, x.copy()
     base[0] = 0
-    same(held, wanted)
+    assert_gathered(held, wanted)
 
 
 def values_that_repeat_are_sent_once() -> None:
@@ -317,14 +319,16 @@ def values_that_repeat_are_sent_once() -> None:
             with limited_messages(most):
                 x[None] = split
             wanted[None] = value
-            same(x, wanted)
-            same(st.broadcast_to(split, (2, rows, 3, columns)) + x * 0, np.broadcast_to(value, (2, rows, 3, columns)))
+            assert_gathered(x, wanted)
+            assert_gathered(
+                st.broadcast_to(split, (2, rows, 3, columns)) + x * 0, np.broadcast_to(value, (2, rows, 3, columns))
+            )
 
 
 def random_numbers_do_not_depend_on_the_processes() -> None:
     key, alone = st.random.key(3), st.local_devices()[0]
     for draw in (st.random.uniform, st.random.normal):
-        same(draw(key, (50,), device=everything()), np.asarray(draw(key, (50,), device=alone)))
+        assert_gathered(draw(key, (50,), device=everything()), np.asarray(draw(key, (50,), device=alone)))
 
 
 def maps_and_their_collectives() -> None:
@@ -337,7 +341,7 @@ def maps_and_their_collectives() -> None:
         out_specs=(st.P("x"), st.P(), st.P(), st.P()),
     )
     doubled, total, whole, count = over(np.arange(21.0))
-    same(doubled, np.arange(21.0) * 2)
+    assert_gathered(doubled, np.arange(21.0) * 2)
     assert (float(total), int(count)) == (210, n)
     np.testing.assert_array_equal(whole, np.arange(21.0))
     columns = st.shard_map(
@@ -352,9 +356,9 @@ def maps_and_their_collectives() -> None:
         out_specs=(st.P("x"), st.P("x"), st.P(None, "x"), st.P()),
     )
     scattered, turned, moved, greatest = columns(x)
-    same(scattered, x.sum(axis=1, keepdims=True))
-    same(turned, x)
-    same(moved, np.roll(x, 1, axis=1))
+    assert_gathered(scattered, x.sum(axis=1, keepdims=True))
+    assert_gathered(turned, x)
+    assert_gathered(moved, np.roll(x, 1, axis=1))
     np.testing.assert_array_equal(greatest, x.max(axis=1, keepdims=True))
     if n % 2 == 0:
         grid = st.make_mesh((2, n // 2), ("y", "z"))
@@ -365,19 +369,21 @@ def maps_and_their_collectives() -> None:
             out_specs=(st.P(None, "z"), st.P("y"), st.P(), st.P("y", "z")),
         )
         by_y, by_z, mean, added = sums(x)
-        same(by_y, x[:2] + x[2:])
-        same(by_z, x.reshape(4, n // 2, -1).sum(axis=1))
+        assert_gathered(by_y, x[:2] + x[2:])
+        assert_gathered(by_z, x.reshape(4, n // 2, -1).sum(axis=1))
         np.testing.assert_array_equal(mean, (x[:2] + x[2:]).reshape(2, n // 2, -1).sum(axis=1) / n)
-        same(added, x + np.arange(n // 2).repeat(2))
-    same(st.pmap(lambda a: st.psum(a, "i"), np.arange(n), axis_name="i", devices=mesh), np.full(n, n * (n - 1) // 2))
+        assert_gathered(added, x + np.arange(n // 2).repeat(2))
+    assert_gathered(
+        st.pmap(lambda a: st.psum(a, "i"), np.arange(n), axis_name="i", devices=mesh), np.full(n, n * (n - 1) // 2)
+    )
     # Python's numbers, complex ones too, are exchanged as they are.
     numbers = [complex(k, -0.5) for k in range(n)]
     total = sum(numbers)
     made = st.pmap(
         lambda k: (st.psum(numbers[int(k)], "i"), numbers[int(k)]), np.arange(n), axis_name="i", devices=mesh
     )
-    same(made[0], np.full(n, total))
-    same(made[1], np.array(numbers))
+    assert_gathered(made[0], np.full(n, total))
+    assert_gathered(made[1], np.array(numbers))
 
 
 def maps_in_maps() -> None:
@@ -396,20 +402,22 @@ def maps_in_maps() -> None:
         return lambda b: st.shard_map(f, in_specs=spec, out_specs=out)(b)
 
     by_rows, by_columns = values.reshape(p, 2, -1), values.reshape(2 * p, n, -1)
-    same(outer(lambda b: b * 2 + b.sum(axis=1, keepdims=True), "h", st.P("h")), values * 2 + values.sum(1)[:, None])
-    same(outer(lambda b: b * 2 + b.sum(axis=0), "d", st.P(None, "d")), values * 2 + values.sum(axis=0))
-    same(outer(lambda b: st.psum(b, "h"), "h", st.P()), by_rows.sum(axis=0))
-    same(outer(lambda b: st.psum(b, "d"), "d", st.P()), by_columns.sum(axis=1))
+    assert_gathered(
+        outer(lambda b: b * 2 + b.sum(axis=1, keepdims=True), "h", st.P("h")), values * 2 + values.sum(1)[:, None]
+    )
+    assert_gathered(outer(lambda b: b * 2 + b.sum(axis=0), "d", st.P(None, "d")), values * 2 + values.sum(axis=0))
+    assert_gathered(outer(lambda b: st.psum(b, "h"), "h", st.P()), by_rows.sum(axis=0))
+    assert_gathered(outer(lambda b: st.psum(b, "d"), "d", st.P()), by_columns.sum(axis=1))
     for axes in (("h", "d"), ("d", "h")):
         both = inside(lambda c, axes=axes: st.psum(c, axes), axes[1], st.P())
-        same(outer(both, axes[0], st.P()), values.reshape(p, 2, n, -1).sum(axis=(0, 2)))
-    same(outer(inside(lambda c: st.psum(c, "h"), "d", st.P(None, "d")), "h", st.P()), by_rows.sum(axis=0))
-    same(outer(inside(lambda c: st.psum(c, "d"), "h", st.P("h")), "d", st.P()), by_columns.sum(axis=1))
+        assert_gathered(outer(both, axes[0], st.P()), values.reshape(p, 2, n, -1).sum(axis=(0, 2)))
+    assert_gathered(outer(inside(lambda c: st.psum(c, "h"), "d", st.P(None, "d")), "h", st.P()), by_rows.sum(axis=0))
+    assert_gathered(outer(inside(lambda c: st.psum(c, "d"), "h", st.P("h")), "d", st.P()), by_columns.sum(axis=1))
     numbered = inside(lambda c: c * 0 + st.axis_index(("d", "h")), "d", st.P(None, "d"))
-    same(outer(numbered, "h", st.P("h")), np.kron(np.arange(p * n).reshape(n, p).T, np.ones((2, 2 * n))))
+    assert_gathered(outer(numbered, "h", st.P("h")), np.kron(np.arange(p * n).reshape(n, p).T, np.ones((2, 2 * n))))
     pairs = st.pmap(st.pmap(lambda v: st.pmax(v, ("a", "b")), axis_name="b"), np.arange(p * n).reshape(p, n),
                     axis_name="a", devices=mesh)  # fmt: skip
-    same(pairs, np.full((p, n), p * n - 1))
+    assert_gathered(pairs, np.full((p, n), p * n - 1))
     if n > 1:
         reverse = st.make_mesh((n,), ("d",), devices=st.local_devices()[::-1])
 
@@ -440,13 +448,13 @@ def maps_over_arrays_say_whose_devices_they_use() -> None:
     assert st.pmap(total, here, axis_name="i", devices=own).tolist() == [here.sum()] * len(own)
     with st.use_mesh(st.make_mesh((len(own),), ("m",), devices=own)):
         assert st.pmap(total, here, axis_name="i").tolist() == [here.sum()] * len(own)
-    same(st.pmap(total, np.ones(count), axis_name="i", devices=st.devices()), np.full(count, float(count)))
-    same(st.pmap(total, st.ones(count), axis_name="i"), np.full(count, float(count)))
+    assert_gathered(st.pmap(total, np.ones(count), axis_name="i", devices=st.devices()), np.full(count, float(count)))
+    assert_gathered(st.pmap(total, st.ones(count), axis_name="i"), np.full(count, float(count)))
     rows = st.distributed.make_array_from_process_local_data(st.NamedSharding(everything(), st.P("x")), here)
     wanted = distributed.process_allgather(here).sum()
     sums = st.pmap(total, rows, axis_name="i")
-    same(sums, np.full(count, wanted))
-    same(st.pmap(lambda v: v / count, sums), np.full(count, wanted / count))
+    assert_gathered(sums, np.full(count, wanted))
+    assert_gathered(st.pmap(lambda v: v / count, sums), np.full(count, wanted / count))
 
 
 def calls_that_differ_are_errors() -> None:
@@ -642,8 +650,8 @@ def what_differs_by_right_is_no_error() -> None:
     over = st.shard_map(body, mesh=everything(), in_specs=(st.P("x"), None), out_specs=st.P())
     for _ in range(2):
         found = over(st.arange(float(st.device_count())), {k: np.full(3, k), -1: k / 3})
-        same(found, np.full(1, sum(range(st.device_count())), float))
-    same(x + y * total, ROWS + (ROWS + 1) * ROWS.sum())
+        assert_gathered(found, np.full(1, sum(range(st.device_count())), float))
+    assert_gathered(x + y * total, ROWS + (ROWS + 1) * ROWS.sum())
 
 
 def jit_has_the_bits_of_eager_mode() -> None:
@@ -658,7 +666,7 @@ def jit_has_the_bits_of_eager_mode() -> None:
     compiled = st.jit(step, executor="numpy" if backend_of(st.local_devices()[0]).kernel_language == "cuda" else None)
     for _ in range(3):
         for found, wanted in zip((*compiled(w, x), x), (*step(w, y), y), strict=True):
-            same(found, distributed.process_allgather(wanted))
+            assert_gathered(found, distributed.process_allgather(wanted))
             assert found.sharding == wanted.sharding
 
 
@@ -676,7 +684,7 @@ def gradients_are_added_in_one_message() -> None:
     assert once.bytes == each.bytes
     assert 3 * len(once) == len(each) > 0
     for one, other in zip(found, wanted, strict=True):
-        same(one, distributed.process_allgather(other))
+        assert_gathered(one, distributed.process_allgather(other))
 
 
 def kernels_run_in_each_process() -> None:
@@ -698,7 +706,7 @@ def kernels_run_in_each_process() -> None:
                     mine, its = distributed.process_allgather(found), distributed.process_allgather(wanted)
                     np.testing.assert_allclose(mine, its, rtol=1e-13 * (executor == "c"))
             with np.errstate(divide="raise"):
-                same(compiled(*given)[3], distributed.process_allgather(f(*given)[3]))
+                assert_gathered(compiled(*given)[3], distributed.process_allgather(f(*given)[3]))
 
 
 def compiled_functions_write_in_place() -> None:
@@ -710,8 +718,8 @@ def compiled_functions_write_in_place() -> None:
 
     mine, its = tensor(), tensor()
     with mock.patch.object(groups, "LEAST", 0):
-        same(st.jit(f, executor="numpy")(mine, 0.5), distributed.process_allgather(f(its, 0.5)))
-    same(mine, distributed.process_allgather(its))
+        assert_gathered(st.jit(f, executor="numpy")(mine, 0.5), distributed.process_allgather(f(its, 0.5)))
+    assert_gathered(mine, distributed.process_allgather(its))
 
 
 def a_kernel_that_one_process_does_not_run_makes_the_same_calls() -> None:
@@ -720,7 +728,7 @@ def a_kernel_that_one_process_does_not_run_makes_the_same_calls() -> None:
     with mock.patch.object(groups, "LEAST", 0), refuses if first else contextlib.nullcontext():
         step = st.jit(lambda x, a: (x * a + 1) / 2, executor="numpy")
         for k in range(3):
-            same(step(tensor(), float(k)), (ROWS * k + 1) / 2)
+            assert_gathered(step(tensor(), float(k)), (ROWS * k + 1) / 2)
             tensor().sum()
 
 
@@ -736,7 +744,7 @@ def stencils_exchange_halos() -> None:
             compiled(mine, 0.5)
         with st.transfers() as slices:
             steps(its, 0.5)
-        same(mine, distributed.process_allgather(its))
+        assert_gathered(mine, distributed.process_allgather(its))
         assert halos.bytes == 4 * 2 * (st.device_count() - 1) * 24 < slices.bytes  # A row from each neighbour.
 
 
@@ -747,7 +755,7 @@ def what_needs_one_array_is_an_error() -> None:
         assert "unreduced" in repr(unreduced)
         with pytest.raises(st.NotAddressableError, match="partial sums"):
             np.asarray(unreduced)
-    same(unreduced + 0, ROWS.sum(axis=0))
+    assert_gathered(unreduced + 0, ROWS.sum(axis=0))
     with pytest.raises(st.NotAddressableError, match="process_allgather"):
         pickle.dumps(x)
     with pytest.raises(st.NotAddressableError, match="process_allgather"):
@@ -756,7 +764,7 @@ def what_needs_one_array_is_an_error() -> None:
         np.from_dlpack(x)
     with pytest.raises(st.ArgumentError, match="shard: x spans processes"):
         st.shard(x)
-    same(x, ROWS)
+    assert_gathered(x, ROWS)
 
 
 def local_tensors_concern_nobody_else() -> None:

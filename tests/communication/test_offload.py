@@ -25,7 +25,7 @@ from shardtensor.backend import registry
 from shardtensor.communication.offload import OffloadedStorage, PrefetchedStorage
 from shardtensor.errors import BackendError
 from tests import fakecupy
-from tests.layouts import mesh_of
+from tests.layouts import assert_equal, mesh_of
 
 NAMES = ("numpy", "checked", "cupy", "torch")
 
@@ -50,10 +50,6 @@ def kinds(backend: str, spec: st.P = SPECS[0]) -> tuple[st.NamedSharding, st.Nam
     return here, here.with_memory_kind("pinned_host")
 
 
-def same(x: Any, wanted: Any) -> None:
-    np.testing.assert_array_equal(np.asarray(x), wanted)
-
-
 def apart(backend: str) -> bool:
     """Returns whether the kind is a separate memory on a backend."""
     return registry.load(backend).pinned_host
@@ -74,12 +70,12 @@ def test_there_and_back(backend: str, spec: st.P) -> None:
         for x in (st.device_put(host, away), st.device_put(st.device_put(host, here), away)):
             assert x.sharding == away
             assert is_parked(x) == apart(backend)
-            same(x, host)
+            assert_equal(x, host)
             y = st.device_put(x, here)
             assert (y.sharding, y.dtype, y.shape) == (here, host.dtype, host.shape)
             assert not is_parked(y)
-            same(y, host)
-            same(st.reshard(x, away), host)
+            assert_equal(y, host)
+            assert_equal(st.reshard(x, away), host)
     scalar = st.device_put(2.5, st.NamedSharding(here.mesh, st.P(), memory_kind="pinned_host"))
     assert (float(scalar), scalar.sharding.memory_kind) == (2.5, "pinned_host")
 
@@ -93,7 +89,7 @@ def test_between_shardings(backend: str) -> None:
         for b in all_kinds:
             y = st.device_put(x, b)
             assert y.sharding == b
-            same(y, HOST)
+            assert_equal(y, HOST)
 
 
 def test_between_backends(backend: str) -> None:
@@ -102,8 +98,8 @@ def test_between_backends(backend: str) -> None:
     x = st.device_put(HOST, away)
     y = st.device_put(x, there)
     assert y.sharding == there
-    same(y, HOST)
-    same(st.device_put(y, away), HOST)
+    assert_equal(y, HOST)
+    assert_equal(st.device_put(y, away), HOST)
 
 
 # -- operators -------------------------------------------------------------------------------------
@@ -138,9 +134,9 @@ def test_mixed_kinds(backend: str) -> None:
     x, y = st.device_put(HOST, here), st.device_put(HOST, away)
     for made in (x + y, y + x, st.where(y > 3, x, y)):
         assert made.sharding.memory_kind == "device"
-    same(x + y, HOST * 2)
+    assert_equal(x + y, HOST * 2)
     assert (y * 2 + HOST).sharding.memory_kind == "pinned_host"
-    same(st.concat([y, x]), np.concatenate([HOST, HOST]))
+    assert_equal(st.concat([y, x]), np.concatenate([HOST, HOST]))
 
 
 def test_mapped_functions(backend: str) -> None:
@@ -148,8 +144,8 @@ def test_mapped_functions(backend: str) -> None:
     x = st.device_put(np.arange(5.0), st.SingleDeviceSharding(device, memory_kind="pinned_host"))
     (y,) = st.pmap(lambda a: a * 2, [x])
     assert y.device == device
-    same(y, np.arange(5) * 2)
-    same(
+    assert_equal(y, np.arange(5.0) * 2)
+    assert_equal(
         st.smap(lambda a: a + 1, st.device_put(HOST, kinds(backend)[1]), axes=[0], devices=kinds(backend)[0].mesh),
         HOST + 1,
     )
@@ -177,13 +173,13 @@ def test_writes(backend: str) -> None:
         host += 1
         assert x.sharding == away
         assert is_parked(x) == apart(backend)
-        same(x, host)
-        same(view, host[1:3])
-        same(row, host[4])
-        same(before, HOST)
-        same(other, HOST)
+        assert_equal(x, host)
+        assert_equal(view, host[1:3])
+        assert_equal(row, host[4])
+        assert_equal(before, HOST)
+        assert_equal(other, HOST)
         x.fill(0)
-        same(view, np.zeros((2, 5)))
+        assert_equal(view, np.zeros((2, 5)))
 
 
 def test_what_was_read_stays(backend: str) -> None:
@@ -195,10 +191,10 @@ def test_what_was_read_stays(backend: str) -> None:
         assert not any(s.flags.writeable for s in shards)
     kept = [s.copy() for s in shards]
     x[...] = 0
-    same(whole, HOST)
-    same(part, HOST[2:4])
+    assert_equal(whole, HOST)
+    assert_equal(part, HOST[2:4])
     for shard, wanted in zip(shards, kept, strict=True):
-        same(shard, wanted)
+        assert_equal(shard, wanted)
 
 
 def test_the_callers_array_is_his(backend: str) -> None:
@@ -206,7 +202,7 @@ def test_the_callers_array_is_his(backend: str) -> None:
     mine = HOST.copy()
     x = st.device_put(mine, away)
     mine[...] = 0
-    same(x, HOST)
+    assert_equal(x, HOST)
 
 
 def test_a_write_that_fails_changes_nothing(backend: str) -> None:
@@ -215,10 +211,10 @@ def test_a_write_that_fails_changes_nothing(backend: str) -> None:
     for wrong in (lambda: x.__setitem__(0, np.zeros(3)), lambda: x.__setitem__(9, 1), lambda: x.__iadd__(1j)):
         with pytest.raises((ValueError, IndexError, TypeError)):
             wrong()
-        same(x, HOST)
+        assert_equal(x, HOST)
         assert is_parked(x) == apart(backend)
     x += 1
-    same(x, HOST + 1)
+    assert_equal(x, HOST + 1)
 
 
 def test_copies_and_pickles(backend: str) -> None:
@@ -230,7 +226,7 @@ def test_copies_and_pickles(backend: str) -> None:
             assert is_parked(made) == apart(backend)
             made[0] = -5
             assert float(made[0, 0]) == -5
-            same(x, HOST)
+            assert_equal(x, HOST)
         assert pickle.loads(pickle.dumps(away)) == away
 
 
@@ -249,19 +245,19 @@ def test_donation(backend: str) -> None:
     for a, b in ((here, away), (away, here), (away, away)):
         x = st.device_put(HOST, a)
         y = st.device_put(x, b, donate=True)
-        same(y, HOST)
+        assert_equal(y, HOST)
         assert x.is_donated
         with pytest.raises(st.DonatedError, match="device_put"):
             np.asarray(x)
         y += 1
-        same(y, HOST + 1)
+        assert_equal(y, HOST + 1)
 
 
 def test_waiting(backend: str) -> None:
     here, away = kinds(backend)
     x = st.device_put(st.device_put(HOST, here) * 2, away)
     assert x.block_until_ready() is x
-    same(x, HOST * 2)
+    assert_equal(x, HOST * 2)
 
 
 # -- what moves ------------------------------------------------------------------------------------
@@ -302,16 +298,16 @@ def test_the_guard(backend: str, caplog: pytest.LogCaptureFixture) -> None:
     here, away = kinds(backend)
     x = st.device_put(HOST, away)
     with st.transfer_guard("disallow"):
-        same(st.device_put(x, here), HOST)
-        same(st.device_put(st.device_put(x, here), away), HOST)
+        assert_equal(st.device_put(x, here), HOST)
+        assert_equal(st.device_put(st.device_put(x, here), away), HOST)
         if apart(backend):
             with pytest.raises(st.TransferError, match="pinned_host: moves 280 bytes implicitly"):
                 x + 1
             with pytest.raises(st.TransferError, match="pinned_host"):
                 x += 1
         else:
-            same(x + 1, HOST + 1)
-    same(x, HOST)
+            assert_equal(x + 1, HOST + 1)
+    assert_equal(x, HOST)
     with st.transfer_guard("log"), caplog.at_level(logging.WARNING, "shardtensor"):
         x + 1
     assert [r.getMessage() for r in caplog.records] == ["pinned_host: moves 280 bytes implicitly"] * apart(backend)
@@ -333,7 +329,7 @@ def test_replicas_share_one_copy(backend: str) -> None:
             shards = [s.data for s in y.addressable_shards]
             assert len({s.__array_interface__["data"][0] for s in shards}) == count
             assert [s.replica_id for s in y.addressable_shards].count(0) == count
-            same(st.device_put(y, here), HOST)
+            assert_equal(st.device_put(y, here), HOST)
 
 
 def test_nothing_is_kept_on_the_devices(backend: str) -> None:
@@ -349,12 +345,12 @@ def test_nothing_is_kept_on_the_devices(backend: str) -> None:
 
         for name in ("onload", "to_device"):
             patch.setattr(registry.load(backend), name, refuse)
-        same(x, HOST)
-        same(x[2:5, ::2], HOST[2:5, ::2])
+        assert_equal(x, HOST)
+        assert_equal(x[2:5, ::2], HOST[2:5, ::2])
         assert float(x[6, 4]) == 34
         assert str(HOST) in repr(x)
-        same(pickle.loads(pickle.dumps(x)), HOST)
-        same(st.device_put(HOST, away), HOST)
+        assert_equal(pickle.loads(pickle.dumps(x)), HOST)
+        assert_equal(st.device_put(HOST, away), HOST)
 
 
 # -- on GPUs ---------------------------------------------------------------------------------------
@@ -382,14 +378,14 @@ def test_data_larger_than_the_devices(small: Any) -> None:
     host = np.arange(1 << 19, dtype="float64").reshape(-1, 64)  # 4 MiB
     away = st.NamedSharding(mesh, st.P("x"), memory_kind="pinned_host")
     x = st.device_put(host, away)
-    same(x, host)
-    same(x[100:7000:999], host[100:7000:999])
+    assert_equal(x, host)
+    assert_equal(x[100:7000:999], host[100:7000:999])
     assert float(x[-1, -1]) == host.size - 1
     with pytest.raises(st.DeviceMemoryError, match="no memory is left"):
         x + 1
     with pytest.raises(st.DeviceMemoryError):
         x += 1
-    same(x, host)
+    assert_equal(x, host)
     rows = [float(st.device_put(np.asarray(x[i : i + 512]), mesh.flat[0]).sum()) for i in range(0, len(host), 512)]
     assert sum(rows) == host.sum()
 
@@ -406,7 +402,7 @@ def test_layers_come_one_after_the_other(small: Any) -> None:
             coming = st.device_put(offloaded[k + 1], here)
         total += layer * 2
         del layer
-    same(total, sum(weights) * 2)
+    assert_equal(total, sum(weights) * 2)
 
 
 def test_threads_that_read_a_prefetched_tensor_get_one_storage() -> None:

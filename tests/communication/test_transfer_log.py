@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import json
 import re
-import subprocess
 import sys
 import tracemalloc
 from concurrent import futures
@@ -21,6 +20,7 @@ from shardtensor.communication.traffic_picture import Moved, TextPicture, pictur
 from shardtensor.communication.transfer_log import TransferBatch, record_transfer
 from shardtensor.host.units import readable
 from tests.layouts import everywhere, mesh_of
+from tests.scripts import new_process, output_of
 from tests.timing import within
 
 
@@ -490,8 +490,7 @@ def test_pyplot_is_left_alone_and_text_needs_no_matplotlib() -> None:
         "for text in (True, False): log.picture(text=text); seen.append(loaded())\n"
         "print(json.dumps(seen))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    before, text, figure = json.loads(done.stdout)
+    before, text, figure = json.loads(output_of(new_process("-c", code)))
     assert before == [False, False, False]
     assert text == [True, False, False]
     assert figure[2] is False

@@ -107,7 +107,7 @@ def cuts(draw: Any, shape: Shape, axis: Any, *, empty: bool) -> list[Part]:
     return list(itertools.product(*runs))
 
 
-def same(found: np.ndarray, wanted: np.ndarray, name: str) -> None:
+def assert_reduced(found: np.ndarray, wanted: np.ndarray, name: str) -> None:
     assert found.shape == wanted.shape
     assert found.dtype == wanted.dtype
     if wanted.dtype.kind in "biu" or name[-3:] in ("max", "min"):
@@ -148,8 +148,8 @@ def test_against_numpy(name: str) -> None:
         wanted = answer(name, x, axis, **params)
         parts = data.draw(cuts(x.shape, axis, empty=name not in (*PICKS, "var", "std")))
         states = [state_of(name, x, p, axis, **params) for p in parts]
-        same(finished(name, x, merged(name, states), axis, **params), wanted, name)
-        same(finished(name, x, bracketed(name, states, data), axis, **params), wanted, name)  # associative
+        assert_reduced(finished(name, x, merged(name, states), axis, **params), wanted, name)
+        assert_reduced(finished(name, x, bracketed(name, states, data), axis, **params), wanted, name)  # associative
 
     run()
 
@@ -272,7 +272,7 @@ def test_parts_without_elements(name: str, backend: str) -> None:
                 with pytest.raises(st.ShapeError, match=name):
                     getattr(st, name)(placed, axis=axis)
             else:
-                same(np.asarray(getattr(st, name)(placed, axis=axis)), wanted, name)
+                assert_reduced(np.asarray(getattr(st, name)(placed, axis=axis)), wanted, name)
 
 
 # -- the order -------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def outcome(call: Any, operands: Operands) -> tuple[list[Any], type[Exception] |
             return [], type(error)
 
 
-def check(name: str, data: Any, backend: str) -> None:
+def check_call(name: str, data: Any, backend: str) -> None:
     rows, columns = data.draw(some.integers(0, 9), "rows"), data.draw(some.integers(0, 5), "columns")
     mesh = data.draw(meshes(backend), "mesh")
 
@@ -68,7 +68,7 @@ def test_drawn_functions(backend: str) -> None:
     @hypothesis.settings(max_examples=drawn(80))
     @hypothesis.given(name=some.sampled_from(DRAWN), data=some.data())
     def run(name: str, data: Any) -> None:
-        check(name, data, backend)
+        check_call(name, data, backend)
 
     run()
 
@@ -80,6 +80,6 @@ def test_every_function(name: str, backend: str) -> None:
     @hypothesis.settings(max_examples=drawn(12))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
-        check(name, data, backend)
+        check_call(name, data, backend)
 
     run()

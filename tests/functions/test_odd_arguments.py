@@ -13,7 +13,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend.registry import load
-from tests.layouts import mesh_of
+from tests.layouts import put
 
 F4 = np.array([1.5, -2.25, 3.0, 0.5, -1.0], np.float32)
 I1 = np.array([[3, -1, 2], [0, 5, -4]], np.int8)
@@ -204,7 +204,7 @@ def skip_without(backend: str, dtype: Any) -> None:
 
 def on(backend: str, x: np.ndarray) -> st.ShardedTensor:
     skip_without(backend, x.dtype)
-    return st.device_put(x, mesh_of((3,), backend))
+    return put(x, backend, (3,))
 
 
 @pytest.mark.parametrize("name", RESULTS)

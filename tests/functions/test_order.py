@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor import P
 from shardtensor.functions import sets
-from tests.layouts import assert_same, everywhere, mesh_of, meshes, specs
+from tests.layouts import assert_same, everywhere, mesh_of, meshes, put, specs
 from tests.operands import values
 
 DTYPES = ["bool", "int8", "uint16", "int64", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
@@ -54,19 +54,14 @@ def checks(function: Check) -> Check:
     return function
 
 
-def same(found: Any, wanted: Any) -> None:
-    """Compares bits, because no element is computed."""
-    assert_same(found, wanted, exact=True)
-
-
 @checks
 def sort(data: Any, put: Any) -> None:
     x = data.draw(arrays())
     axis, stable = axis_of(data, x), data.draw(some.booleans())
     ordered = np.sort(x, axis=axis, stable=True)
-    same(st.sort(put(x), axis=axis, stable=stable), ordered)
-    same(st.sort(put(x), axis=axis, descending=True), np.flip(ordered, axis=axis))
-    same(st.sort(put(x), axis=None), np.sort(x, axis=None, stable=True))
+    assert_same(st.sort(put(x), axis=axis, stable=stable), ordered, exact=True)
+    assert_same(st.sort(put(x), axis=axis, descending=True), np.flip(ordered, axis=axis), exact=True)
+    assert_same(st.sort(put(x), axis=None), np.sort(x, axis=None, stable=True), exact=True)
     signs = np.signbit(np.sort(x, axis=axis, stable=True)) if x.dtype.kind == "f" else None
     if signs is not None:
         numbers = ~np.isnan(ordered)
@@ -77,11 +72,11 @@ def sort(data: Any, put: Any) -> None:
 def argsort(data: Any, put: Any) -> None:
     x = data.draw(arrays())
     axis = axis_of(data, x)
-    same(st.argsort(put(x), axis=axis), np.argsort(x, axis=axis, stable=True))
+    assert_same(st.argsort(put(x), axis=axis), np.argsort(x, axis=axis, stable=True), exact=True)
     last = x.shape[axis] - 1
     wanted = last - np.flip(np.argsort(np.flip(x, axis=axis), axis=axis, stable=True), axis=axis)
-    same(st.argsort(put(x), axis=axis, descending=True), wanted)
-    same(st.argsort(put(x), axis=None), np.argsort(x, axis=None, stable=True))
+    assert_same(st.argsort(put(x), axis=axis, descending=True), wanted, exact=True)
+    assert_same(st.argsort(put(x), axis=None), np.argsort(x, axis=None, stable=True), exact=True)
 
 
 @checks
@@ -92,8 +87,8 @@ def topk(data: Any, put: Any) -> None:
     order = st.argsort(x, axis=axis, descending=True)
     wanted = np.take(np.asarray(order), range(k), axis=axis)
     found, indices = st.topk(put(x), k, axis=axis)
-    same(indices, wanted)
-    same(found, np.take_along_axis(x, wanted, axis))
+    assert_same(indices, wanted, exact=True)
+    assert_same(found, np.take_along_axis(x, wanted, axis), exact=True)
 
 
 @checks
@@ -108,8 +103,8 @@ def partition(data: Any, put: Any) -> None:
         st.partition(put(x), k, axis=axis),
         st.take_along_axis(put(x), st.argpartition(put(x), k, axis=axis), axis=axis),
     ):
-        same(st.sort(found, axis=axis), ordered)
-        same(st.take(found, k, axis=axis), np.take(ordered, k, axis=axis))
+        assert_same(st.sort(found, axis=axis), ordered, exact=True)
+        assert_same(st.take(found, k, axis=axis), np.take(ordered, k, axis=axis), exact=True)
         rows = np.moveaxis(np.asarray(found), axis, -1)
         kth = rows[..., k : k + 1]
         assert not (rows[..., :k] > kth).any()
@@ -121,7 +116,7 @@ def lexsort(data: Any, put: Any) -> None:
     x = data.draw(arrays(["int8", "float32"]))
     axis = axis_of(data, x)
     keys = [x, np.flip(x), x % 3]
-    same(st.lexsort([put(key) for key in keys], axis=axis), np.lexsort(keys, axis=axis))
+    assert_same(st.lexsort([put(key) for key in keys], axis=axis), np.lexsort(keys, axis=axis), exact=True)
 
 
 @checks
@@ -130,17 +125,19 @@ def searchsorted(data: Any, put: Any) -> None:
     x = np.sort(data.draw(arrays([dtype])), axis=None)
     v = data.draw(arrays([dtype], 0))
     for side in ("left", "right"):
-        same(st.searchsorted(put(x), put(v), side=side), np.searchsorted(x, v, side=side))
+        assert_same(st.searchsorted(put(x), put(v), side=side), np.searchsorted(x, v, side=side), exact=True)
     mixed = np.random.default_rng(0).permutation(x)
     order = np.argsort(mixed, stable=True)
-    same(st.searchsorted(put(mixed), put(v), sorter=put(order)), np.searchsorted(mixed, v, sorter=order))
+    assert_same(
+        st.searchsorted(put(mixed), put(v), sorter=put(order)), np.searchsorted(mixed, v, sorter=order), exact=True
+    )
 
 
 @checks
 def isin(data: Any, put: Any) -> None:
     x, y = data.draw(arrays(min_dims=0)), data.draw(arrays(min_dims=0, max_dims=2))
-    same(st.isin(put(x), put(y)), np.isin(x, y))
-    same(st.isin(put(x), y, invert=True), np.isin(x, y, invert=True))
+    assert_same(st.isin(put(x), put(y)), np.isin(x, y), exact=True)
+    assert_same(st.isin(put(x), y, invert=True), np.isin(x, y, invert=True), exact=True)
 
 
 @checks
@@ -154,28 +151,30 @@ def unique(data: Any, put: Any) -> None:
 
 def unique_of(x: Any, data: Any, put: Any) -> None:
     for found, wanted in zip(st.unique_all(put(x)), np.unique_all(x), strict=True):
-        same(found, wanted)
+        assert_same(found, wanted, exact=True)
     for found, wanted in zip(st.unique_counts(put(x)), np.unique_counts(x), strict=True):
-        same(found, wanted)
+        assert_same(found, wanted, exact=True)
     numbers = np.nan_to_num(x)  # The order of several NaN is unspecified, and so are their indices.
     for found, wanted in zip(st.unique_inverse(put(numbers)), np.unique_inverse(numbers), strict=True):
-        same(found, wanted)
-    same(st.unique_values(put(x)), np.unique(x, equal_nan=False))
+        assert_same(found, wanted, exact=True)
+    assert_same(st.unique_values(put(x)), np.unique(x, equal_nan=False), exact=True)
     flags = [data.draw(some.booleans()) for _ in range(3)]
     found, wanted = st.unique(put(x), *flags), np.unique(x, *flags)
     for one, other in zip(*[a if any(flags) else (a,) for a in (found, wanted)], strict=True):
-        same(one, other)
+        assert_same(one, other, exact=True)
 
 
 @checks
 def nonzero(data: Any, put: Any) -> None:
     x = data.draw(arrays())
     for found, wanted in zip(st.nonzero(put(x)), np.nonzero(x), strict=True):
-        same(found, wanted)
-    same(st.argwhere(put(x)), np.argwhere(x))
-    same(st.flatnonzero(put(x)), np.flatnonzero(x))
+        assert_same(found, wanted, exact=True)
+    assert_same(st.argwhere(put(x)), np.argwhere(x), exact=True)
+    assert_same(st.flatnonzero(put(x)), np.flatnonzero(x), exact=True)
     axis = axes_of(data, x)
-    same(st.count_nonzero(put(x), axis=axis, keepdims=True), np.count_nonzero(x, axis=axis, keepdims=True))
+    assert_same(
+        st.count_nonzero(put(x), axis=axis, keepdims=True), np.count_nonzero(x, axis=axis, keepdims=True), exact=True
+    )
 
 
 @checks
@@ -185,14 +184,18 @@ def take(data: Any, put: Any) -> None:
     n = x.shape[axis]
     shape = data.draw(some.lists(some.integers(0, 5), max_size=2)) if n else [0]
     indices = np.random.default_rng(data.draw(some.integers(0, 9))).integers(-max(n, 1), max(n, 1), shape)
-    same(st.take(put(x), put(indices), axis=axis), np.take(x, indices, axis=axis))
+    assert_same(st.take(put(x), put(indices), axis=axis), np.take(x, indices, axis=axis), exact=True)
     if n:
         for mode in ("wrap", "clip"):
-            same(st.take(put(x), indices * 3, axis=axis, mode=mode), np.take(x, indices * 3, axis=axis, mode=mode))
+            assert_same(
+                st.take(put(x), indices * 3, axis=axis, mode=mode),
+                np.take(x, indices * 3, axis=axis, mode=mode),
+                exact=True,
+            )
     if x.size:
-        same(st.take(put(x), indices % x.size), np.take(x, indices % x.size))
+        assert_same(st.take(put(x), indices % x.size), np.take(x, indices % x.size), exact=True)
     order = np.argsort(x, axis=axis)
-    same(st.take_along_axis(put(x), put(order - n), axis=axis), np.take_along_axis(x, order, axis))
+    assert_same(st.take_along_axis(put(x), put(order - n), axis=axis), np.take_along_axis(x, order, axis), exact=True)
 
 
 @checks
@@ -200,10 +203,12 @@ def diff(data: Any, put: Any) -> None:
     x = data.draw(arrays(["bool", "uint16", "int64", "float32", "complex128"]))
     axis, n = axis_of(data, x), data.draw(some.integers(0, 3))
     with np.errstate(all="ignore"):
-        same(st.diff(put(x), axis=axis, n=n), np.diff(x, axis=axis, n=n))
+        assert_same(st.diff(put(x), axis=axis, n=n), np.diff(x, axis=axis, n=n), exact=True)
         if x.dtype.kind != "b":
             ends = {"prepend": put(x), "append": 1}
-            same(st.diff(put(x), axis=axis, n=n, **ends), np.diff(x, axis=axis, n=n, prepend=x, append=1))
+            assert_same(
+                st.diff(put(x), axis=axis, n=n, **ends), np.diff(x, axis=axis, n=n, prepend=x, append=1), exact=True
+            )
 
 
 @checks
@@ -247,8 +252,8 @@ def nan_reductions(data: Any, put: Any) -> None:
     assert_same(st.nancumsum(put(x), axis=along), np.nancumsum(x, axis=along))
     assert_same(st.nancumprod(put(x)), np.nancumprod(x))
     if x.size and not np.isnan(x).all(axis=along).any():
-        same(st.nanargmax(put(x), axis=along), np.nanargmax(x, axis=along))
-        same(st.nanargmin(put(x), axis=along), np.nanargmin(x, axis=along))
+        assert_same(st.nanargmax(put(x), axis=along), np.nanargmax(x, axis=along), exact=True)
+        assert_same(st.nanargmin(put(x), axis=along), np.nanargmin(x, axis=along), exact=True)
 
 
 @checks
@@ -268,10 +273,10 @@ def histograms(data: Any, put: Any) -> None:
         for found, wanted in zip(st.histogram(put(x), **mine), np.histogram(x, **params), strict=True):
             assert_same(found, wanted)
     for bins, right in ((np.array([-3.0, 0, 2]), True), (np.array([2, 0, -3]), False)):
-        same(st.digitize(put(x), bins, right=right), np.digitize(x, bins, right=right))
+        assert_same(st.digitize(put(x), bins, right=right), np.digitize(x, bins, right=right), exact=True)
     if x.dtype.kind == "i":
         counted = np.abs(x.ravel().astype("int64")) % 11
-        same(st.bincount(put(counted), minlength=3), np.bincount(counted, minlength=3))
+        assert_same(st.bincount(put(counted), minlength=3), np.bincount(counted, minlength=3), exact=True)
         assert_same(st.bincount(put(counted), put(weights.ravel())), np.bincount(counted, weights.ravel()))
 
 
@@ -301,10 +306,6 @@ def test_as_numpy_at_length(name: str, backend: str) -> None:
 
 
 # -- layouts and transfers -------------------------------------------------------------------------
-
-
-def split(x: Any, spec: P, backend: str, mesh: tuple[int, ...] = (2, 3)) -> Any:
-    return st.device_put(x, st.NamedSharding(mesh_of(mesh, backend), spec))
 
 
 X = np.array([[3.0, np.nan, 1.0], [2.0, 0.0, 3.0], [-0.0, 5.0, 2.0], [0.0, 7.0, 7.0]])
@@ -338,13 +339,13 @@ def test_sharding_and_transfers_are_those_of_separate_memories(name: str) -> Non
     sent = []
     for backend in ("numpy", "checked"):
         with st.transfers() as log:
-            assert function(split(X, P("x"), backend)).sharding.spec == spec
+            assert function(put(X, backend, (2, 3), P("x"))).sharding.spec == spec
         sent.append(log.bytes)
     assert sent[0] == sent[1]
 
 
 def test_dimensions_that_are_not_split_move_nothing(backend: str) -> None:
-    x = split(X, P("x"), backend)
+    x = put(X, backend, (2, 3), P("x"))
     with st.transfer_guard("disallow"):
         for function in (st.sort, st.argsort, st.median, st.nanmax, st.diff):
             function(x, axis=1)
@@ -360,24 +361,28 @@ def test_dimensions_that_are_not_split_move_nothing(backend: str) -> None:
 @everywhere
 def test_methods_are_those_of_arrays(backend: str) -> None:
     host, order = X.copy(), np.argsort(X[:, 1])
-    x = split(X, P("x", "y"), backend)
-    same(x.argsort(axis=0), host.argsort(axis=0, kind="stable"))
-    same(x.take([1, 0], axis=1), host.take([1, 0], axis=1))
+    x = put(X, backend, (2, 3), P("x", "y"))
+    assert_same(x.argsort(axis=0), host.argsort(axis=0, kind="stable"), exact=True)
+    assert_same(x.take([1, 0], axis=1), host.take([1, 0], axis=1), exact=True)
     for found, wanted in zip(x.nonzero(), host.nonzero(), strict=True):
-        same(found, wanted)
-    same(x[:, 1].searchsorted(st.asarray([2.0, 9.0]), sorter=order), host[:, 1].searchsorted([2.0, 9.0], sorter=order))
+        assert_same(found, wanted, exact=True)
+    assert_same(
+        x[:, 1].searchsorted(st.asarray([2.0, 9.0]), sorter=order),
+        host[:, 1].searchsorted([2.0, 9.0], sorter=order),
+        exact=True,
+    )
     view = x[1:]
     x.sort(axis=0)
     host.sort(axis=0)
-    same(x, host)
-    same(view, host[1:])
+    assert_same(x, host, exact=True)
+    assert_same(view, host[1:], exact=True)
     view.sort()
     host[1:].sort()
-    same(x, host)
+    assert_same(x, host, exact=True)
 
 
 def test_numpys_functions_take_tensors(backend: str) -> None:
-    x = split(X, P("x"), backend)
+    x = put(X, backend, (2, 3), P("x"))
     for function in (
         lambda x: np.sort(x, 0), lambda x: np.argsort(x, axis=1), lambda x: np.take(x, [0, 1], 1),
         lambda x: np.nonzero(x)[1], lambda x: np.count_nonzero(x, axis=0), lambda x: np.searchsorted(x[1:, 1], 5.0),
@@ -413,7 +418,7 @@ def test_inside_of_maps(backend: str) -> None:
             assert_same(found, np.asarray(wanted))
     x = st.device_put(host.reshape(4, 2), st.NamedSharding(mesh_of((2,), backend), P("x")))
     mapped = st.shard_map(lambda x: st.sort(x, axis=1), mesh=x.sharding.mesh, in_specs=P("x"), out_specs=P("x"))
-    same(mapped(x), np.sort(host.reshape(4, 2), axis=1))
+    assert_same(mapped(x), np.sort(host.reshape(4, 2), axis=1), exact=True)
 
 
 def test_results_whose_shape_depends_on_elements_are_not_inferred() -> None:
@@ -428,7 +433,7 @@ def test_results_whose_shape_depends_on_elements_are_not_inferred() -> None:
 
 
 def test_results_are_independent() -> None:
-    x = split(np.array([3, 1, 2]), P("x"), "numpy")
+    x = put(np.array([3, 1, 2]), "numpy", (2, 3), P("x"))
     first, kept = st.take(x, 0), st.unique(x)
     x[...] = 0
     assert first.item() == 3
@@ -476,7 +481,7 @@ ERRORS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
 @pytest.mark.parametrize(("call", "kind", "words"), ERRORS)
 def test_errors_name_the_function(call: Any, kind: Any, words: str, backend: str) -> None:
     with pytest.raises(kind, match=words):
-        call(split(X, P("x"), backend))
+        call(put(X, backend, (2, 3), P("x")))
 
 
 @everywhere
@@ -484,9 +489,9 @@ def test_long_arrays_of_half_precision(backend: str) -> None:
     """NumPy's default algorithm does not sort them correctly on some processors."""
     host = values("float16", 7128, 3)
     wide = host.astype("float32")
-    x = split(host, P("x"), backend)
-    same(st.sort(x), np.sort(wide).astype("float16"))
-    same(st.unique_values(x), np.unique(wide, equal_nan=False).astype("float16"))
+    x = put(host, backend, (2, 3), P("x"))
+    assert_same(st.sort(x), np.sort(wide).astype("float16"), exact=True)
+    assert_same(st.unique_values(x), np.unique(wide, equal_nan=False).astype("float16"), exact=True)
     for found, wanted in zip(st.unique(x, True, True, True), np.unique(wide, True, True, True), strict=True):
         np.testing.assert_array_equal(found, wanted)
 
@@ -494,5 +499,5 @@ def test_long_arrays_of_half_precision(backend: str) -> None:
 def test_a_stable_sort_keeps_the_order_of_zeros() -> None:
     host = np.array([[0.0, -1, -0.0, 2, 0.0, -0.0], [-0.0, 0.0, 3, np.nan, -0.0, 1]])
     for axis in (0, 1):
-        found = np.asarray(st.sort(split(host, P(None, "x"), "numpy"), axis=axis))
+        found = np.asarray(st.sort(put(host, "numpy", (2, 3), P(None, "x")), axis=axis))
         np.testing.assert_array_equal(np.signbit(found), np.signbit(np.sort(host, axis=axis, stable=True)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import hypothesis
@@ -17,6 +15,7 @@ from shardtensor.functions.algorithms.sample_sort import GATHERED
 from tests.draws import drawn
 from tests.interpreters.test_infer import totals
 from tests.layouts import everywhere, mesh_of
+from tests.scripts import new_process, output_of
 
 SPECS = [
     ((9, 5), P("x"), 0), ((9, 5), P("x", "y"), 1), ((7, 600), P(None, ("y", "x")), 1), ((7, 1200), P(None, "x"), 1),
@@ -176,8 +175,7 @@ def test_logcumsumexp_does_not_overflow() -> None:
 def test_logcumsumexp_is_the_first_function_that_is_called() -> None:
     """What it calls is declared in another module, which nothing else has imported."""
     code = "import shardtensor as st; print(st.logcumsumexp(st.zeros(2))[0].item())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "0.0\n"
+    assert output_of(new_process("-c", code)) == "0.0\n"
 
 
 @everywhere

@@ -17,6 +17,7 @@ from shardtensor.backend.small_floats import SMALL_FLOATS, small_float
 from tests import peers
 from tests.conftest import NO_TORCH
 from tests.draws import drawn
+from tests.layouts import assert_rounded, put
 
 pytest.importorskip("ml_dtypes")
 
@@ -34,16 +35,11 @@ def mesh_on(backend: str, count: int = 4) -> st.Mesh:
     return st.Mesh(np.array(st.devices(backend)[:count], dtype=object), ("x",))
 
 
-def put(value: Any, backend: str, dtype: Any = BFLOAT16, spec: Any = ("x",), count: int = 4) -> st.ShardedTensor:
+def rounded(value: Any, backend: str, dtype: Any = BFLOAT16, spec: Any = ("x",), count: int = 4) -> st.ShardedTensor:
     """The value in a small dtype, which a backend has, on devices of it."""
     if not load(backend).has_dtype(np.dtype(dtype)):
         pytest.skip(f"{backend} has no {dtype}")
-    return st.device_put(np.asarray(value).astype(dtype), st.NamedSharding(mesh_on(backend, count), st.P(*spec)))
-
-
-def check(found: st.ShardedTensor, wanted: Any, dtype: Any = BFLOAT16) -> None:
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(np.asarray(found).astype(np.float64), np.asarray(wanted).astype(dtype).astype(float))
+    return put(np.asarray(value).astype(dtype), backend, (count,), st.P(*spec))
 
 
 ROWS = np.array([[0.5, -1, 2], [3, 0.25, -0.75], [1, 1.5, 8], [-4, 6, 0], [7, -2.5, 0.125]], np.float32)
@@ -83,14 +79,14 @@ OPERATORS: dict[str, Any] = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_compute_in_float32(name: str, kind: str, backend: str) -> None:
     dtype, apply = small_float(kind), OPERATORS[name]
-    x = put(ROWS, backend, dtype)
-    check(apply(st, x), apply(np, ROWS), dtype)
+    x = rounded(ROWS, backend, dtype)
+    assert_rounded(apply(st, x), apply(np, ROWS), dtype)
     assert st.eval_shape(lambda a: apply(st, a), x).dtype == dtype if name not in ("mask", "unique") else True
 
 
 @everywhere
 def test_results_of_other_kinds_keep_their_dtypes(backend: str) -> None:
-    x = put(ROWS, backend)
+    x = rounded(ROWS, backend)
     assert (x > 1).dtype == np.bool_
     assert st.argmax(x).item() == 8
     assert st.argsort(x, axis=0).dtype == np.int64
@@ -102,13 +98,13 @@ def test_results_of_other_kinds_keep_their_dtypes(backend: str) -> None:
 @everywhere
 def test_sums_accumulate_in_float32(backend: str) -> None:
     """In bfloat16, 256 + 1 is 256."""
-    assert st.sum(put(np.ones(1000), backend)).item() == 1000
-    assert float(st.cumulative_sum(put(np.ones(512), backend))[-1]) == 512
+    assert st.sum(rounded(np.ones(1000), backend)).item() == 1000
+    assert float(st.cumulative_sum(rounded(np.ones(512), backend))[-1]) == 512
 
 
 @everywhere
 def test_writes_are_rounded(backend: str) -> None:
-    x, wanted = put(ROWS, backend), ROWS.copy()
+    x, wanted = rounded(ROWS, backend), ROWS.copy()
     view = x[1:3]
     x[0, 1], wanted[0, 1] = 1.3, np.float32(1.3).astype(BFLOAT16)
     x[2:4], wanted[2:4] = 7, 7
@@ -117,21 +113,21 @@ def test_writes_are_rounded(backend: str) -> None:
     wanted += 1
     x[4] = np.arange(3, dtype=np.float64)
     wanted[4] = np.arange(3)
-    check(x, wanted)
-    check(view, wanted[1:3])
+    assert_rounded(x, wanted)
+    assert_rounded(view, wanted[1:3])
 
 
 @everywhere
 @pytest.mark.parametrize("kind", KINDS)
 def test_scalars_are_written_where_a_mask_is_true(kind: str, backend: str) -> None:
-    x, host = put(ROWS, backend, small_float(kind)), ROWS.copy()
+    x, host = rounded(ROWS, backend, small_float(kind)), ROWS.copy()
     for mask, value in ((ROWS > 1, 3), (ROWS < 0, -0.5), (ROWS == 0, np.float32(1.03))):
         x[mask] = value
         host[mask] = value
-        check(x, host, small_float(kind))
+        assert_rounded(x, host, small_float(kind))
     x.T[:, 1:][ROWS.T[:, 1:] > 1] = 0.5
     host.T[:, 1:][ROWS.T[:, 1:] > 1] = 0.5
-    check(x, host, small_float(kind))
+    assert_rounded(x, host, small_float(kind))
 
 
 @everywhere
@@ -139,27 +135,27 @@ def test_creation(backend: str) -> None:
     if not load(backend).has_dtype(BFLOAT16):
         pytest.skip("no bfloat16")
     mesh = mesh_on(backend)
-    check(st.zeros((5, 3), dtype="bfloat16", device=mesh), np.zeros((5, 3)))
-    check(st.full(5, 1.3, dtype=st.bfloat16, device=mesh), np.full(5, np.float32(1.3)))
-    check(st.arange(9, dtype=st.bfloat16, device=mesh), np.arange(9))
-    check(st.linspace(0, 1, 5, dtype=st.bfloat16, device=mesh), np.linspace(0, 1, 5))
-    x = put(ROWS, backend)
-    check(st.ones_like(x), np.ones_like(ROWS))
-    check(st.zeros_like(x), np.zeros_like(ROWS))
+    assert_rounded(st.zeros((5, 3), dtype="bfloat16", device=mesh), np.zeros((5, 3)))
+    assert_rounded(st.full(5, 1.3, dtype=st.bfloat16, device=mesh), np.full(5, np.float32(1.3)))
+    assert_rounded(st.arange(9, dtype=st.bfloat16, device=mesh), np.arange(9))
+    assert_rounded(st.linspace(0, 1, 5, dtype=st.bfloat16, device=mesh), np.linspace(0, 1, 5))
+    x = rounded(ROWS, backend)
+    assert_rounded(st.ones_like(x), np.ones_like(ROWS))
+    assert_rounded(st.zeros_like(x), np.zeros_like(ROWS))
     assert st.ones_like(x).sharding == x.sharding
 
 
 @everywhere
 def test_copies_between_layouts_and_dtypes(backend: str) -> None:
-    x = put(ROWS, backend)
+    x = rounded(ROWS, backend)
     mesh = x.sharding.mesh
-    check(st.reshard(x, st.NamedSharding(mesh, st.P(None, "x"))), ROWS)
-    check(st.device_put(x, mesh.flat[1]), ROWS)
-    check(copy.copy(x), ROWS)
-    check(pickle.loads(pickle.dumps(x)), ROWS)
-    check(x.astype("float64").astype(st.bfloat16), ROWS)
-    check(st.asarray(np.asarray(x)), ROWS)
-    check(x.view("int16").view(st.bfloat16), ROWS)
+    assert_rounded(st.reshard(x, st.NamedSharding(mesh, st.P(None, "x"))), ROWS)
+    assert_rounded(st.device_put(x, mesh.flat[1]), ROWS)
+    assert_rounded(copy.copy(x), ROWS)
+    assert_rounded(pickle.loads(pickle.dumps(x)), ROWS)
+    assert_rounded(x.astype("float64").astype(st.bfloat16), ROWS)
+    assert_rounded(st.asarray(np.asarray(x)), ROWS)
+    assert_rounded(x.view("int16").view(st.bfloat16), ROWS)
     assert x.tolist() == ROWS.tolist()
     assert "bfloat16" in repr(x)
     with st.transfers() as log:
@@ -169,34 +165,34 @@ def test_copies_between_layouts_and_dtypes(backend: str) -> None:
 
 @everywhere
 def test_maps_get_arrays_of_the_library(backend: str) -> None:
-    x = put(ROWS[:4], backend)
+    x = rounded(ROWS[:4], backend)
 
     def double(block: Any) -> Any:
         assert load(backend).dtype_of(block) == BFLOAT16
         return st.astype(st.astype(block, "float32") * 2, BFLOAT16)
 
     spec = st.P("x")
-    check(st.shard_map(double, mesh=x.sharding.mesh, in_specs=spec, out_specs=spec)(x), ROWS[:4] * 2)
+    assert_rounded(st.shard_map(double, mesh=x.sharding.mesh, in_specs=spec, out_specs=spec)(x), ROWS[:4] * 2)
 
 
 @everywhere
 def test_collectives(backend: str) -> None:
     if backend == "cupy":
         pytest.skip("the double has no kernels of bfloat16, which CuPy has")
-    x = put(ROWS[:4], backend)
+    x = rounded(ROWS[:4], backend)
     total = st.shard_map(lambda b: st.psum(b, "x"), mesh=x.sharding.mesh, in_specs=st.P("x"), out_specs=st.P())(x)
-    check(total, ROWS[:4].sum(axis=0, keepdims=True))
+    assert_rounded(total, ROWS[:4].sum(axis=0, keepdims=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_jit_computes_the_same(kind: str) -> None:
-    x = put(np.resize(ROWS, (64, 32)), "numpy", small_float(kind))
+    x = rounded(np.resize(ROWS, (64, 32)), "numpy", small_float(kind))
 
     def f(a: Any) -> Any:
         return st.exp(a / 8) * 2 + a, st.sum(a * a, axis=1)
 
     for found, wanted in zip(st.jit(f)(x), f(x), strict=True):
-        check(found, wanted, small_float(kind))
+        assert_rounded(found, wanted, small_float(kind))
 
 
 # -- promotion -------------------------------------------------------------------------------------
@@ -245,8 +241,8 @@ def test_promotion(kind: str, other: str) -> None:
     """It is that of JAX, with which the test above compares the table."""
     name = promoted(kind, other)
     wanted = None if name is None else small_float(name) if name in KINDS else np.dtype(name)
-    x, python = put(np.ones(4), "numpy", small_float(kind)), PYTHONS.get(other)
-    y = python if python is not None else put(np.ones(4), "numpy", small_float(other) if other in KINDS else other)
+    x, python = rounded(np.ones(4), "numpy", small_float(kind)), PYTHONS.get(other)
+    y = python if python is not None else rounded(np.ones(4), "numpy", small_float(other) if other in KINDS else other)
     if wanted is None:
         for call in (lambda: x + y, lambda: st.result_type(x, y)):
             with pytest.raises(st.ArgumentTypeError, match="no common dtype; cast"):
@@ -256,7 +252,7 @@ def test_promotion(kind: str, other: str) -> None:
 
 
 def test_concat_promotes() -> None:
-    x = put(ROWS, "numpy")
+    x = rounded(ROWS, "numpy")
     assert st.concat([x, x.astype("float32")]).dtype == np.float32
     with pytest.raises(st.ArgumentTypeError, match="no common dtype"):
         st.concat([x, x.astype(st.float8_e5m2)])
@@ -272,14 +268,14 @@ def test_random_layouts(data: Any) -> None:
     spec = data.draw(some.sampled_from([("x",), (None, "x"), ()]))[: len(shape)]
     value = np.asarray(data.draw(some.lists(some.integers(-6, 6), min_size=1))).astype(np.float32)
     x, value = (
-        put(np.resize(value, shape), backend, kind, spec, data.draw(some.integers(1, 5))),
+        rounded(np.resize(value, shape), backend, kind, spec, data.draw(some.integers(1, 5))),
         np.resize(value, shape),
     )
     axis = data.draw(some.sampled_from([None, 0, -1]))
     with np.errstate(all="ignore"):
-        check(st.sum(x, axis=axis), np.sum(value, axis=axis), kind)
-        check(x * x, value * value, kind)
-        check(x[::-1], value[::-1], kind)
+        assert_rounded(st.sum(x, axis=axis), np.sum(value, axis=axis), kind)
+        assert_rounded(x * x, value * value, kind)
+        assert_rounded(x[::-1], value[::-1], kind)
 
 
 # -- what they are ---------------------------------------------------------------------------------
@@ -301,7 +297,7 @@ def test_names() -> None:
 
 @everywhere
 def test_least_squares_and_randomized_decompositions(backend: str) -> None:
-    x = put(ROWS, backend)
+    x = rounded(ROWS, backend)
     wide = x.astype("float32")
     key = st.random.key(0)
     for found, wanted in (
@@ -312,7 +308,7 @@ def test_least_squares_and_randomized_decompositions(backend: str) -> None:
             if isinstance(one, int):
                 assert one == other
             else:
-                check(one, other)
+                assert_rounded(one, other)
     solution, _, _, values = st.linalg.lstsq(x, wide[:, 0])
     assert (solution.dtype, values.dtype) == (np.float32, np.float32)
 
@@ -331,7 +327,7 @@ def test_backends_that_lack_a_dtype_say_so() -> None:
 
 
 def test_dlpack_says_what_to_export() -> None:
-    x = put(ROWS, "numpy", count=1)
+    x = rounded(ROWS, "numpy", count=1)
     with pytest.raises(st.InterchangeError, match=r"no bfloat16; export x.view\('int16'\)"):
         x.__dlpack__()
     bits = np.from_dlpack(x.view("int16"))
@@ -339,18 +335,18 @@ def test_dlpack_says_what_to_export() -> None:
 
 
 def test_files_have_the_bits(tmp_path: Any) -> None:
-    x = put(ROWS, "numpy")
+    x = rounded(ROWS, "numpy")
     with pytest.raises(st.ArgumentTypeError, match=r"no bfloat16; write x.view\('int16'\)"):
         st.save(tmp_path / "x.npy", x)
     st.save(tmp_path / "x.npy", x.view("int16"))
-    check(st.load(tmp_path / "x.npy").view(st.bfloat16), ROWS)
+    assert_rounded(st.load(tmp_path / "x.npy").view(st.bfloat16), ROWS)
 
 
 @pytest.mark.skipif(bool(NO_TORCH), reason=NO_TORCH)
 def test_tensors_of_torch_are_operands() -> None:
     import torch
 
-    x = put(ROWS, "torch")
-    check(x + torch.ones(3, dtype=torch.bfloat16), ROWS + 1)
-    check(st.asarray(torch.ones(3, dtype=torch.bfloat16)), np.ones(3))
+    x = rounded(ROWS, "torch")
+    assert_rounded(x + torch.ones(3, dtype=torch.bfloat16), ROWS + 1)
+    assert_rounded(st.asarray(torch.ones(3, dtype=torch.bfloat16)), np.ones(3))
     assert load("torch").dtype_of(torch.zeros(1, dtype=torch.float8_e5m2)) == small_float("float8_e5m2")

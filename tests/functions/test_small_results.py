@@ -75,7 +75,7 @@ def computed(call: Callable[[Any], Any], operands: Any) -> list[Any] | type[Exce
             return type(error)
 
 
-def same(found: Any, wanted: Any, *, to_the_bit: bool = True) -> None:
+def assert_same_outcome(found: Any, wanted: Any, *, to_the_bit: bool = True) -> None:
     if not isinstance(wanted, list):
         assert found is wanted
         return
@@ -97,7 +97,7 @@ def test_elements_and_layouts_are_those_of_the_composition(backend: str) -> None
     @hypothesis.settings(max_examples=drawn(120) if backend == "numpy" else drawn(20, fast=10))
     @hypothesis.given(name=some.sampled_from(sorted(CALLS)), data=some.data())
     def run(name: str, data: Any) -> None:
-        check(name, data, backend)
+        check_composition(name, data, backend)
 
     run()
 
@@ -108,12 +108,12 @@ def test_every_composition(name: str) -> None:
     @hypothesis.settings(max_examples=drawn(25))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
-        check(name, data, "numpy")
+        check_composition(name, data, "numpy")
 
     run()
 
 
-def check(name: str, data: Any, backend: str) -> None:
+def check_composition(name: str, data: Any, backend: str) -> None:
     rows, columns = data.draw(some.integers(0, 40), "rows"), data.draw(some.integers(0, 6), "columns")
     mesh, narrow = data.draw(meshes(backend), "mesh"), data.draw(some.booleans(), "narrow")
 
@@ -128,7 +128,7 @@ def check(name: str, data: Any, backend: str) -> None:
     with st.transfers():  # They are counted, so that the composition runs.
         wanted = computed(CALLS[name], view)
     for _ in range(3):  # The layout is inferred at the second call.
-        same(computed(CALLS[name], view), wanted)
+        assert_same_outcome(computed(CALLS[name], view), wanted)
     for n, x in placed.items():
         np.testing.assert_array_equal(np.asarray(x), kept[n])
 
@@ -209,7 +209,7 @@ def test_sums_and_derivatives_are_rounded_alike_in_every_call() -> None:
         with st.transfers():  # They are counted, so that the composition runs.
             wanted = call()
         for _ in range(3):
-            same([call()], [wanted])
+            assert_same_outcome([call()], [wanted])
 
 
 def test_operands_are_not_written(backend: str) -> None:
@@ -305,7 +305,7 @@ def test_recorded_operators_are_those_of_the_composition(backend: str) -> None:
             with st.transfers():
                 wanted = list(_of_several_kinds(*given))
             for _ in range(4):  # CuPy's sums depend on the order of the dimensions in memory.
-                same(list(_of_several_kinds(*given)), wanted, to_the_bit=backend != "cupy")
+                assert_same_outcome(list(_of_several_kinds(*given)), wanted, to_the_bit=backend != "cupy")
             found = _of_several_kinds(*given)
             found[2][...] = 3  # It is an array.
             assert found[2].tolist() == 3
@@ -326,7 +326,7 @@ def test_small_floats_are_promoted_alike_in_every_call() -> None:
         with st.transfers():  # They are counted, so that the composition runs.
             wanted = call(x)
         for _ in range(3):
-            same([call(x)], [wanted])
+            assert_same_outcome([call(x)], [wanted])
 
 
 def test_an_array_of_zeros_has_nothing_left_along_any_axis_that_is_trimmed(backend: str) -> None:

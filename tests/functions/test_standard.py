@@ -35,7 +35,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def check(name: str, data: Any, backend: str) -> None:
+def check_call(name: str, data: Any, backend: str) -> None:
     dtypes = [d for d in ALL if registry.load(backend).has_dtype(np.dtype(d))]
     with quiet():
         call = CALLS[name](Draw(data, dtypes))
@@ -100,7 +100,7 @@ def test_drawn_functions(backend: str) -> None:
     @hypothesis.settings(max_examples=drawn(60))
     @hypothesis.given(name=some.sampled_from(NAMES), data=some.data())
     def run(name: str, data: Any) -> None:
-        check(name, data, backend)
+        check_call(name, data, backend)
 
     run()
 
@@ -112,6 +112,6 @@ def test_every_function(name: str, backend: str) -> None:
     @hypothesis.settings(max_examples=drawn(25))
     @hypothesis.given(data=some.data())
     def run(data: Any) -> None:
-        check(name, data, backend)
+        check_call(name, data, backend)
 
     run()

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from tests.draws import all_of_them
-from tests.scripts import ROOT, VARIABLES, close_servers, run_script  # noqa: F401 - close_servers works by being here
+from tests.scripts import ROOT, VARIABLES, output_of, run_script
 
 MADE = re.compile(
     r"\b(?:R?Lock|Condition|Event|(?:Bounded)?Semaphore|Barrier|(?:Simple|Lifo|Priority)?Queue|ThreadPoolExecutor|allocate_lock)\(|threading\.RLock\b"
@@ -86,9 +86,7 @@ program()
 
 def scripted(text: str, seconds: float = 60) -> str:
     """Returns the output of a script in a process of its own: pytest's has threads, beside which it must not fork."""
-    done = run_script(HEAD + textwrap.dedent(text), seconds=seconds, **VARIABLES)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of(run_script(HEAD + textwrap.dedent(text), seconds=seconds, **VARIABLES))
 
 
 def test_no_lock_is_held_in_the_child() -> None:

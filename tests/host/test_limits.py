@@ -9,7 +9,6 @@ import itertools
 import os
 import platform
 import signal
-import subprocess
 import sys
 import threading
 import warnings
@@ -30,9 +29,8 @@ from shardtensor.errors import ArgumentError, DeviceMemoryError
 from shardtensor.host import limits, memory_pool
 from shardtensor.interpreters.execution import plan_cache, strategies
 from tests.draws import all_of_them, drawn
-from tests.host.test_threads import environment
 from tests.layouts import array, mesh_of, place_of
-from tests.scripts import ROOT, close_servers  # noqa: F401 - close_servers works by being here
+from tests.scripts import VARIABLES, new_process, output_of
 from tests.spmd.test_scheduler import (
     hard_end,  # noqa: F401 - the first one works by being here
     in_time,
@@ -297,16 +295,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep free memory by other rules")
 def test_temporary_arrays_reuse_pages() -> None:
     """New pages of arrays that are too small for the pool would take longer than the functions that fill them."""
-    done = subprocess.run(
-        [sys.executable, "-c", PAGES],
-        env=environment(SHARDTENSOR_NUM_THREADS="1"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert int(done.stdout) < 1000, "pages of 4 KiB for 8 MiB of numbers"
+    done = new_process("-W", "error", "-c", PAGES, **VARIABLES, SHARDTENSOR_NUM_THREADS="1")
+    assert int(output_of(done)) < 1000, "pages of 4 KiB for 8 MiB of numbers"
 
 
 ALIASES: dict[str, Callable[[Any], Any]] = {

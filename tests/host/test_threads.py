@@ -8,10 +8,8 @@ import functools
 import gc
 import itertools
 import math
-import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -36,7 +34,7 @@ from shardtensor.interpreters.execution import blocked_reduction, plan_cache, st
 from tests.conftest import Late
 from tests.draws import drawn
 from tests.layouts import strided
-from tests.scripts import ROOT, VARIABLES, close_servers, run_script  # noqa: F401 - close_servers works by being here
+from tests.scripts import OPTIONS, VARIABLES, new_process, run_script
 from tests.spmd.test_scheduler import (
     hard_end,  # noqa: F401 - hard_end works by being here
     in_time,
@@ -176,22 +174,10 @@ def test_helper_threads_keep_nothing_of_the_context_that_started_them(unset: Non
     pool.close()
 
 
-def environment(**variables: str) -> dict[str, str]:
-    return {**os.environ, **VARIABLES, **variables}
-
-
 def test_the_environment_of_a_process() -> None:
     script = "import shardtensor as st, threading\nprint(st.num_threads())\nprint(float(st.sum(st.ones(1 << 21) + 1)))\nprint(threading.active_count())"
     for value, output in [("3", "3\n4194304.0\n3\n"), ("1", "1\n4194304.0\n1\n")]:
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env=environment(SHARDTENSOR_NUM_THREADS=value),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = new_process("-W", "error", "-c", script, **VARIABLES, SHARDTENSOR_NUM_THREADS=value)
         assert (done.returncode, done.stdout, done.stderr) == (0, output, "")
 
 
@@ -714,10 +700,7 @@ pool.submit(lambda: (time.sleep(0.05), works("in a pool,")))
 
 def test_operators_and_maps_at_exit() -> None:
     """Functions at exit work in any order of registration, also after the threads have been closed."""
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", AT_EXIT],
-        env=environment(SHARDTENSOR_NUM_DEVICES="3"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = new_process(*OPTIONS, "-c", AT_EXIT, seconds=60, **VARIABLES | {"SHARDTENSOR_NUM_DEVICES": "3"})
     assert (done.returncode, done.stderr) == (0, "")
     order = ["now", "in a pool", "after it", "before the first map", "before the import"]
     assert done.stdout.splitlines() == [f"{when}, [6, 6, 6] 2097152.0" for when in order]
@@ -736,15 +719,7 @@ def test_helpers_end_before_the_interpreter() -> None:
     script += "import shardtensor as st\nfrom shardtensor.host import threads\nst.set_num_threads(4)\n"
     script += "for _ in range(2):\n    threads.each(lambda k: None, 8)\n    print(threading.active_count())\n    threads._pool.dissolve()\n"
     script += "    print(threading.active_count())\nthreads.each(lambda k: None, 8)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = new_process("-W", "error", "-c", script, seconds=60, **VARIABLES)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["4", "1", "4", "1", "1"]
 

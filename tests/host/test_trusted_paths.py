@@ -6,13 +6,12 @@ import grp
 import os
 import pwd
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from shardtensor.host.trusted_paths import distrust
+from tests.scripts import new_process
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +93,7 @@ with tempfile.TemporaryDirectory(dir="/tmp") as folder:
 
 def test_a_name_space_of_one_user() -> None:
     """As in Apptainer without privileges: the files of root belong to the number of unknown users."""
-    done = subprocess.run([sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = new_process("-c", ALONE)
     if done.returncode == 3:
         pytest.skip("users may not make name spaces")
     assert done.stdout.split("\n", 1)[0] == "None", done.stdout + done.stderr

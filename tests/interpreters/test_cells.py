@@ -14,7 +14,7 @@ import pytest
 import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.tensor.tensor import shard_arrays
-from tests.layouts import mesh_of
+from tests.layouts import put
 
 HOST = np.arange(19 * 6.0).reshape(19, 6)
 TILED = [st.P(("x", "y")), st.P("x", "y"), st.P(None, ("x", "y")), st.P("x"), st.P("y"), st.P("y", "x"), st.P()]
@@ -22,8 +22,8 @@ APART = st.P(("y", "x"))
 """The shards of one memory are not neighbours."""
 
 
-def put(spec: st.P, backend: str = "grouped") -> st.ShardedTensor:
-    return st.device_put(HOST, st.NamedSharding(mesh_of((2, 4), backend), spec)) + 0
+def computed(spec: st.P, backend: str = "grouped") -> st.ShardedTensor:
+    return put(HOST, backend, (2, 4), spec) + 0
 
 
 def buffers(*tensors: st.ShardedTensor) -> int:
@@ -33,15 +33,15 @@ def buffers(*tensors: st.ShardedTensor) -> int:
 
 @pytest.mark.parametrize("spec", TILED, ids=str)
 def test_each_memory_has_one_buffer(spec: st.P) -> None:
-    x = put(spec)
+    x = computed(spec)
     made = [x, x + 1, st.exp(x), x.T + 0, st.concat([x, x]), st.flip(x), st.sum(x), x[3:17:2] + 0, st.zeros_like(x)]
     made += [x[3, 4] + x, st.where(x > 3, x, 0)]
     assert [buffers(y) for y in made] == [2] * len(made)
-    assert buffers(put(APART)) == 8
+    assert buffers(computed(APART)) == 8
 
 
 def test_replicas_in_one_memory_are_one_buffer() -> None:
-    x = put(st.P("x", None))
+    x = computed(st.P("x", None))
     places = [array.ctypes.data for array in shard_arrays(x)]
     assert places[:4] == places[:1] * 4
     assert places[4:] == places[4:5] * 4 != places[:4]
@@ -52,7 +52,7 @@ def test_replicas_in_one_memory_are_one_buffer() -> None:
 def test_a_reshard_moves_what_separate_memories_move(spec: st.P, target: st.P) -> None:
     found = []
     for backend in ("grouped", "checked"):
-        x = put(spec, backend)
+        x = computed(spec, backend)
         with st.transfers() as log:
             y = st.reshard(x, x.sharding.with_spec(target))
         found.append((log.bytes, {(r.source.id, r.destination.id): r.bytes for r in log}))
@@ -85,7 +85,7 @@ def test_writes_are_in_place_and_show_in_views(what: str, spec: st.P) -> None:
     sent, host = [], HOST.copy()
     WRITES[what](host)
     for backend in ("grouped", "checked"):
-        x = put(spec, backend)
+        x = computed(spec, backend)
         place, part = shard_arrays(x)[0].ctypes.data, x[2:9].T
         with st.transfers() as log:
             WRITES[what](x)
@@ -97,7 +97,7 @@ def test_writes_are_in_place_and_show_in_views(what: str, spec: st.P) -> None:
 
 
 def test_results_of_maps_stay_separate_until_they_are_needed_whole() -> None:
-    x = put(st.P(("x", "y")))
+    x = computed(st.P(("x", "y")))
     doubled = st.shard_map(lambda a: a * 2, mesh=x.sharding.mesh, in_specs=st.P(("x", "y")), out_specs=st.P(("x", "y")))
     y = doubled(x)
     assert buffers(y) == 8
@@ -109,7 +109,7 @@ def test_results_of_maps_stay_separate_until_they_are_needed_whole() -> None:
 
 
 def test_donated_shards_do_not_change_the_tensor_that_they_were_of() -> None:
-    x = put(st.P(("x", "y")))
+    x = computed(st.P(("x", "y")))
 
     def double(a: Any) -> Any:
         a *= 2
@@ -121,7 +121,7 @@ def test_donated_shards_do_not_change_the_tensor_that_they_were_of() -> None:
 
 
 def test_exports_of_one_memory_do_not_hold_the_other() -> None:
-    x = put(st.P(("x", "y")))
+    x = computed(st.P(("x", "y")))
     places = [array.ctypes.data for array in shard_arrays(x)]
     kept = x.addressable_shards[5].data
     x += 1

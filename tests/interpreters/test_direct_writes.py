@@ -11,7 +11,7 @@ import pytest
 import shardtensor as st
 from shardtensor.interpreters.mutation import writes
 from shardtensor.tensor.storage import PendingWrite
-from tests.layouts import allocated, assert_same, mesh_of, place_of
+from tests.layouts import allocated, assert_same, place_of, put
 
 VALUE = np.arange(24).reshape(8, 3)
 
@@ -34,13 +34,9 @@ VALUES: dict[str, Any] = {
 DTYPES = ["bool", "int8", "uint8", "int64", "float16", "float64", "complex64", "datetime64[s]"]
 
 
-def put(value: Any) -> st.ShardedTensor:
-    return st.device_put(np.asarray(value), st.NamedSharding(mesh_of((4,), "numpy"), st.P("x")))
-
-
 def outcome(dtype: str, index: Any, value: Any) -> tuple[Any, Any]:
     """What a write raises, and the tensor after it."""
-    x = put(VALUE.astype(dtype))
+    x = put(VALUE.astype(dtype), "numpy")
     try:
         x[index] = value.astype(dtype) if isinstance(value, np.ndarray) and value.ndim == 2 else value
     except Exception as error:
@@ -63,7 +59,7 @@ def test_direct_writes_do_what_others_do(dtype: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("value", [5, np.float32(5), np.full((3, 4), 5.0)], ids=["integer", "scalar", "array"])
 def test_only_values_that_fit_are_written_directly(value: Any) -> None:
-    x = put(np.zeros((8, 4)))
+    x = put(np.zeros((8, 4)), "numpy")
     before = place_of(x.addressable_shards[0].data)
     assert writes._write_directly(x, value, slice(2, 5))
     assert_same(x, np.repeat([0.0, 5.0, 0.0], [8, 12, 12]).reshape(8, 4))
@@ -78,7 +74,7 @@ def test_only_values_that_fit_are_written_directly(value: Any) -> None:
 
 
 def test_exported_memory_is_not_written_directly() -> None:
-    x = put(np.zeros((8, 3)))
+    x = put(np.zeros((8, 3)), "numpy")
     exported, copy = np.asarray(x), x.copy()
     x[0, 0] = 1
     x[1:3] = np.ones((2, 3))
@@ -90,7 +86,7 @@ def test_exported_memory_is_not_written_directly() -> None:
 
 
 def test_direct_writes_show_in_views_and_count_as_writes() -> None:
-    x = put(np.zeros((8, 3)))
+    x = put(np.zeros((8, 3)), "numpy")
     view = x[2:]
     version = x._write_state.version if x._write_state else 0
     x[2, 0] = 5
@@ -101,7 +97,7 @@ def test_direct_writes_show_in_views_and_count_as_writes() -> None:
 
 def test_readers_wait_for_direct_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The value is taken out of the handle before others are asked whether they hold it, and until it is written."""
-    x = put(np.zeros((8, 3)))
+    x = put(np.zeros((8, 3)), "numpy")
     seen: list[Any] = []
 
     def watched(name: str, function: Any) -> Any:
@@ -115,14 +111,14 @@ def test_readers_wait_for_direct_writes(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_transfers_of_direct_writes_are_recorded() -> None:
-    x = put(np.zeros((8, 3)))
+    x = put(np.zeros((8, 3)), "numpy")
     with st.transfers() as log:
         x[:] = np.ones((8, 3))
     assert log.bytes == x.nbytes
 
 
 def test_direct_writes_allocate_nothing() -> None:
-    x, value = put(np.zeros((1024, 256))), np.ones((512, 256))
+    x, value = put(np.zeros((1024, 256)), "numpy"), np.ones((512, 256))
     x[3, 4] = 1
     with allocated("numpy") as peak:
         x[3, 4] = 2
@@ -131,7 +127,7 @@ def test_direct_writes_allocate_nothing() -> None:
 
 
 def test_a_write_that_fails_leaves_the_tensor_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = put(np.zeros((8, 3)))
+    x = put(np.zeros((8, 3)), "numpy")
 
     def fail(*_: Any) -> None:
         raise MemoryError

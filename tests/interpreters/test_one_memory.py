@@ -12,14 +12,10 @@ import shardtensor as st
 from shardtensor.backend.registry import load, shared_memory
 from shardtensor.tensor.tensor import shard_arrays
 from shardtensor.testing.checked import CheckedArray
-from tests.layouts import mesh_of
+from tests.layouts import mesh_of, put
 
 HOST = np.arange(42.0).reshape(7, 6)
 SPECS = [st.P("x"), st.P(None, "x"), st.P()]
-
-
-def put(spec: st.P, count: int = 4, start: int = 0) -> st.ShardedTensor:
-    return st.device_put(HOST, st.NamedSharding(mesh_of((count,), "grouped", start=start), spec))
 
 
 def buffers(*tensors: st.ShardedTensor) -> int:
@@ -37,17 +33,17 @@ def test_memory_is_asked_of_a_group_of_devices() -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_shards_are_views_of_one_buffer(spec: st.P) -> None:
-    x = put(spec)
+    x = put(HOST, "grouped", (4,), spec)
     made = [x, x + 1, st.exp(x), x.T, st.reshape(x, (6, 7)), st.concat([x, x]), x @ x.T]
     assert [buffers(y) for y in made] == [1] * len(made)
     assert all(type(array) is CheckedArray for array in shard_arrays(x))
-    assert buffers(put(spec, 8)) > 1, "which are in two memories"
+    assert buffers(put(HOST, "grouped", (8,), spec)) > 1, "which are in two memories"
 
 
 @pytest.mark.parametrize("target", SPECS, ids=str)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_a_reshard_moves_nothing_and_is_counted(spec: st.P, target: st.P) -> None:
-    x = put(spec)
+    x = put(HOST, "grouped", (4,), spec)
     with st.transfers() as log:
         y = st.reshard(x, x.sharding.with_spec(target))
     with st.transfers() as apart:
@@ -61,7 +57,7 @@ def test_a_reshard_moves_nothing_and_is_counted(spec: st.P, target: st.P) -> Non
 
 
 def test_views_read_the_buffer_and_writes_to_them_show_in_it() -> None:
-    x, host = put(st.P("x")), HOST.copy()
+    x, host = put(HOST, "grouped", (4,), st.P("x")), HOST.copy()
     part = x[1:6:2, ::-1].T
     assert buffers(x, part) == 1
     part += 1
@@ -75,7 +71,7 @@ def test_views_read_the_buffer_and_writes_to_them_show_in_it() -> None:
 
 
 def test_a_write_in_place_copies_nothing() -> None:
-    x, y = put(st.P("x")) + 0, put(st.P(None, "x"))
+    x, y = put(HOST, "grouped", (4,), st.P("x")) + 0, put(HOST, "grouped", (4,), st.P(None, "x"))
     place = shard_arrays(x)[0].ctypes.data
     with st.transfers() as log:
         x += y

@@ -83,7 +83,7 @@ def owned(x: Any) -> np.ndarray:
     return np.array(x, order="C")
 
 
-def same(x: Any) -> Any:
+def separate(x: Any) -> Any:
     """Returns a copy of an array, and a scalar as it is."""
     return owned(x) if isinstance(x, np.ndarray) else x
 
@@ -99,7 +99,7 @@ def plain_names() -> dict[str, Any]:
     return {
         "xp": np, "np": np, "array": array, "P": st.P, "gone": gone, "layout": lambda *_: None, "apart": np.copy,
         "put": lambda x, _: owned(x), "zeros": lambda shape, dtype, _: np.zeros(shape, dtype), "share": owned,
-        "reshard": lambda x, _: owned(x), "copied": same, "shallow": same, "pickled": same, "host": owned,
+        "reshard": lambda x, _: owned(x), "copied": separate, "shallow": separate, "pickled": separate, "host": owned,
         "shards": lambda x: [], "pieces": lambda x, axis, count: list(map(owned, np.array_split(x, count, axis))),
         "joined": np.concatenate, "spread": lambda x, shape: owned(np.broadcast_to(x, shape)), "mapped": lambda name, parts: [MAPPED[name](owned(p))[()] for p in parts],
         "donated": lambda x, _: give(x), "bumped": lambda parts: [bump(give(p))[()] for p in parts],

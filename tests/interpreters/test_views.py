@@ -36,6 +36,7 @@ from tests.layouts import (
     everywhere,
     in_use,
     mesh_of,
+    put,
     shapes,
     specs,
     strided,
@@ -43,12 +44,6 @@ from tests.layouts import (
 )
 
 Look = Callable[[Any, Any], Any]
-
-
-def put(value: np.ndarray, backend: str, mesh: tuple[int, ...] = (2, 2), spec: st.P | None = None) -> st.ShardedTensor:
-    """A tensor of that value, its first dimension split over the mesh's first axis unless ``spec`` says otherwise."""
-    spec = (st.P("x") if value.ndim else st.P()) if spec is None else spec
-    return st.device_put(value, st.NamedSharding(mesh_of(mesh, backend), spec))
 
 
 def attempt(function: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
@@ -187,7 +182,7 @@ def test_views_and_copies_are_numpys(look: str, backend: str) -> None:
         if (view := attempt(first, a)[0]) is None:
             continue
         wanted, refused = attempt(LOOKS[look], np, view)
-        x = put(a, backend)
+        x = put(a, backend, (2, 2))
         found, error = attempt(LOOKS[look], st, first(x))
         assert (error is None) == (refused is None), (where, error, refused)
         if refused is not None:
@@ -203,7 +198,7 @@ def test_views_and_copies_are_numpys(look: str, backend: str) -> None:
 
 
 def test_imaginary_parts_of_real_numbers_are_zeros_of_their_own(backend: str) -> None:
-    x = put(np.arange(6.0), backend)
+    x = put(np.arange(6.0), backend, (2, 2))
     zeros = x.imag
     assert_same(zeros, np.zeros(6), exact=True)
     x += 1
@@ -215,7 +210,7 @@ def test_imaginary_parts_of_real_numbers_are_zeros_of_their_own(backend: str) ->
 
 @everywhere
 def test_what_is_broadcast_is_a_value_of_its_own(backend: str) -> None:
-    x = put(np.arange(3.0), backend)
+    x = put(np.arange(3.0), backend, (2, 2))
     for shape in ((3,), (2, 3)):
         wide = st.broadcast_to(x, shape)
         before = np.array(wide)
@@ -231,7 +226,7 @@ def test_what_is_broadcast_is_a_value_of_its_own(backend: str) -> None:
 def test_results_of_operators_have_views_like_any_other(backend: str) -> None:
     """A root tensor counts as row-major, whatever the memory order of its elements."""
     value = np.arange(24.0).reshape(4, 6)
-    x = put(value, backend)
+    x = put(value, backend, (2, 2))
     roots = {
         "a sum of transposes": x.T + x.T,
         "a copy of a transpose": x.T.copy(),
@@ -350,7 +345,7 @@ def test_long_chains() -> None:
 
 def test_views_of_views_see_the_same_base(backend: str) -> None:
     a = np.arange(48.0).reshape(8, 6)
-    x = put(a, backend)
+    x = put(a, backend, (2, 2))
     rows, wanted = x[1:7], a[1:7]
     inner, inside = rows.T[::2].reshape(3, 3, 2)[:, 1], wanted.T[::2].reshape(3, 3, 2)[:, 1]
     assert np.shares_memory(inside, a)
@@ -371,7 +366,7 @@ def test_views_of_views_see_the_same_base(backend: str) -> None:
 
 def test_equal_indices_of_other_types_are_told_apart(backend: str) -> None:
     data = np.arange(12.0).reshape(2, 6)
-    x = put(data, backend)
+    x = put(data, backend, (2, 2))
     indices = [1, True, 0, False, (1,), (True,), slice(1), slice(True), slice(None, 1.0), (0, ...), [1], 1.0, None, 70]
     for index in 2 * indices:  # What a view is, is kept from the first time on.
         try:
@@ -389,7 +384,7 @@ def test_equal_indices_of_other_types_are_told_apart(backend: str) -> None:
 def test_rows_and_elements_of_a_loop(backend: str) -> None:
     """A row of a matrix is a view; an element of a row is a number, as in NumPy."""
     a = np.arange(12.0).reshape(4, 3)
-    x = put(a, backend)
+    x = put(a, backend, (2, 2))
     for row, wanted in zip(x, a, strict=True):
         row += 1
         wanted += 1
@@ -406,7 +401,7 @@ def test_rows_and_elements_of_a_loop(backend: str) -> None:
 
 def test_parts_of_complex_numbers_are_written(backend: str) -> None:
     a = np.arange(6.0).reshape(2, 3) * (1 + 2j)
-    x = put(a, backend)
+    x = put(a, backend, (2, 2))
     for t in (x, a):
         t.real += 1
         t.imag[1] *= 3
@@ -416,7 +411,7 @@ def test_parts_of_complex_numbers_are_written(backend: str) -> None:
         t.real[t.imag > 2] = 0
     assert_same(x, a, exact=True)
     assert x.real.dtype == np.float64
-    y = put(np.arange(3.0), backend)
+    y = put(np.arange(3.0), backend, (2, 2))
     y.real = 4
     y.real[1] += 1
     assert_same(y, np.array([4.0, 5, 4]), exact=True)
@@ -609,7 +604,7 @@ def test_a_view_of_shared_memory_copies_nothing() -> None:
 @pytest.mark.parametrize("read", [False, True])
 def test_a_base_lives_as_long_as_its_views(read: bool, backend: str) -> None:
     a = np.arange(12.0).reshape(4, 3)
-    x = put(a, backend)
+    x = put(a, backend, (2, 2))
     base, first, second = weakref.ref(x), x[1:], x.T[0][1:]
     del x
     if read:
@@ -734,7 +729,7 @@ def test_copies_of_views_are_independent(way: str, backend: str) -> None:
     for name, look in SEEN.items():
         for read in strided((False, True), 2, (case := case + 1)):
             a = np.arange(24.0).reshape(6, 4)
-            x = put(a, backend)
+            x = put(a, backend, (2, 2))
             view, wanted = look(x), look(a)
             if read:
                 view + 1
@@ -759,7 +754,7 @@ def test_copies_of_views_are_independent(way: str, backend: str) -> None:
 
 def test_copies_keep_what_a_view_is(backend: str) -> None:
     """A copy has the view's shape, dtype, layout and commitment."""
-    x = put(np.arange(24).reshape(6, 4), backend)
+    x = put(np.arange(24).reshape(6, 4), backend, (2, 2))
     free = st.arange(24).reshape(6, 4)
     for view in (x[1:], x.T, x[:, 1], x[2, 3], x[2, 3, ...], free[1:], free.T):
         for make in (lambda v: v.copy(), copy.copy, copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))):
@@ -783,7 +778,7 @@ SNAPSHOTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("kind", SNAPSHOTS)
 def test_what_was_read_is_read_only_and_stays(kind: str, backend: str) -> None:
     for name, look in SEEN.items():
-        x = put(np.arange(24.0).reshape(6, 4), backend)
+        x = put(np.arange(24.0).reshape(6, 4), backend, (2, 2))
         view = look(x)
         taken = SNAPSHOTS[kind](view)
         copied = values_of if kind == "shards" else np.array
@@ -808,7 +803,7 @@ def test_what_was_read_is_read_only_and_stays(kind: str, backend: str) -> None:
 
 def test_repr_of_views(backend: str) -> None:
     """It is the repr of a copy of the current elements."""
-    x = put(np.arange(24.0).reshape(6, 4), backend)
+    x = put(np.arange(24.0).reshape(6, 4), backend, (2, 2))
     for look in (*SEEN.values(), lambda x: x[0, 1], lambda x: x[0, 1, ...], lambda x: x[3:3]):
         assert repr(look(x)) == repr(look(x).copy())
     row = x[1]
@@ -858,7 +853,7 @@ USES: dict[str, Callable[[Any], Any]] = {
 def test_views_of_what_was_given_away_say_so(use: str, backend: str) -> None:
     for look in SEEN.values():
         for read in (False, True):
-            x = put(np.arange(24.0).reshape(6, 4), backend)
+            x = put(np.arange(24.0).reshape(6, 4), backend, (2, 2))
             view, shape = look(x), look(x).shape
             if read:
                 view + 1
@@ -871,7 +866,7 @@ def test_views_of_what_was_given_away_say_so(use: str, backend: str) -> None:
 
 
 def test_elements_of_what_was_given_away_are_copies(backend: str) -> None:
-    x = put(np.arange(24.0).reshape(6, 4), backend)
+    x = put(np.arange(24.0).reshape(6, 4), backend, (2, 2))
     element, total = x[2, 3], x.sum()
     st.device_put(x, st.devices(backend)[5], donate=True)
     assert float(element) == 11
@@ -903,7 +898,7 @@ def test_views_that_are_given_away_leave_their_base(backend: str) -> None:
                     view + 1
             with pytest.raises(st.DonatedError):
                 view[...] = 1
-    y = put(a, backend)
+    y = put(a, backend, (2, 2))
     part = y[2:]
     st.device_put(part, st.devices(backend)[6], donate=True)
     with pytest.raises(st.DonatedError):
@@ -1041,7 +1036,7 @@ def test_all_backends_count_alike_what_views_move() -> None:
 
 @everywhere
 def test_views_keep_the_kind_of_memory(backend: str) -> None:
-    x = put(np.arange(12.0).reshape(4, 3), backend)
+    x = put(np.arange(12.0).reshape(4, 3), backend, (2, 2))
     pinned = st.reshard(x, x.sharding.with_memory_kind("pinned_host"))
     for view in (pinned[1:], pinned.T, pinned.reshape(-1), pinned[0]):
         assert view.sharding.memory_kind == "pinned_host"
@@ -1059,7 +1054,7 @@ def test_views_keep_the_kind_of_memory(backend: str) -> None:
 def test_everything_takes_views(backend: str) -> None:
     """Operators, lists and maps take the current elements of views."""
     a = np.arange(24.0).reshape(6, 4)
-    x = put(a, backend)
+    x = put(a, backend, (2, 2))
     view, seen = x[::-1].T[1:], a[::-1].T[1:]
     for _ in range(2):
         assert_same(view + view, seen + seen)
@@ -1088,7 +1083,7 @@ def test_memory_that_may_be_shared(backend: str) -> None:
     sense.
     """
     a = np.arange(24.0).reshape(6, 4)
-    x = put(a, backend)
+    x = put(a, backend, (2, 2))
     looks = [
         *SEEN.values(),
         lambda t: t[:2],

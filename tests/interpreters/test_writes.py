@@ -43,19 +43,13 @@ from tests.layouts import (
     mesh_of,
     on_host,
     place_of,
+    put,
     strided,
     values_of,
 )
 from tests.spmd.test_scheduler import raised_at
 
 Write = Callable[[Any], Any]
-
-
-def put(value: Any, backend: str, mesh: tuple[int, ...] = (4,), spec: st.P | None = None) -> st.ShardedTensor:
-    """A tensor of that value, its first dimension split over the mesh's first axis unless ``spec`` says otherwise."""
-    value = np.asarray(value)
-    spec = (st.P("x") if value.ndim else st.P()) if spec is None else spec
-    return st.device_put(value, st.NamedSharding(mesh_of(mesh, backend), spec))
 
 
 def layouts(backend: str, ndim: int, every: int = 1) -> Iterator[st.NamedSharding]:

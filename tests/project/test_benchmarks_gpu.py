@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ import pytest
 
 from tests import kernels
 from tests.conftest import NO_GPU
-from tests.rehearsal import ROOT, LocalWorker, modules_of
+from tests.rehearsal import LocalWorker, modules_of
+from tests.scripts import new_process
 
 pytestmark = pytest.mark.skipif(not NO_GPU, reason="there is a GPU: run benchmarks/gpu.py --quick")
 
@@ -99,9 +98,7 @@ def test_logical_devices_are_numbers(modules: tuple[Any, Any]) -> None:
 
 
 def test_the_message_without_a_gpu() -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/gpu.py", "--quick"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    done = new_process("benchmarks/gpu.py", "--quick")
     assert done.returncode == 1
     assert done.stderr.startswith("gpu.py: there is no usable GPU: ")
     assert "Traceback" not in done.stderr

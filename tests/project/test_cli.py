@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -15,20 +14,11 @@ import pytest
 import shardtensor as st
 from shardtensor import cli
 from shardtensor.backend import Backend, Device, registry
-from tests.forks import Program, run_each
+from tests.scripts import Ended, new_process, output_of, run_script
 
 
-def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """``python -m shardtensor`` in a new process, with only these of the SHARDTENSOR variables."""
-    given = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
-    return subprocess.run(
-        [sys.executable, "-m", "shardtensor", *arguments],
-        env=given | {"COLUMNS": "200", "PYTHONIOENCODING": "utf-8"} | variables,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
+def command(*arguments: str, **variables: str) -> Ended:
+    return new_process("-m", "shardtensor", *arguments, **{"COLUMNS": "200"} | variables)
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -157,10 +147,10 @@ INVALID = [
 )
 def test_an_invalid_environment_prints_one_line_and_exits_with_1(cases):
     code = "import runpy; runpy.run_module('shardtensor', run_name='__main__', alter_sys=True)"
-    ended = run_each([Program(code, {variable: value}, ["-m", name]) for name, variable, value, _ in cases])
-    for (*case, reason), (status, _, err) in zip(cases, ended, strict=True):
-        assert (status, len(err.splitlines())) == (1, 1), (case, err)
-        assert err.startswith(f"shardtensor: {reason}"), case
+    for name, variable, value, reason in cases:
+        ended = run_script(code, name, **{variable: value})
+        assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1), (name, value, ended.stderr)
+        assert ended.stderr.startswith(f"shardtensor: {reason}"), (name, value)
 
 
 @pytest.mark.slow
@@ -228,4 +218,4 @@ def test_demo_restores_the_environment(monkeypatch, value, backend):
 
 def test_rich_and_the_demo_are_loaded_on_use():
     code = "import shardtensor.cli, sys; print([m for m in ('rich', 'shardtensor.demo') if m in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+    assert output_of(new_process("-c", code)) == "[]\n"

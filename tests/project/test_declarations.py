@@ -6,8 +6,6 @@ import ast
 import math
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from tests.cases import CASES, elementwise_cases
 from tests.conftest import NO_TORCH
 from tests.functions.test_operators import sweep
 from tests.layouts import array, assert_same, everywhere, mesh_of
+from tests.scripts import new_process, output_of
 
 PACKAGE = Path(st.__file__).parent
 ELEMENTWISE = PACKAGE / "functions" / "elementwise.py"
@@ -225,10 +224,8 @@ def extended(tmp_path: Path) -> Path:
 
 def test_a_row_of_the_table_is_exported(extended: Path) -> None:
     """Type checkers see it, too: see `test_types`."""
-    env = {"PYTHONPATH": f"{extended}:{PACKAGE.parent / 'backends'}"}
-    command = [sys.executable, "-c", PROGRAM.format(root=str(extended))]
-    done = subprocess.run(command, cwd=extended, env=env, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
+    path = f"{extended}:{PACKAGE.parent / 'backends'}"
+    output_of(new_process("-c", PROGRAM.format(root=str(extended)), cwd=extended, PYTHONPATH=path))
 
 
 def test_a_name_is_declared_once() -> None:

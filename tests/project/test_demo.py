@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,6 +14,7 @@ from shardtensor import cli, demo
 from shardtensor.demo import DemoResult
 from tests.conftest import NO_GPU, NO_TORCH
 from tests.layouts import everywhere
+from tests.scripts import Ended, new_process
 
 needs_torch = pytest.mark.skipif(bool(NO_TORCH), reason=NO_TORCH)
 
@@ -28,21 +26,13 @@ def run(steps: int, **options) -> tuple[DemoResult, list[str]]:
     return result, out.getvalue().splitlines()
 
 
-def command(variables: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+def command(variables: dict[str, str], *options: str) -> Ended:
     """``python -m shardtensor demo`` in a new process, whose output is neither a terminal nor UTF-8.
 
     On a machine that is busy with other tests, BLAS's threads cost a hundred times what they save.
     """
-    given = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR_")}
     calm = {"PYTHONIOENCODING": "ascii", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "shardtensor", "demo", *options],
-        env=given | calm | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return new_process("-m", "shardtensor", "demo", *options, **calm | variables)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.forks import Ended, Program, run_each
+from tests.scripts import ROOT, output_of, run_script
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 
 ELSEWHERE = {
     "adding_an_operator": "project/test_declarations.py",
@@ -38,23 +36,11 @@ def program(page: str) -> tuple[str, str]:
     return "\n".join(code), "".join(printed)
 
 
-HERE = [name for name in PAGES if name not in ELSEWHERE]
-
-
-@functools.cache
-def ended() -> dict[str, Ended]:
-    """How the pages have ended, each of them on eight logical devices."""
-    codes = [program((DOCS / f"{name}.md").read_text())[0] for name in HERE]
-    devices = {"SHARDTENSOR_NUM_DEVICES": "8"}
-    return dict(zip(HERE, run_each([Program(code, devices) for code in codes]), strict=True))
-
-
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in ELSEWHERE])
 def test_the_page_runs(name: str) -> None:
-    _, printed = program((DOCS / f"{name}.md").read_text())
+    code, printed = program((DOCS / f"{name}.md").read_text())
     assert printed
-    status, out, err = ended()[name]
-    assert (status, out) == (0, printed), err
+    assert output_of(run_script(code, seconds=300, SHARDTENSOR_NUM_DEVICES="8")) == printed
 
 
 def test_every_other_page_has_a_test() -> None:

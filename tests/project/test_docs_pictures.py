@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.scripts import output_of, run_script
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
@@ -16,9 +15,7 @@ def test_the_pictures_are_drawn_by_the_code_beside_them() -> None:
     """In a process of its own, because the README's block sets the number of devices."""
     code = f"import json, runpy; made = runpy.run_path({str(PICTURES / 'draw.py')!r})['PICTURES']; "
     code += "print(json.dumps({name: draw() for name, draw in made.items()}))"
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SHARDTENSOR")}
-    out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
-    drawn = json.loads(out.splitlines()[-1])  # The block prints, too.
+    drawn = json.loads(output_of(run_script(code)).splitlines()[-1])  # The block prints, too.
     assert drawn == {path.stem: path.read_text() for path in PICTURES.glob("*.svg")}
 
 

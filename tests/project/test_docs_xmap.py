@@ -6,9 +6,7 @@ import contextlib
 import doctest
 import importlib.util
 import io
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 
 from shardtensor.backend import registry
 from tests import peers
+from tests.scripts import VARIABLES, output_of, run_script
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "from_pmap_and_xmap.md").read_text()
@@ -83,15 +82,11 @@ def test_section_on_separate_memories(title: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_pdb_stops_in_the_failing_call() -> None:
-    env = os.environ | {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "numpy"}
     code = ours("print and breakpoint") + "\nprint('done')"
     asked = "p ('v is', float(v), str(st.current_device()))\nc\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=env, input=asked, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert "('v is', -1.0, 'numpy:2')" in done.stdout
-    assert done.stdout.rstrip().endswith("done")
+    out = output_of(run_script(code, stdin=asked, **VARIABLES))
+    assert "('v is', -1.0, 'numpy:2')" in out
+    assert out.rstrip().endswith("done")
 
 
 # -- beside JAX ------------------------------------------------------------------------------------

@@ -6,9 +6,7 @@ import ast
 import functools
 import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -20,8 +18,8 @@ import shardtensor as st
 import shardtensor.functions.ufunc_methods
 import shardtensor.random
 from shardtensor.core import OPS
+from tests.scripts import ROOT, new_process, output_of
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shardtensor"
 
 LAYERS = [
@@ -139,8 +137,7 @@ def test_modules_that_are_imported_on_use_have_the_names_that_type_checkers_see(
 def test_an_operator_of_a_module_that_is_not_imported_yet_is_found() -> None:
     code = "import sys, numpy as np, shardtensor as st; x = st.asarray([3, 1]); m = 'shardtensor.functions.sorting'; "
     code += "assert m not in sys.modules; x.sort(); assert m in sys.modules; print(np.vstack([x, x]).tolist())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[[1, 3], [1, 3]]\n"
+    assert output_of(new_process("-c", code)) == "[[1, 3], [1, 3]]\n"
 
 
 def test_chapters_that_are_imported_as_a_whole_define_operators_only() -> None:
@@ -166,18 +163,13 @@ def names_of(tree: ast.Module) -> Iterator[str]:
 # -- what an import does ---------------------------------------------------------------------------
 
 
-def run(code: str) -> str:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDTENSOR")}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
-
-
 def test_import_loads_only_numpy_and_itself() -> None:
     code = (
         "import sys, threading, json, numpy; before = set(sys.modules); import shardtensor, shardtensor.backend.registry as b;"
         "new = {m.split('.')[0] for m in set(sys.modules) - before};"
         "print(json.dumps([sorted(new - set(sys.stdlib_module_names)), threading.active_count(), sorted(b._loaded)]))"
     )
-    new, threads, loaded = json.loads(run(code))
+    new, threads, loaded = json.loads(output_of(new_process("-c", code)))
     assert set(new) <= {"numpy", "shardtensor"}  # parts of NumPy that it loads on use
     assert threads == 1
     assert loaded == []
@@ -188,16 +180,13 @@ def test_import_takes_less_than_twice_numpys(tmp_path: Path) -> None:
     """The least processor time of several new processes is compared, with compiled bytecode for both, because the
     machine may be busy.
     """
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE",)}
-    env["PYTHONPYCACHEPREFIX"] = str(tmp_path)
 
     def least(modules: tuple[str, ...], count: int) -> list[float]:
         times: dict[str, list[float]] = {module: [] for module in modules}
         for _ in range(count):
             for module, seen in times.items():
                 code = f"import time; t = time.process_time(); import {module}; print(time.process_time() - t)"
-                out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-                seen.append(float(out.stdout))
+                seen.append(float(output_of(new_process("-c", code, PYTHONPYCACHEPREFIX=str(tmp_path)))))
         return [min(seen) for seen in times.values()]
 
     least(("numpy", "shardtensor"), 1)  # It writes the bytecode.

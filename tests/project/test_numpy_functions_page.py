@@ -61,10 +61,10 @@ def test_the_measured_results_are_numpys(title: str) -> None:
         found = leaves(row.result)
         assert len(found) == len(wanted), name
         for mine, numpys in zip(found, wanted, strict=True):
-            same(name, row.kind, mine, numpys)
+            assert_numpys_result(name, row.kind, mine, numpys)
 
 
-def same(name: str, kind: str, found: Any, wanted: Any) -> None:
+def assert_numpys_result(name: str, kind: str, found: Any, wanted: Any) -> None:
     if isinstance(wanted, (np.ndarray, np.generic)):
         assert isinstance(found, st.ShardedTensor) or kind in ("on the host", "metadata"), name
         assert (np.shape(found), np.asarray(found).dtype) == (wanted.shape, wanted.dtype), name

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import email
 import re
-import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import shardtensor
+from tests.scripts import new_process, output_of
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -96,11 +95,7 @@ def test_the_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> Non
         "print(st.__file__, st.__version__, len(shardtensor.demo.load_digits().images), st.ones((2,)).sum().item())\n"
         "import shardtensor_numpy; print(shardtensor_numpy.__file__)"
     )
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert output_of(new_process("-I", "-c", code, cwd=tmp_path)).splitlines() == [
         f"{tmp_path / 'shardtensor' / '__init__.py'} {VERSION} 1797 2.0",
         str(tmp_path / "shardtensor_numpy" / "__init__.py"),
     ]
@@ -147,6 +142,6 @@ def test_breaking_changes_come_first() -> None:
 
 def test_the_import_on_windows_names_linux() -> None:
     code = "import os; os.name = 'nt'; import shardtensor"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = new_process("-c", code)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("ImportError: shardtensor needs Linux")

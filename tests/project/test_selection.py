@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.scripts import new_process, output_of
 from tests.selection import slice_of, sliced
 
 ROOT = Path(__file__).parents[2]
@@ -99,15 +98,10 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         named = [option.replace("SUITE", str(path)) for option in options]
         named += [str(path)] * (named == options)
         commands[name] = ["-p", "tests.selection", "-p", "no:cacheprovider", "-q", "-rp", *named]
-    workers = subprocess.run(
-        [sys.executable, "-m", "pytest", *commands.pop("workers")], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    others = subprocess.run(
-        [sys.executable, "-c", PYTEST], input=json.dumps([*commands.values()]), cwd=ROOT, capture_output=True, text=True
-    )
-    assert others.returncode == 0, others.stdout + others.stderr
-    texts = others.stdout.split("RUN\n")[1:]
-    return {"workers": workers.stdout, **dict(zip(commands, texts, strict=True))}
+    workers = output_of(new_process("-m", "pytest", *commands.pop("workers")))
+    others = output_of(new_process("-c", PYTEST, stdin=json.dumps([*commands.values()])))
+    texts = others.split("RUN\n")[1:]
+    return {"workers": workers, **dict(zip(commands, texts, strict=True))}
 
 
 @pytest.mark.parametrize(

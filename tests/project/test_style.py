@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.scripts import new_process, output_of
 
 
 @pytest.mark.parametrize("tool", [["ruff", "check"], ["ruff", "format", "--check"]], ids=["ruff", "format"])
 def test_tool_reports_nothing(tool: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", *tool], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(new_process("-m", *tool))

@@ -6,8 +6,6 @@ import ast
 import inspect
 import re
 import shutil
-import subprocess
-import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 import shardtensor as st
 from tests.project import typed_program
 from tests.project.test_declarations import ELEMENTWISE, ROW
+from tests.scripts import new_process
 
 PACKAGE = Path(st.__file__).parent
 ROOT, BACKENDS = PACKAGE.parent, PACKAGE.parent / "backends"
@@ -104,8 +103,8 @@ def lines_of_mypy(folder: Path, programs: dict[str, list[str]]) -> list[tuple[st
     for name, lines in programs.items():
         (folder / name).write_text("\n".join(lines))
     files = [PACKAGE.name, BACKENDS.name, PROGRAM.name, *programs]
-    command = [sys.executable, "-m", "mypy", "--no-pretty", "--cache-dir", str(ROOT / ".mypy_cache" / "tests"), *files]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    cache = str(ROOT / ".mypy_cache" / "tests")
+    done = new_process("-m", "mypy", "--no-pretty", "--cache-dir", cache, *files, cwd=folder)
     found = re.findall(r"^(.*?):(\d+): (.*)$", done.stdout, re.MULTILINE)
     assert len(found) == len(done.stdout.splitlines()) - 1, done.stdout + done.stderr
     return [(path, (folder / path).read_text().splitlines()[int(line) - 1], text) for path, line, text in found]

@@ -31,7 +31,9 @@ Shape = tuple[int, ...]
 # -- brute force -----------------------------------------------------------------------------------
 
 
-def check(regions: Sequence[Region], sources: Sequence[Grid], shapes: Sequence[Shape], result: Grid, apply: Any) -> int:
+def check_copies(
+    regions: Sequence[Region], sources: Sequence[Grid], shapes: Sequence[Shape], result: Grid, apply: Any
+) -> int:
     """Asserts that the pieces of all regions, on arrays of distinct numbers, are the parts of ``apply(*arrays)``: every
     element of every device once, and no element is sent to a device that has it. Returns how many are sent.
     """
@@ -107,7 +109,7 @@ def test_reshard(data: Any) -> None:
     """The meshes differ, with permuted and partly other devices, replicas, uneven and empty parts."""
     shape = data.draw(small_shapes())
     source, destination = data.draw(shardings(len(shape))), data.draw(shardings(len(shape)))
-    size = check([identity(shape)], [source.grid(shape)], [shape], destination.grid(shape), lambda a: a)
+    size = check_copies([identity(shape)], [source.grid(shape)], [shape], destination.grid(shape), lambda a: a)
     assert plan_reshard(source, destination, shape).size == size
     if source.is_equivalent_to(destination, len(shape)):
         assert size == 0
@@ -119,7 +121,7 @@ def test_reshard(data: Any) -> None:
 def test_reshard_at_length(data: Any) -> None:
     shape = data.draw(small_shapes(max_dims=4))
     source, destination = data.draw(shardings(len(shape))), data.draw(shardings(len(shape)))
-    check([identity(shape)], [source.grid(shape)], [shape], destination.grid(shape), lambda a: a)
+    check_copies([identity(shape)], [source.grid(shape)], [shape], destination.grid(shape), lambda a: a)
 
 
 @hypothesis.settings(max_examples=drawn(100))
@@ -128,7 +130,7 @@ def test_reshard_on_one_mesh(data: Any) -> None:
     shape = data.draw(small_shapes())
     mesh = data.draw(meshes("numpy"))
     source, destination = (st.NamedSharding(mesh, data.draw(specs(mesh, len(shape)))) for _ in range(2))
-    check([identity(shape)], [source.grid(shape)], [shape], destination.grid(shape), lambda a: a)
+    check_copies([identity(shape)], [source.grid(shape)], [shape], destination.grid(shape), lambda a: a)
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 3, 4])
@@ -137,7 +139,7 @@ def test_reshard_to_partly_other_devices(overlap: int) -> None:
     here, there = mesh_of((2, 2), "numpy"), mesh_of((2, 2), "numpy", start=4 - overlap)
     for a, b in itertools.product([st.P("x", "y"), st.P(("y", "x")), st.P(None, "x"), st.P()], repeat=2):
         source, destination = st.NamedSharding(here, a).grid(shape), st.NamedSharding(there, b).grid(shape)
-        size = check([identity(shape)], [source], [shape], destination, lambda x: x)
+        size = check_copies([identity(shape)], [source], [shape], destination, lambda x: x)
         if not overlap:
             assert size == sum(math.prod(destination.shape(k)) for k in range(4))
 
@@ -146,7 +148,7 @@ def test_reshard_between_backends() -> None:
     """Device 0 of one backend is not equal to device 0 of another."""
     shape = (8,)
     source, destination = (st.NamedSharding(mesh_of((4,), b), st.P("x")) for b in ("numpy", "checked"))
-    assert check([identity(shape)], [source.grid(shape)], [shape], destination.grid(shape), lambda a: a) == 8
+    assert check_copies([identity(shape)], [source.grid(shape)], [shape], destination.grid(shape), lambda a: a) == 8
 
 
 @hypothesis.given(data=some.data())
@@ -154,9 +156,9 @@ def test_from_and_to_the_host(data: Any) -> None:
     shape = data.draw(small_shapes())
     grid, host = data.draw(shardings(len(shape))).grid(shape), host_grid(shape)
     assert host.devices == (HOST,)
-    there = check([identity(shape)], [host], [shape], grid, lambda a: a)
+    there = check_copies([identity(shape)], [host], [shape], grid, lambda a: a)
     assert there == sum(math.prod(grid.shape(k)) for k in range(len(grid.devices)))  # replicas included
-    assert check([identity(shape)], [grid], [shape], host, lambda a: a) == math.prod(shape)
+    assert check_copies([identity(shape)], [grid], [shape], host, lambda a: a) == math.prod(shape)
 
 
 def test_replicas_share_the_work_of_sending() -> None:
@@ -272,7 +274,7 @@ def test_regions_of_indices(data: Any) -> None:
     region = region_of(canonical(index, shape))
     source = data.draw(shardings(len(shape))).grid(shape)
     target = data.draw(shardings(x[index].ndim)).grid(x[index].shape)
-    check([region], [source], [shape], target, lambda a: a[index])
+    check_copies([region], [source], [shape], target, lambda a: a[index])
 
 
 @hypothesis.given(data=some.data())
@@ -281,7 +283,7 @@ def test_indices_to_the_host(data: Any) -> None:
     index = data.draw(indices(shape))
     taken = np.empty(shape)[index].shape
     source = data.draw(shardings(len(shape))).grid(shape)
-    check([region_of(canonical(index, shape))], [source], [shape], host_grid(taken), lambda a: a[index])
+    check_copies([region_of(canonical(index, shape))], [source], [shape], host_grid(taken), lambda a: a[index])
 
 
 def test_backward_walk_by_hand() -> None:
@@ -313,7 +315,7 @@ def moved(name: str, operands: list[st.ShardedTensor], **params: Any) -> tuple[A
     assert op.movement is not None
     says = op.movement([x._aval for x in operands], operands[0].sharding.mesh, **params)
     grids, shapes = [x._aval.grid for x in operands], [x.shape for x in operands]
-    return says, check(says.regions, grids, shapes, says.sharding.grid(says.shape), says.whole)
+    return says, check_copies(says.regions, grids, shapes, says.sharding.grid(says.shape), says.whole)
 
 
 def placed(shape: Shape, sharding: st.NamedSharding) -> st.ShardedTensor:

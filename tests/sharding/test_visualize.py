@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from typing import NamedTuple
 
@@ -19,7 +16,8 @@ from nbclient import NotebookClient
 import shardtensor as st
 from shardtensor import P
 from shardtensor.sharding.html import tensor_html
-from tests.layouts import all_specs
+from tests.layouts import all_specs, put
+from tests.scripts import new_process, output_of
 
 ESCAPE = "\x1b["
 
@@ -455,13 +453,12 @@ ROUNDED = 0.11
 """Numbers in pictures have one decimal."""
 
 
-def put(shape: tuple[int, ...], sizes: tuple[int, ...], *spec: str | tuple[str, ...] | None) -> st.ShardedTensor:
-    mesh = st.make_mesh(sizes, ("x", "y", "z")[: len(sizes)], devices=st.devices("numpy"))
-    return st.device_put(np.zeros(shape, "float32"), st.NamedSharding(mesh, P(*spec)))
+def zeros(shape: tuple[int, ...], sizes: tuple[int, ...], *spec: str | tuple[str, ...] | None) -> st.ShardedTensor:
+    return put(np.zeros(shape, "float32"), "numpy", sizes, P(*spec))
 
 
 def test_html_says_what_a_tensor_is():
-    facts, _, below = parsed(put((10, 300), (4, 2), "x")._repr_html_())
+    facts, _, below = parsed(zeros((10, 300), (4, 2), "x")._repr_html_())
     assert facts == {
         "shape": "(10, 300)",
         "dtype": "float32",
@@ -473,7 +470,7 @@ def test_html_says_what_a_tensor_is():
 
 
 def test_html_draws_parts_in_proportion():
-    _, parts, _ = parsed(tensor_html(put((5, 9), (2, 4), "x", "y")))
+    _, parts, _ = parsed(tensor_html(zeros((5, 9), (2, 4), "x", "y")))
     assert [part.label for part in parts] == [str(i) for i in range(8)]
     assert parts[1].title == "NUMPY 1: 0:3, 3:5"
     unit = parts[0].width / 3
@@ -485,7 +482,7 @@ def test_html_draws_parts_in_proportion():
 
 
 def test_html_draws_one_dimension_as_a_row():
-    _, parts, _ = parsed(tensor_html(put((10,), (4, 2), "x")))
+    _, parts, _ = parsed(tensor_html(zeros((10,), (4, 2), "x")))
     assert [part.label for part in parts] == ["0,1", "2,3", "4,5", "6,7"]
     assert len({(part.y, part.height) for part in parts}) == 1
     assert parts[0].width == pytest.approx(1.5 * parts[2].width, abs=ROUNDED)
@@ -494,7 +491,7 @@ def test_html_draws_one_dimension_as_a_row():
 
 
 def test_html_of_more_dimensions_shows_every_device():
-    x = put((7, 4, 6), (2, 2, 2), "x", "z", "y")
+    x = zeros((7, 4, 6), (2, 2, 2), "x", "z", "y")
     fragment = tensor_html(x)
     _, parts, below = parsed(fragment)
     assert [(part.label, part.title) for part in parts] == [
@@ -513,12 +510,12 @@ def test_html_of_more_dimensions_shows_every_device():
 
 
 def test_html_of_a_cube_has_its_sizes():
-    drawing = ET.fromstring(tensor_html(put((7, 4, 6), (2, 2), None, "x", "y")))
+    drawing = ET.fromstring(tensor_html(zeros((7, 4, 6), (2, 2), None, "x", "y")))
     labels = [
         text.text for text in drawing.iterfind(".//{http://www.w3.org/2000/svg}svg/{http://www.w3.org/2000/svg}text")
     ]
     assert labels == ["6", "4", "7"]
-    assert "block" not in tensor_html(put((7, 4, 6), (2, 2), None, "x", "y"))
+    assert "block" not in tensor_html(zeros((7, 4, 6), (2, 2), None, "x", "y"))
 
 
 def test_html_of_many_blocks_draws_64_of_them():
@@ -529,18 +526,18 @@ def test_html_of_many_blocks_draws_64_of_them():
 
 
 def test_html_without_dimensions_or_elements():
-    _, (part,), below = parsed(tensor_html(put((), (8,))))
+    _, (part,), below = parsed(tensor_html(zeros((), (8,))))
     assert (part.label, part.title, below) == ("0,1,2,3,4,5,6,7", "NUMPY 0,1,2,3,4,5,6,7", [])
-    facts, parts, below = parsed(tensor_html(put((0, 3), (2,), "x")))
+    facts, parts, below = parsed(tensor_html(zeros((0, 3), (2,), "x")))
     assert (facts["bytes in all"], facts["bytes per device"]) == ("0 B", "0 B at most")
     assert (parts, below) == ([], ["empty on numpy:0, numpy:1"])
-    _, parts, below = parsed(tensor_html(put((1, 1), (2, 2), "x", "y")))
+    _, parts, below = parsed(tensor_html(zeros((1, 1), (2, 2), "x", "y")))
     assert ([part.label for part in parts], below) == (["0"], ["empty on numpy:1, numpy:2, numpy:3"])
-    assert parsed(tensor_html(put((2, 0, 3), (2,), "x")))[1:] == ([], ["empty on numpy:0, numpy:1"])
+    assert parsed(tensor_html(zeros((2, 0, 3), (2,), "x")))[1:] == ([], ["empty on numpy:0, numpy:1"])
 
 
 def test_html_of_a_donated_tensor_reads_nothing():
-    x = put((10, 4), (4,), "x")
+    x = zeros((10, 4), (4,), "x")
     before = tensor_html(x)
     y = st.device_put(x, st.devices("numpy")[0], donate=True)
     with pytest.raises(st.DonatedError):
@@ -553,7 +550,7 @@ def test_html_of_a_donated_tensor_reads_nothing():
 
 
 def test_text_moves_nothing_and_html_reads_few_elements():
-    x = put((1000, 400), (4,), "x")
+    x = zeros((1000, 400), (4,), "x")
     with st.transfer_guard("disallow"), st.transfers() as log:
         tensor_html(x)
         text(x.shape, x.sharding)
@@ -614,7 +611,7 @@ def test_html_escapes_names():
 
 
 def test_html_names_another_memory():
-    x = put((4,), (2,), "x")
+    x = zeros((4,), (2,), "x")
     pinned = st.device_put(x, x.sharding.with_memory_kind("pinned_host"))
     assert parsed(tensor_html(pinned))[0]["sharding"].endswith(", pinned_host")
 
@@ -634,12 +631,8 @@ for spec in st.P("x", "y"), st.P(None, ("x", "y")), st.P("x"), st.P():
     print(tensor_html(st.device_put(np.zeros((100, 100)), st.NamedSharding(mesh, spec))))
 print("rich" in sys.modules)
 """
-    environment = {**os.environ, "SHARDTENSOR_NUM_DEVICES": "64", "PYTHONIOENCODING": "utf-8"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8", timeout=120, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    grid, columns, rows, whole, rich_is_loaded = result.stdout.splitlines()
+    out = output_of(new_process("-c", code, SHARDTENSOR_NUM_DEVICES="64"))
+    grid, columns, rows, whole, rich_is_loaded = out.splitlines()
     assert rich_is_loaded == "False"
     for fragment in grid, columns:
         _, parts, _ = parsed(fragment)
@@ -661,7 +654,7 @@ print("rich" in sys.modules)
 
 def test_errors_name_the_argument_and_what_to_do():
     sharding = st.NamedSharding(mesh_of(2, 2), P("x", "y"))
-    x = put((4, 4), (2,), "x")
+    x = zeros((4, 4), (2,), "x")
     cases = [
         (st.ArgumentTypeError, ((4, 4),), "sharding is missing; wanted a NamedSharding"),
         (st.ArgumentTypeError, ((4, 4), "x"), "sharding is a str; wanted a NamedSharding"),

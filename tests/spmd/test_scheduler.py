@@ -11,7 +11,6 @@ import itertools
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -41,7 +40,7 @@ from shardtensor.tensor import ownership
 from tests.conftest import Late
 from tests.draws import all_of_them, drawn
 from tests.layouts import array
-from tests.scripts import ROOT, VARIABLES, close_servers, run_script  # noqa: F401 - close_servers works by being here
+from tests.scripts import VARIABLES, new_process, output_of, run_script
 
 Task = Callable[[programs.Program], Any]
 
@@ -87,10 +86,9 @@ def in_time(call: Callable[[], Any], seconds: float = 10) -> Any:
 def scripted(text: str, stdin: str = "", seconds: float = 60) -> str:
     """Returns the output of a script in a process of its own, which must end successfully and in time."""
     head = "import os\nimport shardtensor as st\nimport numpy as np\n"
-    done = run_script(head + textwrap.dedent(text), stdin, seconds, **VARIABLES)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_script(head + textwrap.dedent(text), stdin=stdin, seconds=seconds, **VARIABLES)
     assert not done.stderr.strip(), done.stderr
-    return done.stdout
+    return output_of(done)
 
 
 @pytest.fixture
@@ -1429,11 +1427,8 @@ def test_threads_whose_numbers_are_those_of_greenlets(patch: str) -> None:
     """gevent makes such threads, for modules that are imported before this library and after."""
     if patch == "gevent":
         pytest.importorskip("gevent")
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", f"{textwrap.dedent(PATCHES[patch])}\n{textwrap.dedent(PATCHED)}"],
-        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
-        env={**os.environ, "SHARDTENSOR_NUM_DEVICES": "4", "SHARDTENSOR_BACKEND": "numpy"},
-    )  # fmt: skip
+    script = f"{textwrap.dedent(PATCHES[patch])}\n{textwrap.dedent(PATCHED)}"
+    done = new_process("-X", "faulthandler", "-c", script, seconds=60, **VARIABLES | {"SHARDTENSOR_NUM_DEVICES": "4"})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split("\n") == ["[6, 6, 6]"] * 2 + ["caught True 2097152.0"] * 2 + [""]
 

@@ -16,13 +16,9 @@ from hypothesis import strategies as some
 import shardtensor as st
 from tests.cases import indices
 from tests.draws import drawn
-from tests.layouts import assert_same, everywhere, mesh_of, meshes, shapes, specs
+from tests.layouts import assert_same, everywhere, mesh_of, meshes, put, shapes, specs
 
 A = np.arange(20.0).reshape(5, 4)[:, ::-1].copy()
-
-
-def on(backend: str, a: Any) -> st.ShardedTensor:
-    return st.device_put(a, mesh_of((3,), backend))
 
 
 RESULTS: dict[str, Callable[[Any], Any]] = {
@@ -55,7 +51,7 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
 def test_methods_give_numpys_results(name: str, backend: str) -> None:
     if backend == "torch" and "scalar" in name:
         pytest.skip("torch has no such unsigned integers")
-    found = RESULTS[name](on(backend, A))
+    found = RESULTS[name](put(A, backend, (3,)))
     assert isinstance(found, st.ShardedTensor)
     assert_same(found, RESULTS[name](A))
 
@@ -77,7 +73,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 @everywhere
 @pytest.mark.parametrize("name", WRITES)
 def test_methods_write_as_numpys(name: str, backend: str) -> None:
-    wanted, x = A[:, :2].copy() if name == "partition" else A.copy(), on(backend, A)
+    wanted, x = A[:, :2].copy() if name == "partition" else A.copy(), put(A, backend, (3,))
     x = x[:, :2].copy() if name == "partition" else x
     WRITES[name](wanted)
     WRITES[name](x)
@@ -119,7 +115,7 @@ def test_views_of_bits_move_nothing() -> None:
 
 
 def test_memory_is_described_as_numpys(backend: str) -> None:
-    x, a = on(backend, A), A.copy()
+    x, a = put(A, backend, (3,)), A.copy()
     for mine, its in ((x, a), (x.T, a.T), (x[::2, ::-1], a[::2, ::-1]), (x[1:], a[1:]), (x[:, 1], a[:, 1])):
         assert mine.strides == its.strides
         for name in ("C", "F", "W", "OWNDATA"):
@@ -130,11 +126,11 @@ def test_memory_is_described_as_numpys(backend: str) -> None:
     assert x.T[1:].base is x
     assert not x.sum().flags.writeable
     x.setflags(write=True)
-    assert (x.real.strides, on(backend, A + 1j).real.strides) == (A.strides, (A + 1j).real.strides)
+    assert (x.real.strides, put(A + 1j, backend, (3,)).real.strides) == (A.strides, (A + 1j).real.strides)
 
 
 def test_elements_are_found_and_converted(backend: str) -> None:
-    x = on(backend, A)
+    x = put(A, backend, (3,))
     assert 3 in x
     assert 77 not in x
     for index in ((3,), (-1,), (1, 2), ((1, 2),), (np.int64(7),)):
@@ -164,7 +160,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_what_tensors_lack_is_refused_with_the_reason(name: str, backend: str) -> None:
     call, kind, words = ERRORS[name]
-    x = on(backend, A)
+    x = put(A, backend, (3,))
     with pytest.raises(kind, match=words):
         call(x)
     assert_same(x, A)
@@ -181,7 +177,7 @@ def test_every_attribute_of_numpys_arrays_is_there_or_refused() -> None:
 
 
 def test_views_are_pickled_and_copied_as_independent_tensors(backend: str) -> None:
-    x = on(backend, A)
+    x = put(A, backend, (3,))
     view = x.view("int64")[1:]
     for made in (pickle.loads(pickle.dumps(view)), copy.copy(view), copy.deepcopy(view)):
         assert_same(made, A.view("int64")[1:])
@@ -189,7 +185,7 @@ def test_views_are_pickled_and_copied_as_independent_tensors(backend: str) -> No
 
 
 def test_files_of_bytes_are_numpys(tmp_path: Path, backend: str) -> None:
-    x = on(backend, A)
+    x = put(A, backend, (3,))
     x[:, 1:].tofile(tmp_path / "mine")
     A[:, 1:].tofile(tmp_path / "its")
     assert (tmp_path / "mine").read_bytes() == (tmp_path / "its").read_bytes()

@@ -14,21 +14,15 @@ import shardtensor as st
 from shardtensor.core import OPS
 from shardtensor.tensor import numpy_calls
 from shardtensor.tensor.numpy_functions import NUMPY_NAMES
-from tests.layouts import mesh_of
+from tests.layouts import assert_same, mesh_of, put
 
 A = np.array([[1.25, -2.375, 3.5], [np.pi, 5.0, -0.5], [100.125, 8.5, 1e-3], [2.5, 3.5, 0.125]])
 
 
-def on(backend: str, x: Any, spec: st.P | None = None) -> st.ShardedTensor:
-    """An array, split over two devices along its first dimension."""
-    mesh = mesh_of((2,), backend)
-    return st.device_put(x, mesh if spec is None else st.NamedSharding(mesh, spec))
-
-
-def same(found: Any, wanted: Any, exact: bool = False) -> None:
-    assert isinstance(found, st.ShardedTensor)
-    assert (found.shape, found.dtype) == (np.shape(wanted), np.asarray(wanted).dtype)
-    np.testing.assert_allclose(np.asarray(found), wanted, rtol=0 if exact else 1e-12)
+def assert_near(found: Any, wanted: Any) -> None:
+    """Asserts that a tensor equals a NumPy array but for a few roundings."""
+    assert_same(found, wanted)
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12)
 
 
 # -- integers that do not fit ----------------------------------------------------------------------
@@ -56,20 +50,20 @@ def test_integers_that_do_not_fit_are_errors_and_nothing_is_written(name: str, r
     mask = value % 3 == 1
     with pytest.raises(OverflowError):
         TOO_LARGE[name](value.copy(), mask)
-    x = on(backend, value)
+    x = put(value, backend, (2,))
     called = {"fill": "setitem"}.get(name, name.partition(" ")[0])
     with pytest.raises(st.RangeError, match=rf"^{called}: Python integer -?\d+ out of bounds for int8; use a dtype"):
         TOO_LARGE[name](x, mask)
-    same(x, value, exact=True)
+    assert_same(x, value, exact=True)
 
 
 def test_lists_are_copied_into_tensors(backend: str) -> None:
     value, mask = np.zeros((2, 3), "int8"), np.array([True, False, True])
-    x = on(backend, value)
+    x = put(value, backend, (2,))
     for into in (value, x):
         np.copyto(into, [1, 2, 3], where=mask)
         np.copyto(into[1], [4, 5, 6])
-    same(x, value, exact=True)
+    assert_same(x, value, exact=True)
 
 
 # -- arguments by position, and NumPy's arguments of methods ---------------------------------------
@@ -98,7 +92,7 @@ BY_POSITION: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", BY_POSITION)
 def test_arguments_by_position(name: str, backend: str) -> None:
     call = BY_POSITION[name]
-    same(call(st, on(backend, A)), call(np, A))
+    assert_near(call(st, put(A, backend, (2,))), call(np, A))
 
 
 @pytest.mark.parametrize(
@@ -114,14 +108,14 @@ def test_arguments_by_position(name: str, backend: str) -> None:
 )
 def test_creation_by_position(call: Callable[[Any], Any], backend: str) -> None:
     with st.use_mesh(mesh_of((2,), backend)):
-        same(call(st), call(np), exact=True)
+        assert_same(call(st), call(np), exact=True)
         (inside,) = st.pmap(lambda _: call(st), [0], devices=st.devices(backend)[:1])
-    same(inside, call(np), exact=True)
+    assert_same(inside, call(np), exact=True)
 
 
 def test_items_by_position() -> None:
-    first, second, _ = st.unstack(on("numpy", A), 1)
-    same(second, A[:, 1])
+    first, second, _ = st.unstack(put(A, "numpy", (2,)), 1)
+    assert_near(second, A[:, 1])
     assert st.empty((2, 2), "int8").dtype == np.int8
 
 
@@ -150,7 +144,7 @@ def test_methods(name: str, dtype: str, spec: st.P, backend: str) -> None:
         if "mean" in name:
             pytest.skip("NumPy warns that the imaginary parts are lost")
         a = a + 1j * A[::-1]
-    same(call(on(backend, a, spec)), call(a))
+    assert_near(call(put(a, backend, (2,), spec)), call(a))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "float16"])
@@ -158,21 +152,21 @@ def test_means_in_narrow_dtypes(dtype: str, backend: str) -> None:
     """The sum is computed in the dtype, and wraps around where NumPy's does."""
     a = np.full(300, 100).astype(dtype)
     for wanted in ("int8", "float32", "float64"):
-        same(on(backend, a).mean(dtype=wanted), a.mean(dtype=wanted))
+        assert_near(put(a, backend, (2,)).mean(dtype=wanted), a.mean(dtype=wanted))
 
 
 def test_rounding_of_a_large_array_in_blocks() -> None:
     a = np.linspace(-1000, 1000, 300_001)
-    same(on("numpy", a).round(2), a.round(2), exact=True)
-    x = on("numpy", a)
+    assert_same(put(a, "numpy", (2,)).round(2), a.round(2), exact=True)
+    x = put(a, "numpy", (2,))
     np.round(x, 1, out=x)
-    same(x, a.round(1), exact=True)
+    assert_same(x, a.round(1), exact=True)
 
 
 def test_writing_an_array_of_one_element(backend: str) -> None:
-    x = on(backend, np.zeros(4))
+    x = put(np.zeros(4), backend, (2,))
     x[0] = np.array([5])
-    x[1] = on(backend, np.array([[6.0]]))
+    x[1] = put(np.array([[6.0]]), backend, (2,))
     x[2:3] = [7]
     assert x.tolist() == [5, 6, 7, 0]
     for value in (np.array([1, 2]), [1]):
@@ -189,12 +183,12 @@ def test_numpys_other_names_are_found_and_not_listed() -> None:
         assert name not in dir(st)
         assert hasattr(np, name)
     assert set(NUMPY_NAMES) & set(OPS) == set()
-    same(st.concatenate([A, A], 0), np.concatenate([A, A]))
-    same(st.power(np.arange(4.0), 2), np.arange(4.0) ** 2)
+    assert_near(st.concatenate([A, A], 0), np.concatenate([A, A]))
+    assert_near(st.power(np.arange(4.0), 2), np.arange(4.0) ** 2)
     from shardtensor import absolute, arctan2
 
-    same(absolute(A), np.absolute(A))
-    same(arctan2(A, A), np.arctan2(A, A))
+    assert_near(absolute(A), np.absolute(A))
+    assert_near(arctan2(A, A), np.arctan2(A, A))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = st.nonsense
 
@@ -233,7 +227,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_numpy(name: str, backend: str) -> None:
     call = FUNCTIONS[name]
-    same(call(*[on(backend, x) for x in (A, B, C)]), call(A, B, C))
+    assert_near(call(*[put(x, backend, (2,)) for x in (A, B, C)]), call(A, B, C))
 
 
 ANSWERS: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -253,27 +247,27 @@ ANSWERS: dict[str, Callable[[Any, Any, Any], Any]] = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_functions_of_numpy_that_answer_at_once(name: str, backend: str) -> None:
     call = ANSWERS[name]
-    found, wanted = call(*[on(backend, x) for x in (A, B, C)]), call(A, B, C)
+    found, wanted = call(*[put(x, backend, (2,)) for x in (A, B, C)]), call(A, B, C)
     assert type(found) is type(wanted)
     assert found == wanted
 
 
 def test_a_host_array_may_be_the_first_operand(backend: str) -> None:
-    x = on(backend, A)
+    x = put(A, backend, (2,))
     assert np.array_equal(A, x)
     assert np.allclose(A, x)
-    same(np.dot(A.T, x), A.T @ A)
-    same(np.vstack([A[0], x]), np.vstack([A[0], A]))
+    assert_near(np.dot(A.T, x), A.T @ A)
+    assert_near(np.vstack([A[0], x]), np.vstack([A[0], A]))
 
 
 def test_out_of_dot_and_dtypes_of_stacks() -> None:
-    x, out = on("numpy", A), on("numpy", np.empty((4, 4)))
+    x, out = put(A, "numpy", (2,)), put(np.empty((4, 4)), "numpy", (2,))
     assert np.dot(x, x.T, out=out) is out
-    same(out, A @ A.T)
-    cube = on("numpy", np.empty((4, 2, 2)))
+    assert_near(out, A @ A.T)
+    cube = put(np.empty((4, 2, 2)), "numpy", (2,))
     assert np.dot(x, x.T.reshape(2, 3, 2), out=cube) is cube
-    same(cube, np.dot(A, A.T.reshape(2, 3, 2)))
-    same(np.concatenate([x, [[1, 2, 3]]], dtype="f4"), np.concatenate([A, [[1, 2, 3]]], dtype="f4"))
+    assert_near(cube, np.dot(A, A.T.reshape(2, 3, 2)))
+    assert_near(np.concatenate([x, [[1, 2, 3]]], dtype="f4"), np.concatenate([A, [[1, 2, 3]]], dtype="f4"))
     with pytest.raises(st.ArgumentTypeError, match=r"numpy\.hstack: float64 to int64 is not allowed by casting"):
         np.hstack([x, x], dtype=int)
 
@@ -289,24 +283,24 @@ def test_arguments_of_functions_whose_signature_numpy_cannot_give(monkeypatch: p
     monkeypatch.setattr(numpy_calls, "inspect", types.SimpleNamespace(signature=signature, Parameter=inspect.Parameter))
     numpy_calls._counterpart.cache_clear()
     try:
-        x, out = on("numpy", A), on("numpy", np.empty((4, 4)))
+        x, out = put(A, "numpy", (2,)), put(np.empty((4, 4)), "numpy", (2,))
         assert np.dot(x, x.T, out=out) is out
         assert np.empty_like(x, shape=(2, 3)).shape == (2, 3)
-        same(np.concatenate([x, x], 1, dtype="f4"), np.concatenate([A, A], 1, dtype="f4"))
+        assert_near(np.concatenate([x, x], 1, dtype="f4"), np.concatenate([A, A], 1, dtype="f4"))
     finally:
         numpy_calls._counterpart.cache_clear()
 
 
 def test_functions_of_other_modules_with_known_names_are_refused() -> None:
     """They compute something else: `numpy.emath.sqrt` of a negative number is complex."""
-    x = on("numpy", A)
+    x = put(A, "numpy", (2,))
     for function in (np.emath.sqrt, np.emath.log2):
         with pytest.raises(st.ArgumentTypeError, match=rf"{function.__module__}.{function.__name__}: has no sharded"):
             function(x)
 
 
 def test_functions_of_numpy_move_no_more_than_operators(backend: str) -> None:
-    x = on(backend, A)
+    x = put(A, backend, (2,))
     with st.transfer_guard("disallow"):
         assert np.isclose(x, x + 0).sharding == x.sharding
         assert np.round(x, 1).sharding == x.sharding

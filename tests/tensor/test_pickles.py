@@ -5,11 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +14,7 @@ import pytest
 import shardtensor as st
 from shardtensor.tensor.tensor import _unpickle
 from tests.layouts import assert_same, everywhere, mesh_of
+from tests.scripts import new_process, output_of
 
 VALUE = np.arange(30.0).reshape(10, 3)
 
@@ -182,17 +179,10 @@ def test_tensors_of_eight_devices_load_on_two(backend: str) -> None:
     }
     shardings = [x.sharding for x in (pickled["tensor"], pickled["element"], pickled["offloaded"])]
     assert len(set(shardings)) == 3
-    env = {**os.environ, "SHARDTENSOR_NUM_DEVICES": "2", "SHARDTENSOR_BACKEND": backend}
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD],
-        input=pickle.dumps(pickled),
-        env=env,
-        capture_output=True,
-        check=True,
-        cwd=Path(__file__).parents[1],
-    )
+    variables = {"SHARDTENSOR_NUM_DEVICES": "2", "SHARDTENSOR_BACKEND": backend}
+    done = new_process("-c", LOAD, stdin=pickle.dumps(pickled), **variables)
     here = f"NamedSharding(Mesh(d=2; {backend}:0, {backend}:1), P('d'))"
-    found = json.loads(done.stdout)
+    found = json.loads(output_of(done))
     assert found["tensor"] == [here, False, VALUE.tolist()]
     assert found["view"] == [here, False, VALUE[2:5].tolist()]
     assert found["element"][2] == VALUE.sum()
@@ -205,5 +195,6 @@ def test_tensors_of_eight_devices_load_on_two(backend: str) -> None:
         "st.set_num_devices(8) before the first use of the devices (logical ones; in a notebook, after a restart of the "
         "kernel), or set SHARDTENSOR_NUM_DEVICES=8"
     )
-    warned = done.stderr.decode()
-    assert warned.count("unpickle: tensors of ") == 1 + 1 + 1 + 6  # once for each sharding whose devices are not there
+    assert (
+        done.stderr.count("unpickle: tensors of ") == 1 + 1 + 1 + 6
+    )  # once for each sharding whose devices are not there

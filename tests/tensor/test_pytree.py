@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import subprocess
-import sys
 from collections import OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
 
@@ -16,6 +14,7 @@ import pytest
 import shardtensor as st
 from shardtensor.tensor.pytree import form_of, items_of, leaves, map_leaves, paths, replaced, spread
 from tests.layouts import mesh_of
+from tests.scripts import new_process, output_of
 
 
 class Pair(NamedTuple):
@@ -173,5 +172,4 @@ def test_classes_that_cannot_be_registered() -> None:
 
 def test_optree_is_imported_on_use() -> None:
     code = "import sys, shardtensor as st; print('optree' in sys.modules); st.device_put([3]); print('optree' in sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.split() == ["False", "True"]
+    assert output_of(new_process("-c", code)).split() == ["False", "True"]

@@ -8,13 +8,10 @@ import itertools
 import math
 import operator
 import pickle
-import subprocess
-import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +24,7 @@ from shardtensor.tensor import tensor as handles
 from shardtensor.tensor.storage import WriteState
 from tests.draws import drawn
 from tests.layouts import READ_ONLY, array, assert_same, everywhere, mesh_of, on_host
+from tests.scripts import VARIABLES, new_process, output_of
 
 
 def make(
@@ -245,9 +243,7 @@ def test_pickles_travel_to_another_process(backend: str, tmp_path: Any) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps(x))
     load = f"x = pickle.load(open({str(tmp_path / 'x')!r}, 'rb')); print(x.sum().item(), x.sharding.spec)"
     code = f"import pickle{', tests.conftest' if backend == 'cupy' else ''}; {load}"  # of which there may be the double
-    home = Path(__file__).parents[1]
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=home).stdout
-    assert out == f"{value.sum()} P('x')\n"
+    assert output_of(new_process("-c", code, **VARIABLES)) == f"{value.sum()} P('x')\n"
 
 
 def test_repr_shows_layout_before_values(backend: str) -> None:

@@ -31,6 +31,7 @@ from shardtensor.testing.ordering import ORDERED
 from tests.cases import CASES
 from tests.draws import drawn
 from tests.pairs import spread
+from tests.scripts import new_process, output_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "writing_a_backend.md").read_text()
@@ -605,8 +606,7 @@ def test_testing_is_imported_without_pytest() -> None:
         else:
             raise SystemExit("imported")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    output_of(new_process("-c", textwrap.dedent(code)))
 
 
 def test_the_checked_backend_orders_devices_through_others() -> None:

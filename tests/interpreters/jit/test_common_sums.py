@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor import P
 from shardtensor.interpreters.jit import common_sums
+from tests.interpreters.jit.eager import check_under_jit
 from tests.layouts import MESHES, array, everywhere, mesh_of
 
 ROUND = 2 * 3
@@ -39,27 +40,16 @@ def messages(log: st.TransferLog) -> int:
     return sum(record.source != record.destination for record in log)
 
 
-def check(f: Any, *args: Any, executor: str | None = "numpy") -> tuple[int, int]:
+def check_messages(f: Any, *args: Any, executor: str | None = "numpy") -> tuple[int, int]:
     """Checks the results and the bytes of a function under jit; returns its messages, and those of eager mode."""
-    traced = st.jit(f, executor=executor)
-    with st.transfers() as eager:
-        wanted = f(*args)
-    with st.transfers() as sent:
-        found = traced(*args)
-    for a, b in zip(found, wanted, strict=True):
-        assert (a.sharding, a.committed, a._is_scalar, a.dtype) == (b.sharding, b.committed, b._is_scalar, b.dtype)
-        if executor == "numpy":
-            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-        else:
-            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
-    assert sent.bytes == traced.lower(*args).cost().bytes <= eager.bytes
+    sent, eager = check_under_jit(f, *args, executor=executor, rtol=1e-4, atol=1e-5)
     return messages(sent), messages(eager)
 
 
 @everywhere
 @pytest.mark.parametrize("executor", ["numpy", None])
 def test_the_gradients_of_a_step_are_added_in_one_message(executor: str | None, backend: str) -> None:
-    assert check(step, *given(backend), executor=executor) == (ROUND, 5 * ROUND)
+    assert check_messages(step, *given(backend), executor=executor) == (ROUND, 5 * ROUND)
 
 
 @everywhere
@@ -68,7 +58,7 @@ def test_each_dtype_has_a_message(backend: str) -> None:
     counts = (x * 3).astype("int32")
     f = lambda x, y, n: (x.sum(axis=0), n.sum(axis=0), y.sum(), n.T @ n, (x > 1).any(axis=0))  # noqa: E731
     # The sums of int32 have the dtype int64, and logical reductions are no sums.
-    assert check(f, x, y, counts)[0] == 4 * ROUND
+    assert check_messages(f, x, y, counts)[0] == 4 * ROUND
 
 
 def test_sums_that_depend_on_others_come_later() -> None:
@@ -76,7 +66,7 @@ def test_sums_that_depend_on_others_come_later() -> None:
         first, second = st.tanh(x.sum(axis=0)), y.sum(axis=0)
         return second, ((x - first) ** 2).sum(axis=0), (x * first).sum(), first
 
-    assert check(f, *given("numpy")[:2]) == (2 * ROUND, 4 * ROUND)
+    assert check_messages(f, *given("numpy")[:2]) == (2 * ROUND, 4 * ROUND)
 
 
 def test_one_sum_stays_where_it_is() -> None:
@@ -87,17 +77,17 @@ def test_one_sum_stays_where_it_is() -> None:
 
 @everywhere
 def test_devices_with_empty_shards_have_no_part_in_sums(backend: str) -> None:
-    found, eager = check(step, *given(backend, rows=3))
+    found, eager = check_messages(step, *given(backend, rows=3))
     assert found <= eager
 
 
 def test_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     args = given("numpy")
     monkeypatch.setattr(common_sums, "_LARGE_BYTES", 30 * 4)  # The product of 6 × 5 elements has its own message.
-    assert check(lambda *args: step(*args), *args) == (2 * ROUND, 5 * ROUND)
+    assert check_messages(lambda *args: step(*args), *args) == (2 * ROUND, 5 * ROUND)
     monkeypatch.setattr(common_sums, "_LARGE_BYTES", 1 << 20)
     monkeypatch.setattr(common_sums, "_MOST_BYTES", 31 * 4)
-    assert check(lambda *args: step(*args), *args)[0] == 3 * ROUND
+    assert check_messages(lambda *args: step(*args), *args)[0] == 3 * ROUND
 
 
 def test_writes_wait_for_sums() -> None:
@@ -153,6 +143,6 @@ def test_any_sums(examples: int, backend: str) -> None:
         x, y = (st.device_put(array((rows, n), dtype, n), placed) for n in (4, 2))
         if dtype == "complex64":
             names = [n for n in names if n not in ("integers", "largest")]
-        check(lambda x, y: [FUNCTIONS[name](x, y) for name in names], x, y)
+        check_messages(lambda x, y: [FUNCTIONS[name](x, y) for name in names], x, y)
 
     run()

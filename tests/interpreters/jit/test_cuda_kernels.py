@@ -67,7 +67,7 @@ def run(made: Machine, kernel: Kernel, shape: Sequence[int], inputs: Sequence[An
         return [made.backend.to_host(out, device) for out in targets]
 
 
-def check(made: Machine, case: Case) -> None:
+def check_on_gpu(made: Machine, case: Case) -> None:
     for out, wanted in zip(
         run(made, case.kernel, case.shape, case.inputs, case.outputs()), reference(case), strict=True
     ):
@@ -79,7 +79,7 @@ CASES = [case for case in map(random_case, range(60)) if has_cuda(case.kernel)]
 
 @pytest.mark.parametrize("number", range(8))
 def test_random_kernels_equal_numpy(number: int, gpu: Machine) -> None:
-    check(gpu, CASES[number])
+    check_on_gpu(gpu, CASES[number])
 
 
 @pytest.mark.full
@@ -91,7 +91,7 @@ def test_many_random_kernels_equal_numpy(
     monkeypatch.setattr(cuda_executor, "SEGMENT", segment)
     for case in map(random_case, range(100 + 20 * chunk, 120 + 20 * chunk)):
         if has_cuda(case.kernel):
-            check(gpu, case)
+            check_on_gpu(gpu, case)
 
 
 @pytest.mark.parametrize("shape", [(1, 600), (3, 300), (40, 7), (700, 2)], ids=str)

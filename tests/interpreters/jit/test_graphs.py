@@ -28,6 +28,7 @@ from tests.fakecupy import kernels, world
 from tests.interpreters.jit.random_programs import Case
 from tests.interpreters.jit.test_devices import near, smoothed
 from tests.interpreters.jit.test_groups import softmax
+from tests.layouts import assert_equal
 
 pytestmark = [
     pytest.mark.skipif(not NO_GPU, reason="looks into the double"),
@@ -98,10 +99,6 @@ def warm(fn: Callable[..., Any], *args: Any, calls: int = 4) -> None:
         fn(*args)
 
 
-def same(found: Any, wanted: Any) -> None:
-    np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted))
-
-
 # -- what is one launch ----------------------------------------------------------------------------
 
 
@@ -113,7 +110,7 @@ def test_a_chain_is_one_launch_from_the_second_time_on(any_gpus: Machine) -> Non
     assert all(name == "shardtensor_kernel" for name in first)
     warm(traced, x)
     assert launched(traced, x) == ["a graph of 4"] * gpus
-    same(traced(x), chain(x))
+    assert_equal(traced(x), chain(x))
 
 
 def test_a_product_divides_a_program(any_gpus: Machine) -> None:
@@ -157,7 +154,7 @@ def test_steps_of_a_loop_follow_the_kernels_before(gpu: Machine) -> None:
 
     u, traced = rows(gpu), st.jit(f)
     for _ in range(4):
-        same(traced(u), f(u))
+        assert_equal(traced(u), f(u))
 
 
 def test_one_kernel_is_no_graph(gpu: Machine) -> None:
@@ -186,7 +183,7 @@ def test_large_results_end_a_segment(gpu: Machine, monkeypatch: pytest.MonkeyPat
     traced = st.jit(chain)
     warm(traced, x, calls=8)
     assert launched(traced, x) == ["a graph of 2"] * 2
-    same(traced(x), chain(x))
+    assert_equal(traced(x), chain(x))
 
 
 # -- addresses and numbers that change -------------------------------------------------------------
@@ -212,7 +209,7 @@ def test_a_loop_that_feeds_its_result_back(any_gpus: Machine) -> None:
     wanted = x
     for _ in range(12):
         x, wanted = traced(x), chain(wanted)
-        same(x, wanted)
+        assert_equal(x, wanted)
     for _ in range(4):
         x = traced(x)
     with counted() as names:
@@ -225,7 +222,7 @@ def test_operands_at_new_addresses(gpu: Machine) -> None:
     every = [rows(gpu, seed=k) for k in range(40)]
     for _ in range(4):
         for x in every:
-            same(traced(x), chain(x))
+            assert_equal(traced(x), chain(x))
     assert fakecupy.live_graphs <= 1 + GRAPHS
 
 
@@ -254,7 +251,7 @@ def test_numbers_that_change(gpu: Machine) -> None:
     traced, x = st.jit(f), rows(gpu)
     for _ in range(5):
         for a in numbers():
-            same(traced(x, a), f(x, a))
+            assert_equal(traced(x, a), f(x, a))
 
 
 def test_keys_of_numbers_are_exact(gpu: Machine) -> None:
@@ -292,7 +289,7 @@ def test_donated_arguments(gpu: Machine) -> None:
     for _ in range(8):
         old, wanted = x, np.asarray(chain(st.device_put(wanted, x.sharding)))
         x = traced(x)
-        same(x, wanted)
+        assert_equal(x, wanted)
         with pytest.raises(st.DonatedError):
             old + 1
 
@@ -462,7 +459,7 @@ def test_a_gpu_whose_graphs_are_wrong(
         "GPU 0: a test of CUDA graphs has failed; kernels are launched one by one"
     ]
     assert launched(traced, x) == ["shardtensor_kernel"] * 4
-    same(traced(x), chain(x))
+    assert_equal(traced(x), chain(x))
 
 
 def fails(*args: Any) -> Any:
@@ -494,13 +491,13 @@ def test_a_capture_that_fails_leaves_nothing_behind(
             end = fakecupy.graphs.end
             patch.setattr(fakecupy.graphs, "end", lambda stream: (end(stream), fails())[0])
         for _ in range(4):
-            same(traced(x), chain(x))
+            assert_equal(traced(x), chain(x))
         assert launched(traced, x) == ["shardtensor_kernel"] * 4
     assert not world.world.captures
     assert any("were not captured" in record.getMessage() for record in caplog.records)
     warm(traced, x)
     assert launched(traced, x) == ["a graph of 4"]
-    same(traced(x), chain(x))
+    assert_equal(traced(x), chain(x))
 
 
 def test_interrupts_end_the_capture(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,7 +513,7 @@ def test_interrupts_end_the_capture(gpu: Machine, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(KeyboardInterrupt):
             warm(traced, x)
     assert not world.world.captures
-    same(traced(x), chain(x))
+    assert_equal(traced(x), chain(x))
 
 
 def test_a_finalizer_that_uses_the_library_during_a_capture(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,10 +532,10 @@ def test_a_finalizer_that_uses_the_library_during_a_capture(gpu: Machine, monkey
     with monkeypatch.context() as patch:
         patch.setattr(kernels.RawKernel, "__call__", finalized)
         for _ in range(4):
-            same(traced(x), wanted)
+            assert_equal(traced(x), wanted)
     assert len(inside) == 4
-    same(inside[0], wanted)
-    same(inside[1], plus)
+    assert_equal(inside[0], wanted)
+    assert_equal(inside[1], plus)
 
 
 def test_an_error_of_a_launch_names_the_line(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,7 +545,7 @@ def test_an_error_of_a_launch_names_the_line(gpu: Machine, monkeypatch: pytest.M
         return b[:, ::-1] * 2 + 1
 
     traced, x = st.jit(f), rows(gpu)
-    same(traced(x), f(x))
+    assert_equal(traced(x), f(x))
     program = traced.lower(x)._executable
     _, wrong, _ = [fused.compiled for fused in program.kernels]
     monkeypatch.setattr(type(wrong), "_elementwise", property(lambda self: fails if self is wrong else _done))

@@ -17,7 +17,7 @@ from shardtensor.interpreters.jit import compiler, groups
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.tensor.pytree import leaves
 from tests.draws import all_of_them, drawn
-from tests.interpreters.jit.test_operators import agrees, same
+from tests.interpreters.jit.test_operators import agrees, assert_same_trees
 from tests.interpreters.test_infer import split
 from tests.layouts import MESHES, array, mesh_of, specs, strided
 
@@ -100,7 +100,7 @@ def test_few_elements_of_each_row_are_computed_with_the_rows(executor: str, monk
     for f in (layer_norm, flat, with_output):
         found, wanted = st.jit(f, executor=executor)(x), f(x)
         if executor == "numpy":
-            same(found, wanted)
+            assert_same_trees(found, wanted)
         for a, b in zip(leaves(found), leaves(wanted), strict=True):
             assert (a.sharding, a.dtype) == (b.sharding, b.dtype)
             np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-5)
@@ -175,8 +175,8 @@ def test_reductions_have_the_bits_of_eager_mode_with_numpy(name: str, dtype: str
                 wanted = reductions(name, dtype)(x)
             except TypeError:
                 return
-            same(st.jit(reductions(name, dtype), executor="numpy")(x), wanted)
-            same(st.jit(reductions(name, dtype))(x), wanted)  # Its kernels are not compiled yet.
+            assert_same_trees(st.jit(reductions(name, dtype), executor="numpy")(x), wanted)
+            assert_same_trees(st.jit(reductions(name, dtype))(x), wanted)  # Its kernels are not compiled yet.
 
 
 @pytest.mark.parametrize("shape", [(40, 700), (4000, 5), (2000, 33), (20000, 33)])
@@ -187,7 +187,7 @@ def test_variances_of_short_and_long_arrays_have_the_bits_of_eager_mode(dtype: s
 
     x = st.asarray((np.random.default_rng(0).random(shape) * 50).astype(dtype))
     assert st.jit(f, executor="numpy").lower(x)._executable.kernels
-    same(st.jit(f, executor="numpy")(x), f(x))
+    assert_same_trees(st.jit(f, executor="numpy")(x), f(x))
 
 
 @IN_C
@@ -232,7 +232,7 @@ def test_windows_written_by_kernels_keep_the_order_of_dimensions_in_memory(copie
 
     x = st.asarray(np.random.default_rng(0).standard_normal((30, 170)))
     eager, found = step(x), st.jit(step, executor="numpy")(x)
-    same(found, eager)
+    assert_same_trees(found, eager)
     assert np.asarray(found[0]).strides == np.asarray(eager[0]).strides
 
 
@@ -312,7 +312,7 @@ def test_random_groups(examples: int) -> None:
             except ValueError:
                 return
             agrees(program, *given, times=1)
-            same(st.jit(program, executor="numpy")(*given), program(*given))
+            assert_same_trees(st.jit(program, executor="numpy")(*given), program(*given))
 
     run()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +17,7 @@ from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
 from tests.interpreters.jit.random_kernels import Case, assert_same, random_case, reference, spread_kernel
+from tests.scripts import new_process, output_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -65,7 +64,7 @@ EXECUTORS = [pytest.param(blocked.run, id="blocked"), pytest.param(run_c, id="c"
 
 @pytest.mark.parametrize("number", range(COUNT))
 def test_random_kernels_equal_numpy_on_blocks(number: int, cases: list[Case]) -> None:
-    check(blocked.run, cases[number])
+    check_kernel(blocked.run, cases[number])
 
 
 @pytest.mark.parametrize("number", range(COUNT))
@@ -73,10 +72,10 @@ def test_random_kernels_equal_numpy_in_c(number: int, cases: list[Case], compile
     kernel = cases[number].kernel
     assert (kernel in compiled) == has_c(kernel)
     if kernel in compiled:
-        check(run_c, cases[number])
+        check_kernel(run_c, cases[number])
 
 
-def check(run: Run, case: Case) -> None:
+def check_kernel(run: Run, case: Case) -> None:
     """Also in place, where an input has the shape and dtype of an output, and with outputs of any strides."""
     expected = reference(case)
     outs = case.outputs()
@@ -113,9 +112,9 @@ def test_many_random_kernels_equal_numpy(chunk: int) -> None:
     cases = [random_case(1000 + 30 * chunk + k) for k in range(30)]
     made = c_executor.compile_kernels([case.kernel for case in cases])
     for case in cases:
-        check(blocked.run, case)
+        check_kernel(blocked.run, case)
         if case.kernel in made:
-            check(run_c, case)
+            check_kernel(run_c, case)
 
 
 # -- kernels that people write ---------------------------------------------------------------------
@@ -373,7 +372,7 @@ def test_kernels_are_values() -> None:
     assert hash(softmax()) == hash(softmax())
     assert softmax() != softmax("f8")
     code = "import pickle, sys; k = pickle.load(sys.stdin.buffer); assert k in {eval(repr(k), vars(sys.modules[type(k).__module__]))}"
-    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(softmax()), check=True)
+    output_of(new_process("-c", code, stdin=pickle.dumps(softmax())))
     assert "reduce max v0" in str(softmax())
     assert "f4 = astype v3" in str(layer_norm())
 

@@ -11,6 +11,7 @@ import shardtensor as st
 from shardtensor.interpreters.jit import c_executor, groups
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.fused_in_maps import FusedInMap
+from tests.interpreters.jit.eager import check_under_jit
 from tests.layouts import array
 
 EXECUTORS = ["numpy", pytest.param("c", marks=pytest.mark.skipif(not find_compiler(), reason="no compiler"))]
@@ -33,21 +34,10 @@ def kernels(f: Any, *args: Any, executor: str = "numpy") -> list[Any]:
     return made
 
 
-def check(f: Any, *args: Any, executor: str) -> Any:
-    """Checks that a program has kernels and the results of eager mode, and that it transfers no more."""
-    with st.transfers() as eager:
-        wanted = f(*args)
+def check_maps(f: Any, *args: Any, executor: str) -> None:
+    """Checks that a program has kernels, all of them in maps, and what eager mode does."""
     assert kernels(f, *args, executor=executor)
-    traced = st.jit(f, executor=executor)
-    with st.transfers() as log:
-        recorded = traced(*args)
-    assert log.bytes <= eager.bytes
-    for found in (traced(*args), recorded):
-        assert (found.dtype, found.sharding) == (wanted.dtype, wanted.sharding)
-        if executor == "numpy":
-            np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted))
-        np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-12)
-    return recorded
+    check_under_jit(f, *args, executor=executor)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -60,7 +50,7 @@ def test_elementwise_functions_around_a_collective(executor: str, x: st.ShardedT
 
         return st.shard_map(one, mesh=x.sharding.mesh, in_specs=st.P("d"), out_specs=st.P("d"))(x)
 
-    check(f, x, executor=executor)
+    check_maps(f, x, executor=executor)
     assert len(kernels(f, x)) == 6  # Two for each of three devices.
     assert st.jit(f).lower(x).as_text("c").count("int kernel_") == 2
 
@@ -71,7 +61,7 @@ def test_sums_in_maps(executor: str, x: st.ShardedTensor) -> None:
         e = st.exp(a - st.max(a, axis=-1, keepdims=True))
         return e / st.sum(e, axis=-1, keepdims=True) + st.std(a)
 
-    check(lambda x: st.pmap(one)(x), x[:3], executor=executor)
+    check_maps(lambda x: st.pmap(one)(x), x[:3], executor=executor)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -80,7 +70,7 @@ def test_a_sum_of_all_elements_is_a_scalar(executor: str, x: st.ShardedTensor) -
         total = st.sum(st.tanh(a) * 0.5)
         return total + 1
 
-    check(lambda x: st.pmap(one)(x), x[:3], executor=executor)
+    check_maps(lambda x: st.pmap(one)(x), x[:3], executor=executor)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -90,7 +80,7 @@ def test_a_tensor_that_the_function_closes_over(executor: str, x: st.ShardedTens
     def f(x: Any, w: Any) -> Any:
         return st.pmap(lambda a: st.tanh(st.exp(a * 0.5) - 1) @ st.exp(w * 0.5 + 1).T)(x)
 
-    check(f, x[:3], w, executor=executor)
+    check_maps(f, x[:3], w, executor=executor)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -106,7 +96,7 @@ def test_maps_in_maps(executor: str) -> None:
     def f(x: Any) -> Any:
         return st.smap(outer, x, devices=rows, axis_name="outer")
 
-    check(f, st.asarray(array((4, 6), "float64", 1)), executor=executor)
+    check_maps(f, st.asarray(array((4, 6), "float64", 1)), executor=executor)
 
 
 def test_the_memory_of_large_products_is_reused() -> None:

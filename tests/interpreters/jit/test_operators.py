@@ -30,7 +30,7 @@ def copied(args: Any) -> list[Any]:
     return [x.copy() if isinstance(x, st.ShardedTensor) else x for x in args]
 
 
-def same(found: Any, wanted: Any) -> None:
+def assert_same_trees(found: Any, wanted: Any) -> None:
     """Compares results to the bit, with their layouts."""
     assert layouts(found) == layouts(wanted)
     for a, b in zip(leaves(found), leaves(wanted), strict=True):
@@ -44,8 +44,8 @@ def agrees(fn: Callable[..., Any], *args: Any, times: int = 2) -> Callable[..., 
     traced = st.jit(fn, executor="numpy" if on_gpu else None)  # Functions in CUDA have other bits on the double.
     for _ in range(times):
         mine, its = copied(args), copied(args)
-        same(traced(*its), fn(*mine))
-        same(its, mine)
+        assert_same_trees(traced(*its), fn(*mine))
+        assert_same_trees(its, mine)
     return traced
 
 

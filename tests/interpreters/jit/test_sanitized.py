@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import new_process
 
 GCC = shutil.which("gcc")
 LIBRARY = (
@@ -55,13 +55,11 @@ print("done")
 @pytest.mark.skipif(not Path(LIBRARY).is_absolute(), reason="no gcc with AddressSanitizer")
 @pytest.mark.parametrize("chunk", range(50))
 def test_generated_c_stays_inside_of_its_arrays(chunk: int, tmp_path: Path) -> None:
-    environment = {
-        **os.environ,
+    variables = {
         "LD_PRELOAD": LIBRARY,
         "ASAN_OPTIONS": "detect_leaks=0",
         "SHARDTENSOR_CC": f"{GCC} -fsanitize=address -fno-omit-frame-pointer",
         "XDG_CACHE_HOME": str(tmp_path),
     }
-    command = [sys.executable, "-c", CODE, str(10**6 + 40 * chunk)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = new_process("-c", CODE, str(10**6 + 40 * chunk), seconds=600, **variables)
     assert done.stdout == "done\n", done.stderr[-4000:]

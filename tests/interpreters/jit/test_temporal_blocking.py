@@ -49,7 +49,7 @@ def jacobi(u: Any, steps: int) -> Any:
     return u
 
 
-def check(f: Callable[..., Any], *arrays: Any) -> None:
+def check_writes(f: Callable[..., Any], *arrays: Any) -> None:
     """Checks a function of arrays, which it writes, under jit against NumPy, to the bit."""
     given = [np.array(a) for a in arrays]
     mine = [st.asarray(a) for a in arrays]
@@ -65,7 +65,7 @@ def leaves(x: Any) -> list[Any]:
 @pytest.mark.parametrize("steps", [1, 2, 9, 21])
 @pytest.mark.parametrize("shape", [(3, 3), (131, 5)])
 def test_jacobi(shape: tuple[int, int], steps: int, ran: list[int]) -> None:
-    check(lambda u: jacobi(u, steps), array(shape, "float64" if steps % 2 else "float32", 1))
+    check_writes(lambda u: jacobi(u, steps), array(shape, "float64" if steps % 2 else "float32", 1))
     assert ran == [steps] * (steps > 1)
 
 
@@ -112,7 +112,7 @@ def of_the_first(u: Any) -> Any:
     ids=["line", "with a source", "columns", "cube", "of the first"],
 )
 def test_other_steps(f: Any, arrays: Any, steps: int, ran: list[int]) -> None:
-    check(f, *arrays)
+    check_writes(f, *arrays)
     assert ran == [steps]
 
 
@@ -149,7 +149,7 @@ def reversed_rows(u: Any) -> Any:
     ("f", "chains"), [(seen_between, [2, 2, 2]), (other_windows, []), (of_two_steps, [2]), (reversed_rows, [])]
 )
 def test_values_that_something_else_reads_are_computed(f: Any, chains: list[int], ran: list[int]) -> None:
-    check(f, array((30, 8), "float64", 1))
+    check_writes(f, array((30, 8), "float64", 1))
     assert ran == chains
 
 
@@ -184,13 +184,13 @@ def test_arguments_are_whole_after_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_small_windows_are_not_blocked(monkeypatch: pytest.MonkeyPatch, ran: list[int]) -> None:
     monkeypatch.setattr(temporal_blocking, "LEAST_BYTES", 1 << 24)
-    check(lambda u: jacobi(u, 3), array((40, 7), "float64", 1))
+    check_writes(lambda u: jacobi(u, 3), array((40, 7), "float64", 1))
     assert ran == []
 
 
 def test_windows_of_few_rows_are_not_blocked(monkeypatch: pytest.MonkeyPatch, ran: list[int]) -> None:
     monkeypatch.setattr(temporal_blocking, "ROWS", 128)
-    check(lambda u: jacobi(u, 3), array((40, 7), "float64", 1))
+    check_writes(lambda u: jacobi(u, 3), array((40, 7), "float64", 1))
     assert ran == []
 
 
@@ -198,7 +198,7 @@ def test_arrays_of_other_orders(ran: list[int]) -> None:
     def f(u: Any) -> Any:
         return jacobi(u.T, 3)
 
-    check(f, array((40, 7), "float64", 1))
+    check_writes(f, array((40, 7), "float64", 1))
     assert ran == []
 
 
