@@ -1644,7 +1644,10 @@ def test_threads_that_map_once_leave_nothing() -> None:
     scripted(
         f"    COUNT = {drawn(100, fast=40)}"
         """
-    import gc, threading, tracemalloc
+    import gc, sys, threading, tracemalloc
+
+    # The cache of attributes of types keeps their names, as many as have other addresses than those before.
+    clear = sys._clear_internal_caches if hasattr(sys, "_clear_internal_caches") else sys._clear_type_cache
 
     def nested(x):
         return st.pmap(lambda y: st.psum(y, ("i", "j")), [x, x], axis_name="j")
@@ -1664,6 +1667,7 @@ def test_threads_that_map_once_leave_nothing() -> None:
             thread.start()
             thread.join()
         maps()
+        clear()
         gc.collect()
         return len(gc.get_objects()), tracemalloc.get_traced_memory()[0]
 
