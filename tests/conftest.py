@@ -15,6 +15,7 @@ os.environ.setdefault("SCIPY_ARRAY_API", "1")  # SciPy reads it when it is impor
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a hundred times faster for small matrices on a busy machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # likewise for torch, whose threads spin while they wait
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -26,8 +27,6 @@ from typing import Any
 
 import hypothesis
 import pytest
-from hypothesis.internal.conjecture import providers
-from hypothesis.internal.constants_ast import Constants
 
 import shardtensor as st
 from shardtensor.backend import registry
@@ -83,10 +82,13 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup does; tests se
 
 st.set_cache_limit(1 << 25)  # The default is a quarter of the machine's memory, which a run of all tests fills.
 
-NO_CONSTANTS = Constants()
-if hasattr(providers, "_get_local_constants"):  # It is private, and may be gone in another version.
+with contextlib.suppress(ImportError):  # These modules are private, and other versions may not have them.
+    from hypothesis.internal.conjecture import providers
+    from hypothesis.internal.constants_ast import Constants
+
     # hypothesis would draw constants from the source of all modules that are loaded, which takes seconds to read, and
     # makes the examples depend on which other tests run in the same process.
+    NO_CONSTANTS = Constants()
     providers._get_local_constants = lambda: NO_CONSTANTS
 
 

@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 everywhere = pytest.mark.parametrize("backend", ["numpy", "checked", "cupy", "torch"], indirect=True)
-"""Runs a test on every backend, also in the fast tier."""
+"""Runs a test on every backend; in the fast tier its cases take turns on all four, if it has other parameters."""
 
 THREADS_INHERIT = getattr(sys.flags, "thread_inherit_context", False)
 """Whether a new thread has the context variables of the one that starts it, as by default where there is no GIL."""

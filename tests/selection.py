@@ -92,15 +92,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid}: the name contains an address; give the parameter an id")
     left_out = config.stash.setdefault(LEFT_OUT, Counter())
     every, seen, kept = complete(config), set[str](), []
-    others = set[str]() if every else on_other_backends([x for x in items if not x.get_closest_marker("full")])
     for item in items:
         function = item.nodeid.partition("[")[0]
         if not every and item.get_closest_marker("full"):
             left_out["marked full"] += 1
         elif skip := item.get_closest_marker("skip"):
             left_out[kind(skip.kwargs["reason"])] += 1
-        elif item.nodeid in others:
-            left_out["on other backends"] += 1
         elif config.getoption("quick") and (function in seen or item.get_closest_marker("slow")):
             left_out["not quick"] += 1
         else:
@@ -112,30 +109,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out["in other slices"] += len(kept) - len(items)
 
 
-def on_other_backends(items: list[Any]) -> set[str]:
-    """Returns the names of the tests that run on all backends in the full tier only."""
-    functions: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for item in items:
-        if hasattr(item, "callspec"):
-            functions.setdefault(item.nodeid.partition("[")[0], []).append((item.nodeid, item.callspec.params))
-    return {name for named in functions.values() for name in {name for name, _ in named}.difference(in_turn(named))}
-
-
 def in_turn(tests: list[tuple[Any, dict[str, Any]]]) -> list[Any]:
     """Returns the tests of the fast tier, of those of one function with their parameters.
 
-    A test with the parameter `backend` and others runs on one backend for each of its cases: the first case on the first
-    backend, the second case on the next one, and so on. A test with one case runs on every backend.
+    A test with the parameter `backend` and others runs on one backend for each of its cases, in turn, and each backend
+    has a case. The turn is the sum of the positions of the other parameters' values, so that no value of one parameter
+    is always on the same backend. A test with one case runs on every backend.
     """
-    cases: dict[Any, list[Any]] = {}
+    cases: dict[tuple[tuple[str, int], ...], dict[str, Any]] = {}
     for test, params in tests:
         others = tuple((name, id(value)) for name, value in params.items() if name != "backend")
         if not others or not params.get("backend"):
             return [test for test, _ in tests]
-        cases.setdefault(others, []).append(test)
-    if len(cases) == 1:
+        cases.setdefault(others, {})[params["backend"]] = test
+    if len(cases) == 1 or sum(map(len, cases.values())) < len(tests):  # The backend may be a column of a table.
         return [test for test, _ in tests]
-    return [case[turn % len(case)] for turn, case in enumerate(cases.values())]
+    columns = set()  # Parameters of one table have equal columns, and count once.
+    for values in zip(*cases, strict=True):
+        known = {value: position for position, value in enumerate(dict.fromkeys(values))}
+        columns.add(tuple([known[value] for value in values]))
+    found = [
+        [*named.items()][sum(positions) % len(named)]
+        for named, positions in zip(cases.values(), zip(*columns, strict=True), strict=True)
+    ]
+    reached = {backend for backend, _ in found}
+    for turn, backend in enumerate(dict.fromkeys(name for named in cases.values() for name in named)):
+        if backend not in reached:
+            rows = [named[backend] for named in cases.values() if backend in named]
+            found.append((backend, rows[turn % len(rows)]))
+    return [test for _, test in found]
 
 
 def sliced(items: list[Any], number: int, count: int) -> list[Any]:

@@ -45,6 +45,15 @@ seen = set()
 def test_in_turn(case, backend): ...
 
 @pytest.mark.parametrize("backend", ["a", "b"])
+@pytest.mark.parametrize("x", ["i", "j"])
+@pytest.mark.parametrize("y", ["k", "l"])
+def test_two(x, y, backend): ...
+
+@pytest.mark.parametrize("backend", ["a", "b", "c"])
+@pytest.mark.parametrize("case", ["s", "t"])
+def test_few(case, backend): ...
+
+@pytest.mark.parametrize("backend", ["a", "b"])
 @pytest.mark.parametrize("case", ["one"])
 def test_one_case(case, backend): ...
 
@@ -128,7 +137,13 @@ def test_the_fast_tier_draws_from_backends_and_examples(full: bool, printed: dic
         ["w-a", "x-b", "y-c", "z-a"] if not full else [f"{case}-{backend}" for case in "wxyz" for backend in "abc"]
     )
     every = ["one_case[one-a]", "one_case[one-b]", "no_case[a]", "no_case[b]", "examples", "number"]
-    assert passed == sorted([*every, *(f"in_turn[{case}]" for case in in_turn)])
+    two = {name.removeprefix("two") for name in passed if name.startswith("two[")}
+    few = {name.removeprefix("few") for name in passed if name.startswith("few[")}
+    assert two == ({"[k-i-a]", "[k-j-b]", "[l-i-b]", "[l-j-a]"} if not full else two)
+    assert (len(two), len(few)) == ((8, 6) if full else (4, 3))
+    assert {name[-2] for name in few} == set("abc")
+    others = [name for name in passed if not name.startswith(("two[", "few["))]
+    assert others == sorted([*every, *(f"in_turn[{case}]" for case in in_turn)])
     assert f"{40 if full else 10} examples" in text
 
 

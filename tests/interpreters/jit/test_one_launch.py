@@ -27,10 +27,10 @@ from tests.interpreters.jit.test_graphs import (
     launched,
     pytestmark,
     rows,
-    same,
     warm,
 )
 from tests.interpreters.jit.test_groups import softmax
+from tests.layouts import assert_equal
 
 __all__ = ["any_gpus", "gpu", "pytestmark"]
 
@@ -59,7 +59,7 @@ def is_one_launch(traced: Callable[..., Any], *args: Any) -> bool:
     with prepared() as kernels:
         warm(traced, *args)
     for found, y in zip(leaves(traced(*args)), wanted, strict=True):
-        same(found, y)
+        assert_equal(found, y)
     return not kernels
 
 
@@ -106,7 +106,7 @@ def test_arguments_that_are_views(gpu: Machine) -> None:
     assert is_one_launch(traced, x.T)
     assert is_one_launch(st.jit(lambda x: chain(x[::2])), x[1:])
     for view in (x[2:], x.T, x[:, ::2]):
-        same(traced(view), chain(view))
+        assert_equal(traced(view), chain(view))
 
 
 def test_views_of_host_arrays(gpu: Machine) -> None:
@@ -119,7 +119,7 @@ def test_views_of_host_arrays(gpu: Machine) -> None:
     x, traced, a = rows(gpu), st.jit(f), np.arange(6, dtype="f4")
     for _ in range(6):
         for found, wanted in zip(traced(x, a), (chain(chain(x)) + a[::-1], a[::-1]), strict=True):
-            same(found, wanted)
+            assert_equal(found, wanted)
 
 
 def test_a_view_that_copies_is_read_first(gpu: Machine) -> None:
@@ -129,7 +129,7 @@ def test_a_view_that_copies_is_read_first(gpu: Machine) -> None:
     traced, x = st.jit(f), rows(gpu)
     for k in range(8):
         x = rows(gpu, seed=k // 4)
-        same(traced(x), f(x))
+        assert_equal(traced(x), f(x))
 
 
 def test_operands_of_devices_are_joined_first(gpu: Machine) -> None:
@@ -141,7 +141,7 @@ def test_operands_of_devices_are_joined_first(gpu: Machine) -> None:
         z = st.shard_map(lambda a: a * 2, mesh=x.sharding.mesh, in_specs=st.P("x"), out_specs=st.P("x"))(x)
         for given in (y, z):
             for _ in range(4):
-                same(traced(given), chain(given))
+                assert_equal(traced(given), chain(given))
 
 
 def test_parts_of_long_rows_are_in_the_block(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,13 +159,13 @@ def test_parts_of_long_rows_are_in_the_block(gpu: Machine, monkeypatch: pytest.M
 
 def test_empty_parts(gpu: Machine) -> None:
     x = rows(gpu, (0, 6))
-    same(st.jit(chain)(x), chain(x))
+    assert_equal(st.jit(chain)(x), chain(x))
 
 
 def test_more_gpus_than_rows(any_gpus: Machine) -> None:
     x, traced = rows(any_gpus, (1, 6)), st.jit(chain)
     for _ in range(6):
-        same(traced(x), chain(x))
+        assert_equal(traced(x), chain(x))
     assert is_one_launch(traced, x)
 
 
@@ -200,7 +200,7 @@ def test_an_error_of_a_number_names_the_line(gpu: Machine) -> None:
         traced(x, 0)
     line = f.__code__.co_firstlineno + 2
     assert any(f"test_one_launch.py:{line}" in note for note in caught.value.__notes__)
-    same(traced(x, 1), f(x, 1))
+    assert_equal(traced(x, 1), f(x, 1))
 
 
 # -- errors and other calls ------------------------------------------------------------------------
@@ -214,14 +214,14 @@ def test_an_error_of_a_graph_is_one_of_the_program(gpu: Machine, monkeypatch: py
         with pytest.raises(st.BackendError, match="cupy") as caught:
             traced(x)
     assert any("jit: in chain, at" in note for note in caught.value.__notes__)
-    same(traced(x), chain(x))
+    assert_equal(traced(x), chain(x))
 
 
 def test_calls_whose_transfers_are_recorded(any_gpus: Machine) -> None:
     x, traced = rows(any_gpus), st.jit(chain)
     warm(traced, x)
     with st.transfers(), prepared() as kernels:
-        same(traced(x), chain(x))
+        assert_equal(traced(x), chain(x))
     assert len(kernels) == 4 * any_gpus.cupy.cuda.runtime.getDeviceCount()
     assert is_one_launch(traced, x)
 
@@ -234,7 +234,7 @@ def test_writes_into_windows_are_prepared(gpu: Machine) -> None:
 
     traced, x = st.jit(f), rows(gpu)
     assert not is_one_launch(traced, x)
-    same(traced(x), f(x))
+    assert_equal(traced(x), f(x))
 
 
 def test_one_gpu_has_the_graph_and_the_other_one_not(any_gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_one_gpu_has_the_graph_and_the_other_one_not(any_gpus: Machine, monkeypa
     monkeypatch.setattr(OneLaunch, "_start", without)
     gpus = any_gpus.cupy.cuda.runtime.getDeviceCount()
     assert launched(traced, x) == ["a graph of 4"] * gpus
-    same(traced(x), chain(x))
+    assert_equal(traced(x), chain(x))
 
 
 # -- random programs -------------------------------------------------------------------------------
