@@ -100,7 +100,7 @@ def results(call: Callable[[], st.ShardedTensor]) -> np.ndarray:
     The log must be that of a computation without blocks.
     """
     found = []
-    for number in thread_counts():
+    for number in thread_counts(found):
         with st.set_num_threads(number), pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 plan_cache, "_cached_plan", functools.lru_cache(plan_cache._cached_plan.__wrapped__)
