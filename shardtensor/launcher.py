@@ -27,6 +27,9 @@ from shardtensor.host.trusted_paths import distrust
 GRACE = 12.0
 """Seconds between the first process that ends with an error and the end of the others, which print their own."""
 
+TIMED_OUT = 124
+"""The exit status of a job that was ended because it took too long, as of the program `timeout`."""
+
 _POLL = 0.02
 """Seconds between two looks at whether a job is over."""
 
@@ -63,7 +66,7 @@ def launch(
         processes: the number of processes.
         engine: ``"mpi"``, which runs ``mpiexec``, or ``"gloo"``; by default "mpi" where mpi4py and mpiexec are
             installed.
-        timeout: seconds after which all processes are ended, with the exit status 124; None for no limit.
+        timeout: seconds after which all processes are ended, with the exit status `TIMED_OUT`, 124; None for no limit.
         environ: environment variables that are set for the processes.
         output: called with each line of output. An error that it raises ends the job.
 
@@ -325,7 +328,9 @@ def _run_mpi(
     ended = [(int(k), 128 - int(n) if 128 < int(n) < 128 + signal.NSIG else int(n)) for k, n in rows]
     if status and (failed := _failures(ended)):
         watch.lines.write(failed)
-    return status
+    # MPICH kills the others after the first that fails, and its own status may be that of a process it has killed.
+    first = next((code for _, code in ended if code), 0)
+    return first if first > 0 and status not in (0, TIMED_OUT) else status
 
 
 def _end_groups(record: Path) -> None:
@@ -387,7 +392,7 @@ def _run(
                 if time.monotonic() > deadline:
                     if not status:
                         watch.lines.write(f"shardtensor launch: the job was ended after {watch.timeout:g} s")
-                        status = 124
+                        status = TIMED_OUT
                     break
                 time.sleep(0.01)
         finally:

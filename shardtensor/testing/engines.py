@@ -91,13 +91,14 @@ class EngineTests:
 
     def test_abort_ends_the_process_with_the_status(self) -> None:
         """`Engine.abort`."""
-        assert self.run("abort", 2)[0] == 3
+        status, lines = self.run("abort", 2)
+        assert status == 3, f"engine {self.engine!r}: abort ended with {status} and printed {lines}"
 
     def test_exit_ends_all_processes_with_the_status(self) -> None:
         """`Engine.exit`; the launcher passes on what they have printed."""
         status, lines = self.run("exit", 2)
-        assert status == 3
-        assert {"[0] ok", "[1] ok"} <= set(lines), f"engine {self.engine!r}: exit printed {lines}"
+        is_right = status == 3 and {"[0] ok", "[1] ok"} <= set(lines)
+        assert is_right, f"engine {self.engine!r}: exit ended with {status} and printed {lines}"
 
 
 def _say_ok() -> None:

@@ -219,6 +219,19 @@ def test_the_last_line_names_the_processes_that_ended_with_an_error(
         assert found == (f"shardtensor launch: {line}" if line else "")
 
 
+@pytest.mark.parametrize(("code", "status"), [("os._exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 9)])
+def test_the_status_of_a_job_of_mpi_is_that_of_the_first_process_that_exits_with_an_error(
+    code: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MPICH ends with status 9 if it has killed the others before they ended, as this mpiexec always does."""
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text('#!/bin/sh\nif [ $# -gt 2 ]; then shift 2; PMI_RANK=0 PMI_SIZE=1 "$@"; exit 9; fi\n')
+    mpiexec.chmod(0o755)
+    monkeypatch.setattr(launcher, "find_mpiexec", lambda: str(mpiexec))
+    program = f"import os, signal; {code}"
+    assert launcher.launch([sys.executable, "-c", program], 1, "mpi", timeout=50, output=print) == status
+
+
 def test_a_process_that_outlives_the_job_does_not_hold_it_up() -> None:
     code = "import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)"
     with within(10):
