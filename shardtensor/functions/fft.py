@@ -148,7 +148,7 @@ def _of_library(function: Callable[..., Any], count: Callable[[int], int]) -> No
             return fourier.transform(name, x, context.local_shape, context.dtype, n=n, axis=axis, norm=norm)
         return getattr(xp.fft, name)(x, n=n, axis=axis, norm=norm)
 
-    implements(function, "small")(lambda x, n, axis, norm: getattr(np.fft, name)(x, n, axis, norm))
+    implements(function, "small")(lambda x, n, axis, norm: fourier.in_one_thread(name, x, n, axis, norm))
 
     @implements(function, "composite")
     def split_lines(x: Any, n: int | None, axis: int, norm: str | None) -> Any:
@@ -345,7 +345,7 @@ def _steps(function: Callable[..., Any], x: Any, sizes: Sequence[int | None], ax
 
 def _transformed_by_numpy(x: Any, steps: tuple[_Step, ...], norm: str | None) -> Any:
     for name, n, axis in steps:
-        x = getattr(np.fft, name)(x, n, axis, norm)
+        x = fourier.in_one_thread(name, x, n, axis, norm)
     return x
 
 

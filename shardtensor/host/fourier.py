@@ -27,11 +27,21 @@ def transform(
 ) -> Any:
     """Computes the transform of the given name in ``numpy.fft``; returns a new array of the given shape and dtype."""
     if x.size < _LONG:
-        return getattr(np.fft, name)(x, n=n, axis=axis, norm=norm)
+        return in_one_thread(name, x, n, axis, norm)
     library = scipy_fft()
     if library is not None:
         return getattr(library, name)(x, n=n, axis=axis, norm=norm, workers=num_threads())
     return _by_numpy(name, x, shape, dtype, n, axis, norm)
+
+
+def in_one_thread(name: str, x: Any, n: int | None, axis: int, norm: str | None) -> Any:
+    """Calls the function of ``numpy.fft``. Numbers of float16 become such of float32 first, as in other libraries: NumPy
+    would round the factor of the norm to float16. Real results are of float16 again, as NumPy's.
+    """
+    if x.dtype != np.float16:
+        return getattr(np.fft, name)(x, n, axis, norm)
+    made = getattr(np.fft, name)(x.astype(np.float32), n, axis, norm)
+    return made if made.dtype.kind == "c" else made.astype(np.float16)
 
 
 @functools.cache
@@ -48,7 +58,7 @@ def _by_numpy(name: str, x: Any, shape: tuple[int, ...], dtype: Any, n: int | No
     they take three times as long for the columns of long rows.
     """
     if x.ndim == 1:
-        return getattr(np.fft, name)(x, n=n, axis=axis, norm=norm)
+        return in_one_thread(name, x, n, axis, norm)
     out = memory_pool.empty(shape, dtype)
     lines, results = np.moveaxis(x, axis, -1), np.moveaxis(out, axis, -1)
     along = max(range(lines.ndim - 1), key=lines.shape.__getitem__)
@@ -57,7 +67,7 @@ def _by_numpy(name: str, x: Any, shape: tuple[int, ...], dtype: Any, n: int | No
 
     def work(k: int) -> None:
         part = slice(k * step, (k + 1) * step)
-        results[part] = getattr(np.fft, name)(np.ascontiguousarray(lines[part]), n=n, axis=-1, norm=norm)
+        results[part] = in_one_thread(name, np.ascontiguousarray(lines[part]), n, -1, norm)
 
     each(work, -(-len(lines) // step))
     return out

@@ -339,7 +339,8 @@ class Ufunc:
 
     @property
     def _ops(self) -> Any:
-        return loops.Loops(self.__name__)
+        """The loops; generalized ufuncs, such as ``matmul``, have none."""
+        return loops.Loops(self.__name__) if self.numpy.signature is None else None
 
     _loop_prep = _preamble = ""
 

@@ -1,0 +1,238 @@
+"""The sizes on which the library's ways to compute a result depend, and processes in which they are other numbers.
+
+A threshold is a constant of a module. In a process with a low threshold, small arrays take the way of large ones: every
+function runs on both sides of each, with arrays of a few elements.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.abc
+import importlib.machinery
+import random
+import re
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("shardtensor", "backends/shardtensor_cupy", "backends/shardtensor_numpy", "backends/shardtensor_torch")
+
+THRESHOLDS: dict[str, dict[str, Any]] = {
+    "shardtensor_cupy.casts": {"_FEW": 1},
+    "shardtensor_cupy.copies": {"_REUSED_FROM": 1},
+    "shardtensor_cupy.elementwise": {"_REGISTERS": 16},
+    "shardtensor_cupy.reductions": {"LEAST": 1, "_SHORTEST": 2},
+    "shardtensor_cupy.scans": {"LONG": 2},
+    "shardtensor_cupy.searches": {"_DIMENSIONS": 1},
+    "shardtensor_cupy.sequences": {"_TAPS": 2},
+    "shardtensor_cupy.ufuncs": {"LARGE": 1},
+    "shardtensor.communication.across": {"_BLOCK": 64},
+    "shardtensor.communication.all_reduce": {"CHUNKED_FROM": 1},
+    "shardtensor.communication.array_communicator": {"_BLOCK": 64, "_DIVIDED_FROM": 1},
+    "shardtensor.communication.between_memories": {"COLLECTED": 0},
+    "shardtensor.communication.gather_scatter": {"AT_ONCE": 16},
+    "shardtensor.communication.merging": {"MERGED_AT_ONCE": 2, "_ARGUMENT_WORDS": 12},
+    "shardtensor.communication.messages": {"_PACKED_UP_TO": 0},
+    "shardtensor.communication.processes": {"_SAMPLED_FROM": 16, "_SAMPLE": 4},
+    "shardtensor.communication.rounds": {"MOST": 64},
+    "shardtensor.communication.schedules": {"_AT_A_TIME": 4},
+    "shardtensor.communication.transfer_log": {"_AT_A_TIME": 2},
+    "shardtensor.communication.transfer_plan": {"_FILLED": 0, "_BOXES": 0},
+    "shardtensor.functions.algorithms.chirp_fft": {"PIECE": 4, "_MOST": 2},
+    "shardtensor.functions.algorithms.distinct": {"SAMPLES": 1, "PIECE": 2, "PIECE_ON_DEVICE": 2},
+    "shardtensor.functions.algorithms.distributed": {"_FEW_BYTES": 0, "_FEW_ON_DEVICES": 0},
+    "shardtensor.functions.algorithms.elimination": {"_BASE": 1},
+    "shardtensor.functions.algorithms.panels": {"GATHERED": 1, "PANEL": 2, "SCRATCH": 16},
+    "shardtensor.functions.algorithms.requests": {"ROUND": 4},
+    "shardtensor.functions.algorithms.roots_of_unity": {"THREADED": 1, "_PARTS": 2},
+    "shardtensor.functions.algorithms.sample_sort": {"GATHERED": 0},
+    "shardtensor.functions.algorithms.scan": {"_ROW": 2, "_LINES": 1, "_BLOCK": 4},
+    "shardtensor.functions.algorithms.selection": {"CANDIDATES": 8},
+    "shardtensor.functions.algorithms.top_k": {"_SELECTED_FROM": 1},
+    "shardtensor.functions.algorithms.transpose_fft": {"_GATHERED": 1},
+    "shardtensor.functions.algorithms.tsqr": {"_BLOCK": 4},
+    "shardtensor.functions.differences": {"_BLOCK": 2, "_FEW": 1, "_PRODUCTS": 8},
+    "shardtensor.functions.histograms": {"_PART": 2, "PIECE": 4, "_SORTED": 2},
+    "shardtensor.functions.linalg": {"_FEW": 1},
+    "shardtensor.functions.monoids": {"_ROW": 2},
+    "shardtensor.functions.npy_files": {"_BLOCK": 16},
+    "shardtensor.functions.products": {"SMALL": 1, "_FEW": 1},
+    "shardtensor.functions.random_elements": {"_HOST_PIECE": 12, "_PIECE": 12},
+    "shardtensor.functions.repetition": {"_SMALL": 1},
+    "shardtensor.functions.unsplit_lines": {"_LARGE": 1},
+    "shardtensor.host.blockwise": {
+        "_BLOCK": 8, "_LEAST": 2, "_TILE": 2, "_STEP": 2, "_LEAST_MASKED": 1, "_SELECTED": 32, "_ROWS": 2,
+    },
+    "shardtensor.host.fourier": {"_LONG": 1, "_BLOCK": 4, "_STRIP": 2},
+    "shardtensor.host.memory_pool": {"POOLED_FROM": 1, "_CHECKED_FROM": 1},
+    "shardtensor.host.sorting": {
+        "_BLOCK": 8, "_COLUMNS": 1, "_TILE": 2, "_SHORT": 2, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1,
+    },
+    "shardtensor.interpreters.execution.blocked_reduction": {
+        "_BLOCK": 4, "_BLOCKS": 2, "_LARGE": 16, "_CACHED": 4, "_WIDTH": 2, "_FACTORS": (2, 3, 32), "_ROWS": 2,
+        "_SQUARE": (2, 2, 32), "_PLAIN": (2, 2, 16), "_DEPTH": (2, 8), "_BLAS_ALONE": 1, "_BLAS_ALONE_THIN": 1,
+    },
+    "shardtensor.interpreters.execution.cell_products": {"_MOST_BYTES": 0},
+    "shardtensor.interpreters.execution.cell_reduction": {"_TERMS": 1},
+    "shardtensor.interpreters.execution.one_pass": {"_FEW_BYTES": 0},
+    "shardtensor.interpreters.execution.products": {"GATHERED": 0},
+    "shardtensor.interpreters.execution.small_floats": {"_LARGE": 1},
+    "shardtensor.interpreters.jit.blocked": {"BLOCK": 8, "_LEAST": 2, "MOST_ROW": 8, "_TASK": 16, "_TASKS": 2},
+    "shardtensor.interpreters.jit.c_executor": {
+        "_ALIGNED": 2, "_LONG_ROW": 2, "STEPS": 2, "_BAND": 8, "_WIDTH": 2, "_HALVES": 2,
+    },
+    "shardtensor.interpreters.jit.c_source": {"LANES": 2, "SEGMENT": 4},
+    "shardtensor.interpreters.jit.common_sums": {"_MOST_BYTES": 64, "_LARGE_BYTES": 16},
+    "shardtensor.interpreters.jit.deferred_sums": {"_MOST": 2},
+    "shardtensor.interpreters.jit.executable": {"_LARGE": 1},
+    "shardtensor.interpreters.jit.groups": {"LEAST": 1, "_MOST": 2},
+    "shardtensor.interpreters.jit.launches": {"GRAPHS": 1, "SEEN": 2, "COST": 1},
+    "shardtensor.interpreters.jit.operands": {"_WORK": 0},
+    "shardtensor.interpreters.jit.segments": {"MOST_BYTES": 16},
+    "shardtensor.interpreters.jit.temporal_blocking": {"LEAST_BYTES": 0, "ROWS": 0},
+    "shardtensor.interpreters.mutation.scalar_elements": {"_TOGETHER": 2},
+    "shardtensor.interpreters.mutation.scattered_on_device": {"_DENSE": 0},
+    "shardtensor.interpreters.mutation.views": {"_MOST_REPEATED": 1},
+    "shardtensor.interpreters.mutation.writes": {"_FEW": 1},
+    "shardtensor.interpreters.small_results": {"_MOST_BYTES": 0, "_MOST_ITEMS": 1},
+}  # fmt: skip
+"""The thresholds of each module, and a number for each with which a few elements are many."""
+
+OTHERS = {
+    "settings of programs and of processes": """
+        demo.DEFAULT_DEVICES demo.DEFAULT_STEPS demo.HELD_OUT demo.SEED launcher.TIMED_OUT
+        communication.mpi_engine._FINALIZES communication.mpi_engine._LONGEST communication.mpi_engine._SPINS
+        communication.mpi_engine._YIELDS host.threads.MOST_THREADS interpreters.jit.compiler._TIMEOUT
+        spmd.helper_delays._LONG spmd.helper_delays._SHORT spmd.program._ROOM""",
+    "texts and pictures": """
+        communication.agreement._LINE communication.agreement._MESSAGE communication.agreement._REPORT
+        communication.rounds._LISTED communication.traffic_picture._NAMES communication.traffic_picture._NUMBERS
+        communication.traffic_picture._PIXELS communication.traffic_picture._ROWS communication.traffic_picture._WIDTH
+        host.limits._SHOWN sharding.html._BLOCKS sharding.html._CHARACTER sharding.html._LEAST_SIDE sharding.html._SIDE
+        sharding.visualize._CELL sharding.visualize._LINES tensor.identity._LONGEST""",
+    "sizes of caches": """
+        communication.agreement._KEPT host.threads._KEPT interpreters.device._AVALS interpreters.infer._KEPT
+        interpreters.jit.api._KEPT interpreters.jit.c_executor._LAYOUTS interpreters.jit.c_executor._MOST
+        interpreters.jit.compositions._MOST interpreters.jit.cuda_executor._LAYOUTS
+        interpreters.jit.kernel_files.MOST_BYTES interpreters.mutation.views._MOST_KNOWN
+        interpreters.small_results._MOST_LAYOUTS sharding.mesh._KEPT spmd.captured._MOST
+        spmd.helper_delays._REMEMBERED spmd.workers._KEPT tensor.value._FEW cupy.elementwise._LAYOUTS
+        cupy.reductions._LAYOUTS cupy.reductions._STREAMS""",
+    "sizes of formats, of dtypes and of limits of other libraries": """
+        backend.device.HOST_MEMORY backend.protocol.MOST_DEVICES backend.small_floats._FIRST_OF_USERS
+        communication.agreement.SHORT communication.gloo_engine._CHUNK communication.mpi_engine._CHUNK
+        communication.process_traffic._NUMBER communication.schedules.HOST_ID distributed._DEVICE distributed._DIGEST
+        functions.dlpack_memory._ON_HOST functions.histograms._MOST_BINS functions.npy_files._LONGEST_HEADER
+        host.limits._NO_LIMIT host.trusted_paths._MOST_LINKS interpreters.jit.fused_in_maps.COMPILED
+        interpreters.jit.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS cupy.logical_device._LEGACY
+        cupy.products._NO_REDUCED_SUMS cupy.reductions._OF_THREAD""",
+    "alignments": """
+        communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.launches._ALIGNMENT""",
+    "random numbers, which are defined by them": """
+        functions.distributions._LEAST_LIKELY functions.distributions._LOW functions.random_elements._ATTEMPTS
+        functions.random_elements._RATIO functions.random_kernel._NARROW functions.random_keys._WORD
+        host.philox.MULTIPLIERS host.philox.ROUNDS host.philox.WEYL host.philox.WORD host.philox.WORDS
+        host.philox._COUNTERS host.philox._LOW""",
+    "sizes from which there is an error": "functions.linalg._GATHERED",
+    "kernels of CUDA, whose tests have arrays of all sizes on a GPU": """
+        functions.random_kernel._THREADS interpreters.jit.cuda_executor.BLOCKS interpreters.jit.cuda_executor.SEGMENT
+        interpreters.jit.cuda_executor._BLOCK interpreters.jit.cuda_executor._PARAMETERS
+        interpreters.jit.cuda_source.MOST_THREADS cupy.casts._ROWS cupy.casts._TILE cupy.elementwise._MOST
+        cupy.elementwise._PACK cupy.elementwise._SINGLY cupy.elementwise._THREADS cupy.reduction_kernels.MOST
+        cupy.reduction_kernels.PACK cupy.reduction_kernels.THREADS cupy.reduction_kernels._AT_LAST
+        cupy.reduction_kernels._RADIX cupy.reductions._CHUNKS cupy.reductions._CHUNKS_OF_COLUMNS
+        cupy.reductions._COUNTERS cupy.reductions._EACH cupy.reductions._LANES cupy.scans._EACH cupy.scans._ROWS
+        cupy.scans._THREADS cupy.searches._BLOCKS cupy.searches._COUNTS cupy.searches._EACH cupy.searches._EDGES
+        cupy.searches._SAMPLES cupy.searches._THREADS cupy.searches._TOGETHER cupy.sequences._EACH
+        cupy.sequences._THREADS""",
+}
+"""All other integers that are constants of modules, by what they are; `shardtensor.` and `shardtensor_` are left out."""
+
+
+def constants() -> set[tuple[str, str]]:
+    """Returns the modules and names of all constants of the code that are integers, or tuples of integers."""
+    found = set()
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder.rpartition("/")[0]).with_suffix("").parts
+            module = ".".join(parts).removesuffix(".__init__")
+            if not module.startswith("shardtensor.testing"):
+                names = [_assigned(node) for node in ast.parse(path.read_text()).body]
+                found |= {(module, name) for name in names if name}
+    return found
+
+
+def _assigned(node: ast.stmt) -> str:
+    """Returns the name to which a statement of a module assigns integers as a constant; else an empty string."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    value = getattr(node, "value", None)
+    if not isinstance(target, ast.Name) or not re.fullmatch(r"_?[A-Z][A-Z0-9_]*", target.id) or value is None:
+        return ""
+    try:
+        number = eval(compile(ast.Expression(value), "", "eval"), {"__builtins__": {}})
+    except (NameError, TypeError, AttributeError):  # It has other names than those of numbers.
+        return ""
+    numbers = number if isinstance(number, tuple) else (number,)
+    return target.id if numbers and all(type(n) is int for n in numbers) else ""
+
+
+def drawn(setting: str) -> dict[str, dict[str, Any]]:
+    """Returns thresholds: none, those of ``"low"``, of one module by its name, or, for a number, some that are drawn."""
+    if setting == "none":
+        return {}
+    if setting in THRESHOLDS:
+        return {setting: THRESHOLDS[setting]}
+    if setting == "low":
+        return THRESHOLDS
+    draw = random.Random(int(setting))
+    return {
+        module: {name: _other(low, draw.choice([1, 1, 2, 3])) for name, low in names.items() if draw.random() < 0.5}
+        for module, names in THRESHOLDS.items()
+    }
+
+
+def _other(low: Any, factor: int) -> Any:
+    return low if isinstance(low, tuple) else low * factor
+
+
+def lower(changed: Mapping[str, Mapping[str, Any]]) -> None:
+    """Gives constants of modules other values, before the library is imported: as if the source had them."""
+    assert not any(name.startswith("shardtensor") for name in sys.modules)
+    sys.meta_path.insert(0, _Finder(changed))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules whose constants are changed."""
+
+    def __init__(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
+        self.changed = changed
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not self.changed.get(fullname):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        assert spec and spec.origin
+        spec.loader = _Loader(fullname, spec.origin, self.changed[fullname])
+        return spec
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles a module with other constants; nothing of it is kept on disk."""
+
+    def __init__(self, fullname: str, path: str, values: Mapping[str, Any]) -> None:
+        super().__init__(fullname, path)
+        self.values = values
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        tree, left = ast.parse(self.get_data(self.path)), set(self.values)
+        for node in tree.body:
+            if (name := _assigned(node)) in left and isinstance(node, ast.Assign | ast.AnnAssign):
+                node.value = ast.copy_location(ast.Constant(self.values[name]), node)
+                left.remove(name)
+        assert not left, f"{fullname} has no {left}"
+        return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
