@@ -59,10 +59,10 @@ class Operands:
 
 def _same(names: str, call: Callable[[Callable[..., Any], Any], Any], module: Any = np) -> dict[str, Call]:
     """Returns the same call of several functions of a module."""
-    return {name: functools.partial(call, getattr(module, name)) for name in _words(names) if hasattr(module, name)}
+    return {name: functools.partial(call, getattr(module, name)) for name in words(names) if hasattr(module, name)}
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     return text.split()
 
 
@@ -225,7 +225,7 @@ MAIN: dict[str, Call] = {
     "where": lambda o: np.where(o.b, o.x, o.y),
 }  # fmt: skip
 
-NO_ARRAYS = frozenset(_words(
+NO_ARRAYS = frozenset(words(
     "arange bartlett base_repr binary_repr blackman broadcast_shapes datetime_data diag_indices empty eye "
     "format_float_positional format_float_scientific frombuffer fromfile fromfunction fromiter fromregex fromstring full "
     "genfromtxt get_include get_printoptions getbufsize geterr geterrcall hamming hanning identity indices "
@@ -263,13 +263,13 @@ FFT: dict[str, Call] = {
 METHODS: dict[str, Call] = {
     **{
         name: lambda o, name=name: getattr(o.x, name)
-        for name in _words(
+        for name in words(
             "T base ctypes data device dtype flags flat imag itemsize mT nbytes ndim real shape size strides"
         )
     },
     **{
         name: lambda o, name=name: getattr(o.x, name)()
-        for name in _words(
+        for name in words(
             "all any argmax argmin conj conjugate copy cumprod cumsum diagonal dumps flatten max mean min nonzero prod "
             "ravel round squeeze std sum tobytes tolist trace transpose var argsort byteswap"
         )

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = ("shardtensor", "backends/shardtensor_cupy", "backends/shardtensor_numpy", "backends/shardtensor_torch")
 
 THRESHOLDS: dict[str, dict[str, Any]] = {
@@ -216,7 +216,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         if not self.changed.get(fullname):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        assert spec and spec.origin
+        assert spec
+        assert spec.origin
         spec.loader = _Loader(fullname, spec.origin, self.changed[fullname])
         return spec
 

@@ -1,0 +1,64 @@
+"""Results do not depend on sizes: every function and random programs on both sides of every threshold, against NumPy."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scripts import new_process
+from tests.sizes.functions import CALLS, COPIED, EITHER_ZERO, EXACT, ILL_CONDITIONED, LEFT_OUT, NOT_STABLE, UNSORTED
+from tests.sizes.thresholds import OTHERS, THRESHOLDS, constants
+
+BACKENDS = "numpy,checked,torch,cupy"
+MIXED = "numpy,checked,numpy,torch,numpy,checked,cupy"
+
+
+def short(module: str, name: str) -> str:
+    return f"{module}.{name}".removeprefix("shardtensor.").removeprefix("shardtensor_")
+
+
+def run(kind: str, setting: str, backends: str, first: int, count: int) -> None:
+    """Runs calls or programs in a process with these thresholds; see `tests.sizes`."""
+    ended = new_process("-m", "tests.sizes", kind, setting, backends, str(first), str(count), seconds=1200)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stdout + ended.stderr
+
+
+def test_every_integer_of_a_module_is_a_threshold_or_is_listed_as_something_else() -> None:
+    thresholds = {short(module, name) for module, names in THRESHOLDS.items() for name in names}
+    others = [name for names in OTHERS.values() for name in names.split()]
+    assert len(set(others)) == len(others)
+    assert not thresholds & set(others)
+    assert thresholds | set(others) == {short(*constant) for constant in constants()}
+
+
+def test_the_lists_of_functions_have_names_of_calls() -> None:
+    names = {name.rpartition(".")[2] for name in CALLS}
+    assert {*LEFT_OUT, *NOT_STABLE, *ILL_CONDITIONED, *UNSORTED, *COPIED} <= set(CALLS)
+    assert {*EITHER_ZERO, *EXACT} <= names
+
+
+@pytest.mark.parametrize("setting", ["none", "low"])
+def test_every_function_is_numpys_below_and_above_the_thresholds(setting: str) -> None:
+    run("calls", setting, BACKENDS, 0, 1)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_two_thousand_random_programs_are_numpys(part: int) -> None:
+    run("programs", ["none", "low", "1", "2"][part], MIXED, 500 * part, 500)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(100))
+def test_a_hundred_thousand_random_programs_are_numpys(part: int) -> None:
+    run("programs", ["none", "low", str(part)][part % 3], MIXED, 10_000 + 1000 * part, 1000)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("module", THRESHOLDS)
+def test_every_function_is_numpys_above_the_thresholds_of_each_module(module: str) -> None:
+    run("calls", module, BACKENDS, 100, 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(40))
+def test_every_function_is_numpys_with_drawn_thresholds(part: int) -> None:
+    run("calls", str(part), BACKENDS, 200 + 3 * part, 3)
