@@ -196,15 +196,7 @@ class Methods(Operators):
         """Returns the elements in one dimension: a view if they are contiguous in that order, otherwise a copy. See
         `st.ravel`.
         """
-        x = self.T if is_column_major(order, "ravel") else self
-        flat = call("reshape", x, shape=(-1,))
-        view_spec = getattr(flat._storage, "view_spec", None)
-        straight = (
-            view_spec is None
-            or flat.size == 1
-            or (view_spec.strides == (1,) and not isinstance(view_spec.part, (str, tuple)))
-        )
-        return flat if straight else x.flatten()
+        return call("ravel", self, order)  # type: ignore[no-any-return]
 
     def flatten(self, order: str = "C") -> ShardedTensor:
         """Returns a copy of the elements in one dimension, in row-major order or, for ``order="F"``, column-major."""
