@@ -105,7 +105,8 @@ class Methods(Operators):
         """The flags of a NumPy array with the same views: see `Flags`."""
         from shardtensor.tensor.flags import flags_of
 
-        return flags_of(self.shape, self._element_strides, self.base is None, not self._is_scalar)
+        strides = tuple([n // self.dtype.itemsize for n in self.strides])  # Those of x.real are two elements or more.
+        return flags_of(self.shape, strides, self.base is None, not self._is_scalar)
 
     def setflags(self, write: bool | None = None, align: bool | None = None, uic: bool | None = None) -> None:
         """Accepts only the flags that the tensor has.
