@@ -434,11 +434,14 @@ def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
     end = a.shape[1] ** 2 if a.ndim == 2 and not wrap else a.size
     values = _values_for(a.dtype, val, "fill_diagonal")
     positions = np.arange(0, min(end, a.size), step)
-    places = np.unravel_index(positions, a.shape)  # The flattened tensor may be a copy.
     if (small := small_on_host(a, values)) and small[0].size:
-        a[places] = np.resize(small[0], positions.shape).astype(a.dtype, copy=False)
-    else:
-        a[places] = resize(values, positions.shape) if shape_of(values) else values
+        a[np.unravel_index(positions, a.shape)] = np.resize(small[0], positions.shape).astype(a.dtype, copy=False)
+        return
+    given = resize(values, positions.shape) if shape_of(values) else values
+    if isinstance(a, ShardedTensor) and a._base_and_view()[1].is_straight:
+        a.reshape(-1)[:end:step] = given  # a slice takes fewer kernels than index arrays
+    else:  # The flattened array is a copy.
+        a[np.unravel_index(positions, a.shape)] = given
 
 
 # -- functions along axes --------------------------------------------------------------------------
