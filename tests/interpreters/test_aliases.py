@@ -5,6 +5,8 @@ The tables of functions and operands are in `tests.interpreters.aliases`.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +35,8 @@ LAYOUTS: dict[str, Callable[[], Any]] = {
     },
 }
 
-MODES = ("eager", "jit", "jit of the base")
+MODES = ("eager", "jit", "jit of the base", "jit in C", "eager, recorded", "jit, recorded")
+"""How a function is called: under jit, the operand is an argument or made of one; and while transfers are recorded."""
 
 Case = tuple[str, str]
 
@@ -79,12 +82,15 @@ def aliasing(result: Any, base: Any) -> tuple[Any, bool]:
 
 
 def called(mode: str, function: Call, operand: Callable[[Any], Any], base: Any) -> Any:
-    """Calls a function of a view of a tensor, eagerly or under jit, where the view is an argument or made inside."""
-    if mode == "eager":
-        return function(st, operand(base))
-    if mode == "jit":
-        return st.jit(lambda x: function(st, x))(operand(base))
-    return st.jit(lambda b: function(st, operand(b)))(base)
+    """Calls a function of a view of a tensor in one of the modes."""
+    if mode == "jit of the base":
+        return st.jit(lambda b: function(st, operand(b)))(base)
+    x = operand(base)
+    run = functools.partial(function, st)
+    if mode.startswith("jit"):
+        run = st.jit(run, executor="c" if mode == "jit in C" else None)
+    with st.transfers() if mode.endswith("recorded") else contextlib.nullcontext():
+        return run(x)
 
 
 def difference(case: Case, shape: tuple[int, ...], layout: Any, mode: str) -> str | None:
@@ -144,7 +150,7 @@ def _cases() -> list[Any]:
 
 def _drawn(cases: list[Case], number: int, size: str, *where: str) -> list[Case]:
     """Returns the cases of a test: in the fast tier a few, and of large arrays a part, each time another one."""
-    step = _STEPS[size]
+    step = _STEPS[size] * (1 if where[-1] in ("eager", "jit") else 3)
     return list(strided(cases[number % step :: step], _FAST.get((size, *where), 1), number))
 
 

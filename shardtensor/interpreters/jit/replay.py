@@ -293,7 +293,7 @@ def _view_of_view(x: ShardedTensor, view_spec: ViewSpec, value: Any) -> ShardedT
     return made
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(1024)
 def _composed(outer: ViewSpec, inner: ViewSpec) -> ViewSpec | None:
     return outer.then(inner)
 
