@@ -22,6 +22,7 @@ from shardtensor.functions.joining import concat, is_on_host, reshape_operand
 from shardtensor.functions.manipulation import broadcast_to, flip, moveaxis, permute_dims, reshape
 from shardtensor.functions.repetition import on_host, taken
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
+from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.nested_lists import converted
 from shardtensor.tensor.operands import integer_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -84,11 +85,10 @@ def ravel(x: ArrayLike, order: str = "C") -> ShardedTensor:
 
 @implements(ravel, "composite")
 def _ravel(x: Any, order: str) -> Any:
-    if isinstance(x, ShardedTensor):
-        return x.ravel(order)
-    if order not in ("C", "F", "A", "K"):
-        raise ArgumentError(f"order is {order!r}; wanted 'C', 'F', 'A' or 'K'")
-    return reshape(permute_dims(x, tuple(range(len(shape_of(x))))[::-1]) if order == "F" else x, (-1,))
+    turned = permute_dims(x, tuple(range(len(shape_of(x))))[::-1]) if is_column_major(order, "ravel") else x
+    flat = reshape(turned, (-1,))
+    view_spec = getattr(getattr(flat, "_storage", None), "view_spec", None)
+    return flat if view_spec is None or view_spec.is_contiguous else reshape(turned, (-1,), copy=True)
 
 
 @operator(variadic=True)

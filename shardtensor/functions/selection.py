@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import call, composition, named
-from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, RangeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import full, zeros_like
 from shardtensor.functions.data_types import astype, result_type
@@ -23,6 +23,7 @@ from shardtensor.functions.manipulation import broadcast_to, reshape
 from shardtensor.functions.repetition import broadcast_shapes, devices_of, on_host, resize, small_on_host
 from shardtensor.functions.searching import argmax, where
 from shardtensor.functions.statistical import any as _any
+from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.tensor.nested_lists import converted
 from shardtensor.tensor.operands import shape_of
@@ -381,13 +382,30 @@ def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, ax
     index = on_host(array_like(indices, "put_along_axis"))
     if index.dtype.kind not in "iu":
         raise ArgumentTypeError(f"put_along_axis: indices are of {index.dtype}; wanted integers")
-    target: Any = arr.reshape(-1) if axis is None else arr
-    if index.ndim != target.ndim:
-        raise ShapeError(f"put_along_axis: indices have {index.ndim} dimensions and arr {target.ndim}; wanted as many")
-    along = 0 if axis is None else normalize_axis(axis, target.ndim)
-    grid = [np.arange(n).reshape(-1, *[1] * (target.ndim - 1 - d)) for d, n in enumerate(target.shape)]
+    ndim = 1 if axis is None else arr.ndim
+    if index.ndim != ndim:
+        raise ShapeError(f"put_along_axis: indices have {index.ndim} dimensions and arr {ndim}; wanted as many")
+    if axis is None:
+        arr[_places(arr.shape, index)] = values
+        return
+    along = normalize_axis(axis, ndim)
+    grid = [np.arange(n).reshape(-1, *[1] * (ndim - 1 - d)) for d, n in enumerate(arr.shape)]
     grid[along] = index
-    target[tuple(grid)] = values
+    arr[tuple(grid)] = values
+
+
+def _places(shape: Shape, index: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
+    """Returns indices into a flattened tensor as one index array for each dimension. A write at them arrives where one
+    to the flattened tensor would not: it is a copy if the tensor is a transposed or reversed view.
+
+    Raises:
+        IndexingError: an index is out of bounds.
+    """
+    size = math.prod(shape)
+    outside = (index < -size) | (index >= size)
+    if outside.any():
+        raise IndexingError(f"put_along_axis: index {index[outside][0]} is out of bounds for {size} elements")
+    return np.unravel_index(np.where(index < 0, index + size, index), shape)
 
 
 @named
@@ -415,13 +433,15 @@ def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
     step = a.shape[1] + 1 if a.ndim == 2 else 1 + int(np.cumprod(a.shape[:-1]).sum())
     end = a.shape[1] ** 2 if a.ndim == 2 and not wrap else a.size
     values = _values_for(a.dtype, val, "fill_diagonal")
-    if small := small_on_host(a, values):
-        places = np.arange(0, min(end, a.size), step)
-        if small[0].size:
-            a[np.unravel_index(places, a.shape)] = np.resize(small[0], places.shape).astype(a.dtype, copy=False)
-            return
-    diagonal: Any = a.reshape(-1)[:end:step]
-    diagonal[...] = resize(values, diagonal.shape) if shape_of(values) else values
+    positions = np.arange(0, min(end, a.size), step)
+    if (small := small_on_host(a, values)) and small[0].size:
+        a[np.unravel_index(positions, a.shape)] = np.resize(small[0], positions.shape).astype(a.dtype, copy=False)
+        return
+    given = resize(values, positions.shape) if shape_of(values) else values
+    if isinstance(a, ShardedTensor) and a._base_and_view()[1].is_straight:
+        a.reshape(-1)[:end:step] = given  # a slice takes fewer kernels than index arrays
+    else:  # The flattened array is a copy.
+        a[np.unravel_index(positions, a.shape)] = given
 
 
 # -- functions along axes --------------------------------------------------------------------------

@@ -247,21 +247,35 @@ class ViewSpec:
         boxes, chains = (*self.boxes, whole_box(shape)), reshaped_chains(self.shape, shape, self.chains)[1]
         return ViewSpec(boxes, strides, self.offset, chains, self.part)
 
-    def then(self, inner: ViewSpec) -> ViewSpec:
-        """Returns the view spec of a view of this view, which ``inner`` describes as one of an array.
-
-        Where ``inner`` reshapes, NumPy must be able to reshape this view without a copy.
+    def then(self, inner: ViewSpec) -> ViewSpec | None:
+        """Returns the view spec of a view of this view, which ``inner`` describes as one of an array; None if ``inner``
+        reshapes what NumPy would copy.
         """
         made = self
         for box in inner.boxes:
             if box.over != made.shape:
                 reshaped = made.reshaped(box.over)
-                assert reshaped is not None
+                if reshaped is None:
+                    return None
                 made = reshaped
             made = made.at(Index(box.entries)).permuted(box.axes).at(box.new)
         for step in part_steps(inner.part):
             made = (made.real_or_imag(step) or made) if isinstance(step, str) else made.bits(step)
         return made
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements follow one another in memory, so that NumPy's ravel gives a view."""
+        size = self.size
+        if size == 1:
+            return True
+        whole = self.part is None or isinstance(self.part, np.dtype)
+        return whole and reshaped_strides(self.shape, self.strides, (size,)) == (1,)
+
+    @property
+    def is_straight(self) -> bool:
+        """Whether the elements have one stride, so that NumPy's reshape gives a view in any shape."""
+        return self.size == 1 or reshaped_strides(self.shape, self.strides, (self.size,)) is not None
 
     @property
     def reverses(self) -> bool:

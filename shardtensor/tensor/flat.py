@@ -34,12 +34,21 @@ class Flat:
         return found.copy() if found.ndim else found
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        one = isinstance(index, (int, np.integer, slice))
+        places = range(len(self))
         try:
-            positions = np.asarray(range(len(self))[index]) if one else np.arange(len(self))[index]
+            if isinstance(index, slice):
+                chosen = places[index]
+                positions = np.arange(chosen.start, chosen.stop, chosen.step)
+            elif isinstance(index, (int, np.integer)):
+                positions = np.asarray(places[index])
+            else:
+                positions = np.arange(len(self))[index]
         except IndexError as error:
             raise IndexingError(f"flat: {error}") from None
-        self._x[np.unravel_index(positions, self._x.shape)] = value
+        if positions.ndim:
+            self._x.put(positions, value)  # NumPy repeats the values here, too.
+        else:
+            self._x[np.unravel_index(positions, self._x.shape)] = value
 
     def copy(self) -> Any:
         """Returns the elements as a 1-d tensor."""

@@ -105,7 +105,8 @@ class Methods(Operators):
         """The flags of a NumPy array with the same views: see `Flags`."""
         from shardtensor.tensor.flags import flags_of
 
-        return flags_of(self.shape, self._element_strides, self.base is None, not self._is_scalar)
+        strides = tuple([n // self.dtype.itemsize for n in self.strides])  # Those of x.real are two elements or more.
+        return flags_of(self.shape, strides, self.base is None, not self._is_scalar)
 
     def setflags(self, write: bool | None = None, align: bool | None = None, uic: bool | None = None) -> None:
         """Accepts only the flags that the tensor has.
@@ -196,15 +197,7 @@ class Methods(Operators):
         """Returns the elements in one dimension: a view if they are contiguous in that order, otherwise a copy. See
         `st.ravel`.
         """
-        x = self.T if is_column_major(order, "ravel") else self
-        flat = call("reshape", x, shape=(-1,))
-        view_spec = getattr(flat._storage, "view_spec", None)
-        straight = (
-            view_spec is None
-            or flat.size == 1
-            or (view_spec.strides == (1,) and not isinstance(view_spec.part, (str, tuple)))
-        )
-        return flat if straight else x.flatten()
+        return call("ravel", self, order)  # type: ignore[no-any-return]
 
     def flatten(self, order: str = "C") -> ShardedTensor:
         """Returns a copy of the elements in one dimension, in row-major order or, for ``order="F"``, column-major."""

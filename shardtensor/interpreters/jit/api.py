@@ -22,8 +22,8 @@ from shardtensor.interpreters.jit.arguments import (
     Signature,
     argument_names,
     checked_call,
+    copied_by,
     flattened,
-    is_strided,
     joined,
     plain_leaves,
     static_key,
@@ -207,8 +207,8 @@ class JitFunction(Generic[Arguments, Result]):
         for unit, x in zip(made.units, inputs, strict=True):
             if id(unit) in self._cache.captured:
                 trace.roots[id(unit)] = x
-            if is_strided(unit):
-                trace.strided.add(id(x))
+            if operators := copied_by(unit):
+                trace.copied[id(x)] = operators
         tree = (tuple(args), dict(kwargs))
         given = [
             x if leaf.unit is None else _leaf(inputs[leaf.unit], leaf.view_spec, x)
@@ -227,8 +227,8 @@ class JitFunction(Generic[Arguments, Result]):
         self._cache.captured.update({id(x): x for x in unknown})
         if any(id(x) in bases for x in unknown):
             return None
-        views = any(o.view_spec is not None for o in outputs)
-        if trace.reshapes_strided and (views or any(e.writes for e in tracer.equations)):
+        views = any(o.view_spec is not None or o.value in trace.copies for o in outputs)
+        if trace.copies_argument and (views or any(e.writes for e in tracer.equations)):
             self._cache.by_window = True
             return None
         captured = list(trace.captured.values())

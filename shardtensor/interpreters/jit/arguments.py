@@ -112,10 +112,12 @@ def joined(mine: Sequence[tuple[int | str, Any]], others: Sequence[Any], named: 
     return args, {**named, **{n: x for n, x in mine if isinstance(n, str)}}
 
 
-def is_strided(x: Any) -> bool:
-    """Whether a leaf is a view that NumPy copies where it reshapes a new array of that shape without a copy."""
+def copied_by(x: Any) -> Sequence[str]:
+    """Returns the operators that copy a leaf, a view, where they return a view of a new array of its shape."""
     view_spec = getattr(getattr(x, "_storage", None), "view_spec", None)
-    return view_spec is not None and view_spec.reshaped((view_spec.size,)) is None
+    if view_spec is None or view_spec.is_contiguous:
+        return ()
+    return ("ravel",) if view_spec.is_straight else ("ravel", "reshape")
 
 
 def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> Call:
@@ -125,7 +127,7 @@ def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> C
     Args:
         found: the leaves.
         captured: the tensors that the function closes over, by identity.
-        by_window: whether a leaf that `is_strided` is an input of its own, or a view of its base.
+        by_window: whether a leaf that operators copy (see `copied_by`) is an input of its own, or a view of its base.
 
     Raises:
         DonatedError: the memory of a tensor was donated.
@@ -146,8 +148,8 @@ def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> C
             bases.append((k, base))
             value = x._aval
             kinds.append(value if value.ndim else (value, x._is_scalar))
-            if base is not x and is_strided(x):
-                kinds[k] = value, "strided"
+            if base is not x and (operators := copied_by(x)):
+                kinds[k] = value, operators
                 windows = windows or by_window
         elif kind in SCALARS:
             kinds.append(kind)
@@ -201,7 +203,7 @@ def _aliased(
     shared = {
         k: base
         for k, base in bases
-        if counts[id(base)] > 1 or id(base) in captured or (by_window and is_strided(found[k]))
+        if counts[id(base)] > 1 or id(base) in captured or (by_window and copied_by(found[k]))
     }
     units: list[Any] = []
     where: list[Leaf] = []

@@ -311,13 +311,7 @@ class Executable:
                 x = _copy(x)
         if output.makes is not None:
             return output.makes(x)
-        if output.view_spec is None:
-            return x
-        view_spec = output.view_spec
-        if type(x) is ShardedTensor and hasattr(x._storage, "view_spec"):  # The result shows writes to the base.
-            x, outer = x._base_and_view()
-            view_spec = outer.then(view_spec)
-        return view_of(x, view_spec, output.aval)
+        return x if output.view_spec is None else view_of(x, output.view_spec, output.aval)
 
 
 _LARGE = 1 << 20

@@ -31,7 +31,7 @@ from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
 from shardtensor.interpreters.jit.temporal_blocking import TimeSteps, time_steps_in
 from shardtensor.interpreters.jit.trace import PYTHON
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
-from shardtensor.interpreters.mutation.views import View, stand_in
+from shardtensor.interpreters.mutation.views import View, evaluate, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
@@ -270,10 +270,32 @@ def view_step(equation: Equation, dead: Sequence[int]) -> Step:
 def view_of(base: Any, view_spec: ViewSpec, value: Aval | HostAval) -> Any:
     """Returns a view of a tensor, whose aval is given, of a host array, or of an array of a device in a map."""
     if type(base) is ShardedTensor:
+        if type(base._storage) is View:
+            return _view_of_view(base, view_spec, value)
         return tensor(value, View(base, view_spec))  # type: ignore[arg-type]
     if isinstance(value, HostAval):
         return view_spec.of(backend_of(HOST), base)
     return bind(OPS["view"], (base,), (view_spec,))
+
+
+def _view_of_view(x: ShardedTensor, view_spec: ViewSpec, value: Any) -> ShardedTensor:
+    """Returns a view of a view, whose base is that of the view: only a base knows who holds its memory.
+
+    Where NumPy would copy x to reshape it, the result is such a copy. Programs that write it or return it as a view are
+    traced for the base of x instead (see `Trace.copies_argument`).
+    """
+    base, outer = x._base_and_view()
+    composed = _composed(outer, view_spec)
+    if composed is not None:
+        return tensor(value, View(base, composed))
+    made = tensor(value, evaluate(x, view_spec)._storage)
+    track([(x,)], made)
+    return made
+
+
+@functools.lru_cache(1024)
+def _composed(outer: ViewSpec, inner: ViewSpec) -> ViewSpec | None:
+    return outer.then(inner)
 
 
 def compute(equation: Equation, values: Values) -> None:

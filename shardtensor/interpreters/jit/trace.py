@@ -111,8 +111,10 @@ class Trace:
         arguments: the access paths of the inputs.
         captured: the tensors that it closes over, by identity.
         roots: the traced inputs for tensors that the function closes over as well, by identity of the tensor.
-        strided: the traced inputs that are views with strides, by identity, which traced code takes for new arrays.
-        reshapes_strided: whether one of them is reshaped, which NumPy may do by a copy.
+        copied: for traced inputs that are views with strides, by identity, the operators that may copy them (see
+            `shardtensor.interpreters.jit.arguments.copied_by`): traced code takes the inputs for new arrays.
+        copies_argument: whether one of these operators is called.
+        copies: the values that they return, which may be views of the arguments in eager mode.
         ended: whether the function has returned.
         count: the number of values so far.
     """
@@ -123,8 +125,9 @@ class Trace:
         self.arguments = arguments
         self.captured: dict[int, Captured] = {}
         self.roots: dict[int, ShardedTensor] = {}
-        self.strided: set[int] = set()
-        self.reshapes_strided = False
+        self.copied: dict[int, Sequence[str]] = {}
+        self.copies_argument = False
+        self.copies: set[Var] = set()
         self.ended = False
         self.count = 0
         self._depends: dict[int, int] = {}
@@ -144,6 +147,13 @@ class Trace:
         """Returns the arguments that values depend on."""
         bits = self.depends(values)
         return ", ".join([name for k, name in enumerate(self.arguments) if bits >> k & 1])
+
+    def note_copy(self, op: Op, x: Any, result: Any) -> None:
+        """Records the result of an operator that is called with an input that it may copy, or with a view of one."""
+        if type(x) is ShardedTensor and op.name in self.copied.get(id(x._base_and_view()[0]), ()):
+            self.copies_argument = True
+            if _is_traced(result):
+                self.copies.add(result._storage.value)
 
     def needs_elements(self, caller: str, values: Sequence[Var]) -> ConcretizationError:
         """Returns the error for a call that needs the elements of values."""
@@ -191,12 +201,15 @@ class Tracer(Interpreter):
         if op.escapes:
             return self._escape(op, operands, params)
         if not (op.name == "asarray" and self._is_unplaced(operands[0])):
-            if op.name == "reshape" and self.trace.strided and type(operands[0]) is ShardedTensor:
-                self.trace.reshapes_strided |= id(operands[0]._base_and_view()[0]) in self.trace.strided
             result = derived(op, operands, params)
             if result is not NotImplemented:
+                if self.trace.copied:
+                    self.trace.note_copy(op, operands[0], result)
                 return result
-        return self._record(op, operands, params)
+        result = self._record(op, operands, params)
+        if self.trace.copied:
+            self.trace.note_copy(op, operands[0], result)
+        return result
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Records a write, and binds the base of ``out`` to the new value."""
