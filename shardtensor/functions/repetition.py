@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,7 @@ implements(broadcast_arrays, "small")(lambda arrays: np.broadcast_arrays(*arrays
 
 
 @operator()
-def tile(x: ArrayLike, repetitions: int | tuple[int, ...], /) -> ShardedTensor:
+def tile(x: ArrayLike, repetitions: int | Iterable[int], /) -> ShardedTensor:
     """Repeats x as a whole along each dimension: in two dimensions, as tiles of a floor.
 
     Args:
@@ -197,7 +197,10 @@ def on_host(x: Any) -> np.ndarray[Any, Any]:
         return transfer.gather(x, "gather")
     backend = array_backend(x)
     if backend is None or isinstance(x, (np.ndarray, np.generic)):
-        return np.asarray(x)
+        host = np.asarray(x)
+        if host is not x and host.dtype == object and not host.ndim and np.iterable(x):
+            raise ArgumentTypeError(f"{x!r:.60} is a {type(x).__name__}; wanted a number, a list or an array")
+        return host
     device = current_device() or backend.device_of(x)
     backend.wait_for_caller(device)
     with backend.on(device):

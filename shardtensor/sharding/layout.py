@@ -19,7 +19,7 @@ from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
 from shardtensor.host.fork import cached_property
-from shardtensor.sharding.mesh import Mesh, default_mesh, integers, mesh_in_use, mesh_of
+from shardtensor.sharding.mesh import Mesh, check_no_iterator, default_mesh, integers, mesh_in_use, mesh_of
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 
 Shape: TypeAlias = tuple[int, ...]
@@ -234,6 +234,7 @@ def checked_shape(shape: Any, caller: str = "") -> Shape:
         ShapeError: a size is negative.
     """
     name = f"{caller}: shape" if caller else "shape"
+    check_no_iterator(shape, name)
     sizes = tuple(integers(shape, name))
     if any(n < 0 for n in sizes):
         raise ShapeError(f"{name} {sizes} has a negative size")
