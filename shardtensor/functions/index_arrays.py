@@ -222,6 +222,8 @@ def ravel_multi_index(
         raise ArgumentError(
             f"ravel_multi_index: {len(given)} index arrays and {len(modes)} modes for {len(sizes)} dimensions"
         )
+    if 0 in sizes and math.prod(np.broadcast_shapes(*map(shape_of, given))):
+        raise ArgumentError(f"ravel_multi_index: dims are {sizes}, an array without elements, which has no indices")
     steps = dict(zip(_order_of(len(sizes), order), np.cumprod([1, *_by_stride(sizes, order)]).tolist(), strict=False))
     total: Any = 0
     for d, (index, size) in enumerate(zip(given, sizes, strict=True)):
