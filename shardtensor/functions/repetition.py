@@ -34,6 +34,7 @@ from shardtensor.functions.statistical import max as _max
 from shardtensor.functions.statistical import mean as _mean
 from shardtensor.functions.statistical import min as _min
 from shardtensor.functions.unsplit_lines import are_whole, padded
+from shardtensor.host.memory_pool import check_addressable
 from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape
 from shardtensor.sharding.mesh import integers
 from shardtensor.sharding.rules import normalize_axis
@@ -112,6 +113,8 @@ def _tile(x: Any, repetitions: Any) -> Any:
         raise ShapeError(f"repetitions {counts} has a negative number")
     ndim = max(len(shape_of(x)), len(counts))
     counts = (1,) * (ndim - len(counts)) + counts
+    sizes = zip((1,) * (ndim - len(shape_of(x))) + shape_of(x), counts, strict=True)
+    check_addressable(tuple([n * count for n, count in sizes]), result_type(x))
     if ndim > len(shape_of(x)):
         x = reshape(x, (1,) * (ndim - len(shape_of(x))) + shape_of(x))
     # Along a split dimension the repetitions are joined, so that each device receives only its part of the result.
@@ -238,6 +241,7 @@ def resize(x: ArrayLike, /, new_shape: int | tuple[int, ...]) -> ShardedTensor:
 def _resize(x: Any, new_shape: Any) -> Any:
     shape, old = checked_shape(new_shape, "resize: new_shape"), math.prod(shape_of(x))
     new = math.prod(shape)
+    check_addressable(shape, result_type(x))
     if not old or not new:
         return zeros(shape, dtype=result_type(x), device=devices_of(x))
     flat = reshape(x, (-1,)) if new <= old else tile(reshape(x, (-1,)), -(-new // old))
@@ -309,6 +313,8 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: An
         raise ArgumentTypeError(f"pad_width is {pad_width!r:.60}; wanted integers")
     if any(n < 0 for pair in widths for n in pair):
         raise ShapeError(f"pad_width is {pad_width!r:.60}, with a negative width")
+    new = [n + sum(pair) for n, pair in zip(shape, widths, strict=True)]
+    check_addressable(checked_shape(new), result_type(x))
     if mode in ("constant", "empty"):
         values = _pairs(constant_values if mode == "constant" else 0, len(shape), "constant_values")
         return _pad_constant(x, widths, values)

@@ -8,6 +8,7 @@ dimension of size n is split into k parts, the first ``n % k`` parts have ``n //
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -238,6 +239,8 @@ def checked_shape(shape: Any, caller: str = "") -> Shape:
     sizes = tuple(integers(shape, name))
     if any(n < 0 for n in sizes):
         raise ShapeError(f"{name} {sizes} has a negative size")
+    if any(n > sys.maxsize for n in sizes):
+        raise ShapeError(f"{name} {sizes} has a size above {sys.maxsize}, for which no machine has memory")
     return sizes
 
 
