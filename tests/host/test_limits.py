@@ -993,7 +993,7 @@ HUGE: dict[str, Callable[[Any, st.Mesh], Any]] = {
     "linspace": lambda x, m: st.linspace(0, 1, 1 << 62, device=m),
     "eye": lambda x, m: st.eye(1 << 40, device=m),
     "broadcast_to": lambda x, m: st.broadcast_to(x, (1 << 40, 1 << 40, 4)),
-    "repeat": lambda x, m: st.repeat(x, 1 << 62),
+    "repeat": lambda x, m: st.repeat(x, 1 << 60),
     "tile": lambda x, m: st.tile(x, (1 << 40, 1 << 40)),
     "resize": lambda x, m: st.resize(x, (1 << 40, 1 << 40)),
     "pad": lambda x, m: st.pad(x, 1 << 61),
@@ -1011,7 +1011,10 @@ def test_results_that_no_machine_has_memory_for(name: str, jit: bool, backend: s
     mesh = mesh_of((2,), backend)
     x = st.device_put(np.arange(4), mesh)
     run = functools.partial(HUGE[name], m=mesh)
-    with pytest.raises(DeviceMemoryError, match=rf"^{name}: the result needs \d+ EiB.*of shape \(\d+.*smaller parts"):
+    if jit and name == "bincount":
+        pytest.skip("needs the elements of x")
+    names = f"({name}|broadcast_to)" if jit else name  # Programs consist of the operators that the others call.
+    with pytest.raises(DeviceMemoryError, match=rf"^{names}: the result needs \d+ EiB.*of shape \(\d+.*smaller parts"):
         (st.jit(run) if jit else run)(x)
 
 
