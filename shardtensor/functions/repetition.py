@@ -241,10 +241,12 @@ def resize(x: ArrayLike, /, new_shape: int | tuple[int, ...]) -> ShardedTensor:
 def _resize(x: Any, new_shape: Any) -> Any:
     shape, old = checked_shape(new_shape, "resize: new_shape"), math.prod(shape_of(x))
     new = math.prod(shape)
-    check_addressable(shape, result_type(x))
     if not old or not new:
         return zeros(shape, dtype=result_type(x), device=devices_of(x))
-    flat = reshape(x, (-1,)) if new <= old else tile(reshape(x, (-1,)), -(-new // old))
+    flat = reshape(x, (-1,))
+    if new > old:
+        check_addressable(shape, result_type(flat))
+        flat = tile(flat, -(-new // old))
     return reshape(flat[:new], shape, copy=True)
 
 
