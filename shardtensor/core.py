@@ -50,6 +50,8 @@ class Op:
             if the rule is no string).
         optional: the names of the operands that may be None, which is their default.
         params: the names of the other arguments, in order. `bind` receives their values, defaults included.
+        iterable: the names of the params that are annotated as Iterable: `bind` receives the items of an iterator in a
+            tuple. Other params may be sequences, but no iterators, which the first use would exhaust.
         options: the names of keyword arguments that the operator itself lacks. A call in which one of them differs from
             its default is that of `extended`, a composition of operators; rules, kernels and plans never see them.
         positional: the number of arguments that can be passed by position.
@@ -149,6 +151,7 @@ class Op:
     name: str = dataclasses.field(init=False)
     optional: tuple[str, ...] = dataclasses.field(init=False)
     params: tuple[str, ...] = dataclasses.field(init=False)
+    iterable: tuple[str, ...] = dataclasses.field(init=False)
     positional: int = dataclasses.field(init=False)
     is_ufunc: bool = dataclasses.field(init=False)
     creates: bool = dataclasses.field(init=False)
@@ -167,6 +170,7 @@ class Op:
             self.operands = tuple(arguments)[:count]
         self.optional = tuple(n for n in self.operands if arguments[n].default is None)
         self.params = tuple(n for n in arguments if n not in (*self.operands, *self.options, "out_sharding"))
+        self.iterable = tuple(n for n in self.params if "Iterable" in str(arguments[n].annotation))
         self.positional = sum(a.kind is not a.KEYWORD_ONLY for a in arguments.values())
         elementwise = self.rule in ("... -> ...", "..., ... -> ...")
         self.is_ufunc = elementwise and isinstance(getattr(np, self.name, None), np.ufunc)
@@ -486,7 +490,12 @@ def _dispatcher(op: Op, arguments: Sequence[inspect.Parameter]) -> Function:
 def _operands_and_params(op: Op) -> tuple[str, str]:
     """Returns the sources of the tuples of operands and of parameters of a call."""
     operands = f"_several(_op, {op.operands[0]})" if op.variadic else f"({''.join(n + ', ' for n in op.operands)})"
-    return operands, f"({''.join(n + ', ' for n in op.params)})"
+    return operands, f"({''.join((_taken if n in op.iterable else str)(n) + ', ' for n in op.params)})"
+
+
+def _taken(name: str) -> str:
+    """Returns the source of a parameter that may be an iterator: rules, kernels and caches get a tuple of its items."""
+    return f"(tuple({name}) if hasattr({name}, '__next__') else {name})"  # isinstance(…, Iterator) is slow.
 
 
 def _compiled(op: Op, arguments: Sequence[inspect.Parameter], result: str) -> Function:
@@ -535,6 +544,23 @@ def _header(arguments: Sequence[inspect.Parameter]) -> str:
     if positional:
         parts.insert(positional, "/")
     return ", ".join(parts)
+
+
+def items_of(given: Any, name: str) -> list[Any]:
+    """Returns the items of a sequence of arrays or of other arguments.
+
+    Raises:
+        ArgumentTypeError: ``given`` is not iterable, or an iterator; the message calls it ``name``.
+    """
+    if hasattr(given, "__next__") or not hasattr(given, "__len__"):
+        kind = type(given).__name__
+        raise ArgumentTypeError(f"{name} is a {kind}; wanted a list or a tuple, such as list(…) of an iterator")
+    return list(given)
+
+
+def taken(given: Any) -> Any:
+    """Returns an argument that may be an iterator: the items of one in a tuple, anything else unchanged."""
+    return tuple(given) if hasattr(given, "__next__") else given
 
 
 def _several(op: Op, arrays: Any) -> Operands:

@@ -149,6 +149,20 @@ class TorchBackend(Backend):
             x = x.detach().as_subclass(self._torch.Tensor)
         return self._dtypes.resolved(x)
 
+    def contribution(self, x: Any) -> Any:
+        """Returns what `asarray` does, since collectives pass on no gradient.
+
+        Raises:
+            BackendError: the gradient of ``x`` is recorded, which would be wrong without what follows the collective.
+        """
+        recorded = x.requires_grad and self._torch.is_grad_enabled()
+        if recorded and self._torch._C._functorch.peek_interpreter_stack() is None:  # Otherwise see `capture_modes`.
+            raise BackendError(
+                "a collective of a tensor that requires a gradient, which collectives do not support; apply it to "
+                "gradients, such as those of torch.func.grad, or to x.detach(), which has none"
+            )
+        return self.asarray(x)
+
     def dtype_of(self, array: Any) -> np.dtype[Any]:
         """The NumPy dtype that corresponds to the tensor's."""
         return self._dtypes.dtype_of(array)  # type: ignore[no-any-return]

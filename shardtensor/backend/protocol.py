@@ -293,6 +293,14 @@ class Backend(abc.ABC):
         """Returns ``x``, which `is_array` accepts, as an array of this backend; array scalars become 0-d arrays."""
         return x
 
+    def contribution(self, x: Any) -> Any:
+        """Returns ``x``, which `is_array` accepts, as a collective takes it: what `asarray` returns.
+
+        Raises:
+            BackendError: ``x`` has what a collective would lose, such as a gradient that is recorded.
+        """
+        return self.asarray(x)
+
     def dtype_of(self, array: Any) -> np.dtype[Any]:
         """Returns the NumPy dtype of an array's elements."""
         dtype: np.dtype[Any] = np.dtype(array.dtype)

@@ -114,10 +114,27 @@ def load(name: str) -> Backend:
 
 
 def _check_devices(backend: Backend) -> None:
-    """Raises BackendError if a backend has no devices, or not as many as `set_num_devices` set for it."""
-    count = len(_started(backend.name, backend.devices))
+    """Raises BackendError if a backend has no devices, not as many as `set_num_devices` set for it, or one twice, or if
+    they are something else.
+    """
+    devices = _started(backend.name, backend.devices)
+    if not isinstance(devices, Sequence):
+        raise BackendError(
+            f"backend {backend.name!r}: devices() returned a {type(devices).__name__}; wanted a list or a tuple of "
+            "devices, in order of their ids"
+        )
+    count = len(devices)
     if not count:
         raise BackendError(f"backend {backend.name!r} has no devices; it must have one at least, or not start")
+    seen: set[Device] = set()
+    for k, device in enumerate(devices):
+        if not isinstance(device, Device) or device.backend != backend.name:
+            raise BackendError(
+                f"backend {backend.name!r}: devices()[{k}] is {device!r:.60}; wanted Device({backend.name!r}, an id)"
+            )
+        if device in seen:
+            raise BackendError(f"backend {backend.name!r}: devices() has {device} twice; wanted an id for each device")
+        seen.add(device)
     wanted = device_counts.get(backend.name, count)
     if count != wanted:
         raise BackendError(

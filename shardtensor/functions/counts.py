@@ -17,6 +17,7 @@ from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.algorithms.one_memory import runs_whole
 from shardtensor.functions.own_kernels import own_kernel
+from shardtensor.host.memory_pool import check_addressable
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
@@ -84,7 +85,18 @@ def _counts_of_integers(xp: Any, context: ShardContext | None, x: Any, weights: 
     try:
         return np.bincount(x, weights, length)
     except ValueError:
-        raise ArgumentError(_NEGATIVE) from None
+        raise _refusal(x, length) from None
+
+
+def _refusal(x: Any, length: int) -> ArgumentError:
+    """Returns the error for numbers that NumPy does not count.
+
+    Raises:
+        DeviceMemoryError: they are too large for an array with a count of each.
+    """
+    if x.size and x.min() >= 0:
+        check_addressable((max(length, int(x.max()) + 1),), np.dtype("int64"))
+    return ArgumentError(_NEGATIVE)
 
 
 _NEGATIVE = "x has negative elements; wanted integers from 0 on"
@@ -127,6 +139,6 @@ def _counts_of_whole(x: ShardedTensor, minlength: int) -> ShardedTensor:
     try:
         counts = np.bincount(np.asarray(whole_array(x, "bincount"), np.int64), None, minlength)
     except ValueError:
-        raise ArgumentError(_NEGATIVE) from None
+        raise _refusal(whole_array(x, "bincount"), minlength) from None
     value = aval(counts.shape, counts.dtype, x.sharding.with_spec(P()), x.committed)
     return tensor(value, Storage((counts,), ([],)))

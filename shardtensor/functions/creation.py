@@ -246,7 +246,7 @@ def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dty
         raise ArgumentTypeError(f"dtype is bool, and there are {count} elements; wanted at most 2 of them")
     for value in (first, first + by)[:count]:  # NumPy converts only these two and extrapolates their difference.
         converted(value, made, "element")
-    return (count,), made
+    return checked_shape((count,)), made
 
 
 @operator(_arange_rule, operands=())

@@ -40,7 +40,7 @@ def einsum(
     /,
     *operands: Any,
     dtype: Any = None,
-    optimize: bool | str | Sequence[Any] = True,
+    optimize: bool | str | Sequence[Any] | None = None,
     out_sharding: Where | None = None,
 ) -> ShardedTensor:
     """Evaluates a sum of products in Einstein's notation, as `numpy.einsum` does.
@@ -56,8 +56,9 @@ def einsum(
             integers as labels, and a list for the result may follow them.
         *operands: tensors and arrays.
         dtype: the dtype of computation and result; by default that to which the operands are promoted.
-        optimize: the strategy of `numpy.einsum_path`, or its path; True is the best order found, False contracts from
-            left to right.
+        optimize: the strategy of `numpy.einsum_path`, or its path; True is the best order found, as by default, and
+            False contracts from left to right. As in NumPy, where it is given and not False, the dimensions of an
+            ellipsis that the result lacks are summed; otherwise, that is an error.
         out_sharding: the sharding of the result: see `matmul`.
 
     Raises:
@@ -72,7 +73,7 @@ def einsum(
     text, arrays = (subscripts, operands) if isinstance(subscripts, str) else _interleaved((subscripts, *operands))
     values: list[Any] = [x if hasattr(x, "shape") else np.asarray(x) for x in arrays]
     kinds = tuple([(tuple(x.shape), dtype_of(x)) for x in values])
-    key = optimize if isinstance(optimize, (bool, str)) else tuple(map(str, optimize))
+    key = optimize if optimize is None or isinstance(optimize, (bool, str)) else tuple(map(str, optimize))
     steps = _program(text, kinds, None if dtype is None else np.dtype(dtype), key)
     for step, (function, positions, args, params) in enumerate(steps):
         if out_sharding is not None and function in _CONTRACTIONS:
@@ -133,7 +134,7 @@ def _program(
         ArgumentError, ShapeError, ArgumentTypeError: as `einsum`.
     """
     shapes = tuple([shape for shape, _ in kinds])
-    terms, result = _parsed(text, tuple(map(len, shapes)))
+    terms, result = _parsed(text, tuple(map(len, shapes)), bool(optimize))
     sizes = _sizes(terms, shapes)
     for _, kind in kinds:
         if kind.kind not in "biufc" and not is_small_float(kind):
@@ -171,8 +172,9 @@ def _interleaved(arguments: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
     return left + ("->" + text(arguments[-1]) if len(arguments) % 2 else ""), tuple(arguments[: 2 * count : 2])
 
 
-def _parsed(text: str, ndims: tuple[int, ...]) -> tuple[tuple[Term, ...], Term]:
-    """Returns the labels of each operand and of the result, with a label for each dimension of an ellipsis.
+def _parsed(text: str, ndims: tuple[int, ...], sums_ellipsis: bool) -> tuple[tuple[Term, ...], Term]:
+    """Returns the labels of each operand and of the result, with a label for each dimension of an ellipsis, which the
+    result may lack if ``sums_ellipsis``.
 
     Raises:
         ArgumentError: the subscripts are malformed.
@@ -190,8 +192,11 @@ def _parsed(text: str, ndims: tuple[int, ...]) -> tuple[tuple[Term, ...], Term]:
         result = _labels(right, len(right.replace("...", "")) + spare, text)
     else:
         result = (*dots, *sorted(n for n, count in counts.items() if count == 1 and len(n) == 1))
-    if dots and "..." not in (right if arrow else "..."):
-        raise ArgumentError(f"einsum: {text!r} lacks an ellipsis in the result; wanted the one of the operands")
+    if dots and arrow and "..." not in right and not sums_ellipsis:
+        raise ArgumentError(
+            f"einsum: {text!r} lacks an ellipsis in the result; wanted the one of the operands, or optimize=True, by "
+            "which its dimensions are summed"
+        )
     if unknown := [n for n in result if n not in counts] or [n for n in result if result.count(n) > 1]:
         raise ArgumentError(f"einsum: {text!r} has {unknown[0]!r} in the result; wanted a label of an operand, once")
     return terms, result

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import OPS, composition, implements, named, operator
+from shardtensor.core import OPS, composition, implements, named, operator, taken
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError
 from shardtensor.functions.algorithms.transpose_fft import needs_transposition, transform
 from shardtensor.functions.data_types import astype
@@ -311,7 +311,7 @@ def _cooked(
         AxisError: x has no such dimension.
         ArgumentError: ``s`` and ``axes`` have different lengths.
     """
-    shape = shape_of(x)
+    shape, s, axes = shape_of(x), taken(s), taken(axes)
     if axes is None:
         along = tuple(range(len(shape)))[len(shape) - len(s) if s is not None else 0 :]
     else:

@@ -15,7 +15,7 @@ from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.messages import send
 from shardtensor.communication.processes import connected, described, note, notes_errors
 from shardtensor.communication.transfer import gather_across
-from shardtensor.core import call
+from shardtensor.core import call, items_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh
@@ -124,12 +124,14 @@ def make_array_from_single_device_arrays(
     [0, 1, 2, 3]
     """
     name, sizes = "make_array_from_single_device_arrays", checked_shape(shape, "make_array_from_single_device_arrays")
+    arrays = items_of(arrays, f"{name}: arrays")
     grid, by_device = sharding.grid(sizes), dict[Device, ShardedTensor]()
     for array in arrays:
         if not isinstance(array, ShardedTensor) or array.sharding.mesh.size != 1:
             raise ArgumentTypeError(f"{name}: {array!r:.80} is no tensor on a single device")
-        if by_device.setdefault(array.sharding.mesh.flat[0], array) is not array:
-            raise ArgumentError(f"{name}: there are two arrays on {array.device}")
+        if array.sharding.mesh.flat[0] in by_device:
+            raise ArgumentError(f"{name}: there are two arrays on {array.device}; wanted one on each device")
+        by_device[array.sharding.mesh.flat[0]] = array
     wanted = [grid.devices[k] for k in _here(grid)]
     if set(by_device) != set(wanted):
         raise ArgumentError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, composition, implements, operator
+from shardtensor.core import call, composition, implements, operator, taken
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import arange
@@ -326,7 +326,7 @@ def indices(
     >>> st.indices((2, 3)).tolist()
     [[[0, 0, 0], [1, 1, 1]], [[0, 1, 2], [0, 1, 2]]]
     """
-    shape = checked_shape(dimensions, "indices")
+    shape = checked_shape(taken(dimensions), "indices")
     if sparse:
         return tuple(
             [
@@ -359,7 +359,7 @@ def fromfunction(
     >>> st.fromfunction(lambda i, j: 10 * i + j, (2, 3), dtype=int).tolist()
     [[0, 1, 2], [10, 11, 12]]
     """
-    sizes = checked_shape(shape, "fromfunction")
+    sizes = checked_shape(taken(shape), "fromfunction")
     return function(*[coordinate(sizes, k, dtype=dtype, device=device) for k in range(len(sizes))], **kwargs)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,7 +156,7 @@ def histogram(
     x: ArrayLike,
     /,
     bins: Any = 10,
-    range: tuple[float, float] | None = None,
+    range: Iterable[float] | None = None,
     density: bool | None = None,
     weights: ArrayLike | None = None,
 ) -> Histogram:
@@ -273,7 +273,7 @@ def _range_of(x: Any, dtype: np.dtype[Any]) -> Sequence[Any]:
 
 @composition()
 def histogram_bin_edges(
-    a: ArrayLike, bins: Any = 10, range: tuple[float, float] | None = None, weights: ArrayLike | None = None
+    a: ArrayLike, bins: Any = 10, range: Iterable[float] | None = None, weights: ArrayLike | None = None
 ) -> ShardedTensor:
     """Returns the edges of the bins of `histogram`, for the same arguments; ``weights`` are not used.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition
+from shardtensor.core import call, composition, items_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.conversion import asarray
@@ -215,12 +215,15 @@ def ravel_multi_index(
     [22, 41, 37]
     """
     sizes = checked_shape(dims, "ravel_multi_index: dims")
-    given = [array_like(multi_index[k], "ravel_multi_index") for k in range(len(multi_index))]
-    modes = (mode,) * len(sizes) if isinstance(mode, str) else tuple(mode)
+    listed = items_of(multi_index, "ravel_multi_index: multi_index")
+    given = [array_like(index, "ravel_multi_index") for index in listed]
+    modes = [mode] * len(sizes) if isinstance(mode, str) else items_of(mode, "ravel_multi_index: mode")
     if len(given) != len(sizes) or len(modes) != len(sizes):
         raise ArgumentError(
             f"ravel_multi_index: {len(given)} index arrays and {len(modes)} modes for {len(sizes)} dimensions"
         )
+    if 0 in sizes and math.prod(np.broadcast_shapes(*map(shape_of, given))):
+        raise ArgumentError(f"ravel_multi_index: dims are {sizes}, an array without elements, which has no indices")
     steps = dict(zip(_order_of(len(sizes), order), np.cumprod([1, *_by_stride(sizes, order)]).tolist(), strict=False))
     total: Any = 0
     for d, (index, size) in enumerate(zip(given, sizes, strict=True)):

@@ -10,7 +10,7 @@ import numpy as np
 from shardtensor.backend.protocol import Backend, current_device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.core import call, implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of, reshape
 from shardtensor.sharding.index import Index, canonical, has_ellipsis, region_of, to_numpy
@@ -236,6 +236,9 @@ def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
     if dtype_of(indices).kind == "b" or 0 in shape_of(indices):  # An empty list has no dtype of its own.
         indices = call("astype", indices, np.int64)
     check_integers(indices)
+    before, size, after = shape_of(x)[:along], shape_of(x)[along], shape_of(x)[along + 1 :]
+    if not size and 0 not in (*before, *shape_of(indices), *after):
+        raise IndexingError(f"x of shape {shape_of(x)} has no elements along axis {along}; wanted no indices")
     if mode == "wrap":
         indices = call("remainder", indices, shape_of(x)[along])
     elif mode == "clip":

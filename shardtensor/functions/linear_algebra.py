@@ -12,13 +12,13 @@ layouts are reached by a further transfer, which is explicit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from shardtensor.core import operator
 from shardtensor.errors import ShapeError
 from shardtensor.sharding.layout import Shape, Where
-from shardtensor.sharding.rules import Axes, normalize_axis, tensordot_rule
+from shardtensor.sharding.rules import normalize_axis, tensordot_rule
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 _Where: TypeAlias = Where | None
@@ -63,7 +63,9 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> S
 
 
 @operator(tensordot_rule, operands=("x1", "x2"), combine="sum", product=True, ufunc="dot")
-def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: Axes = 2, out_sharding: _Where = None) -> ShardedTensor:
+def tensordot(
+    x1: ArrayLike, x2: ArrayLike, /, *, axes: int | Iterable[Sequence[int]] = 2, out_sharding: _Where = None
+) -> ShardedTensor:
     """Computes the sum of products of x1 and x2 over pairs of contracted dimensions.
 
     The result has the remaining dimensions of x1, then those of x2. They keep their sharding. Partial sums over a

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from shardtensor.host.blockwise import copied
 from shardtensor.sharding.copy_plan import Line, Region, identity
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding, checked_shape
-from shardtensor.sharding.mesh import Mesh, integers
+from shardtensor.sharding.mesh import Mesh, check_no_iterator, integers
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
@@ -108,6 +108,7 @@ def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> ShardedTensor:
 
 def _listed(axes: Any) -> tuple[Any, ...]:
     """Returns an axis, or a sequence of axes, as a tuple."""
+    check_no_iterator(axes, "axes")
     return tuple(axes) if np.iterable(axes) else (axes,)
 
 
@@ -132,7 +133,7 @@ def _matrix_transpose_view(view_spec: ViewSpec) -> ViewSpec | None:
 
 
 @operator()
-def moveaxis(x: ArrayLike, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> ShardedTensor:
+def moveaxis(x: ArrayLike, source: int | Iterable[int], destination: int | Iterable[int], /) -> ShardedTensor:
     """Moves the dimensions ``source`` of x to the positions ``destination``; the others remain in order. A view.
 
     Each dimension keeps its sharding; no data moves.
@@ -256,7 +257,7 @@ def _broadcast_rule(shapes: Sequence[Shape], *, shape: Shape) -> tuple[str, Shap
 
 
 @operator(_broadcast_rule, keeps_arrays=True)
-def broadcast_to(x: ArrayLike, /, shape: Shape) -> ShardedTensor:
+def broadcast_to(x: ArrayLike, /, shape: int | Iterable[int]) -> ShardedTensor:
     """Broadcasts x to ``shape``: adds leading dimensions and repeats dimensions of size 1.
 
     The result is an independent tensor. Dimensions that are not repeated keep their sharding; the new and the repeated
@@ -343,6 +344,7 @@ def _reshape_on_device(xp: Any, context: ShardContext, x: Any, *, shape: Shape, 
 
 
 def _whole_size(shape: Any, size: int) -> Shape:
+    check_no_iterator(shape, "shape")
     sizes = integers(shape, "shape")
     if sizes.count(-1) > 1:
         raise ShapeError(f"shape {tuple(sizes)} has -1 more than once; wanted it once, since one size can be inferred")
@@ -398,7 +400,7 @@ def layout_of(x: Operand, mesh: Mesh) -> NamedSharding:
 
 
 @operator()
-def flip(x: ArrayLike, /, axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
+def flip(x: ArrayLike, /, axis: int | Iterable[int] | None = None) -> ShardedTensor:
     """Reverses the order of the elements along ``axis``, an integer or a tuple; None reverses all dimensions. A view.
 
     The result has x's sharding, so that reading it transfers elements between devices along a sharded ``axis``.
@@ -427,7 +429,7 @@ def _flip(operands: Sequence[Operand], mesh: Mesh, *, axis: int | tuple[int, ...
 
 
 @operator()
-def roll(x: ArrayLike, /, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
+def roll(x: ArrayLike, /, shift: int | tuple[int, ...], axis: int | Iterable[int] | None = None) -> ShardedTensor:
     """Rolls the elements along ``axis`` by ``shift`` positions; those beyond the last position reappear at the first.
 
     The result is an independent tensor with x's shape and sharding. Along a sharded ``axis``, the elements that change

@@ -166,10 +166,33 @@ def masked_std(x: Any, axis: Any, correction: float, keepdims: bool, *, where: A
     return call("sqrt", masked_var(x, axis, correction, keepdims, where=where, few=few))
 
 
+def spread_in_reals(
+    name: str, x: Any, axis: Any, correction: float, keepdims: bool, *, where: Any, dtype: Any, few: float = 0.0
+) -> Any:
+    """Returns the variance or the standard deviation of complex elements in a real dtype.
+
+    As in NumPy, the distances are those from the mean of the real parts. Where there are at most ``correction``
+    elements, the sum of their squares is divided by ``few``.
+    """
+    wide = np.result_type(sharded_dtype(dtype), np.float32)
+    real, imag = [call("astype", call(part, x), wide, copy=False) for part in ("real", "imag")]
+    if where is True:
+        where = np.ones((), bool)
+    found = masked_var(real, axis, correction, keepdims, where=where, few=few)
+    heights = call("sum", selected(call("square", imag), where, 0), axis=axis, keepdims=keepdims)
+    freedom = call("subtract", _count(x, where, axis, keepdims), correction)
+    freedom = call("where", call("greater", freedom, 0), freedom, few)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = call("add", found, call("divide", heights, freedom))
+    return call("astype", call("sqrt", found) if name == "std" else found, dtype, copy=False)
+
+
 def spread_of(name: str, masked: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a variance or standard deviation with the options ``where`` and ``dtype``."""
 
     def extended(x: Any, axis: Any, correction: float, keepdims: bool, *, where: Any, dtype: Any) -> Any:
+        if dtype is not None and dtype_of(x).kind == "c" and sharded_dtype(dtype).kind == "f":
+            return spread_in_reals(name, x, axis, correction, keepdims, where=where, dtype=dtype)
         x = computed_in(x, dtype)
         if where is True:
             found = call(name, x, axis=axis, correction=correction, keepdims=keepdims)

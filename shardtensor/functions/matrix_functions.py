@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.small_floats import is_small_float, promoted
-from shardtensor.core import call, composition, implements, named, recorded
+from shardtensor.core import call, composition, implements, items_of, named, recorded, taken
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions import products
 from shardtensor.functions.algorithms.blocked import (
@@ -294,6 +294,7 @@ def multi_dot(arrays: Sequence[ArrayLike], /) -> ShardedTensor:
     >>> st.linalg.multi_dot([st.ones((2, 3)), st.ones((3, 4)), st.ones(4)]).tolist()
     [12.0, 12.0]
     """
+    arrays = items_of(arrays, "multi_dot: arrays")
     shapes = [shape_of(x) for x in arrays]
     if len(arrays) < 2:
         raise ShapeError(f"multi_dot: {len(arrays)} arrays are given; wanted at least two")
@@ -409,6 +410,7 @@ def tensorsolve(a: ArrayLike, b: ArrayLike, /, axes: Sequence[int] | None = None
     [0.5, 0.5, 0.5, 0.5]
     """
     if axes is not None:
+        axes = taken(axes)
         a = moveaxis(a, tuple(axes), tuple(range(-len(axes), 0)))
     shape, size = shape_of(a)[len(shape_of(b)) :], math.prod(shape_of(b))
     if math.prod(shape) != size:

@@ -277,10 +277,13 @@ def _chosen(x: Any, where: Any) -> Any:
 
 @implements(nanmean, "composite", "extended")
 def _nanmean(x: Any, axis: Any, dtype: Any, keepdims: bool, *, where: Any = True) -> Any:
+    chosen = _chosen(x, where)
+    if dtype is not None and dtype_of(x).kind == "c" and np.dtype(dtype).kind == "f":  # As in the other sums.
+        x = call("real", x)
     x = _options.computed_in(x, dtype)
     if where is True and dtype_of(x).kind not in "fc":
         return call("mean", x, axis=axis, keepdims=keepdims)
-    return _options.masked_mean(x, axis, None, keepdims, where=_chosen(x, where))
+    return _options.masked_mean(x, axis, None, keepdims, where=chosen)
 
 
 def _declare_spread(function: Callable[..., Any], name: str, masked: Callable[..., Any]) -> None:
@@ -291,9 +294,14 @@ def _declare_spread(function: Callable[..., Any], name: str, masked: Callable[..
         if correction is not None and ddof:
             raise ArgumentError(f"ddof={ddof} and correction={correction} are the same argument; give one of them")
         has_nan = dtype_of(x).kind in "fc"  # In NumPy, too, the dtype of x determines what too few elements give.
-        x, fewer = _options.computed_in(x, dtype), ddof if correction is None else correction
+        fewer = ddof if correction is None else correction
+        if dtype is not None and dtype_of(x).kind == "c" and np.dtype(dtype).kind == "f":
+            chosen = _chosen(x, where)
+            return _options.spread_in_reals(name, x, axis, fewer, keepdims, where=chosen, dtype=dtype, few=_math.nan)
+        x = _options.computed_in(x, dtype)
         if where is True and not has_nan:
-            return call(name, x, axis=axis, correction=fewer, keepdims=keepdims)
+            made = call(name, x, axis=axis, correction=fewer, keepdims=keepdims)
+            return made if dtype is None else call("astype", made, dtype_of(x), copy=False)
         made = masked(x, axis, fewer, keepdims, where=_chosen(x, where), few=_math.nan)  # Too few have no variance.
         return made if dtype is None else call("astype", made, dtype_of(x), copy=False)
 

@@ -18,7 +18,7 @@ Raises:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,6 @@ from shardtensor.sharding.spec import P
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
-_Axis = int | tuple[int, ...] | None
-
 
 def _quantile_rule(shapes: Sequence[Shape], *, axis: Any = None, keepdims: bool = False, **params: Any) -> str:
     left, _, right = reduction(shapes[:1], axis=axis, keepdims=keepdims).partition(" -> ")
@@ -57,7 +55,7 @@ def _dtype_of(name: str) -> Callable[..., Any]:
 
 
 @operator(reduction, dtype=_dtype_of("median"))
-def median(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+def median(x: ArrayLike, /, *, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> ShardedTensor:
     """Returns the median along ``axis``: the mean of the two middle elements, or NaN if any element is NaN.
 
     For arguments, sharding and errors see `shardtensor.functions.order_statistics`.
@@ -68,7 +66,7 @@ def median(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> Sh
 
 
 @operator(reduction, dtype=_dtype_of("median"))
-def nanmedian(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) -> ShardedTensor:
+def nanmedian(x: ArrayLike, /, *, axis: int | Iterable[int] | None = None, keepdims: bool = False) -> ShardedTensor:
     """Returns the `median` of the elements that are not NaN; NaN where there are none.
 
     >>> st.nanmedian(st.asarray([1.0, float("nan"), 5.0])).item()
@@ -78,7 +76,13 @@ def nanmedian(x: ArrayLike, /, *, axis: _Axis = None, keepdims: bool = False) ->
 
 @operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
 def quantile(
-    x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+    x: ArrayLike,
+    /,
+    q: ArrayLike,
+    *,
+    axis: int | Iterable[int] | None = None,
+    method: str = "linear",
+    keepdims: bool = False,
 ) -> ShardedTensor:
     """Returns the quantiles ``q`` along ``axis``, or NaN if any element is NaN.
 
@@ -99,7 +103,13 @@ def quantile(
 
 @operator(_quantile_rule, operands=("x", "q"), dtype=_dtype_of("quantile"))
 def nanquantile(
-    x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+    x: ArrayLike,
+    /,
+    q: ArrayLike,
+    *,
+    axis: int | Iterable[int] | None = None,
+    method: str = "linear",
+    keepdims: bool = False,
 ) -> ShardedTensor:
     """Returns the quantiles of the elements that are not NaN: see `quantile`.
 
@@ -110,7 +120,13 @@ def nanquantile(
 
 @operator(operands=("x", "q"))
 def percentile(
-    x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+    x: ArrayLike,
+    /,
+    q: ArrayLike,
+    *,
+    axis: int | Iterable[int] | None = None,
+    method: str = "linear",
+    keepdims: bool = False,
 ) -> ShardedTensor:
     """Returns the percentiles ``q``, from 0 to 100, along ``axis``: see `quantile`.
 
@@ -121,7 +137,13 @@ def percentile(
 
 @operator(operands=("x", "q"))
 def nanpercentile(
-    x: ArrayLike, /, q: ArrayLike, *, axis: _Axis = None, method: str = "linear", keepdims: bool = False
+    x: ArrayLike,
+    /,
+    q: ArrayLike,
+    *,
+    axis: int | Iterable[int] | None = None,
+    method: str = "linear",
+    keepdims: bool = False,
 ) -> ShardedTensor:
     """Returns the percentiles of the elements that are not NaN: see `percentile`.
 

@@ -10,7 +10,7 @@ Raises:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -172,7 +172,7 @@ implements(flipud, "composite")(lambda x: flip(x, axis=0))
 
 
 @operator()
-def rot90(x: ArrayLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> ShardedTensor:
+def rot90(x: ArrayLike, k: int = 1, axes: Iterable[int] = (0, 1)) -> ShardedTensor:
     """Rotates x by ``k`` right angles in the plane of two dimensions, from the first towards the second. A view.
 
     Raises:

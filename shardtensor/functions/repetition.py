@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from shardtensor.functions.statistical import max as _max
 from shardtensor.functions.statistical import mean as _mean
 from shardtensor.functions.statistical import min as _min
 from shardtensor.functions.unsplit_lines import are_whole, padded
+from shardtensor.host.memory_pool import check_addressable
 from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape
 from shardtensor.sharding.mesh import integers
 from shardtensor.sharding.rules import normalize_axis
@@ -89,7 +90,7 @@ implements(broadcast_arrays, "small")(lambda arrays: np.broadcast_arrays(*arrays
 
 
 @operator()
-def tile(x: ArrayLike, repetitions: int | tuple[int, ...], /) -> ShardedTensor:
+def tile(x: ArrayLike, repetitions: int | Iterable[int], /) -> ShardedTensor:
     """Repeats x as a whole along each dimension: in two dimensions, as tiles of a floor.
 
     Args:
@@ -112,6 +113,8 @@ def _tile(x: Any, repetitions: Any) -> Any:
         raise ShapeError(f"repetitions {counts} has a negative number")
     ndim = max(len(shape_of(x)), len(counts))
     counts = (1,) * (ndim - len(counts)) + counts
+    sizes = zip((1,) * (ndim - len(shape_of(x))) + shape_of(x), counts, strict=True)
+    check_addressable(tuple([n * count for n, count in sizes]), result_type(x))
     if ndim > len(shape_of(x)):
         x = reshape(x, (1,) * (ndim - len(shape_of(x))) + shape_of(x))
     # Along a split dimension the repetitions are joined, so that each device receives only its part of the result.
@@ -197,7 +200,10 @@ def on_host(x: Any) -> np.ndarray[Any, Any]:
         return transfer.gather(x, "gather")
     backend = array_backend(x)
     if backend is None or isinstance(x, (np.ndarray, np.generic)):
-        return np.asarray(x)
+        host = np.asarray(x)
+        if host is not x and host.dtype == object and not host.ndim and np.iterable(x):
+            raise ArgumentTypeError(f"{x!r:.60} is a {type(x).__name__}; wanted a number, a list or an array")
+        return host
     device = current_device() or backend.device_of(x)
     backend.wait_for_caller(device)
     with backend.on(device):
@@ -237,7 +243,10 @@ def _resize(x: Any, new_shape: Any) -> Any:
     new = math.prod(shape)
     if not old or not new:
         return zeros(shape, dtype=result_type(x), device=devices_of(x))
-    flat = reshape(x, (-1,)) if new <= old else tile(reshape(x, (-1,)), -(-new // old))
+    flat = reshape(x, (-1,))
+    if new > old:
+        check_addressable(shape, result_type(flat))
+        flat = tile(flat, -(-new // old))
     return reshape(flat[:new], shape, copy=True)
 
 
@@ -306,6 +315,8 @@ def _pad(x: Any, pad_width: Any, mode: str, constant_values: Any, end_values: An
         raise ArgumentTypeError(f"pad_width is {pad_width!r:.60}; wanted integers")
     if any(n < 0 for pair in widths for n in pair):
         raise ShapeError(f"pad_width is {pad_width!r:.60}, with a negative width")
+    new = [n + sum(pair) for n, pair in zip(shape, widths, strict=True)]
+    check_addressable(checked_shape(new), result_type(x))
     if mode in ("constant", "empty"):
         values = _pairs(constant_values if mode == "constant" else 0, len(shape), "constant_values")
         return _pad_constant(x, widths, values)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition, named
+from shardtensor.core import call, composition, items_of, named, taken
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, RangeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import full, zeros_like
@@ -68,6 +68,7 @@ def select(condlist: Sequence[ArrayLike], choicelist: Sequence[ArrayLike], defau
     >>> st.select([x < 2, x > 3], [x, x**2], -1).tolist()
     [0, 1, -1, -1, 16]
     """
+    condlist, choicelist = items_of(condlist, "select: condlist"), items_of(choicelist, "select: choicelist")
     if len(condlist) != len(choicelist) or not len(condlist):
         raise ArgumentError(
             f"select: {len(condlist)} conditions and {len(choicelist)} choices; wanted as many of each, at least one"
@@ -109,6 +110,7 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
     conditions = [
         astype(call("asarray", array_like(c, "piecewise")), bool) for c in (condlist if listed else [condlist])
     ]
+    funclist = items_of(funclist, "piecewise: funclist")
     if len(funclist) == len(conditions) + 1:
         covered = conditions[0]
         for condition in conditions[1:]:
@@ -155,8 +157,8 @@ def choose(a: ArrayLike, choices: Any, out: ShardedTensor | None = None, mode: s
     index: Any = array_like(a, "choose")
     if result_type(index).kind not in "biu":
         raise ArgumentTypeError(f"choose: a is of {result_type(index)}; wanted integers")
-    count = len(choices)
-    given = [array_like(choices[k], "choose") for k in range(count)]
+    given = [array_like(choice, "choose") for choice in items_of(choices, "choose: choices")]
+    count = len(given)
     if not count:
         raise ArgumentError("choose: there are no choices; wanted at least one")
     if mode == "wrap":
@@ -250,7 +252,7 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | Sequence[int] | No
         raise ArgumentError(f"trim_zeros: trim is {trim!r}; wanted 'f', 'b' or 'fb'")
     given: Any = array_like(filt, "trim_zeros")
     ndim = len(shape_of(given))
-    axes = tuple(range(ndim)) if axis is None else normalize_axes(tuple(np.atleast_1d(axis).tolist()), ndim)
+    axes = tuple(range(ndim)) if axis is None else normalize_axes(tuple(np.atleast_1d(taken(axis)).tolist()), ndim)
     small = small_on_host(given, given)
     used = small[0] != 0 if small else call("not_equal", given, 0)
     parts = [slice(None)] * ndim
@@ -462,7 +464,8 @@ def apply_over_axes(func: Callable[[Any, int], Any], a: ArrayLike, axes: int | S
     [[[8.0], [8.0], [8.0]]]
     """
     given: Any = call("asarray", array_like(a, "apply_over_axes"))
-    for axis in np.atleast_1d(axes).tolist():
+    listed: Any = items_of(axes, "apply_over_axes: axes") if np.iterable(axes) else [axes]
+    for axis in listed:
         d = axis + given.ndim if axis < 0 else axis
         made = func(given, d)
         if made.ndim == given.ndim - 1:

@@ -137,7 +137,7 @@ def unique(
         return_inverse: whether the index of the value of each element follows, of x's shape.
         return_counts: whether the counts follow.
         axis: the dimension of the slices, which are in lexicographic order (see `lexsort`); None flattens x.
-        equal_nan: whether all NaN are one value; slices with NaN are distinct.
+        equal_nan: whether all NaN (or NaT) are one value; slices of several dimensions with NaN are distinct.
 
     Raises:
         ConcretizationError: the elements of x are not known.
@@ -155,6 +155,8 @@ def _unique_slices(x: Any, index: bool, inverse: bool, counts: bool, axis: int |
         return NotImplemented
     x = call("asarray", x)
     along = normalize_axis(axis, len(shape_of(x)))
+    if len(shape_of(x)) == 1:  # Its slices are elements, of which all NaN can be one value.
+        return call("unique", x, index, inverse, counts, equal_nan=equal_nan)
     slices = call("moveaxis", x, along, 0)
     count, *shape = shape_of(slices)
     rows = call("reshape", slices, (count, math.prod(shape)))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, composition, named, recorded
+from shardtensor.core import call, composition, named, recorded, taken
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like, iscomplexobj
 from shardtensor.functions.creation import zeros
@@ -87,7 +87,8 @@ def average(
     """
     given: Any = array_like(a, "average")
     shape = shape_of(given)
-    axes = None if axis is None else normalize_axes(axis if isinstance(axis, tuple) else (axis,), len(shape))
+    axis = taken(axis)
+    axes = None if axis is None else normalize_axes(axis, len(shape))
     if weights is None:
         found = _mean(given, axis=axes, keepdims=keepdims)
         count = np.prod([shape[d] for d in (range(len(shape)) if axes is None else axes)])

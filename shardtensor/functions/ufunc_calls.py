@@ -51,8 +51,10 @@ def _operator_of(ufunc: np.ufunc, what: str, count: int) -> Op:
 
 
 def _missing(ufunc: np.ufunc, what: str) -> ArgumentTypeError:
-    told = f"numpy.{what}: has" if ufunc in UFUNC_NAMES else f"{what}: is not a ufunc of NumPy, and has"
-    return ArgumentTypeError(f"{told} no sharded form here; np.asarray(x) gives the whole array on the host")
+    told, parts = f"numpy.{what}: has", ""
+    if ufunc not in UFUNC_NAMES:  # A function of host arrays, such as those of SciPy.
+        told, parts = f"{what}: is not a ufunc of NumPy, and has", "st.smap calls it on the part of each device, and "
+    return ArgumentTypeError(f"{told} no sharded form here; {parts}np.asarray(x) gives the whole array on the host")
 
 
 def _check_rest(what: str, options: Options) -> None:

@@ -269,14 +269,15 @@ def update(x: ShardedTensor, index: Any, name: str, values: Sequence[Any], what:
     """Writes the results of an operator to the elements ``x[index]``, once for each time that an element is indexed.
 
     Index arrays are read on the host, as by ``x[index]``. Where no element occurs twice, the call is ``x[index] =
-    op(x[index], value)``.
+    op(x[index], value)``. Otherwise the elements that are indexed are updated in a tensor of their own, so that time
+    and memory are in proportion to the index, unless it has about as many elements as x.
 
     Raises:
         IndexingError: the index is out of bounds.
         ShapeError: the values do not broadcast to the shape of the elements.
     """
     places = _coordinates(x.shape, index, what)
-    if values and np.broadcast_shapes(shape_of(values[0]), places.shape[1:]) != places.shape[1:]:
+    if values and not _fits(shape_of(values[0]), places.shape[1:]):
         raise ShapeError(f"numpy.{what}: values of shape {shape_of(values[0])} for elements of {places.shape[1:]}")
     flat = np.ravel_multi_index(tuple(places.reshape(len(places), -1)), x.shape) if x.size and x.ndim else places[:1]
     ordered = np.sort(flat, axis=None)  # np.unique takes 50 times as long where most numbers differ.
@@ -284,18 +285,84 @@ def update(x: ShardedTensor, index: Any, name: str, values: Sequence[Any], what:
         x[index] = call(name, x[index], *values)
         return
     listed = [_spread(v, places.shape[1:], x.dtype) for v in values] or [None]
-    bind_into(x, OPS["updated"], (x, np.ascontiguousarray(places.reshape(x.ndim, -1)), *listed), (name,))
+    if flat.size * _SORTED_ELEMENT > x.size:
+        bind_into(x, OPS["updated"], (x, np.ascontiguousarray(places.reshape(x.ndim, -1)), *listed), (name,))
+        return
+    distinct, which = np.unique(flat, return_inverse=True)
+    at = np.unravel_index(distinct, x.shape)
+    x[at] = call("updated", x[at], np.ascontiguousarray(which.reshape(1, -1)), *listed, ufunc=name)
+
+
+_SORTED_ELEMENT = 8
+"""The number of elements of x that are copied in the time in which one element of an index is sorted."""
+
+
+def _fits(shape: Shape, elements: Shape) -> bool:
+    """Whether values of a shape broadcast to elements of another."""
+    sizes = zip(reversed(shape), reversed(elements), strict=False)
+    return len(shape) <= len(elements) and all(n in (1, m) for n, m in sizes)
 
 
 def _coordinates(shape: Shape, index: Any, what: str) -> np.ndarray[Any, Any]:
     """Returns the coordinates of the elements that an index selects, in one more leading dimension."""
-    entries = index if isinstance(index, tuple) else (index,)
-    known = tuple([np.asarray(e) if isinstance(e, ShardedTensor) else e for e in entries])
-    lines = [np.arange(n).reshape((n,) + (1,) * (len(shape) - d - 1)) for d, n in enumerate(shape)]
     try:
-        return np.array([np.broadcast_to(line, shape)[known] for line in lines], np.int64)
+        items, known = _in_items(shape, index if isinstance(index, tuple) else (index,))
+        sizes = tuple(map(len, items))
+        lines = [line.reshape((-1,) + (1,) * (len(items) - d - 1)) for d, line in enumerate(items)]
+        return np.array([np.broadcast_to(line, sizes)[known] for line in lines], np.int64).reshape(
+            (len(shape), *np.broadcast_to(0, sizes)[known].shape)
+        )
     except IndexError as error:
         raise IndexingError(f"numpy.{what}: {error}") from None
+
+
+def _in_items(shape: Shape, index: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+    """Returns the positions along each dimension that an index selects, and the index with positions in these lists in
+    place of its own, so that memory is in proportion to the index and not to the shape.
+    """
+    given = [np.asarray(e) if isinstance(e, (ShardedTensor, list, tuple, range)) else e for e in index]
+    rest = len(shape) - sum(_dimensions_of(e) for e in given)
+    if rest < 0:
+        raise IndexError(f"too many indices: {len(shape) - rest} for {len(shape)} dimensions")
+    items: list[Any] = []
+    known: list[Any] = []
+    for e in given:
+        d = len(items)
+        if e is Ellipsis:
+            items += map(np.arange, shape[d : d + rest])
+        elif isinstance(e, slice):
+            items.append(np.arange(*e.indices(shape[d])))
+            e = slice(None)
+        elif _dimensions_of(e):
+            listed = _listed(np.asarray(e), shape, d)
+            items += [x.reshape(-1) for x in listed]
+            known += [np.arange(x.size).reshape(x.shape) for x in listed[:-1]]
+            e = np.arange(listed[-1].size).reshape(listed[-1].shape) if isinstance(e, np.ndarray) else 0
+        known.append(e)  # None, and a bool without dimensions, select all elements or nothing.
+    return [*items, *map(np.arange, shape[len(items) :])], tuple(known)
+
+
+def _dimensions_of(entry: Any) -> int:
+    """Returns the number of dimensions of an array that an entry of an index takes."""
+    if entry is None or entry is Ellipsis:
+        return 0
+    is_mask = isinstance(entry, (bool, np.bool_)) or (isinstance(entry, np.ndarray) and entry.dtype == bool)
+    return np.ndim(entry) if is_mask else 1
+
+
+def _listed(array: np.ndarray[Any, Any], shape: Shape, d: int) -> Sequence[np.ndarray[Any, Any]]:
+    """Returns the positions that an index array or a mask selects along the dimensions from d on."""
+    if array.dtype == bool:
+        if array.shape != shape[d : d + array.ndim]:
+            raise IndexError(f"a mask of shape {array.shape} for dimensions of sizes {shape[d : d + array.ndim]}")
+        return array.nonzero()
+    if array.dtype.kind not in "iu" and array.size:
+        raise IndexError("wanted integers, slices, '...', None, and arrays of integers or bools")
+    ends = (int(array.min()), int(array.max())) if array.size else ()
+    for end in ends:
+        if not -shape[d] <= end < shape[d]:
+            raise IndexError(f"index {end} is out of bounds for axis {d} with size {shape[d]}")
+    return (array.astype(np.int64) % max(shape[d], 1),)
 
 
 def _spread(value: Any, shape: Shape, dtype: np.dtype[Any]) -> Any:

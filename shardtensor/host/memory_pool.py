@@ -236,6 +236,25 @@ def empty(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
     return _pool.empty(shape, np.dtype(dtype))
 
 
+def is_addressable(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Whether addresses reach all bytes of an array; those without elements have sizes as well, as for NumPy."""
+    return dtype.itemsize * math.prod([n for n in shape if n]) <= sys.maxsize
+
+
+def check_addressable(shape: tuple[int, ...], dtype: np.dtype[Any], caller: str = "") -> None:
+    """Checks that a result `is_addressable`.
+
+    Raises:
+        DeviceMemoryError: it is not. The message names ``caller``, which operators leave to dispatch.
+    """
+    if not is_addressable(shape, dtype):
+        nbytes = readable(dtype.itemsize * math.prod([n for n in shape if n]))
+        raise DeviceMemoryError(
+            f"{caller and f'{caller}: '}the result needs {nbytes}, for {dtype} of shape {shape}, and no machine has as "
+            "much memory; work on smaller parts"
+        )
+
+
 def reserve(nbytes: int) -> None:
     """Checks that the host has ``nbytes`` of free memory for a result, and frees the cached memory if it has not.
 

@@ -14,6 +14,7 @@ from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import Interpreter, Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.host.memory_pool import check_addressable
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.plan import result_dtype
 from shardtensor.sharding.layout import Shape, as_sharding
@@ -107,10 +108,13 @@ class DeviceInterpreter(Interpreter):
         shapes = [k.shape if hasattr(k, "shape") else () for k in kinds]
         if op.creates:
             shape, dtype = op.rule(kinds, **named)
+            check_addressable(shape, dtype, op.error_name)
         else:
             rule = op.rule(shapes, **named) if callable(op.rule) else op.rule
             shape = rule[1] if isinstance(rule, tuple) else _shape_by(rule, op, shapes)
             dtype = result_dtype(op, kinds, named) if shapes else None
+            if isinstance(rule, tuple) and dtype is not None:
+                check_addressable(shape, dtype, op.error_name)
         return op.kernel(xp, ShardContext.everywhere(shape, shapes, dtype), *arrays, **named)
 
 

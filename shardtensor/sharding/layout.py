@@ -8,6 +8,7 @@ dimension of size n is split into k parts, the first ``n % k`` parts have ``n //
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
 from shardtensor.host.fork import cached_property
-from shardtensor.sharding.mesh import Mesh, default_mesh, integers, mesh_in_use, mesh_of
+from shardtensor.sharding.mesh import Mesh, check_no_iterator, default_mesh, integers, mesh_in_use, mesh_of
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 
 Shape: TypeAlias = tuple[int, ...]
@@ -234,9 +235,12 @@ def checked_shape(shape: Any, caller: str = "") -> Shape:
         ShapeError: a size is negative.
     """
     name = f"{caller}: shape" if caller else "shape"
+    check_no_iterator(shape, name)
     sizes = tuple(integers(shape, name))
     if any(n < 0 for n in sizes):
         raise ShapeError(f"{name} {sizes} has a negative size")
+    if any(n > sys.maxsize for n in sizes):
+        raise ShapeError(f"{name} {sizes} has a size above {sys.maxsize}, for which no machine has memory")
     return sizes
 
 

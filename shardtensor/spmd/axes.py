@@ -143,7 +143,24 @@ def _position(
     return AxisPosition(key, math.prod(sizes), index, description, ", ".join(names), sizes, at)
 
 
+def check_shared(given: Any, caller: str, what: str) -> None:
+    """Checks an argument of a collective, a sequence of numbers or of sequences.
+
+    Raises:
+        ArgumentTypeError: it is an iterator, or has one: of an iterator that programs share, the first one would leave
+            nothing to the others.
+    """
+    nested = given if isinstance(given, (list, tuple)) else ()
+    for item in (given, *nested):
+        if hasattr(item, "__next__"):
+            raise ArgumentTypeError(
+                f"{caller}: {what} has a {type(item).__name__}, which can be read only once; wanted lists, since every "
+                "program reads them"
+            )
+
+
 def _grouped(caller: str, found: AxisPosition, groups: Sequence[Sequence[int]]) -> AxisPosition:
+    check_shared(groups, caller, "axis_index_groups")
     try:
         rows = tuple([tuple([operator.index(i) for i in row]) for row in groups])
     except TypeError:

@@ -34,7 +34,7 @@ from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.spmd.axes import AxisName, AxisPosition, axis_index, axis_position, axis_size
+from shardtensor.spmd.axes import AxisName, AxisPosition, axis_index, axis_position, axis_size, check_shared
 from shardtensor.spmd.rendezvous import Arrays, rendezvous
 
 if TYPE_CHECKING:
@@ -381,6 +381,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 def _ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
     caller = "ppermute"
     at = axis_position(caller, axis_name, in_mesh_order=True)
+    check_shared(perm, caller, "perm")
     try:
         pairs = tuple(map(tuple, perm))
         if {*map(type, itertools.chain.from_iterable(pairs))} - {int} or {*map(len, pairs)} - {2}:
@@ -436,6 +437,7 @@ def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
 def _pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     caller = "pshuffle"
     at = axis_position(caller, axis_name, in_mesh_order=True)
+    check_shared(perm, caller, "perm")
     try:
         sources = [_index(i) for i in perm]
     except TypeError:

@@ -158,7 +158,7 @@ def _contribution(leaf: Any, program: Program, caller: str, scalars: bool) -> An
         raise ArgumentTypeError(
             f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them{hint_to_register(leaf)}"
         )
-    array = leaf if is_tensor else np.asarray(leaf) if on_host else backend.asarray(leaf)
+    array = leaf if is_tensor else np.asarray(leaf) if on_host else backend.contribution(leaf)
     if not is_element(array.dtype if on_host else backend.dtype_of(array)):
         raise ArgumentTypeError(f"{caller}: x is an array of {array.dtype}; wanted numbers")
     if program.communicator is AbstractCommunicator:

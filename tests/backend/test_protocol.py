@@ -309,6 +309,20 @@ BROKEN = {
         "    def devices(self):\n        return []",
         "has no devices; it must have",
     ),
+    **{
+        name: (
+            "from shardtensor.backend import Device\nfrom tests.backend.test_protocol import Stub\n"
+            f"class It(Stub):\n    name = {name!r}\n    def devices(self):\n        return {devices}",
+            reason,
+        )
+        for name, devices, reason in [
+            ("silent", "None", r"devices\(\) returned a NoneType; wanted a list or a tuple of devices"),
+            ("flowing", "(Device('flowing', k) for k in range(2))", "returned a generator; wanted a list"),
+            ("twofold", "[Device('twofold', k) for k in (0, 1, 0)]", r"devices\(\) has twofold:0 twice"),
+            ("numbered", "[0, 1]", r"devices\(\)\[0\] is 0; wanted Device\('numbered', an id\)"),
+            ("foreign", "[Device('numpy', 0)]", r"devices\(\)\[0\] is Device\('numpy:0'\); wanted"),
+        ]
+    },
     "uncounted": (
         "from tests.backend.test_protocol import Stub\nclass It(Stub):\n    name = 'uncounted'\n"
         "    def devices(self):\n        raise RuntimeError('the driver hangs')",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from typing import Any
@@ -731,6 +732,63 @@ def test_collectives_raise_where_programs_cannot_be_suspended(inside: str) -> No
     with pytest.raises(st.BackendError, match=r"a collective inside torch\."):
         st.pmap(work, parts, axis_name="i")
     assert st.pmap(lambda x: st.psum(x, "i"), parts, axis_name="i")[0].tolist() == [2.0] * 3
+
+
+COLLECTIVES: dict[str, Any] = {
+    "psum": lambda x: st.psum(x, "i"),
+    "pmean": lambda x: st.pmean({"w": x}, "i"),
+    "pmax": lambda x: st.pmax(x, "i"),
+    "psum_scatter": lambda x: st.psum_scatter(x, "i", tiled=True),
+    "all_gather": lambda x: st.all_gather(x, "i"),
+    "all_to_all": lambda x: st.all_to_all(x, "i", 0, 0, tiled=True),
+    "ppermute": lambda x: st.ppermute(x, "i", [(0, 1)]),
+    "pbroadcast": lambda x: st.pbroadcast(x, "i", 0),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_of_tensors_that_require_a_gradient_raise(name: str) -> None:
+    """They would end the gradient without a word. Gradients, and tensors whose gradient is not recorded, pass."""
+    parts = [st.device_put(np.ones(2), d) for d in st.devices("torch")[:2]]
+    call = COLLECTIVES[name]
+
+    def recorded(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        call(w * x)
+
+    def passed(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        call((w * x).detach())
+        with torch.no_grad():
+            call(w)
+        (gradient,) = torch.autograd.grad((w * x).sum(), w)
+        return call(gradient)
+
+    with pytest.raises(st.BackendError, match=r"requires a gradient.*torch\.func\.grad.*x\.detach"):
+        st.pmap(recorded, parts, axis_name="i")
+    assert len(st.pmap(passed, parts, axis_name="i")) == 2
+
+
+def test_programs_call_modules_of_their_own() -> None:
+    """`torch.func.functional_call` writes to the module while it runs: see docs/programs.md."""
+    count = 4
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    modules = [copy.deepcopy(module) for _ in range(count)]
+    params = {key: value.detach().numpy().copy() for key, value in module.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(count, 16, 3)).astype("float32")
+
+    def loss(params: Any, module: Any, x: Any) -> Any:
+        return torch.func.functional_call(module, params, (x,)).square().mean()
+
+    def step(params: Any, x: Any) -> Any:
+        return st.pmean(torch.func.grad(loss)(params, modules[st.axis_index("i")], x), "i")
+
+    found = [torch.func.grad(loss)(dict(module.named_parameters()), module, torch.from_numpy(part)) for part in x]
+    mapped = st.pmap(step, axis_name="i", in_axes=(None, 0), out_axes=None, devices=st.devices("torch")[:count])
+    for _ in range(5):
+        for key, value in mapped(params, x).items():
+            wanted = np.mean([one[key].detach().numpy() for one in found], axis=0)
+            np.testing.assert_allclose(np.asarray(value), wanted, atol=1e-5)
 
 
 @pytest.mark.full

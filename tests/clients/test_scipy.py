@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shardtensor as st
 from tests.clients.programs import Program, compared, lazily, numbers
+from tests.layouts import put
 
 cluster, differentiate, fft, integrate, ndimage, signal, special, stats = lazily(
     "scipy", "cluster", "differentiate", "fft", "integrate", "ndimage", "signal", "special", "stats"
@@ -115,3 +117,18 @@ PROGRAMS = FFT | STATS | SPECIAL | SIGNAL | OTHERS
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_numpys_and_tensors(name: str, count: int) -> None:
     compared(*PROGRAMS[name], count=count, rtol=1e-7)
+
+
+def test_ufuncs_without_the_standard_run_in_maps() -> None:
+    """SciPy has no form of `beta` for other arrays."""
+    x, y = [put(array, "numpy", (3,)) for array in (POSITIVE, POSITIVE + 1)]
+    for call in (lambda: special.beta(x, y), lambda: special.beta(x, 2.0), lambda: special.beta(POSITIVE, y)):
+        with pytest.raises(
+            TypeError, match=r"beta: is not a ufunc of NumPy, .*; st\.smap calls it on the part of each"
+        ):
+            call()
+    with st.transfers() as log:
+        found = st.smap(special.beta, x, y, devices=x.sharding.mesh)
+    assert log.bytes == 0
+    np.testing.assert_array_equal(np.asarray(found), special.beta(POSITIVE, POSITIVE + 1))
+    np.testing.assert_array_equal(stats.beta.pdf(x / 9, y, 2.0), stats.beta.pdf(POSITIVE / 9, POSITIVE + 1, 2.0))

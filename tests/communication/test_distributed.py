@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -33,6 +34,7 @@ from tests.communication.faults import DIFFERENT
 from tests.communication.lone_errors import SEVERAL
 from tests.communication.test_engines import NO_GLOO, NO_MPI
 from tests.conftest import NO_GPU
+from tests.layouts import mesh_of
 from tests.timing import within
 
 FAULTS = Path(__file__).with_name("faults.py")
@@ -158,6 +160,20 @@ TOGETHER = 3
 
 CASES = [(event, engine, n) for event in MESSAGES for engine in ENGINES for n in (2, 3, 4)]
 FEW = [(event, engine, n) for event, engine, n in CASES if (engine, n) == ("mpi", 2) and event not in DIFFERENT]
+
+
+def test_an_array_for_each_device_is_given_once() -> None:
+    mesh = mesh_of((2,), "checked")
+    first, second = st.shard(np.arange(4), devices=mesh.local_devices)
+    make = functools.partial(
+        st.distributed.make_array_from_single_device_arrays, (4,), st.NamedSharding(mesh, st.P("x"))
+    )
+    assert make([second, first]).tolist() == [0, 1, 2, 3]
+    for arrays in ([first, first, second], [first, second, second.copy()]):
+        with pytest.raises(st.ArgumentError, match=r"there are two arrays on checked:\d; wanted one on each"):
+            make(arrays)
+    with pytest.raises(st.ArgumentTypeError, match="arrays is a generator; wanted a list"):
+        make(x for x in (first, second))
 
 
 @pytest.mark.parametrize(

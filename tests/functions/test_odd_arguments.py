@@ -21,6 +21,9 @@ DATES = np.array([3, 1, 7, 2], "M8[s]")
 SPANS = np.array([3, -1, 7, 2], "m8[s]")
 BOOLS = np.array([True, False, True])
 
+NAN = np.array([3, np.nan, 1, np.nan, 3])
+Z = np.array([[1 + 2j, 3 - 2j], [5, 7 + 4j]], np.complex64)
+
 Call = Callable[[Callable[[Any], Any]], Any]
 """A call with NumPy's arrays, which its argument places on devices. It returns what is compared."""
 
@@ -47,6 +50,15 @@ RESULTS: dict[str, Call] = {
     "kron of a scalar": lambda p: np.kron(2, p(F4)),
     "add.outer of a scalar": lambda p: np.add.outer(p(F4), 2),
     "outer of durations": lambda p: np.outer(p(SPANS), p(F4)),
+    "einsum sums an ellipsis over": lambda p: np.einsum("i...->i", p(I1), optimize=True),
+    "einsum sums an ellipsis of two operands over": lambda p: np.einsum("i...,...->i", p(I1), p(I1[0]), optimize="greedy"),
+    # NaN.
+    "unique slices of a vector with NaN": lambda p: np.unique(p(np.array([3, np.nan, 1, np.nan])), axis=0),
+    "unique slices of a vector, NaN differ": lambda p: np.unique(p(NAN), True, True, True, axis=0, equal_nan=False)[0],
+    "counts of the slices of a vector with NaN": lambda p: np.unique(p(NAN), return_counts=True, axis=-1)[1],
+    "unique rows with NaN": lambda p: np.unique(p(np.array([[3, np.nan], [3, np.nan], [1, 2]])), axis=0),
+    "unique dates with NaT": lambda p: np.unique(p(np.array([3, "NaT", 1, "NaT"], "M8[s]"))),
+    "counts of durations with NaT": lambda p: np.unique(p(np.array([3, "NaT", "NaT"], "m8[s]")), return_counts=True)[1],
     # Axes.
     "roll by one shift along two axes": lambda p: np.roll(p(I1), (1,), axis=(0, 1)),
     "roll by two shifts along one axis": lambda p: np.roll(p(I1), (1, 2), axis=1),
@@ -68,6 +80,12 @@ RESULTS: dict[str, Call] = {
     "var in complex64": lambda p: np.var(p(F4), dtype=np.complex64),
     "std of complex numbers in complex128": lambda p: np.std(p(F4 + 1j * F4[::-1]), dtype=complex),
     "x.std of integers in complex128, where": lambda p: p(I1).std(axis=1, dtype=complex, where=p(I1 > 0)),
+    "std of complex numbers in float64": lambda p: np.std(p(Z), dtype="float64"),
+    "var of complex numbers in float32, along rows": lambda p: np.var(p(Z), axis=1, dtype="f4", ddof=1),
+    "var of complex numbers in float64, where": lambda p: np.var(p(Z), dtype=float, where=p(Z.real > 2)),
+    "nanvar of complex numbers in float64": lambda p: np.nanvar(p(Z), dtype=float),
+    "nanmean of complex numbers in float64": lambda p: np.nanmean(p(Z), axis=0, dtype=float),
+    "nanvar of integers in complex128": lambda p: np.nanvar(p(I1), axis=0, dtype=complex),
     "var of a dtype": lambda p: np.var(p(F4), dtype=np.float64, ddof=1),
     "x.std of a dtype, where": lambda p: p(F4).std(dtype=np.float64, where=p(F4 > 0)),
     "gradient of dates": lambda p: np.gradient(p(DATES)),
@@ -152,6 +170,17 @@ RESULTS: dict[str, Call] = {
 }  # fmt: skip
 
 ERRORS: dict[str, tuple[type[Exception], Call]] = {
+    "take of an empty axis, clipped": (
+        IndexError,
+        lambda p: np.take(p(np.zeros((2, 0))), p(np.array([0, 1])), axis=1, mode="clip"),
+    ),
+    "take of an empty axis, wrapped": (IndexError, lambda p: np.take(p(np.zeros((2, 0))), [0], axis=1, mode="wrap")),
+    "take of an empty array": (IndexError, lambda p: np.take(p(np.zeros((2, 0))), [0], mode="clip")),
+    "ravel_multi_index of an empty array": (
+        ValueError,
+        lambda p: np.ravel_multi_index((p(np.array([0])), p(np.array([0]))), (0, 2), mode="clip"),
+    ),
+    "einsum without the ellipsis": (ValueError, lambda p: np.einsum("i...->i", p(I1))),
     "accumulate along all axes": (ValueError, lambda p: np.add.accumulate(p(I1), axis=None)),
     "accumulate in a dtype without a loop": (TypeError, lambda p: np.hypot.accumulate(p(F4), dtype=bool)),
     "reduce into another shape": (ValueError, lambda p: np.add.reduce(p(I1[0]), out=p(np.zeros(2, "i1")))),

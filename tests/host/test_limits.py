@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import itertools
@@ -983,6 +984,54 @@ def test_cached_memory_is_freed_for_large_results(poor: Callable[[int], None], m
     memory_pool.empty((2 << 20,), np.uint8)  # needs no new memory
     with pytest.raises(DeviceMemoryError, match=r"needs 3 MiB of host memory, and 2\.5 MiB of 1 GiB are free"):
         memory_pool.empty((3 << 20,), np.uint8)
+
+
+HUGE: dict[str, Callable[[Any, st.Mesh], Any]] = {
+    "zeros": lambda x, m: st.zeros((1 << 40, 1 << 40), device=m),
+    "full": lambda x, m: st.full((1 << 40, 0, 1 << 40), 7, device=m),
+    "arange": lambda x, m: st.arange(1 << 62, device=m),
+    "linspace": lambda x, m: st.linspace(0, 1, 1 << 62, device=m),
+    "eye": lambda x, m: st.eye(1 << 40, device=m),
+    "broadcast_to": lambda x, m: st.broadcast_to(x, (1 << 40, 1 << 40, 4)),
+    "repeat": lambda x, m: st.repeat(x, 1 << 60),
+    "tile": lambda x, m: st.tile(x, (1 << 40, 1 << 40)),
+    "resize": lambda x, m: st.resize(x, (1 << 40, 1 << 40)),
+    "pad": lambda x, m: st.pad(x, 1 << 61),
+    "vander": lambda x, m: st.vander(x, 1 << 62),
+    "bincount": lambda x, m: st.bincount(x, minlength=1 << 62),
+    "uniform": lambda x, m: st.random.uniform(st.random.key(0), (1 << 40, 1 << 40), device=m),
+}
+"""Results of more bytes than addresses reach."""
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", HUGE)
+def test_results_that_no_machine_has_memory_for(name: str, jit: bool, backend: str) -> None:
+    """Libraries say only that an iterator is too large, or that there is no memory. Inference has no elements."""
+    mesh = mesh_of((2,), backend)
+    x = st.device_put(np.arange(4), mesh)
+    run = functools.partial(HUGE[name], m=mesh)
+    if jit and name == "bincount":
+        pytest.skip("needs the elements of x")
+    names = f"({name}|broadcast_to)" if jit else name  # Programs consist of the operators that the others call.
+    with pytest.raises(DeviceMemoryError, match=rf"^{names}: the result needs \d+ EiB.*of shape \(\d+.*smaller parts"):
+        (st.jit(run) if jit else run)(x)
+
+
+def test_huge_results_are_inferred_and_refused_in_maps() -> None:
+    shape = (1 << 40, 1 << 40)
+    assert st.eval_shape(lambda: st.zeros(shape)).shape == shape
+    assert st.zeros(shape, device=st.AbstractMesh((2,), ("x",))).shape == shape
+    for make in (lambda x: st.zeros(shape), lambda x: st.broadcast_to(x, (*shape, 1))):
+        with pytest.raises(DeviceMemoryError, match=r"(zeros|broadcast_to): the result needs .* EiB"):
+            st.pmap(make, [np.zeros(1)] * 2)
+
+
+@pytest.mark.parametrize("size", [1 << 63, 1 << 70])
+def test_sizes_beyond_64_bits(size: int) -> None:
+    for make in (st.zeros, lambda n: st.broadcast_to(1.0, n), lambda n: st.arange(float(n)), lambda n: st.pad([1], n)):
+        with pytest.raises(st.ShapeError, match="for which no machine has memory"):
+            make(size)
 
 
 def test_results_larger_than_the_host() -> None:

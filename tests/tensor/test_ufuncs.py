@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from tests.layouts import assert_same, everywhere, mesh_of
+from tests.draws import drawn
+from tests.layouts import allocated, assert_equal, assert_same, everywhere, mesh_of, put
 
 SPECS = [st.P("x"), st.P(None, "x")]
 INTS = np.random.default_rng(0).integers(-4, 5, (5, 4))
@@ -101,6 +102,9 @@ ERRORS: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "accumulate along no axis": (lambda x: np.add.accumulate(x, axis=2), st.AxisError, "axis 2"),
     "reduceat out of bounds": (lambda x: np.add.reduceat(x, [9]), IndexError, "index 9 is out of bounds"),
     "at out of bounds": (lambda x: np.add.at(x, [9], 1), IndexError, "out of bounds"),
+    "at with too many indices": (lambda x: np.add.at(x, ([0], [0], [0]), 1), IndexError, "too many indices"),
+    "at with a mask of another shape": (lambda x: np.add.at(x, np.ones(4, bool), 1), IndexError, "mask of shape"),
+    "at with floats": (lambda x: np.add.at(x, [0.5], 1), IndexError, "wanted integers"),
     "at with too many values": (lambda x: np.add.at(x, [0, 1], np.ones(3)), ValueError, "values|broadcast|mismatch"),
     "an option without a form": (lambda x: np.add(x, 1, extobj=[]), TypeError, "extobj"),
 }
@@ -150,6 +154,117 @@ def test_writes_are_numpys(name: str, spec: st.P, backend: str) -> None:
         write(found, *map(placed(backend, spec), others))
     assert_same(found, wanted)
     assert found.sharding.spec == spec
+
+
+FEW: dict[str, Callable[[Any], None]] = {
+    "the same element twice": lambda x: np.add.at(x, [5, 5], 1),
+    "different elements": lambda x: np.add.at(x, [5, 6], 1),
+    "of one operand": lambda x: np.negative.at(x, [5, -5, 5]),
+    "maximum": lambda x: np.maximum.at(x, np.array([[5, 7], [5, 9]]), [[3], [2]]),
+    "a slice": lambda x: np.subtract.at(x, slice(3, 9), 1),
+    "a view": lambda x: np.add.at(x[::2], [5, 5], 1),
+    "backwards": lambda x: np.add.at(x[::-1], [5, 5], 1),
+    "columns": lambda x: np.add.at(x.reshape(2, -1), ([1, 1], [4, 4]), 1),
+    "a column": lambda x: np.add.at(x.reshape(2, -1).T, ([4, 4], [1, 1]), 1),
+    "rows of a column": lambda x: np.add.at(x.reshape(-1, 2), ([4, 4], slice(None)), 1),
+}
+"""Calls of `numpy.ufunc.at` of few elements."""
+
+OF_VIEWS = frozenset(["a view", "backwards", "columns", "a column", "rows of a column"])
+"""Those of elements of views, of which index arrays select by a copy where devices have memories of their own."""
+
+
+@everywhere
+@pytest.mark.parametrize("name", FEW)
+def test_at_takes_memory_in_proportion_to_the_index(name: str, backend: str) -> None:
+    if name in OF_VIEWS and backend != "numpy":
+        pytest.skip(f"index arrays copy views on {backend}")
+    host = (np.arange(1 << 20) % 120).astype(np.int8)
+    mesh = mesh_of((3,), backend)
+    for spec in (st.P("x"), st.P()):
+        x, wanted = st.device_put(host, st.NamedSharding(mesh, spec)), host.copy()
+        for _ in range(2):
+            with allocated(backend) as peak:
+                FEW[name](x)
+            FEW[name](wanted)
+        assert peak[0] < host.nbytes / 4, (spec, peak)
+        assert_equal(x, wanted)
+
+
+def test_at_in_a_program_takes_no_more_memory_than_a_write() -> None:
+    x, peaks = st.device_put(np.zeros(1 << 20, np.int8), mesh_of((2,), "numpy")), []
+
+    def write(x: Any) -> Any:
+        x = x * 2
+        x[[5, 6]] = 1
+        return x
+
+    def update(x: Any) -> Any:
+        x = x * 2
+        np.add.at(x, [5, 5], 1)
+        return x
+
+    for f in map(st.jit, (write, update)):
+        f(x)
+        with allocated("numpy") as peak:
+            f(x)
+        peaks += peak
+    assert peaks[1] < peaks[0] + (1 << 16)
+
+
+def any_index(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Any, ...]:
+    """Draws an index with arrays, masks, slices, integers, new dimensions and an ellipsis."""
+    index: list[Any] = []
+    d = 0
+    while d < len(shape):
+        n, kind = shape[d], rng.integers(9)
+        if kind < 3:
+            index.append(rng.integers(-n, n, [(3,), (2, 3), (2, 1), (0,)][rng.integers(4)]))
+        elif kind == 3:
+            index.append(rng.integers(-n, n).item())
+        elif kind == 4:
+            index.append(slice(None, None, int(rng.choice([-2, -1, 1, 2]))))
+        elif kind == 5:
+            index.append(rng.random(n) < 0.5)
+        elif kind == 6 and d + 1 < len(shape):
+            index.append(rng.random(shape[d : d + 2]) < 0.4)
+            d += 1
+        elif kind == 7:
+            index.append(None)
+            continue
+        elif Ellipsis not in [e for e in index if e is Ellipsis]:
+            index.append(...)
+            break
+        else:
+            continue
+        d += 1
+    return tuple(index)
+
+
+def test_at_with_any_index_is_numpys() -> None:
+    """Against the same elements one after the other: NumPy reads beyond values that it broadcasts to index arrays."""
+    compared = 0
+    for seed in range(drawn(4000, fast=150)):
+        rng = np.random.default_rng(seed)
+        shape = [(7,), (100,), (3, 4), (20, 30), (2, 3, 4), (6, 5, 10)][seed % 6]
+        host, index = rng.integers(1, 50, shape), any_index(shape, rng)
+        name = ("add", "multiply", "maximum", "subtract", "negative")[rng.integers(5)]
+        ufunc, x = getattr(np, name), put(host, ("numpy", "checked")[seed % 2], (2,))
+        places = np.arange(host.size).reshape(shape)
+        try:
+            places = places[index]
+        except IndexError:
+            with pytest.raises(st.IndexingError):
+                ufunc.at(x, index, *(() if name == "negative" else (1,)))
+            continue
+        values = rng.integers(1, 5, [places.shape, (), places.shape[-1:]][rng.integers(3)])
+        spread = np.broadcast_to(values, places.shape).ravel().tolist()
+        for at, value in zip(np.ravel(places).tolist(), spread, strict=True):
+            host.flat[at] = ufunc(host.flat[at], *(() if name == "negative" else (value,)))
+        ufunc.at(x, index, *(() if name == "negative" else (values,)))
+        assert_equal(x, host)
+        compared += 1
+    assert compared > 60
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -204,8 +204,9 @@ def _starts(xp: Any, count: int, ordered: Callable[[slice], Any], equal_nan: boo
     for begin in range(1, count, step):
         part = ordered(slice(begin - 1, min(begin + step, count)))
         new = xp.not_equal(part[1:], part[:-1])
-        if equal_nan and xp.isdtype(part.dtype, ("real floating", "complex floating")):
-            new = xp.logical_and(new, xp.logical_not(xp.logical_and(xp.isnan(part[1:]), xp.isnan(part[:-1]))))
+        if equal_nan and not xp.isdtype(part.dtype, ("bool", "integral")):
+            numbers = xp.equal(part, part)  # Only NaN and NaT are not equal to themselves.
+            new = xp.logical_and(new, xp.logical_or(numbers[1:], numbers[:-1]))
         found.append(xp.add(xp.nonzero(new)[0], begin))
     return xp.concat(found)
 

@@ -16,6 +16,7 @@ from shardtensor.communication.transfer import OperandTransfer, announce_reading
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.host.memory_pool import check_addressable, is_addressable
 from shardtensor.interpreters.execution.strategies import Named, Run
 from shardtensor.sharding.layout import NamedSharding, Shape
 from shardtensor.sharding.shard_context import ShardContext
@@ -74,8 +75,13 @@ class Plan:
             self.strategy, self.run = "abstract", self.infer
         else:
             self.strategy, run = execution()
+            if not is_addressable(self.result.shape, self.result.dtype):  # The plan can still be inferred.
+                run = self._refused
             marks = self.op.keeps_arrays or self.op.creates
             self.run = (lambda operands: self._marked(run(operands), operands)) if marks else run
+
+    def _refused(self, operands: Operands) -> Any:
+        check_addressable(self.result.shape, self.result.dtype)
 
     def announce(self) -> None:
         """Records the messages of the plan, if a log is active, without sending them."""

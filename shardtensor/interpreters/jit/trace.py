@@ -264,6 +264,7 @@ class Tracer(Interpreter):
     def _record(self, op: Op, operands: Operands, params: Params) -> Any:
         held, given = self._operands(op, operands)
         programs: dict[int, Program] = {}
+        params = tuple([_copied(p) if type(p) is list else p for p in params])
         kept = given_params = _without_donation(op, params)
         if op.name == "map_shards":
             count = len(params[1])
@@ -447,6 +448,11 @@ def _frozen(x: Any) -> Any:
     array = np.array(x)
     array.flags.writeable = False
     return array
+
+
+def _copied(given: list[Any]) -> list[Any]:
+    """Returns a copy of nested lists: the program does not change with the list that the function gave."""
+    return [_copied(item) if type(item) is list else item for item in given]
 
 
 def _without_donation(op: Op, params: Params) -> Params:
