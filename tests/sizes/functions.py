@@ -84,14 +84,15 @@ PROGRAM_CALLS = sorted(
 )
 
 
-REFUSED = ("has no arrays of", "does not compute with dtype", "is of bool; wanted integers")
-"""What the errors say about dtypes that a backend lacks, and about bools as indices."""
+REFUSED = ("has no arrays of", "does not compute with dtype", "is of bool; wanted integers", "wanted 3")
+"""What the errors say about dtypes that a backend lacks, and about bools as indices, and vectors of two numbers in `cross`."""
 
 PERMITTED = (
     "array type float16 is unsupported in linalg",
     "Geometric sequence cannot include zero",
     "Integers to negative integer powers are not allowed.",
     "according to the rule 'safe'",  # of `putmask`
+    "array is read-only",  # the imaginary parts of real numbers
     "assignment destination is read-only",  # of `put_along_axis` with an array that is not contiguous
 )
 """Errors of NumPy for dtypes that the library has, and about elements, which it does not read."""
