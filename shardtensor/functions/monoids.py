@@ -91,6 +91,8 @@ def _mean_merge(xp: Any, a: Any, b: Any) -> Any:
 
 def _mean_finish(xp: Any, context: ShardContext, state: Any, **params: Any) -> Any:
     total, count = state
+    if context.dtype == np.float16:  # A larger number of elements would be infinite.
+        total = xp.asarray(total, dtype=xp.float32)
     return xp.asarray(xp.divide(total, count), dtype=context.dtype)
 
 
