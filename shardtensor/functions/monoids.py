@@ -366,7 +366,7 @@ def norm_finish(xp: Any, context: ShardContext, state: Any, *, ord: Any, **param
 
 # -- reductions by ufuncs: the state is (position of the name in `FOLDS`, array)
 
-FOLDS = ("bitwise_and", "bitwise_or", "bitwise_xor", "gcd", "hypot", "logaddexp", "logical_xor")
+FOLDS = ("bitwise_and", "bitwise_or", "bitwise_xor", "gcd", "hypot", "logaddexp", "logaddexp2", "logical_xor")
 """The associative ufuncs that have a neutral element, and whose reductions are no operators of their own."""
 
 
@@ -387,7 +387,7 @@ def reduced_by(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, axi
     kept = tuple([1 if d in axes else n for d, n in enumerate(x.shape)])
     if 0 in [x.shape[d] for d in axes]:
         zero = xp.zeros(kept, dtype=x.dtype)
-        neutral = -math.inf if ufunc == "logaddexp" else 0
+        neutral = -math.inf if ufunc.startswith("logaddexp") else 0
         x = xp.bitwise_invert(zero) if ufunc == "bitwise_and" else xp.full_like(zero, neutral)
     for d in axes:
         x = folded(xp, getattr(xp, ufunc), x, d)
