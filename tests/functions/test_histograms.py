@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from tests.draws import drawn
 from tests.layouts import assert_equal, everywhere, put
 
 DTYPES = ["bool", "int8", "uint8", "int64", "float16", "float32", "float64"]
@@ -41,7 +42,7 @@ def test_counts_are_those_between_the_edges(dtype: str, backend: str) -> None:
     for seed, size in enumerate(SIZES):
         rng, x = np.random.default_rng(seed), numbers(dtype, size, seed)
         y = put(x, backend)
-        for _ in range(3):
+        for _ in range(drawn(3, fast=1)):
             first, last = sorted(15 * rng.normal(size=2))
             count = int(rng.integers(1, 60))
             for ends in (
