@@ -146,8 +146,10 @@ def _counts_of_piece(xp: Any, context: ShardContext, x: Any, edges: Any, weights
     if weights is None:
         return xp.bincount(at, None, count + 1)[:count]
     if context.dtype.kind == "c":
-        real, imag = [xp.bincount(at, part(weights), count + 1)[:count] for part in (xp.real, xp.imag)]
-        return xp.add(real, xp.multiply(imag, 1j))
+        made = xp.zeros((count,), dtype=context.dtype)
+        for part in (xp.real, xp.imag):  # A product with 1j would be NaN for infinities.
+            part(made)[...] = xp.bincount(at, part(weights), count + 1)[:count]
+        return made
     return xp.bincount(at, xp.asarray(weights, dtype=np.dtype("float64")), count + 1)[:count]
 
 

@@ -78,6 +78,15 @@ def test_edges_along_several_axes_have_numpys_dtype(dtype: str, backend: str) ->
             assert_all_equal(function, x, y)
 
 
+@everywhere
+def test_parts_of_complex_weights_are_added_one_by_one(backend: str) -> None:
+    x, weights = np.array([0.1, 0.2, 0.9]), np.array([1, complex(1, np.inf), 2])
+    for dtype in ("complex64", "complex128"):
+        given = weights.astype(dtype)
+        found = np.histogram(put(x, backend), 2, (0, 1), weights=put(given, backend))[0]
+        assert_equal(found, np.histogram(x, 2, (0, 1), weights=given)[0])
+
+
 EDGES: list[Any] = [[0, 1, np.nan], [np.nan], [], [1, 1, 2], [2, 2, 1], [1, 1], [-1, 0, 3]]
 
 
