@@ -197,12 +197,13 @@ class Namespace(Ordering):
 
     def round(self, x: Any, /, *, decimals: int = 0, out: Any = None) -> Any:
         """See NumPy."""
+        decimals = int(decimals)
         if x.dtype.is_complex:
             made = torch.complex(torch.round(x.real, decimals=decimals), torch.round(x.imag, decimals=decimals))
         elif x.dtype is torch.bool:
             made = x.half()
         else:
-            made = _rounded_to_tens(x, -decimals) if is_int(x) else torch.round(x, decimals=decimals)
+            made = _rounded(x, decimals)
         return made if out is None else store(out, made)
 
     # -- reductions --------------------------------------------------------------------------------
@@ -406,11 +407,18 @@ def _wide(x: Any) -> Any:
     return x.double() if is_int(x) else x.float() if x.dtype is torch.float16 else x
 
 
-def _rounded_to_tens(x: Any, exponent: int) -> Any:
-    """Rounds integers to multiples of a power of ten, in float64 as NumPy does; returns a new tensor."""
-    if exponent <= 0:
+def _rounded(x: Any, decimals: int) -> Any:
+    """Returns real numbers rounded, as a new tensor; as NumPy does, integers in float64, and float16 in each step."""
+    if is_int(x) and decimals >= 0:
         return x.clone()
-    return (torch.round(x.double() / 10**exponent) * 10**exponent).to(x.dtype)
+    if not is_int(x) and x.dtype is not torch.float16:
+        return torch.round(x, decimals=decimals)
+    size = abs(decimals)
+    wide = x.double() if is_int(x) else x
+    power = torch.tensor(10.0**size if size < 309 else math.inf, dtype=torch.float64).to(wide.dtype)
+    if decimals < 0:
+        return (torch.round(wide / power) * power).to(x.dtype)
+    return torch.round(wide * power) / power
 
 
 def _first(best: str, x: Any) -> Any:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardtensor.core import implements, operator
+from shardtensor.host import blockwise
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -649,4 +650,4 @@ def trunc(x: ArrayLike, /) -> ShardedTensor:
 
 
 implements(clip, "blockwise")(np.clip)
-implements(round, "blockwise")(np.round)
+implements(round, "blockwise")(blockwise.round)

@@ -64,7 +64,7 @@ def _histogram_dtype(x: Any, edges: Any, weights: Any, **params: Any) -> Any:
     error_name="histogram",
 )
 def counts_between(
-    x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, uniform: bool = False
+    x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, ends: tuple[Any, Any] | None = None
 ) -> ShardedTensor:
     """Counts the elements of x between the edges of bins, which are in ascending order; the last bin includes both.
 
@@ -72,7 +72,7 @@ def counts_between(
         x: a tensor or a host array.
         edges: the edges, of one dimension.
         weights: numbers of x's shape that are added instead of counting, or None.
-        uniform: whether the bins have the same width.
+        ends: the numbers between which NumPy makes these edges, if the bins have the same width.
 
     >>> from shardtensor.functions.histograms import counts_between
     >>> counts_between(st.asarray([1, 2, 4]), st.asarray([0, 2, 4])).tolist()
@@ -114,12 +114,12 @@ def _counts_of_parts(x: Any, edges: Any, given: Any) -> Any:
 
 
 @implements(counts_between, "kernel")
-def _counts_between(xp: Any, context: ShardContext, x: Any, edges: Any, weights: Any, *, uniform: bool) -> Any:
+def _counts_between(xp: Any, context: ShardContext, x: Any, edges: Any, weights: Any, *, ends: Any) -> Any:
     x = xp.reshape(x, (-1,))
     weights = None if weights is None else xp.reshape(weights, (-1,))
     if xp is np:
-        is_range = uniform and edges[0] < edges[-1]
-        given: Any = {"bins": len(edges) - 1, "range": (edges[0], edges[-1])} if is_range else {"bins": edges}
+        # The outer edges, which are rounded to their dtype, would not give the same edges again.
+        given: Any = {"bins": edges} if ends is None else {"bins": len(edges) - 1, "range": ends}
         if weights is None and x.size >= 2 * _PART:
             return _counts_of_parts(x, edges, given)
         return np.histogram(x, **given, weights=weights)[0]
@@ -146,8 +146,10 @@ def _counts_of_piece(xp: Any, context: ShardContext, x: Any, edges: Any, weights
     if weights is None:
         return xp.bincount(at, None, count + 1)[:count]
     if context.dtype.kind == "c":
-        real, imag = [xp.bincount(at, part(weights), count + 1)[:count] for part in (xp.real, xp.imag)]
-        return xp.add(real, xp.multiply(imag, 1j))
+        made = xp.zeros((count,), dtype=context.dtype)
+        for part in (xp.real, xp.imag):  # A product with 1j would be NaN for infinities.
+            part(made)[...] = xp.bincount(at, part(weights), count + 1)[:count]
+        return made
     return xp.bincount(at, xp.asarray(weights, dtype=np.dtype("float64")), count + 1)[:count]
 
 
@@ -202,16 +204,15 @@ def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> His
     x = x if shape_of(x) else reshape(x, (1,))
     weights = weights if weights is None or len(shape_of(weights)) else reshape(weights, (1,))
     bins = from_lists(bins, "histogram") if isinstance(bins, (list, tuple)) else bins
-    uniform = not np.ndim(bins)
-    edges: Any = _uniform_edges(x, bins, range) if uniform else bins
-    if not uniform:
+    ends, edges = (None, bins) if np.ndim(bins) else _uniform_edges(x, bins, range)
+    if ends is None:
         known = np.asarray(edges)
         if known.ndim != 1:
             raise ShapeError(f"bins has {known.ndim} dimensions; wanted a number, or edges in one dimension")
         if np.any(known[:-1] > known[1:]):
             raise ArgumentError("bins are edges that do not increase; wanted them in ascending order")
         edges = known if not isinstance(edges, ShardedTensor) and not array_backend(edges) else edges
-    counts = counts_between(x, edges, weights, uniform=uniform)
+    counts = counts_between(x, edges, weights, ends=ends)
     if truth_of(density, "density"):
         widths = np.diff(edges) if isinstance(edges, np.ndarray) else call("diff", edges)
         widths = call("astype", widths, np.float64)
@@ -222,32 +223,41 @@ def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> His
 _ESTIMATED = "{} is estimated of the whole array on the host: give np.histogram_bin_edges(np.asarray(x), {})"
 
 
-def _uniform_edges(x: Any, bins: Any, range: Any) -> Any:
-    """Returns the edges of bins of the same width, as a host array.
+def _uniform_edges(x: Any, bins: Any, range: Any) -> tuple[tuple[Any, Any], Any]:
+    """Returns the ends of bins of the same width, and their edges as a host array.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: as `histogram`.
+    """
+    count, ends = _count_and_ends(x, bins, range)
+    try:
+        return ends, np.histogram_bin_edges(np.empty(0, dtype_of(x)), count, ends)
+    except ValueError as error:  # The bins are narrower than numbers of that size can be.
+        raise ArgumentError(str(error)) from None
+
+
+def _count_and_ends(x: Any, bins: Any, range: Any) -> tuple[int, tuple[Any, Any]]:
+    """Returns the number of bins of the same width, and the ends of their range.
 
     Raises:
         ArgumentError, ArgumentTypeError: as `histogram`.
     """
     count = integer_from(1, bins, "bins", wanted="an integer, or edges")
-    dtype = dtype_of(x)
     if count >= _MOST_BINS:
         raise ArgumentError(f"bins is {count}; wanted fewer than {_MOST_BINS}")
-    first, last = _range_of(x, dtype) if range is None else _two_numbers(range)
+    first, last = _range_of(x, dtype_of(x)) if range is None else _two_numbers(range)
     if not np.isfinite(first) or not np.isfinite(last):
         raise ArgumentError(f"the range ({first}, {last}) is not finite")
     if first > last:
         raise ArgumentError(f"range is ({first}, {last}); wanted the lesser number first")
-    try:
-        return np.histogram_bin_edges(np.empty(0, dtype), count, (first, last))
-    except ValueError as error:  # The bins are narrower than numbers of that size can be.
-        raise ArgumentError(str(error)) from None
+    return count, (first, last)
 
 
 _MOST_BINS = 2**59
 """More edges than NumPy can make arrays of, which have eight bytes each."""
 
 
-def _two_numbers(range: Any) -> tuple[Any, Any]:
+def _two_numbers(range: Any) -> tuple[Any, ...]:
     """Returns the ends of a range.
 
     Raises:
@@ -258,7 +268,7 @@ def _two_numbers(range: Any) -> tuple[Any, Any]:
         float(first), float(last)
     except (TypeError, ValueError):
         raise ArgumentTypeError(f"range is {range!r:.60}; wanted two numbers, the first and the last edge") from None
-    return first, last
+    return tuple([end if isinstance(end, (int, float, np.generic)) else np.asarray(end)[()] for end in (first, last)])
 
 
 def _range_of(x: Any, dtype: np.dtype[Any]) -> Sequence[Any]:
@@ -267,7 +277,7 @@ def _range_of(x: Any, dtype: np.dtype[Any]) -> Sequence[Any]:
         return 0, 1
     found, interpreter = [call(name, x) for name in ("min", "max")], innermost()
     if interpreter is not None and interpreter.only_infers and lacks_elements(found[0]):
-        return 0, 1
+        return dtype.type(0), dtype.type(1)
     return [dtype.type(element.item()) for element in found]
 
 
@@ -283,7 +293,7 @@ def histogram_bin_edges(
     given = array_like(a, "histogram_bin_edges")
     if isinstance(bins, str):
         raise ArgumentError(_ESTIMATED.format(f"histogram_bin_edges: bins={bins!r}", repr(bins)))
-    edges = array_like(bins, "histogram_bin_edges") if np.ndim(bins) else _uniform_edges(given, bins, range)
+    edges = array_like(bins, "histogram_bin_edges") if np.ndim(bins) else _uniform_edges(given, bins, range)[1]
     return call("asarray", edges)  # type: ignore[no-any-return]
 
 
@@ -405,9 +415,10 @@ def _columns(sample: Any) -> list[Any]:
 
 def _edges_along(column: Any, bins: Any, range: Any) -> Any:
     """Returns the edges along one axis, as a host array."""
-    if not np.ndim(bins):
-        empty = 0 in shape_of(column)  # Then the edges do not have the dtype of the coordinates.
-        return _uniform_edges(np.empty(0) if empty else column, bins, range)
+    if not np.ndim(bins):  # As in NumPy, the ends determine the dtype, not the coordinates, unlike in `histogram`.
+        count, (first, last) = _count_and_ends(column, bins, range)
+        first, last = (first - 0.5, last + 0.5) if first == last else (first, last)
+        return np.linspace(first, last, count + 1)
     edges = on_host(bins)
     if edges.ndim != 1 or np.any(edges[:-1] > edges[1:]):
         raise ArgumentError(f"bins has edges of shape {edges.shape}; wanted one dimension, in ascending order")
@@ -451,12 +462,25 @@ def _digitize(x: Any, bins: Any, right: bool) -> Any:
     if known.ndim != 1:
         raise ShapeError(f"bins has {known.ndim} dimensions; wanted one")
     edges = bins if hasattr(bins, "shape") else known
-    side = "left" if right else "right"
-    if np.all(known[1:] >= known[:-1]):
+    side, order = "left" if right else "right", _order_of(known)
+    if order > 0:
         return searchsorted(edges, x, side=side)
-    if not np.all(known[1:] <= known[:-1]):
+    if not order:
         raise ArgumentError("bins neither increase nor decrease; wanted edges in order")
     return subtract(len(known), searchsorted(flip(edges), x, side=side))
+
+
+def _order_of(edges: Any) -> int:
+    """Returns 1 for edges in ascending order, -1 in descending order and 0 in none. As in NumPy, edges that differ are
+    compared as floating-point numbers, and comparisons with NaN do not matter but for the first.
+    """
+    numbers = edges.astype(np.float64) if edges.dtype.kind in "biuf" else edges
+    if not (differ := np.flatnonzero(numbers[1:] != numbers[:1])).size:
+        return 1
+    rest = numbers[1 + differ[0] :]
+    if numbers[0] < rest[0]:
+        return 0 if np.any(rest[:-1] > rest[1:]) else 1
+    return 0 if np.any(rest[:-1] < rest[1:]) else -1
 
 
 implements(digitize, "small")(np.digitize)

@@ -330,16 +330,35 @@ def interpolated(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, /, left: Any, right
 def _interpolated(namespace: Any, context: ShardContext, x: Any, xp: Any, fp: Any, *, left: Any, right: Any) -> Any:
     if namespace is np:
         return np.asarray(np.interp(x, xp, fp, left, right))
-    lib, n = namespace, xp.shape[0]
-    if (found := own_kernel(lib, "interpolated", x, xp, fp, left, right)) is not None:
+    lib, is_complex = namespace, context.dtype.kind == "c"
+    if not is_complex and (found := own_kernel(lib, "interpolated", x, xp, fp, left, right)) is not None:
         return found
     x, xp = [lib.asarray(a, dtype=np.dtype("float64")) for a in (x, xp)]
-    fp = lib.asarray(fp, dtype=context.dtype)
+    if not is_complex:
+        return _between_points(lib, x, xp, lib.asarray(fp, dtype=context.dtype), left, right)
+    fp, made = lib.asarray(fp, dtype=context.dtype), lib.zeros(x.shape, dtype=context.dtype)
+    ends = [None if end is None else complex(end) for end in (left, right)]
+    for part in ("real", "imag"):  # As in NumPy, a part that is infinite or NaN does not change the other.
+        before, behind = [None if end is None else getattr(end, part) for end in ends]
+        found = _between_points(lib, x, xp, getattr(lib, part)(fp), before, behind, inverse=True)
+        if part == "imag":
+            found = lib.where(lib.isnan(x), 0.0, found) if xp.shape[0] > 1 else found
+        getattr(lib, part)(made)[...] = found
+    return made
+
+
+def _between_points(
+    lib: Any, x: Any, xp: Any, fp: Any, left: float | None, right: float | None, inverse: bool = False
+) -> Any:
+    """Interpolates real values; with ``inverse``, slopes are products by inverse distances, as NumPy's complex ones."""
+    n = xp.shape[0]
     outside = [end if value is None else value for end, value in ((fp[0], left), (fp[-1], right))]
-    found = lib.where(lib.isnan(x), _math.nan, lib.where(lib.greater(x, xp[-1]), outside[1], fp[-1]))
+    found = lib.where(lib.greater(x, xp[-1]), outside[1], fp[-1])
     if n > 1:
+        found = lib.where(lib.isnan(x), _math.nan, found)  # NumPy gives NaN the value of a single point.
         at = lib.clip(lib.subtract(lib.searchsorted(xp, x, side="right"), 1), 0, n - 2)
-        slope = lib.divide(lib.subtract(fp[1:], fp[:-1]), lib.subtract(xp[1:], xp[:-1]))
+        rise, run = lib.subtract(fp[1:], fp[:-1]), lib.subtract(xp[1:], xp[:-1])
+        slope = lib.multiply(rise, lib.divide(1.0, run)) if inverse else lib.divide(rise, run)
         # As NumPy does: at a point, and beside points that are not finite.
         inside = lib.add(lib.multiply(slope[at], lib.subtract(x, xp[at])), fp[at])
         behind = lib.add(lib.multiply(slope[at], lib.subtract(x, xp[1:][at])), fp[1:][at])
@@ -347,7 +366,7 @@ def _interpolated(namespace: Any, context: ShardContext, x: Any, xp: Any, fp: An
         level = lib.logical_and(lib.isnan(inside), lib.equal(fp[at], fp[1:][at]))
         inside = lib.where(lib.logical_or(level, lib.equal(x, xp[at])), fp[at], inside)
         found = lib.where(lib.less(x, xp[-1]), inside, found)
-    return lib.asarray(lib.where(lib.less(x, xp[0]), outside[0], found), dtype=context.dtype)
+    return lib.where(lib.less(x, xp[0]), outside[0], found)
 
 
 @composition()
@@ -374,6 +393,7 @@ def interp(
     Raises:
         ShapeError: the points have more than one dimension, or there are none, or not as many values.
         ArgumentError: the period is 0.
+        ArgumentTypeError: ``left`` or ``right`` is complex, and ``fp`` is not.
 
     >>> st.interp(st.asarray([0.0, 1.5, 9.0]), [1.0, 2.0, 3.0], [3.0, 2.0, 0.0]).tolist()
     [3.0, 2.5, 0.0]
@@ -383,11 +403,16 @@ def interp(
         if period == 0:
             raise ArgumentError("interp: period is 0; wanted another number")
         _interp_rule([(), shape_of(points), shape_of(values)])
-        size = _math.fabs(period)
-        given, points, left, right = remainder(given, size), remainder(points, size), None, None
+        size, left, right = _math.fabs(period), None, None
+        given, points = [remainder(astype(a, np.float64, copy=False), size) for a in (given, points)]
         order = call("argsort", points)
         points, values = [call("take", a, order) for a in (points, values)]
         ends = [_slices(a, 0, slice(-1, None), slice(0, 1)) for a in (points, values)]
         points = concat([subtract(ends[0][0], size), points, add(ends[0][1], size)])
         values = concat([ends[1][0], values, ends[1][1]])
+    number = complex if iscomplexobj(values) else float
+    for name, end in (("left", left), ("right", right)):
+        if end is not None and np.iscomplexobj(end) and number is float:
+            raise ArgumentTypeError(f"interp: {name} is {end}, and fp is real; wanted a real number")
+    left, right = [None if end is None else number(end) for end in (left, right)]  # type: ignore[arg-type]
     return interpolated(given, points, values, left, right)

@@ -91,6 +91,8 @@ def _mean_merge(xp: Any, a: Any, b: Any) -> Any:
 
 def _mean_finish(xp: Any, context: ShardContext, state: Any, **params: Any) -> Any:
     total, count = state
+    if context.dtype == np.float16:  # A larger number of elements would be infinite.
+        total = xp.asarray(total, dtype=xp.float32)
     return xp.asarray(xp.divide(total, count), dtype=context.dtype)
 
 
@@ -364,7 +366,7 @@ def norm_finish(xp: Any, context: ShardContext, state: Any, *, ord: Any, **param
 
 # -- reductions by ufuncs: the state is (position of the name in `FOLDS`, array)
 
-FOLDS = ("bitwise_and", "bitwise_or", "bitwise_xor", "gcd", "hypot", "logaddexp", "logical_xor")
+FOLDS = ("bitwise_and", "bitwise_or", "bitwise_xor", "gcd", "hypot", "logaddexp", "logaddexp2", "logical_xor")
 """The associative ufuncs that have a neutral element, and whose reductions are no operators of their own."""
 
 
@@ -385,7 +387,7 @@ def reduced_by(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, axi
     kept = tuple([1 if d in axes else n for d, n in enumerate(x.shape)])
     if 0 in [x.shape[d] for d in axes]:
         zero = xp.zeros(kept, dtype=x.dtype)
-        neutral = -math.inf if ufunc == "logaddexp" else 0
+        neutral = -math.inf if ufunc.startswith("logaddexp") else 0
         x = xp.bitwise_invert(zero) if ufunc == "bitwise_and" else xp.full_like(zero, neutral)
     for d in axes:
         x = folded(xp, getattr(xp, ufunc), x, d)

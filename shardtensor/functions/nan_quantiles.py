@@ -9,7 +9,7 @@ lines instead (an all-to-all).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,15 @@ from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.order_statistics import lines_along, of_one_line, row_of
 from shardtensor.functions.algorithms.sample_sort import Order
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
-from shardtensor.functions.quantile_methods import METHODS, Result, interpolated, quantiles_of_lines
+from shardtensor.functions.quantile_methods import (
+    MEDIAN,
+    Result,
+    interpolated,
+    is_weak,
+    places,
+    quantile_dtype,
+    quantiles_of_lines,
+)
 from shardtensor.sharding.layout import Shape, offsets
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -30,7 +38,7 @@ _INT = np.dtype("int64")
 
 @operator(error_name="nanquantile")
 def nan_quantiles(
-    x: ArrayLike, /, *, q: tuple[float, ...], width: str, axes: tuple[int, ...], method: str, weak: bool
+    x: ArrayLike, /, *, q: tuple[float, ...], width: str, axes: tuple[int, ...], method: str
 ) -> ShardedTensor:
     """Returns the quantiles of the elements along ``axes`` that are not NaN; NaN where there are none.
 
@@ -40,38 +48,35 @@ def nan_quantiles(
     Args:
         x: a tensor of floating-point numbers.
         q: the quantiles, from 0 to 1.
-        width: their dtype.
+        width: their dtype, or "int" or "float" if they do not widen that of the elements.
         axes: the dimensions to reduce.
         method: how to interpolate.
-        weak: whether the quantiles do not widen the dtype of the elements.
 
     >>> from shardtensor.functions.nan_quantiles import nan_quantiles
     >>> x = st.asarray([3.0, float("nan"), 1.0])
-    >>> nan_quantiles(x, q=(0.5, 1.0), width="float64", axes=(0,), method="linear", weak=False).tolist()
+    >>> nan_quantiles(x, q=(0.5, 1.0), width="float64", axes=(0,), method="linear").tolist()
     [2.0, 3.0]
     """
 
 
-def _result(value: Aval, *, q: tuple[float, ...], width: str, axes: Any, method: str, weak: bool) -> Aval:
+def _result(value: Aval, *, q: tuple[float, ...], width: str, axes: Any, method: str) -> Aval:
     chains = value.sharding.spec.chains_of(value.ndim)
     rest = [d for d in range(value.ndim) if d not in axes]
     sharding = value.sharding.with_spec(P(None, *[chains[d] for d in rest]))
-    wide = _widened(value.dtype, width, method)
-    return aval(
-        (len(q), *[value.shape[d] for d in rest]), value.dtype if weak else wide, sharding, value.committed
-    )  # fmt: skip
+    shape = (len(q), *[value.shape[d] for d in rest])
+    return aval(shape, quantile_dtype(value.dtype, width, method), sharding, value.committed)
 
 
-def _of_whole(x: Any, *, q: tuple[float, ...], width: str, axes: tuple[int, ...], method: Any, weak: bool) -> Any:
+def _of_whole(x: Any, *, q: tuple[float, ...], width: str, axes: tuple[int, ...], method: Any) -> Any:
+    dtype = quantile_dtype(x.dtype, width, method)
+    if method == MEDIAN:
+        return np.asarray(np.nanmedian(x, axis=axes), dtype)[None]
+    if is_weak(width):
+        found = [np.nanquantile(x, number, axis=axes, method=method) for number in q]
+        return np.stack([np.asarray(a, dtype) for a in found])
     # NumPy takes the dtype of the first line, which is another one if all its elements are NaN.
-    wide = x if weak else np.asarray(x, _widened(x.dtype, width, method))
-    return np.ascontiguousarray(
-        np.nanquantile(wide, np.asarray(q, x.dtype if weak else width), axis=axes, method=method)
-    )
-
-
-def _widened(dtype: Any, width: str, method: Any) -> Any:
-    return np.quantile(np.ones(1, dtype), np.zeros(1, width), method=method).dtype
+    wide = np.asarray(x, dtype)
+    return np.ascontiguousarray(np.nanquantile(wide, np.asarray(q, width), axis=axes, method=method))
 
 
 @distributed(nan_quantiles, moves=True, whole=_of_whole, result=_result)
@@ -83,9 +88,8 @@ def _nan_quantiles(
     width: str,
     axes: tuple[int, ...],
     method: str,
-    weak: bool,
 ) -> Shards:
-    value = _result(x.value, q=q, width=width, axes=axes, method=method, weak=weak)
+    value = _result(x.value, q=q, width=width, axes=axes, method=method)
     comm, dtype = along(axes), x.value.dtype
     lines, sizes = lines_along(x, comm, axes)
     numbers = [a.shape[0] for a in lines.arrays]
@@ -99,8 +103,7 @@ def _nan_quantiles(
 
         def of_lines(xp: Any, array: Any) -> Any:
             context = Result((len(q), array.shape[0]), value.dtype)
-            given = xp.asarray(list(q), dtype=dtype if weak else np.dtype(width))
-            return quantiles_of_lines(xp, context, array, given, 1, False, method, True)
+            return quantiles_of_lines(xp, context, array, list(q), width, 1, method, True)
 
         made = whole.map(of_lines, shape=lambda shape: (len(q), shape[0]), dtype=value.dtype)
         found = made.of(comm.all_gather(made, 1))
@@ -111,38 +114,29 @@ def _nan_quantiles(
     counts = ordered.map(_numbers, shape=lambda shape: (shape[0], 1), dtype=_INT)
     sums = counts.of(comm.all_gather(counts, 1))
     totals = [np.sum(a, axis=1) for a in sums.to_host([np.full((n, 1), sum(sizes)) for n in numbers])]
-    beside = [_beside(total, q, dtype if weak else np.dtype(width), method) for total in totals]
+    beside = [places(np, total[:, None], np.asarray([q]), width, method) for total in totals]
     picks = []
     for number in range(max(numbers)):
         run = ordered.map(row_of, [number] * len(numbers), shape=lambda shape: shape[1:], dtype=dtype)
-        ranks = [at[number].tolist() if number < len(at) else [0] * 2 * len(q) for at, _ in beside]
+        ranks = [
+            [*lower[number].tolist(), *upper[number].tolist()] if number < len(lower) else [0] * 2 * len(q)
+            for lower, upper, _ in beside
+        ]
         picks.append(of_one_line(comm, run, sizes, ranks).arrays)
 
     def between(xp: Any, array: Any, total: Any, weights: Any, shape: Shape, *rows: Any) -> Any:
         found = xp.stack(rows)[: array.shape[0]]
         none = xp.asarray((total == 0).tolist(), dtype=np.dtype("bool"))[:, None]
-        distances = xp.asarray(weights.tolist(), dtype=weights.dtype)
-        distances = xp.reshape(distances, (array.shape[0], len(q)))
+        if weights is not None:
+            weights = xp.reshape(xp.asarray(weights.tolist(), dtype=weights.dtype), (array.shape[0], len(q)))
         lower, upper = found[:, : len(q)], found[:, len(q) :]
-        return interpolated(
-            xp, Result(shape, value.dtype), lower, upper, distances, method, none, dtype if weak else None
-        )
+        return interpolated(xp, Result(shape, value.dtype), lower, upper, weights, width, method, none)
 
-    made = lines.map(between, totals, [w for _, w in beside], shapes, *picks, shape=shaped, dtype=value.dtype)
+    distances = [w for _, _, w in beside]
+    made = lines.map(between, totals, distances, shapes, *picks, shape=shaped, dtype=value.dtype)
     return made.assembled(value)
 
 
 def _numbers(xp: Any, lines: Any) -> Any:
     """Returns for each row how many elements are not NaN."""
     return xp.sum(xp.astype(xp.logical_not(xp.isnan(lines)), _INT), axis=1, keepdims=True)
-
-
-def _beside(totals: Any, q: Sequence[float], width: Any, method: str) -> tuple[Any, Any]:
-    """Returns for each line the ranks of the elements before and behind the quantiles, given the numbers of elements,
-    and the distances of the quantiles from the elements before them.
-    """
-    last = np.maximum(totals - 1, 0)[:, None]
-    position = METHODS[method](np, totals.astype(width)[:, None], np.asarray(q, width)[None])
-    before = np.floor(position)
-    ranks = [np.minimum(np.clip(at, 0, None).astype(np.int64), last) for at in (before, before + 1)]
-    return np.concatenate(ranks, axis=1), position - before

@@ -34,7 +34,15 @@ from shardtensor.functions.algorithms.shards import Shards
 from shardtensor.functions.elementwise import divide
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.nan_quantiles import nan_quantiles
-from shardtensor.functions.quantile_methods import METHODS, interpolated, middle, quantiles_of_lines
+from shardtensor.functions.quantile_methods import (
+    MEDIAN,
+    METHODS,
+    interpolated,
+    places,
+    quantile_dtype,
+    quantiles_of_lines,
+    width_of,
+)
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import reduced_axes, reduction
 from shardtensor.sharding.shard_context import ShardContext
@@ -164,13 +172,12 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
             raise ArgumentError(f"method is {method!r}; wanted one of {', '.join(map(repr, METHODS))}")
         if isinstance(q, ShardedTensor) or array_backend(q):
             return NotImplemented
-        array = _in_range(q, 1)
-        weak = type(q) in (int, float)
+        array, width = _in_range(q, 1), width_of(q)
         if (axes := _selectable(x, axis)) is not None:
             if name == "quantile" or x.dtype.kind != "f":
-                return _by_selection(x, array, axes, method, keepdims, weak)
+                return _by_selection(x, array, width, axes, method, keepdims)
             if _is_split(x, axes):
-                return _without_nan(x, array, axes, method, keepdims, weak)
+                return _without_nan(x, array, width, axes, method, keepdims)
         listed = not isinstance(q, (np.ndarray, np.generic, int, float))
         return function(x, array, axis=axis, method=method, keepdims=keepdims) if listed else NotImplemented
 
@@ -180,7 +187,7 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
             return NotImplemented
         return getattr(np, name)(x, q, axis=axis, method=method, keepdims=keepdims)
 
-    implements(percents, "small")(lambda x, q, *rest: on_host(x, _fractions(np.asarray(x).dtype, q), *rest))
+    implements(percents, "small")(lambda x, q, *rest: on_host(x, _fractions(q), *rest))
 
     @implements(function, "kernel")
     def on_device(xp: Any, context: ShardContext, x: Any, q: Any, *, axis: Any, method: str, keepdims: bool) -> Any:
@@ -193,26 +200,21 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
                 return np.full(context.local_shape, np.nan, context.dtype)
             found = getattr(np, name)(x, q, axis=axis, method=method, keepdims=keepdims)
             return np.reshape(found, context.local_shape)
-        return quantiles_of_lines(xp, context, x, q, axis, keepdims, method, name == "nanquantile")
+        return quantiles_of_lines(xp, context, x, q, width_of(q), axis, method, name == "nanquantile")
 
     @implements(percents, "composite")
     def in_percent(x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Any:
         if isinstance(q, ShardedTensor) or array_backend(q):
             fractions: Any = divide(q, 100)
         else:
-            backend = array_backend(x)
-            dtype = backend.dtype_of(x) if backend else np.asarray(x).dtype if np.isscalar(x) else x.dtype
-            fractions = _fractions(dtype, q)
+            fractions = _fractions(q)
         return function(x, fractions, axis=axis, method=method, keepdims=keepdims)
 
 
-def _fractions(dtype: np.dtype[Any], q: Any) -> Any:
-    """Returns percentiles of elements of a dtype as quantiles. As in NumPy, the division determines their dtype."""
-    hundred = dtype.type(100) if dtype.kind == "f" else 100
+def _fractions(q: Any) -> Any:
+    """Returns percentiles as quantiles: a Python number as one, which does not widen the dtype of the elements."""
     checked = _in_range(q, 100)
-    fractions = np.true_divide(q if type(q) in (int, float) else checked, hundred)
-    weak = dtype.kind in "biuf" and fractions.dtype == np.result_type(dtype, 1.0)
-    return float(fractions) if fractions.ndim == 0 and weak else fractions
+    return q / 100 if type(q) in (int, float) else np.true_divide(checked, 100)
 
 
 def _in_range(q: Any, most: int) -> Any:
@@ -285,43 +287,36 @@ def _is_split(x: Any, axes: tuple[int, ...]) -> bool:
     return any(counts[d] > 1 for d in axes)
 
 
-def _without_nan(x: Any, q: Any, axes: tuple[int, ...], method: str, keepdims: bool, weak: bool) -> Any:
+def _without_nan(x: Any, q: Any, width: str, axes: tuple[int, ...], method: str, keepdims: bool) -> Any:
     """Returns the quantiles of the elements that are not NaN, for which the elements beside them are selected."""
-    fractions = tuple(np.asarray(q, np.float64).reshape(-1).tolist())
-    width = np.float64 if q.dtype.kind != "f" else q.dtype
-    made = nan_quantiles(x, q=fractions, width=np.dtype(width).name, axes=axes, method=method, weak=weak)
+    made = nan_quantiles(x, q=tuple(q.reshape(-1).tolist()), width=width, axes=axes, method=method)
     rest = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
     return reshape(made, (*q.shape, *rest))
 
 
-def _by_selection(x: Any, q: Any, axes: tuple[int, ...], method: str, keepdims: bool, weak: bool) -> Any:
-    """Returns the quantiles, for which the elements beside them are selected. ``weak`` states that q is a Python
-    number, which does not widen the dtype of x.
+def _by_selection(x: Any, q: Any, width: str, axes: tuple[int, ...], method: str, keepdims: bool) -> Any:
+    """Returns the quantiles, for which the elements beside them are selected; for ``width`` see
+    `shardtensor.functions.quantile_methods.width_of`.
     """
-    fractions = q.reshape(-1)
-    fractions = fractions if fractions.dtype.kind == "f" else fractions.astype(np.float64)
     size = math.prod(x.shape[d] for d in axes)
-    position = METHODS[method](np, np.asarray(size, dtype=fractions.dtype), fractions)
-    before = np.floor(position)
-    beside = [np.minimum(np.clip(p, 0, None).astype(np.int64), size - 1) for p in (before, before + 1)]
-    ranks = np.unique([*beside[0], *beside[1], size - 1])
+    lower, upper, weights = places(np, np.full(q.size, size), q.reshape(-1), width, method)
+    ranks = np.unique([*lower, *upper, size - 1])
     picks = elements_of_ranks(x, ranks=tuple(ranks.tolist()), axes=axes)
-    lower, upper = [tuple(np.searchsorted(ranks, at).tolist()) for at in beside]
-    weak = weak and x.dtype.kind == "f"
-    weights, width = tuple((position - before).tolist()), fractions.dtype.name
-    made = between(picks, weights=weights, width=width, lower=lower, upper=upper, method=method, weak=weak)
+    below, above = [tuple(np.searchsorted(ranks, at).tolist()) for at in (lower, upper)]
+    distances = None if weights is None else tuple(weights.tolist())  # Those of narrow dtypes are exact, too.
+    made = between(picks, weights=distances, width=width, lower=below, upper=above, method=method)
     rest = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
     return reshape(made, (*q.shape, *rest))
 
 
-def _between_rule(shapes: Sequence[Shape], *, weights: tuple[float, ...], **params: Any) -> tuple[str, Shape]:
+def _between_rule(shapes: Sequence[Shape], *, lower: tuple[int, ...], **params: Any) -> tuple[str, Shape]:
     (shape,) = shapes
     rest = " ".join([f"d{d}" for d in range(1, len(shape))])
-    return f"r! {rest} -> q {rest}", (len(weights), *shape[1:])
+    return f"r! {rest} -> q {rest}", (len(lower), *shape[1:])
 
 
-def _between_dtype(picks: Any, *, width: str, method: Any, weak: bool, **params: Any) -> Any:
-    return picks if weak else np.quantile(np.ones(1, picks.dtype), np.zeros(1, width), method=method)
+def _between_dtype(picks: Any, *, width: str, method: str, **params: Any) -> Any:
+    return np.empty(0, quantile_dtype(picks.dtype, width, method))
 
 
 @operator(_between_rule, dtype=_between_dtype, error_name="quantile")
@@ -329,27 +324,25 @@ def between(
     picks: ArrayLike,
     /,
     *,
-    weights: tuple[float, ...],
+    weights: tuple[float, ...] | None,
     width: str,
     lower: tuple[int, ...],
     upper: tuple[int, ...],
     method: str,
-    weak: bool,
 ) -> ShardedTensor:
     """Returns the quantiles between elements of sorted lines, which are in the first dimension of ``picks``, where the
     last one is the greatest of its line; NaN if that is NaN.
 
     Args:
         picks: the elements.
-        weights: the distance of each quantile from the element before it.
-        width: the dtype of the weights.
+        weights: the distance of each quantile from the element before it; None if the quantiles are elements.
+        width: the dtype of the quantiles, or "int" or "float" if they do not widen that of the elements.
         lower, upper: the places of the elements before and behind each quantile.
         method: how to interpolate.
-        weak: whether the weights do not widen the dtype of the elements.
 
     >>> from shardtensor.functions.order_statistics import between
     >>> weights = {"weights": (0.25,), "width": "float64", "lower": (0,), "upper": (1,)}
-    >>> between(st.asarray([1.0, 2.0]), **weights, method="linear", weak=False).tolist()
+    >>> between(st.asarray([1.0, 2.0]), **weights, method="linear").tolist()
     [1.25]
     """
 
@@ -365,13 +358,13 @@ def _between_picks(
     lower: Any,
     upper: Any,
     method: str,
-    weak: bool,
 ) -> Any:
     lines = xp.moveaxis(picks, 0, -1)
     a, b = [lines[..., xp.asarray(list(at), dtype=np.dtype("int64"))] for at in (lower, upper)]
     nan = xp.isnan(lines[..., -1:]) if xp.isdtype(lines.dtype, "real floating") else None
-    distances = xp.asarray(list(weights), dtype=np.dtype(width))
-    return interpolated(xp, context, a, b, distances, method, nan, lines.dtype if weak else None)
+    wide = np.dtype(width if np.dtype(width).kind == "f" else "float64")
+    distances = None if weights is None else xp.asarray(list(weights), dtype=wide)
+    return interpolated(xp, context, a, b, distances, width, method, nan)
 
 
 @implements(median, "composite")
@@ -379,8 +372,7 @@ def _median_by_selection(x: Any, axis: Any, keepdims: bool) -> Any:
     axes = _selectable(x, axis)
     if axes is None:
         return NotImplemented
-    # The method "averaged_inverted_cdf" is that of the median: the mean of the two middle elements.
-    return _by_selection(x, np.asarray(0.5), axes, "averaged_inverted_cdf", keepdims, weak=True)
+    return _by_selection(x, np.asarray(0.5), "float", axes, MEDIAN, keepdims)
 
 
 @implements(nanmedian, "composite")
@@ -388,7 +380,9 @@ def _nanmedian_by_selection(x: Any, axis: Any, keepdims: bool) -> Any:
     axes = _selectable(x, axis)
     if axes is None or not _is_split(x, axes):
         return NotImplemented
-    return nanquantile(x, 0.5, axis=axes, method="averaged_inverted_cdf", keepdims=keepdims)
+    if x.dtype.kind != "f":
+        return median(x, axis=axes, keepdims=keepdims)
+    return _without_nan(x, np.asarray(0.5), "float", axes, MEDIAN, keepdims)
 
 
 implements(median, "small")(lambda x, axis, keepdims: np.median(x, axis=axis, keepdims=keepdims))
@@ -400,7 +394,7 @@ def _median(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool
         return xp.empty(context.local_shape, dtype=context.dtype)
     if xp is np:
         return np.median(x, axis=axis, keepdims=keepdims)
-    return middle(xp, context, x, axis, keepdims, skip_nan=False)
+    return quantiles_of_lines(xp, context, x, 0.5, "float", axis, MEDIAN, False)
 
 
 @implements(nanmedian, "kernel")
@@ -409,7 +403,7 @@ def _nanmedian(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: b
         return xp.empty(context.local_shape, dtype=context.dtype)
     if xp is np:
         return np.nanmedian(x, axis=axis, keepdims=keepdims)
-    return middle(xp, context, x, axis, keepdims, skip_nan=True)
+    return quantiles_of_lines(xp, context, x, 0.5, "float", axis, MEDIAN, True)
 
 
 _declare("quantile", quantile, percentile)

@@ -217,12 +217,14 @@ def _reduce(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     (out,) = options.pop("out", None) or (None,)
     axis, keepdims = options.pop("axis", 0), bool(options.pop("keepdims", False))
     dtype, where = options.pop("dtype", None), options.pop("where", True)
-    initial = options.pop("initial", None)
-    initial = None if initial is np._NoValue else initial
+    initial = options.pop("initial", np._NoValue)
     _check_rest(what, options)
     if not shape_of(x) and axis in (0, -1):  # NumPy takes a scalar for one row.
         axis = None
     dtype = _dtype_of_loop(ufunc, what, dtype, out, x)
+    if initial is None and (where is not True or is_empty(x, axis)):  # It states that there is no neutral element.
+        raise ShapeError(f"{what}: initial is None where a result may be that of no elements; wanted a number")
+    initial = None if initial is np._NoValue else initial
     if name in ("add", "multiply"):
         found = call(_REDUCTIONS[name], x, axis=axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where)
     elif name in ("logical_and", "logical_or"):
@@ -253,7 +255,7 @@ def _dtype_of_loop(ufunc: np.ufunc, what: str, dtype: Any, out: Any, x: Any) -> 
         return None
     dtype = np.promote_types(dtype_of(x), out.dtype) if dtype is None else np.dtype(dtype)
     try:
-        ufunc.resolve_dtypes((dtype, dtype, None), signature=(dtype, dtype, None), casting="unsafe")
+        ufunc.resolve_dtypes((None, dtype, None), signature=(dtype, None, None), casting="unsafe", reduction=True)
     except TypeError as error:
         raise ArgumentTypeError(f"numpy.{what}: {error}") from None
     return dtype
@@ -285,11 +287,24 @@ def _folded(ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool, initial: Any, wh
             f"are combined; wanted one of {', '.join((*_REDUCTIONS, *FOLDS))}, or np.asarray(x) for the whole "
             "array on the host"
         )
+    x = call("astype", x, _reduced_dtype(ufunc, x), copy=False)  # It has the neutral element.
     neutral = methods.neutral_of(name, dtype_of(x))
     if is_empty(x, axis):
         return with_initial(name, of_nothing(x, axis, keepdims, neutral), initial)
     chosen = selected(x, where, neutral)
     return with_initial(name, methods.fold(chosen, ufunc=name, axis=axis, keepdims=keepdims), initial)
+
+
+def _reduced_dtype(ufunc: np.ufunc, x: Any) -> np.dtype[Any]:
+    """Returns the dtype of a reduction.
+
+    Raises:
+        ArgumentTypeError: NumPy has no loop for the elements.
+    """
+    try:
+        return ufunc.resolve_dtypes((None, dtype_of(x), None), reduction=True)[-1]
+    except TypeError as error:
+        raise ArgumentTypeError(f"numpy.{ufunc.__name__}.reduce: {error}") from None
 
 
 def _axis_of(what: str, x: Any, axis: Any) -> int:
@@ -349,7 +364,7 @@ def _reduceat(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
     if dtype is not None:
         x = call("astype", x, dtype, copy=False)
     name = _operator_of(ufunc, what, 2).name
-    return _reduced_into(what, methods.segments(x, ufunc=name, starts=starts, axis=axis), out)
+    return _reduced_into(what, methods.segments(x, ufunc=name, starts=starts, axis=axis, dtype=dtype), out)
 
 
 def _at(ufunc: np.ufunc, operands: list[Any], options: Options) -> None:

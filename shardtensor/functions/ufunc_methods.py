@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardtensor.backend.device import HOST
 from shardtensor.backend.functions import function_of
@@ -78,9 +79,7 @@ def running(x: ArrayLike, /, *, ufunc: str, axis: int) -> ShardedTensor:
     """
 
 
-ASSOCIATIVE = frozenset(
-    (*FOLDS, "add", "fmax", "fmin", "logaddexp2", "logical_and", "logical_or", "maximum", "minimum", "multiply")
-)
+ASSOCIATIVE = frozenset((*FOLDS, "add", "fmax", "fmin", "logical_and", "logical_or", "maximum", "minimum", "multiply"))
 """The ufuncs that give the same result however elements are grouped, but for rounding."""
 
 
@@ -221,17 +220,19 @@ def positions_of(indices: Any, what: str, size: int) -> tuple[int, ...]:
     return tuple(map(int, starts.tolist()))
 
 
-def _segments_rule(shapes: Sequence[Shape], *, ufunc: str, starts: tuple[int, ...], axis: int) -> tuple[str, Shape]:
+def _segments_rule(shapes: Sequence[Shape], *, starts: tuple[int, ...], axis: int, **params: Any) -> tuple[str, Shape]:
     shape = shapes[0]
     return _along(len(shape), axis, "segments"), (*shape[:axis], len(starts), *shape[axis + 1 :])
 
 
-def _segments_dtype(x: Any, *, ufunc: str, **params: Any) -> Any:
-    return getattr(np, ufunc).reduceat(np.ravel(x), [0])
+def _segments_dtype(x: Any, *, ufunc: str, dtype: Any = None, **params: Any) -> Any:
+    return getattr(np, ufunc).reduceat(np.ravel(x), [0], dtype=dtype)
 
 
 @operator(_segments_rule, dtype=_segments_dtype, blocks=False, error_name="reduceat")
-def segments(x: ArrayLike, /, *, ufunc: str, starts: tuple[int, ...], axis: int) -> ShardedTensor:
+def segments(
+    x: ArrayLike, /, *, ufunc: str, starts: tuple[int, ...], axis: int, dtype: npt.DTypeLike | None = None
+) -> ShardedTensor:
     """Reduces the segments of x along ``axis`` that begin at ``starts``: `numpy.ufunc.reduceat`.
 
     A split of ``axis`` moves to another dimension.
@@ -243,9 +244,18 @@ def segments(x: ArrayLike, /, *, ufunc: str, starts: tuple[int, ...], axis: int)
 
 
 @implements(segments, "kernel")
-def _segments(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str, starts: tuple[int, ...], axis: int) -> Any:
+def _segments(
+    xp: Any,
+    context: ShardContext | None,
+    x: Any,
+    *,
+    ufunc: str,
+    starts: tuple[int, ...],
+    axis: int,
+    dtype: Any,
+) -> Any:
     if xp is np:
-        return getattr(np, ufunc).reduceat(x, np.asarray(starts, np.intp), axis=axis)
+        return getattr(np, ufunc).reduceat(x, np.asarray(starts, np.intp), axis=axis, dtype=dtype)
     if context is not None:
         x = xp.asarray(x, dtype=context.dtype)
     apply, at, parts = _function(ufunc, x), (slice(None),) * axis, []

@@ -7,6 +7,7 @@ bitwise independent of that number.
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -202,6 +203,14 @@ def cast(array: Any, *, out: HostArray, **params: Any) -> None:
     np.copyto(out, array, casting="unsafe")
 
 
+def round(x: Any, *, out: HostArray, decimals: int = 0) -> None:
+    """As ``numpy.round``, into ``out``, where NumPy raises an error for integers that are rounded to tens."""
+    if out.dtype.kind in "iu" and decimals < 0:
+        out[...] = np.round(x, decimals)
+    else:
+        np.round(x, decimals, out=out)
+
+
 _WORDS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 """The dtype of the bits of an element, by its size."""
 
@@ -330,7 +339,7 @@ def _sides(shape: tuple[int, ...], fastest: Sequence[int]) -> list[int]:
     if len(fastest) > 1:
         left = _TILE ** len(fastest)
         for k, d in enumerate(sorted(fastest, key=lambda d: shape[d])):  # A short dimension leaves more to longer ones.
-            sides[d] = max(min(shape[d], round(left ** (1 / (len(fastest) - k)))), 1)
+            sides[d] = max(min(shape[d], builtins.round(left ** (1 / (len(fastest) - k)))), 1)
             left //= sides[d]
     for d in reversed(range(len(shape))):
         if sides[d] == 1:

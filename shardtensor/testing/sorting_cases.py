@@ -41,7 +41,7 @@ def _between(data: Any) -> Case:
     picks = np.sort(array((2, *data.draw(shapes(0, 2))), "float64", seed(data)), axis=0)
     weights = np.array(data.draw(some.lists(some.sampled_from([0.0, 0.25, 0.5, 0.75]), max_size=3)))
     places = {"lower": (0,) * len(weights), "upper": (1,) * len(weights)}
-    params = {"weights": tuple(weights.tolist()), "width": "float64", **places, "method": "linear", "weak": False}
+    params = {"weights": tuple(weights.tolist()), "width": "float64", **places, "method": "linear"}
     return Case([picks], params=params, answer=np.quantile(picks, weights, axis=0))
 
 
@@ -51,7 +51,7 @@ def _nan_quantiles(data: Any) -> Case:
     x = array(shape, "float64", seed(data))
     axes = data.draw(some.lists(some.integers(0, x.ndim - 1), min_size=1, unique=True).map(sorted).map(tuple))
     q = tuple(data.draw(some.lists(some.sampled_from([0.0, 0.3, 0.5, 1.0]), min_size=1, max_size=3)))
-    params = {"q": q, "width": "float64", "axes": axes, "method": "linear", "weak": False}
+    params = {"q": q, "width": "float64", "axes": axes, "method": "linear"}
     with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         warnings.simplefilter("ignore")
         return Case([x], params=params, answer=np.nanquantile(x, q, axis=axes))

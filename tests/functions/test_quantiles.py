@@ -1,0 +1,95 @@
+"""Medians and quantiles against NumPy on both sides of the sizes from which elements are selected or gathered.
+
+Elements are infinite, NaN or the greatest of their dtype, and ranks exceed the range of float16.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor import P
+from tests.functions.test_order import METHODS
+from tests.layouts import everywhere, put
+
+SMALL, LARGE = (97,), (66_000,)
+SHAPES = [(SMALL, None), (LARGE, None), ((3, 23_000), 1), ((3, 23_000), None)]
+DTYPES = ["float16", "float32", "float64", "int8", "int64", "uint8"]
+QUANTILES: list[Any] = [
+    0, 1, 0.3, 0.5, 1.0, True, np.float64(0.3), np.float32(0.7), [0, 1], [0.25, 1], np.array([0.1, 0.7], "float32"),
+]  # fmt: skip
+
+
+def elements(dtype: str, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """Returns numbers, of which most are infinite, some are NaN, or all are among the greatest of their dtype."""
+    rng = np.random.default_rng(len(kind) + shape[-1])
+    if np.dtype(dtype).kind != "f":
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    x = (100 * rng.normal(size=shape)).astype(dtype)
+    if kind == "greatest":
+        return np.where(x > 0, np.finfo(dtype).max, np.finfo(dtype).max / 2).astype(dtype)
+    special = {"infinite": np.inf, "-infinite": -np.inf, "nan": np.nan}
+    return x if kind == "numbers" else np.where(rng.random(shape) < 0.6, special[kind], x).astype(dtype)
+
+
+def assert_as_numpy(function: Any, x: np.ndarray, y: Any) -> None:
+    """Asserts that a function of NumPy gives the same elements and dtype of a tensor as of an array.
+
+    NumPy's dtype depends on elements if a scalar is NaN.
+    """
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        wanted, found = np.asarray(function(x)), np.asarray(function(y))
+    assert found.dtype == wanted.dtype or (wanted.ndim == 0 and np.isnan(wanted))
+    np.testing.assert_array_equal(found, wanted)
+
+
+def kinds_of(dtype: str) -> list[str]:
+    return ["numbers", "infinite", "-infinite", "nan", "greatest"] if dtype[0] == "f" else ["numbers"]
+
+
+CASES = [(d, shape, kind) for d in DTYPES for shape in SHAPES for kind in kinds_of(d)]
+
+
+@everywhere
+@pytest.mark.parametrize("step", range(8))
+def test_quantiles_are_numpys(backend: str, step: int) -> None:
+    pairs = list(itertools.product(QUANTILES, METHODS))
+    for number, (dtype, (shape, axis), kind) in enumerate(CASES[step::8]):
+        x = elements(dtype, shape, kind)
+        specs = [P("x")] if len(shape) == 1 else [P("x"), P(None, "x")]
+        for y in [put(x, backend, spec=spec) for spec in specs]:
+            assert_as_numpy(lambda a, axis=axis: np.median(a, axis=axis), x, y)
+            assert_as_numpy(lambda a, axis=axis: np.nanmedian(a, axis=axis, keepdims=True), x, y)
+            for k, (q, method) in enumerate(pairs[(number + step) % 29 :: 29]):
+                name = "nanquantile" if k % 2 else "quantile"
+                assert_as_numpy(
+                    lambda a, n=name, q=q, m=method, axis=axis: getattr(np, n)(a, q, axis=axis, method=m), x, y
+                )
+            assert_as_numpy(lambda a, axis=axis: np.percentile(a, 30, axis=axis), x, y)
+            assert_as_numpy(lambda a, axis=axis: np.nanpercentile(a, [0, 100], axis=axis), x, y)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_medians_and_quantiles_are_those_of_programs_and_logs(dtype: str) -> None:
+    x = elements(dtype, LARGE, "infinite")
+    y = put(x, "numpy")
+    for function in (np.median, np.nanmedian, lambda a: np.quantile(a, 1), lambda a: np.nanquantile(a, 0.2)):
+        program = st.jit(function)
+        assert_as_numpy(lambda a, f=function, p=program: f(a) if a is x else p(a), x, y)
+        with st.transfers():
+            assert_as_numpy(function, x, y)
+
+
+@everywhere
+def test_medians_of_values_that_overflow_when_added(backend: str) -> None:
+    for size in (4, 40_000):
+        x = np.full(size, 60_000, "float16")
+        assert_as_numpy(np.median, x, put(x, backend))
+        assert_as_numpy(np.nanmedian, x, put(x, backend))
