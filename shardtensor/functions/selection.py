@@ -332,11 +332,11 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
 
     Args:
         a: the tensor.
-        mask: bools of its shape.
+        mask: as many bools as ``a`` has elements, in the same order.
         values: the values.
 
     Raises:
-        ShapeError: ``mask`` has another shape.
+        ShapeError: ``mask`` has another number of elements.
 
     >>> x = st.arange(5)
     >>> st.putmask(x, x > 1, [-1, -2])
@@ -346,7 +346,9 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
     _check_target(a, "putmask: a")
     given, chosen = _values_for(a.dtype, values, "putmask"), array_like(mask, "putmask")
     if shape_of(chosen) != a.shape:
-        raise ShapeError(f"putmask: mask has shape {shape_of(chosen)}; wanted a's shape, {a.shape}")
+        if math.prod(shape_of(chosen)) != a.size:
+            raise ShapeError(f"putmask: mask has shape {shape_of(chosen)}; wanted as many elements as in a, {a.shape}")
+        chosen = reshape(chosen, a.shape)
     if 0 in shape_of(given):
         return
     if small := small_on_host(a, chosen, given):

@@ -35,8 +35,8 @@ def transform(
 
 
 def in_one_thread(name: str, x: Any, n: int | None, axis: int, norm: str | None) -> Any:
-    """Calls the function of ``numpy.fft``. Numbers of float16 become such of float32 first, as in other libraries: NumPy
-    would round the factor of the norm to float16. Real results are of float16 again, as NumPy's.
+    """Calls the function of ``numpy.fft``. Numbers of float16 are converted to float32 first, as other libraries do:
+    NumPy would round the factor of the norm to float16. Real results are of float16 again, as NumPy's.
     """
     if x.dtype != np.float16:
         return getattr(np.fft, name)(x, n, axis, norm)

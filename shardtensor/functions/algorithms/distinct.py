@@ -62,7 +62,10 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
     arrays = rows.shards()
 
     def local(xp: Any, array: Any, begin: int) -> tuple[Any, ...]:
-        values, *others = distinct(xp, xp.reshape(array, (-1,)), wanted, equal_nan)
+        line = xp.reshape(array, (-1,))
+        if equal_nan and dtype.kind == "c":  # Else NaN with other real parts would be in the ranges of other devices.
+            line = xp.where(xp.isnan(line), xp.asarray(math.nan, dtype=dtype), line)
+        values, *others = distinct(xp, line, wanted, equal_nan)
         if wanted[0]:
             others[0] = xp.add(others[0], begin)
         return values, *others

@@ -148,9 +148,11 @@ class Trace:
         bits = self.depends(values)
         return ", ".join([name for k, name in enumerate(self.arguments) if bits >> k & 1])
 
-    def note_copy(self, op: Op, x: Any, result: Any) -> None:
+    def note_copy(self, op: Op, operands: Operands, result: Any) -> None:
         """Records the result of an operator that is called with an input that it may copy, or with a view of one."""
-        if type(x) is ShardedTensor and op.name in self.copied.get(id(x._base_and_view()[0]), ()):
+        if not self.copied or not operands or type(x := operands[0]) is not ShardedTensor:
+            return
+        if op.name in self.copied.get(id(x._base_and_view()[0]), ()):
             self.copies_argument = True
             if _is_traced(result):
                 self.copies.add(result._storage.value)
@@ -203,12 +205,10 @@ class Tracer(Interpreter):
         if not (op.name == "asarray" and self._is_unplaced(operands[0])):
             result = derived(op, operands, params)
             if result is not NotImplemented:
-                if self.trace.copied:
-                    self.trace.note_copy(op, operands[0], result)
+                self.trace.note_copy(op, operands, result)
                 return result
         result = self._record(op, operands, params)
-        if self.trace.copied:
-            self.trace.note_copy(op, operands[0], result)
+        self.trace.note_copy(op, operands, result)
         return result
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
