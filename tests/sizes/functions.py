@@ -73,7 +73,7 @@ ILL_CONDITIONED = ("cov", "corrcoef", "logspace", "geomspace")
 UNSORTED = ("searchsorted", "x.searchsorted", "interp", "digitize", "polyfit")
 """Functions of points that have to be in order, or to differ."""
 
-COPIED = ("broadcast_to", "broadcast_arrays", "meshgrid", "diagonal", "x.diagonal", "linalg.diagonal", "ix_")
+COPIED = ("broadcast_to", "broadcast_arrays", "meshgrid", "diag", "diagonal", "x.diagonal", "linalg.diagonal", "ix_")
 """Functions whose results are no views, as the pages say, or share elements with themselves."""
 
 SIGNALS = ("fmax", "fmin")

@@ -62,6 +62,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.functions.products": {"SMALL": 1, "_FEW": 1},
     "shardtensor.functions.random_elements": {"_HOST_PIECE": 12, "_PIECE": 12},
     "shardtensor.functions.repetition": {"_SMALL": 1},
+    "shardtensor.functions.ufunc_methods": {"_SORTED_ELEMENT": 0},
     "shardtensor.functions.unsplit_lines": {"_LARGE": 1},
     "shardtensor.host.blockwise": {
         "_BLOCK": 8, "_LEAST": 2, "_TILE": 2, "_STEP": 2, "_LEAST_MASKED": 1, "_SELECTED": 32, "_ROWS": 2,

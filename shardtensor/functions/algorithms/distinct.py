@@ -62,10 +62,7 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
     arrays = rows.shards()
 
     def local(xp: Any, array: Any, begin: int) -> tuple[Any, ...]:
-        line = xp.reshape(array, (-1,))
-        if equal_nan and dtype.kind == "c":  # Else NaN with other real parts would be in the ranges of other devices.
-            line = xp.where(xp.isnan(line), xp.asarray(math.nan, dtype=dtype), line)
-        values, *others = distinct(xp, line, wanted, equal_nan)
+        values, *others = distinct(xp, xp.reshape(array, (-1,)), wanted, equal_nan)
         if wanted[0]:
             others[0] = xp.add(others[0], begin)
         return values, *others
@@ -124,8 +121,11 @@ def _ends_of_ranges(rows: Rows, comm: MeshCommunicator, runs: Shards) -> list[An
     step = max(total // (SAMPLES * size * size), 1)
     spaced = rows.map(lambda xp, a: xp.asarray(a[step - 1 :: step], copy=True), runs.arrays)
     samples = comm.all_gather(runs.of(spaced), 0)
+    is_complex = runs.value.dtype.kind == "c"
 
     def cut(xp: Any, run: Any, sample: Any) -> Any:
+        if is_complex:  # All NaN are in one range, whatever their other parts are.
+            run, sample = [xp.where(xp.isnan(a), math.nan, a) for a in (run, sample)]
         ordered = Order().apply(xp, sample)
         count = int(ordered.shape[0])
         splitters = ordered[xp.asarray([count * k // size for k in range(1, size)], dtype=_INT)] if count else ordered
