@@ -146,7 +146,7 @@ class Program:
         ]
         axes = [*mesh.axis_names, None]
         self.layouts = [(draw.choice(LAYOUTS), st.NamedSharding(mesh, st.P(*draw.sample(axes, 2)))) for _ in shapes]
-        self.executor = draw.choice(["numpy"] * 30 + [None])
+        self.executor = draw.choice(["numpy"] * 99 + [None])
 
     def __str__(self) -> str:
         return f"program {self.seed} on {self.backend}, {self.layouts}, {[x.dtype.str for x in self.given]}, {self.statements}"
