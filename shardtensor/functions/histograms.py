@@ -64,7 +64,7 @@ def _histogram_dtype(x: Any, edges: Any, weights: Any, **params: Any) -> Any:
     error_name="histogram",
 )
 def counts_between(
-    x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, ends: tuple[Any, Any] | None = None
+    x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, first: Any = None, last: Any = None
 ) -> ShardedTensor:
     """Counts the elements of x between the edges of bins, which are in ascending order; the last bin includes both.
 
@@ -72,7 +72,8 @@ def counts_between(
         x: a tensor or a host array.
         edges: the edges, of one dimension.
         weights: numbers of x's shape that are added instead of counting, or None.
-        ends: the numbers between which NumPy makes these edges, if the bins have the same width.
+        first, last: the numbers between which NumPy makes these edges, if the bins have the same width. Their types
+            decide how NumPy counts.
 
     >>> from shardtensor.functions.histograms import counts_between
     >>> counts_between(st.asarray([1, 2, 4]), st.asarray([0, 2, 4])).tolist()
@@ -114,12 +115,12 @@ def _counts_of_parts(x: Any, edges: Any, given: Any) -> Any:
 
 
 @implements(counts_between, "kernel")
-def _counts_between(xp: Any, context: ShardContext, x: Any, edges: Any, weights: Any, *, ends: Any) -> Any:
+def _counts_between(xp: Any, context: ShardContext, x: Any, edges: Any, weights: Any, *, first: Any, last: Any) -> Any:
     x = xp.reshape(x, (-1,))
     weights = None if weights is None else xp.reshape(weights, (-1,))
     if xp is np:
         # The outer edges, which are rounded to their dtype, would not give the same edges again.
-        given: Any = {"bins": edges} if ends is None else {"bins": len(edges) - 1, "range": ends}
+        given: Any = {"bins": edges} if first is None else {"bins": len(edges) - 1, "range": (first, last)}
         if weights is None and x.size >= 2 * _PART:
             return _counts_of_parts(x, edges, given)
         return np.histogram(x, **given, weights=weights)[0]
@@ -212,7 +213,8 @@ def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> His
         if np.any(known[:-1] > known[1:]):
             raise ArgumentError("bins are edges that do not increase; wanted them in ascending order")
         edges = known if not isinstance(edges, ShardedTensor) and not array_backend(edges) else edges
-    counts = counts_between(x, edges, weights, ends=ends)
+    first, last = ends or (None, None)
+    counts = counts_between(x, edges, weights, first=first, last=last)
     if truth_of(density, "density"):
         widths = np.diff(edges) if isinstance(edges, np.ndarray) else call("diff", edges)
         widths = call("astype", widths, np.float64)

@@ -318,7 +318,7 @@ def _interp_dtype(x: Any, xp: Any, fp: Any, **params: Any) -> Any:
     gathers="every device gets the points between which values are interpolated",
 )
 def interpolated(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, /, left: Any, right: Any) -> ShardedTensor:
-    """Returns `interp` of points without a period.
+    """Returns `interp` of points without a period; ``left`` and ``right`` are tuples of a number and its text, or None.
 
     >>> from shardtensor.functions.mathematical import interpolated
     >>> interpolated(st.asarray([0.5]), st.asarray([0.0, 1.0]), st.asarray([0.0, 10.0]), None, None).tolist()
@@ -328,6 +328,7 @@ def interpolated(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, /, left: Any, right
 
 @implements(interpolated, "kernel")
 def _interpolated(namespace: Any, context: ShardContext, x: Any, xp: Any, fp: Any, *, left: Any, right: Any) -> Any:
+    left, right = [end and end[0] for end in (left, right)]
     if namespace is np:
         return np.asarray(np.interp(x, xp, fp, left, right))
     lib, is_complex = namespace, context.dtype.kind == "c"
@@ -414,5 +415,6 @@ def interp(
     for name, end in (("left", left), ("right", right)):
         if end is not None and np.iscomplexobj(end) and number is float:
             raise ArgumentTypeError(f"interp: {name} is {end}, and fp is real; wanted a real number")
-    left, right = [None if end is None else number(end) for end in (left, right)]  # type: ignore[arg-type]
-    return interpolated(given, points, values, left, right)
+    # Plans are kept for parameters, among which 0.0 and -0.0 are equal.
+    first, last = [None if end is None else (number(end), str(number(end))) for end in (left, right)]  # type: ignore[arg-type]
+    return interpolated(given, points, values, first, last)

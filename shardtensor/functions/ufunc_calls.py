@@ -51,10 +51,12 @@ def _operator_of(ufunc: np.ufunc, what: str, count: int) -> Op:
 
 
 def _missing(ufunc: np.ufunc, what: str) -> ArgumentTypeError:
-    told, parts = f"numpy.{what}: has", ""
+    subject, way = f"numpy.{what}: has", ""
     if ufunc not in UFUNC_NAMES:  # A function of host arrays, such as those of SciPy.
-        told, parts = f"{what}: is not a ufunc of NumPy, and has", "st.smap calls it on the part of each device, and "
-    return ArgumentTypeError(f"{told} no sharded form here; {parts}np.asarray(x) gives the whole array on the host")
+        subject = f"{what}: is not a ufunc of NumPy, and has"
+        if not any(loop.endswith("O") for loop in ufunc.types):  # There are no tensors of objects.
+            way = "st.smap calls it on the part of each device, and "
+    return ArgumentTypeError(f"{subject} no sharded form here; {way}np.asarray(x) gives the whole array on the host")
 
 
 def _check_rest(what: str, options: Options) -> None:

@@ -252,8 +252,8 @@ class ViewSpec:
         reshapes what NumPy would copy.
         """
         made = self
-        for box in inner.boxes:
-            if box.over != made.shape:
+        for k, box in enumerate(inner.boxes):
+            if k:  # It is one of the elements in another shape, or in the same one with another layout.
                 reshaped = made.reshaped(box.over)
                 if reshaped is None:
                     return None

@@ -123,8 +123,13 @@ def call_numpy(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
 
     Raises:
         ArgumentTypeError: there is no such function, it is called with more positional arguments than NumPy's takes, or
-            it lacks an argument that differs from NumPy's default.
+            it lacks an argument that differs from NumPy's default; or the arrays are given by an iterator.
     """
+    if args and hasattr(type(args[0]), "__next__"):  # NumPy has used it up to find the tensors in it.
+        raise ArgumentTypeError(
+            f"numpy.{function.__name__}: the first argument is a {type(args[0]).__name__}, which can be read only "
+            "once; wanted a list or a tuple of arrays"
+        )
     ours, op, translated = _counterpart(function)
     if not translated:
         return ours(*args, **kwargs)

@@ -41,9 +41,10 @@ def _vecmat(data: Any) -> Case:
 def _interpolated(data: Any) -> Case:
     points = np.cumsum(np.abs(array((data.draw(some.integers(1, 6)),), "float64", seed(data))) + 1)
     values = array(points.shape, data.draw(some.sampled_from(["int32", "float64", "complex128"])), seed(data))
-    ends = data.draw(some.sampled_from([(None, None), (-1.5, 7)]))
+    ends = data.draw(some.sampled_from([(None, None), (-1.5, 7.0)]))
     x = array(data.draw(shapes()), data.draw(some.sampled_from(["int8", "float32", "float64"])), seed(data))
-    return Case([x, points, values], ends, answer=np.interp(x, points, values, *ends))
+    given = tuple([end and (end, str(end)) for end in ends])
+    return Case([x, points, values], given, answer=np.interp(x, points, values, *ends))
 
 
 @case("mapped_lines")

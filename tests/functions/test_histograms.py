@@ -109,3 +109,13 @@ def test_digitize_refuses_edges_without_an_order(edges: list[float]) -> None:
     for take in (np.asarray, lambda x: put(x, "numpy")):
         with pytest.raises(ValueError, match="bins"):
             np.digitize(take(np.arange(9.0)), edges)
+
+
+@everywhere
+def test_a_range_of_equal_numbers_of_another_type_is_counted_as_if_it_were_the_first(backend: str) -> None:
+    """Plans are kept for parameters, and their types decide how NumPy counts."""
+    x = np.random.default_rng(0).random(5000).astype(np.float16)
+    tensor = put(x, backend)
+    ranges = [(0, 1), (0.0, 1.0), (np.float16(0), np.float16(1))]
+    for ends in (*ranges, *ranges[::-1]):
+        assert_all_equal(lambda a, ends=ends: np.histogram(a, 37, range=ends), x, tensor)

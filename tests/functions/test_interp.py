@@ -50,3 +50,11 @@ def test_values_are_numpys(size: int, backend: str) -> None:
 def test_complex_ends_of_real_values_are_refused(name: str) -> None:
     with pytest.raises(st.ArgumentTypeError, match=name):
         st.interp(st.arange(3.0), [0.0, 1.0], [1.0, 2.0], **{name: 1j})
+
+
+@everywhere
+def test_zeros_of_both_signs_at_the_ends_are_told_apart(backend: str) -> None:
+    x = put(np.array([-1.0, 0.5, 9.0]), backend)
+    for zero in (-0.0, 0.0, -0.0):
+        found = np.asarray(np.interp(x, [0.0, 1.0], [1.0, 2.0], left=zero, right=zero))
+        assert np.signbit(found).tolist() == [np.signbit(zero), False, np.signbit(zero)]

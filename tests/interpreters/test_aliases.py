@@ -280,3 +280,32 @@ def test_views_of_numpy_that_are_independent_tensors_here() -> None:
             assert np.array_equal(np.asarray(made), before)
             made[...] = 5
             assert bool(st.all(x == -1))
+
+
+def test_a_reshape_to_the_same_shape_under_jit_has_the_layout_that_it_has_eagerly() -> None:
+    """The only column of the view is on one of the devices that split the columns of the base."""
+    mesh = mesh_of((4, 2), "checked")
+
+    def column() -> Any:
+        return st.device_put(np.arange(24.0).reshape(6, 4), st.NamedSharding(mesh, st.P(None, "y")))[1:-2, 1:-2]
+
+    def added(x: Any) -> Any:
+        y = x.reshape(-1, 1)
+        np.add.at(y, [0, 0], 1)
+        return y
+
+    for call in (added, st.jit(added)):
+        x = column()
+        y = call(x)
+        assert y.sharding.spec == column().reshape(-1, 1).sharding.spec
+        assert np.asarray(y).tolist() == np.asarray(x).tolist() == [[7], [9], [13]]
+
+
+@pytest.mark.parametrize("backend", USABLE, indirect=True)
+def test_an_index_on_the_device_writes_to_a_reshaped_column(backend: str) -> None:
+    """The elements are no box of the base, so that their positions are written, one by one."""
+    x = st.device_put(np.arange(12.0).reshape(3, 4), st.devices(backend)[0])
+    column = x[:, :1].reshape(-1)
+    np.place(column, column > 2, [-1, -2])
+    column[st.device_put(np.array([0, 0]), st.devices(backend)[0])] = -3
+    assert np.asarray(x)[:, 0].tolist() == np.asarray(column).tolist() == [-3, -1, -2]

@@ -67,13 +67,34 @@ QUOTIENTS = ("mod", "remainder", "fmod", "divmod", "floor_divide")
 POWERS = ("pow", "power", "float_power")
 """Functions of which the simulated GPU fails where NumPy raises an error: for negative powers of integers."""
 
-ILL_CONDITIONED = ("cov", "corrcoef", "logspace", "geomspace")
+ILL_CONDITIONED = ("cov", "corrcoef", "logspace", "geomspace", "polyfit")
 """Functions whose errors of rounding are large where numbers are."""
 
-UNSORTED = ("searchsorted", "x.searchsorted", "interp", "digitize", "polyfit")
-"""Functions of points that have to be in order, or to differ."""
+UNSORTED = (
+    "searchsorted",
+    "x.searchsorted",
+    "interp",
+    "digitize",
+    "polyfit",
+    "bincount",
+    "unique_all",
+    "unique_inverse",
+)
+"""Functions of points that have to be in order, or to differ, of numbers that are counted up to the greatest, and of
+numbers of which several NaN are in any order.
+"""
 
-COPIED = ("broadcast_to", "broadcast_arrays", "meshgrid", "diag", "diagonal", "x.diagonal", "linalg.diagonal", "ix_")
+COPIED = (
+    "apply_along_axis",
+    "broadcast_to",
+    "broadcast_arrays",
+    "meshgrid",
+    "diag",
+    "diagonal",
+    "x.diagonal",
+    "linalg.diagonal",
+    "ix_",
+)
 """Functions whose results are no views, as the pages say, or share elements with themselves."""
 
 SIGNALS = ("fmax", "fmin")

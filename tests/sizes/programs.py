@@ -77,7 +77,7 @@ WRITES: dict[str, Callable[[Any, Any], Any]] = {
     "np.putmask(x, x > 0, y)": lambda x, y: np.putmask(x, x.real > 0, y),
     "np.put_along_axis(x, 0, 1)": lambda x, y: np.put_along_axis(x, np.zeros((1,) * x.ndim, int), 1, 0),
     "np.put_along_axis(x.T, [0], 1)": lambda x, y: np.put_along_axis(x.T, np.array([0, 1]), 1, None),
-    "np.add.at(x, [0, 0], 1)": lambda x, y: np.add.at(x, [0, 0], 1),
+    "np.add.at(x, [0, 0], 1)": lambda x, y: np.add.at(x, [0, 0], x.dtype.type(1)),
     "np.multiply(x, 2, out=x)": lambda x, y: np.multiply(x, 2, out=x),
     "np.cumsum(x, 0, out=x)": lambda x, y: np.cumsum(x, axis=0, out=x),
     "np.clip(x, 0, 1, out=x)": lambda x, y: np.clip(x, 0, 1, out=x),

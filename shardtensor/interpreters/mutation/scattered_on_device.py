@@ -14,6 +14,7 @@ from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
 from shardtensor.interpreters.mutation.write_ops import Commit, Delivery, Scattered, WriteOp, is_operand_array, owner_of
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
 from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.value import Aval
 
 _DENSE = 16
 """The number of elements for each written value up to which a table of all elements finds the last values."""
@@ -23,6 +24,7 @@ class ScatteredOnDevice(WriteOp):
     """A write of an operand to the elements that index arrays of a device select.
 
     Args:
+        base: the aval of the tensor that is written.
         indices: the index, with arrays of the device whose elements are within their bounds.
         chosen: the index in canonical form, without elements.
         value: the operand, which broadcasts to the selected elements, or a scalar.
@@ -31,15 +33,15 @@ class ScatteredOnDevice(WriteOp):
 
     overwrites = False
 
-    def __init__(self, indices: tuple[Any, ...], chosen: AdvancedIndex, value: Any, dtype: Any) -> None:
+    def __init__(self, base: Aval, indices: tuple[Any, ...], chosen: AdvancedIndex, value: Any, dtype: Any) -> None:
         super().__init__("setitem", [value])
+        self._base = base
         self._indices, self._chosen, self._dtype = indices, chosen, dtype
         self.reverses = any(isinstance(e, slice) and (e.step or 1) < 0 for e in indices)
 
     def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
         """See `WriteOp`. The host reads the index."""
-        assert self.value is not None
-        backend, device = self.value._aval.backend, self.value.sharding.mesh.flat[0]
+        backend, device = self._base.backend, self._base.sharding.mesh.flat[0]
         index = tuple([backend.to_host(e, device) if backend.is_array(e) else e for e in self._indices])
         chosen = AdvancedIndex(index, positions.shape)
         return Scattered(self.name, None, chosen, self.operands, self._dtype).picked(positions, shape)

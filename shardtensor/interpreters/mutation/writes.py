@@ -127,7 +127,7 @@ def _assignment(
         one_mask = (chosen.is_mask or _is_mask(index, view_spec.shape)) and not chosen.rest
         value = _checked_value(value, dtype, chosen.shape, one_mask=one_mask)
         if 0 not in chosen.shape and indices is not None:
-            return view_spec, ScatteredOnDevice(indices, chosen, value, dtype)
+            return view_spec, ScatteredOnDevice(base._aval, indices, chosen, value, dtype)
         if 0 not in chosen.shape:
             return view_spec, Scattered("setitem", None, chosen, [value], dtype)
         chosen.check()
