@@ -125,7 +125,8 @@ def call_numpy(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
         ArgumentTypeError: there is no such function, it is called with more positional arguments than NumPy's takes, or
             it lacks an argument that differs from NumPy's default; or the arrays are given by an iterator.
     """
-    if args and hasattr(type(args[0]), "__next__"):  # NumPy has used it up to find the tensors in it.
+    if args and hasattr(type(args[0]), "__next__") and not hasattr(args[0], "write"):
+        # NumPy has used the iterator up to find the tensors in it. Files are iterators, too.
         raise ArgumentTypeError(
             f"numpy.{function.__name__}: the first argument is a {type(args[0]).__name__}, which can be read only "
             "once; wanted a list or a tuple of arrays"

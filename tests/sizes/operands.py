@@ -10,7 +10,7 @@ import numpy as np
 
 import shardtensor as st
 from tests.numpy_table import leaves
-from tests.sizes.functions import PERMITTED, REFUSED, Call
+from tests.sizes.functions import ADDING, DECOMPOSITIONS, PERMITTED, REFUSED, Call
 
 FLOATS = ("f8", "f4", "f2")
 DTYPES = (*FLOATS, *FLOATS, "?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "c8", "c16")
@@ -91,9 +91,15 @@ def outcome(call: Call, operands: Any) -> Any:
             return error
 
 
+PLAIN = (bool, int, float, complex, str, bytes)
+"""The types of Python's values that are compared; others, such as flags and shapes of NumPy's own types, have no equality."""
+
+
 def compare(found: Any, wanted: Any, exact: bool, scale: float, either_zero: bool = False) -> None:
     """Compares a result with NumPy's: to the bit, or up to errors of rounding of numbers up to a scale."""
     if not isinstance(found, st.ShardedTensor | np.ndarray | np.generic):
+        if isinstance(wanted, np.ndarray) or (type(found) in PLAIN and not (found == wanted or found != found)):
+            raise Differs(f"{found!r:.80} instead of {wanted!r:.80}")
         return
     found, wanted = np.asarray(found), np.asarray(wanted)
     if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
@@ -134,6 +140,12 @@ def different(found: np.ndarray, wanted: np.ndarray) -> Differs:
     return Differs(f"{found.shape} {found.dtype}, {len(rows)} elements: {'; '.join(rows[:4])}")
 
 
+def scale_of(name: str, operands: Iterable[np.ndarray]) -> float:
+    """Returns the magnitude of numbers that a function adds, at least 1: that of products of operands."""
+    adds = name.rpartition(".")[2] in ADDING or name in DECOMPOSITIONS or name.startswith("fft")
+    return greatest(operands) ** 2 if adds else 1.0
+
+
 def greatest(arrays: Iterable[np.ndarray]) -> float:
     """Returns the greatest magnitude of finite numbers, at least 1."""
     finite = [np.abs(x[np.isfinite(x)]) for x in arrays if x.dtype.kind in "iufc"]
@@ -141,7 +153,9 @@ def greatest(arrays: Iterable[np.ndarray]) -> float:
 
 
 def check_errors(found: Any, wanted: Any) -> None:
-    """Compares the outcomes of a call of which at least one is an error."""
+    """Compares the outcomes of a call of which at least one is an error, which is one of the library or of NumPy's class."""
+    if isinstance(found, Exception) and not isinstance(found, st.ShardTensorError | type(wanted)):
+        raise Differs(f"{found!r} instead of {wanted!r:.200}")
     if not isinstance(found, Exception):
         if not any(words in str(wanted) for words in PERMITTED):
             raise Differs(f"a result instead of {wanted!r}")

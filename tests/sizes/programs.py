@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,12 +126,18 @@ class Program:
 
     Attributes:
         seed: all else is drawn by it.
-        backend: the backend of the devices.
+        backend: the backend of the devices, which is drawn.
+        executor: that of jit.
+        has_log: whether a log of transfers is open meanwhile.
+        is_compiled: whether the statements are also run under jit.
         statements: those that have run without an error.
     """
 
-    def __init__(self, seed: int, backend: str) -> None:
-        self.seed, self.backend, self.draw = seed, backend, random.Random(f"{seed} program")
+    def __init__(self, seed: int, backends: Sequence[str], executor: str = "numpy") -> None:
+        ways = random.Random(f"{seed} ways")
+        self.seed, self.backend, self.draw = seed, ways.choice(backends), random.Random(f"{seed} program")
+        self.executor, self.has_log = executor, ways.random() < 0.25
+        self.is_compiled = executor != "numpy" or ways.random() < 0.25
         self.statements: list[Statement] = []
         draw, rng = self.draw, np.random.default_rng(seed)
         mesh = mesh_of(draw.choice(MESHES), backend)
@@ -146,7 +152,6 @@ class Program:
         ]
         axes = [*mesh.axis_names, None]
         self.layouts = [(draw.choice(LAYOUTS), st.NamedSharding(mesh, st.P(*draw.sample(axes, 2)))) for _ in shapes]
-        self.executor = draw.choice(["numpy"] * 99 + [None])
 
     def __str__(self) -> str:
         return f"program {self.seed} on {self.backend}, {self.layouts}, {[x.dtype.str for x in self.given]}, {self.statements}"
@@ -154,7 +159,7 @@ class Program:
     def placed(self) -> list[Any]:
         return [place(x, *how) for x, how in zip(self.given, self.layouts, strict=True)]
 
-    def check(self, length: int = 8, jit: bool = True) -> None:
+    def check(self, length: int = 8) -> None:
         """Compares all values with NumPy's after every statement, and after all of them under jit."""
         mine = self.placed()
         plain = [
@@ -162,13 +167,13 @@ class Program:
             for x, (layout, _) in zip(self.given, self.layouts, strict=True)
         ]
         with contextlib.ExitStack() as stack:
-            if self.seed % 4 == 0:
+            if self.has_log:
                 stack.enter_context(st.transfers())
             for _ in range(length):
                 if not self._step(plain, mine):
                     return
-        if jit and self.statements:
-            self._check_jit(plain)
+            if self.is_compiled and self.statements:
+                self._check_jit(plain)
 
     def _step(self, plain: list[Any], mine: list[Any]) -> bool:
         """Runs a statement. Returns whether the values are still those of NumPy: not after an error on one side only."""
@@ -192,8 +197,9 @@ class Program:
             if isinstance(found, Exception):
                 compare_all(mine, plain)
             return isinstance(found, Exception) and isinstance(wanted, Exception)
+        scale = scale_of(name, before)
         for x, y in zip(found, wanted, strict=True):
-            compare(x, y, exact=False, scale=1e4)
+            compare(x, y, exact=False, scale=scale)
         results = [(x, y) for x, y in zip(found, wanted, strict=True) if is_value(x, y)] if name not in COPIED else []
         tame = not all(is_tame(y) for _, y in results)
         self.statements.append((kind, name, chosen, tame))
@@ -250,12 +256,12 @@ def is_value(x: Any, y: Any) -> bool:
     )
 
 
-def run_programs(backends: list[str], first: int, count: int) -> Iterator[str]:
+def run_programs(backends: list[str], first: int, count: int, executor: str) -> Iterator[str]:
     """Checks the programs of a range of seeds, and yields what is wrong."""
     for seed in range(first, first + count):
-        program = Program(seed, backends[seed % len(backends)])
+        program = Program(seed, backends, executor)
         try:
-            program.check(jit=seed % 4 == 1)
+            program.check()
         except Differs as error:
             yield f"{program} {program.last}: {error}"
         except Exception as error:

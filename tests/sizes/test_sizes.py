@@ -18,13 +18,14 @@ def short(module: str, name: str) -> str:
     return f"{module}.{name}".removeprefix("shardtensor.").removeprefix("shardtensor_")
 
 
-def run(kind: str, setting: str, backends: str, first: int, count: int) -> None:
+def run(kind: str, setting: str, backends: str, first: int, count: int, executor: str = "numpy") -> None:
     """Runs calls or programs in a process with these thresholds; see `tests.sizes`."""
-    ended = new_process("-m", "tests.sizes", kind, setting, backends, str(first), str(count), seconds=1200)
+    words = [kind, setting, backends, str(first), str(count), executor]
+    ended = new_process("-m", "tests.sizes", *words, seconds=1200)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_every_integer_of_a_module_is_a_threshold_or_is_listed_as_something_else() -> None:
+def test_every_number_of_a_module_is_a_threshold_or_is_listed_as_something_else() -> None:
     thresholds = {short(module, name) for module, names in THRESHOLDS.items() for name in names}
     others = [name for names in OTHERS.values() for name in names.split()]
     assert len(set(others)) == len(others)
@@ -40,12 +41,23 @@ def test_the_lists_of_functions_have_names_of_calls() -> None:
 
 @pytest.mark.parametrize("setting", ["none", "low"])
 def test_every_function_is_numpys_below_and_above_the_thresholds(setting: str) -> None:
-    run("calls", setting, BACKENDS, 0, 1)
+    run("calls", setting, f"numpy,{BACKENDS}", 0, 2)
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_two_thousand_random_programs_are_numpys(part: int) -> None:
     run("programs", ["none", "low", "1", "2"][part], FAST[part % 2], 500 * part, 500)
+
+
+def test_random_programs_in_c_are_numpys() -> None:
+    run("programs", "low", "numpy", 5000, 12, "c")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(20))
+def test_functions_and_random_programs_in_c_are_numpys(part: int) -> None:
+    run("programs", ["none", "low", str(part)][part % 3], MIXED, 200_000 + 100 * part, 100, "c")
+    run("calls", ["none", "low", str(part)][part % 3], "numpy,checked,torch", 1000 + part, 1, "c")
 
 
 @pytest.mark.full

@@ -65,10 +65,10 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.functions.ufunc_methods": {"_SORTED_ELEMENT": 0},
     "shardtensor.functions.unsplit_lines": {"_LARGE": 1},
     "shardtensor.host.blockwise": {
-        "_BLOCK": 8, "_LEAST": 2, "_TILE": 2, "_STEP": 2, "_LEAST_MASKED": 1, "_SELECTED": 32, "_ROWS": 2,
+        "LONG": 0.0, "_BLOCK": 8, "_LEAST": 2, "_TILE": 2, "_STEP": 2, "_LEAST_MASKED": 1, "_SELECTED": 32, "_ROWS": 2,
     },
     "shardtensor.host.fourier": {"_LONG": 1, "_BLOCK": 4, "_STRIP": 2},
-    "shardtensor.host.memory_pool": {"POOLED_FROM": 1, "_CHECKED_FROM": 1},
+    "shardtensor.host.memory_pool": {"POOLED_FROM": 1, "_KEPT": 4, "_CHECKED_FROM": 1},
     "shardtensor.host.sorting": {
         "_BLOCK": 8, "_COLUMNS": 1, "_TILE": 2, "_SHORT": 2, "_DIVIDED_FROM": 4, "_SEARCHED_IN_ORDER": 1,
     },
@@ -84,6 +84,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.interpreters.jit.blocked": {"BLOCK": 8, "_LEAST": 2, "MOST_ROW": 8, "_TASK": 16, "_TASKS": 2},
     "shardtensor.interpreters.jit.c_executor": {
         "_ALIGNED": 2, "_LONG_ROW": 2, "STEPS": 2, "_BAND": 8, "_WIDTH": 2, "_HALVES": 2,
+        "_PIECE": 1e-9, "_CHUNK": 1e-9,
     },
     "shardtensor.interpreters.jit.c_source": {"LANES": 2, "SEGMENT": 4},
     "shardtensor.interpreters.jit.common_sums": {"_MOST_BYTES": 64, "_LARGE_BYTES": 16},
@@ -108,6 +109,13 @@ OTHERS = {
         communication.mpi_engine._FINALIZES communication.mpi_engine._LONGEST communication.mpi_engine._SPINS
         communication.mpi_engine._YIELDS host.threads.MOST_THREADS interpreters.jit.compiler._TIMEOUT
         spmd.helper_delays._LONG spmd.helper_delays._SHORT spmd.program._ROOM""",
+    "seconds, and seconds of one step": """
+        communication.gloo_engine._LOOKS communication.gloo_engine._POLL communication.gloo_engine._SIGNS
+        communication.mpi_engine._SIGNS distributed._TOGETHER host.blockwise.BYTE host.threads._SHUTDOWN_WAIT
+        interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c_executor._FUNCTION
+        interpreters.jit.compiler._POLL interpreters.jit.kernel_files.MOST_SECONDS
+        interpreters.jit.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
+        spmd.scheduler._POLL""",
     "texts and pictures": """
         communication.agreement._LINE communication.agreement._MESSAGE communication.agreement._REPORT
         communication.rounds._LISTED communication.traffic_picture._NAMES communication.traffic_picture._NUMBERS
@@ -133,7 +141,7 @@ OTHERS = {
     "alignments": """
         communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.launches._ALIGNMENT""",
     "random numbers, which are defined by them": """
-        functions.distributions._LEAST_LIKELY functions.distributions._LOW functions.random_elements._ATTEMPTS
+        functions.distributions._FEW functions.distributions._LEAST_LIKELY functions.distributions._MOST functions.distributions._LOW functions.random_elements._ATTEMPTS
         functions.random_elements._RATIO functions.random_kernel._NARROW functions.random_keys._WORD
         host.philox.MULTIPLIERS host.philox.ROUNDS host.philox.WEYL host.philox.WORD host.philox.WORDS
         host.philox._COUNTERS host.philox._LOW""",
@@ -150,34 +158,41 @@ OTHERS = {
         cupy.searches._SAMPLES cupy.searches._THREADS cupy.searches._TOGETHER cupy.sequences._EACH
         cupy.sequences._THREADS""",
 }
-"""All other integers that are constants of modules, by what they are; `shardtensor.` and `shardtensor_` are left out."""
+"""All other numbers that are constants of modules, by what they are; `shardtensor.` and `shardtensor_` are left out."""
 
 
 def constants() -> set[tuple[str, str]]:
-    """Returns the modules and names of all constants of the code that are integers, or tuples of integers."""
+    """Returns the modules and names of all constants of the code that are numbers, or tuples of numbers."""
     found = set()
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT / folder.rpartition("/")[0]).with_suffix("").parts
             module = ".".join(parts).removesuffix(".__init__")
             if not module.startswith("shardtensor.testing"):
-                names = [_assigned(node) for node in ast.parse(path.read_text()).body]
+                known: dict[str, Any] = {}
+                names = [_assigned(node, known) for node in ast.parse(path.read_text()).body]
                 found |= {(module, name) for name in names if name}
     return found
 
 
-def _assigned(node: ast.stmt) -> str:
-    """Returns the name to which a statement of a module assigns integers as a constant; else an empty string."""
+def _assigned(node: ast.stmt, known: dict[str, Any]) -> str:
+    """Returns the name to which a statement of a module assigns numbers as a constant; else an empty string.
+
+    Args:
+        node: the statement.
+        known: the constants of the module, to which this one is added.
+    """
     target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
     value = getattr(node, "value", None)
     if not isinstance(target, ast.Name) or not re.fullmatch(r"_?[A-Z][A-Z0-9_]*", target.id) or value is None:
         return ""
     try:
-        number = eval(compile(ast.Expression(value), "", "eval"), {"__builtins__": {}})
-    except (NameError, TypeError, AttributeError):  # It has other names than those of numbers.
+        number = eval(compile(ast.Expression(value), "", "eval"), {"__builtins__": {}}, known)
+    except (NameError, TypeError, AttributeError):  # It has names of other things than numbers.
         return ""
+    known[target.id] = number
     numbers = number if isinstance(number, tuple) else (number,)
-    return target.id if numbers and all(type(n) is int for n in numbers) else ""
+    return target.id if numbers and all(type(n) in (int, float) for n in numbers) else ""
 
 
 def drawn(setting: str) -> dict[str, dict[str, Any]]:
@@ -231,9 +246,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self.values = values
 
     def get_code(self, fullname: str) -> types.CodeType:
-        tree, left = ast.parse(self.get_data(self.path)), set(self.values)
+        tree, left, known = ast.parse(self.get_data(self.path)), set(self.values), dict[str, Any]()
         for node in tree.body:
-            if (name := _assigned(node)) in left and isinstance(node, ast.Assign | ast.AnnAssign):
+            if (name := _assigned(node, known)) in left and isinstance(node, ast.Assign | ast.AnnAssign):
                 node.value = ast.copy_location(ast.Constant(self.values[name]), node)
                 left.remove(name)
         assert not left, f"{fullname} has no {left}"
