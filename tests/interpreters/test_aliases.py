@@ -16,7 +16,7 @@ import pytest
 
 import shardtensor as st
 from tests.interpreters.aliases import OPERANDS, RESULTS, WRITES, Call
-from tests.layouts import READ_ONLY, USABLE, mesh_of, strided
+from tests.layouts import READ_ONLY, USABLE, mesh_of, put, strided
 
 SHAPES = {"small": (6, 10), "64 KiB": (96, 130), "512 KiB": (260, 270)}
 """Bases: below the threshold of small results, and above each. No stride is 64 bytes, with which NumPy 2.4 negates
@@ -309,3 +309,14 @@ def test_an_index_on_the_device_writes_to_a_reshaped_column(backend: str) -> Non
     np.place(column, column > 2, [-1, -2])
     column[st.device_put(np.array([0, 0]), st.devices(backend)[0])] = -3
     assert np.asarray(x)[:, 0].tolist() == np.asarray(column).tolist() == [-3, -1, -2]
+
+
+@pytest.mark.parametrize("backend", USABLE, indirect=True)
+def test_all_elements_of_a_long_reshaped_view_are_written(backend: str) -> None:
+    """NumPy's function for the coordinates of positions is wrong for more than 8192 of them, in columns."""
+    base = put(np.zeros((64, 192)), backend, (1,), st.P())
+    view = base[None].reshape(192, 64, 1)
+    view[...] = -1
+    view += 3
+    view[view > 0] = 5
+    assert (np.asarray(base) == 5).all()

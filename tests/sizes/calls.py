@@ -16,8 +16,10 @@ from tests.numpy_calls import Operands
 from tests.sizes.functions import (
     ADDING,
     CALLS,
+    DECOMPOSITIONS,
     EITHER_ZERO,
     EXACT,
+    EXCEPT_ON,
     ILL_CONDITIONED,
     LEFT_OUT,
     NOT_STABLE,
@@ -35,6 +37,8 @@ from tests.sizes.operands import (
     made,
     outcome,
     place,
+    scale_of,
+    viewed,
 )  # fmt: skip
 
 MODES = ("eager", "log", "jit", "jit", "jit, log")

@@ -25,6 +25,7 @@ from tests.sizes.operands import (
     made,
     outcome,
     place,
+    scale_of,
     viewed,
 )  # fmt: skip
 
@@ -140,10 +141,10 @@ class Program:
         self.is_compiled = executor != "numpy" or ways.random() < 0.25
         self.statements: list[Statement] = []
         draw, rng = self.draw, np.random.default_rng(seed)
-        mesh = mesh_of(draw.choice(MESHES), backend)
+        mesh = mesh_of(draw.choice(MESHES), self.backend)
         dtypes = [draw.choice(DTYPES) for _ in range(3)]
         special = draw.choice(SPECIALS[:2])
-        if backend == "torch":
+        if self.backend == "torch":
             dtypes = [dtype for dtype in dtypes if dtype not in ("u2", "u4", "u8", "c8", "c16")] + ["f8"]
         rows, columns = draw.choice([3, 4, 7]), draw.choice([1, 2, 5])
         shapes = [(rows, columns), draw.choice([(rows, columns), (columns, rows)]), (draw.choice([rows, columns]),)]

@@ -21,6 +21,15 @@ from shardtensor.tensor.ownership import lent, reading
 from shardtensor.tensor.tensor import ShardedTensor
 
 
+def unraveled(positions: HostArray, shape: Shape) -> tuple[HostArray, ...]:
+    """Returns positions in a flattened array as one index array for each dimension.
+
+    NumPy 2.4 gives wrong ones for more than 8192 positions in several dimensions of which the last has size 1.
+    """
+    found = np.unravel_index(positions.reshape(-1), shape)
+    return tuple([at.reshape(positions.shape) for at in found])
+
+
 class AdvancedIndex:
     """An index with arrays in canonical form: a basic index, then index arrays for some dimensions of its result.
 

@@ -23,7 +23,7 @@ from shardtensor.communication.processes import described
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.host import blockwise
-from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
+from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex, unraveled
 from shardtensor.interpreters.mutation.advanced_indexing import indexing_errors
 from shardtensor.interpreters.mutation.views import (
     gather_unrecorded,
@@ -198,7 +198,7 @@ class Elementwise(WriteOp):
 
     def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
         """See `WriteOp`."""
-        chosen = AdvancedIndex(np.unravel_index(positions, shape), shape)
+        chosen = AdvancedIndex(unraveled(positions, shape), shape)
         return Scattered(self.name, self.ufunc, chosen, self.operands, self.dtype)
 
     def shared(self, out: Any, old: Any) -> None:
@@ -296,7 +296,7 @@ class Masked(WriteOp):
         """See `WriteOp`."""
         (mask,) = self.operands
         true = np.broadcast_to(AdvancedIndex(mask, mask.shape).numpy[0], positions.shape)
-        chosen = AdvancedIndex(np.unravel_index(positions[true], shape), shape)
+        chosen = AdvancedIndex(unraveled(positions[true], shape), shape)
         return Scattered(self.name, None, chosen, [self.scalar], self.scalar.dtype)
 
     def shared(self, out: Any, old: Any) -> None:
@@ -350,7 +350,7 @@ class Scattered(WriteOp):
 
     def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
         """See `WriteOp`."""
-        chosen = AdvancedIndex(np.unravel_index(positions[self.chosen.numpy], shape), shape)
+        chosen = AdvancedIndex(unraveled(positions[self.chosen.numpy], shape), shape)
         return Scattered(self.name, self.ufunc, chosen, self.operands, self.dtype)
 
     def shared(self, out: Any, old: Any) -> None:
