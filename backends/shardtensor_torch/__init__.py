@@ -153,13 +153,14 @@ class TorchBackend(Backend):
         """Returns what `asarray` does, since collectives pass on no gradient.
 
         Raises:
-            BackendError: the gradient of ``x`` is recorded, which would be wrong without what follows the collective.
+            BackendError: the gradient of ``x`` is recorded; it would end at the collective.
         """
         recorded = x.requires_grad and self._torch.is_grad_enabled()
-        if recorded and self._torch._C._functorch.peek_interpreter_stack() is None:  # Otherwise see `capture_modes`.
+        # Inside of torch.func, `capture_modes` raises its own error.
+        if recorded and self._torch._C._functorch.peek_interpreter_stack() is None:
             raise BackendError(
-                "a collective of a tensor that requires a gradient, which collectives do not support; apply it to "
-                "gradients, such as those of torch.func.grad, or to x.detach(), which has none"
+                "x requires a gradient, which collectives do not support; apply the collective to gradients, such as "
+                "those of torch.func.grad, or to x.detach(), which has none"
             )
         return self.asarray(x)
 

@@ -297,7 +297,7 @@ class Backend(abc.ABC):
         """Returns ``x``, which `is_array` accepts, as a collective takes it: what `asarray` returns.
 
         Raises:
-            BackendError: ``x`` has what a collective would lose, such as a gradient that is recorded.
+            BackendError: ``x`` carries state that the collective would drop, such as a gradient that is recorded.
         """
         return self.asarray(x)
 

@@ -399,8 +399,8 @@ def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, ax
 
 
 def _places(shape: Shape, index: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
-    """Returns indices into a flattened tensor as one index array for each dimension. A write at them arrives where one
-    to the flattened tensor would not: it is a copy if the tensor is a transposed or reversed view.
+    """Returns indices into a flattened tensor as one index array for each dimension. A write to
+    ``x.reshape(-1)`` would be lost where the reshape copies.
 
     Raises:
         IndexingError: an index is out of bounds.

@@ -280,7 +280,8 @@ def update(x: ShardedTensor, index: Any, name: str, values: Sequence[Any], what:
 
     Index arrays are read on the host, as by ``x[index]``. Where no element occurs twice, the call is ``x[index] =
     op(x[index], value)``. Otherwise the elements that are indexed are updated in a tensor of their own, so that time
-    and memory are in proportion to the index, unless it has about as many elements as x.
+    and memory are in proportion to the index, unless it has more than an eighth as many elements as x. On separate
+    memories, reading elements of a view by index arrays copies the view.
 
     Raises:
         IndexingError: the index is out of bounds.

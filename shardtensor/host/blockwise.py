@@ -166,9 +166,12 @@ def copy_into(out: HostArray, array: Any, *, breaks: bool = False) -> None:
 
     Args:
         out: the array to write.
-        array: an array that broadcasts to the shape of ``out`` and shares no memory with it, or a scalar.
+        array: an array that broadcasts to the shape of ``out`` and shares no memory with it, or a scalar. It may have
+            more dimensions than ``out`` if the first ones have size 1, as in assignments.
         breaks: whether an exception of a signal handler, such as KeyboardInterrupt, may leave ``out`` half written.
     """
+    if isinstance(array, np.ndarray) and array.ndim > out.ndim:
+        array = array.reshape(array.shape[array.ndim - out.ndim :])
     straight = out.flags.c_contiguous and (not isinstance(array, np.ndarray) or array.flags.c_contiguous)
     if straight and 2 * out.nbytes * BYTE < LONG:  # A copy of 1 MiB evicts code from the caches: little is executed.
         cast(array, out=out)

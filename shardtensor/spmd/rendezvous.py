@@ -17,7 +17,7 @@ from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.communicator import Communicator
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.transfer import array_on
-from shardtensor.errors import ArgumentTypeError, ShardTensorError
+from shardtensor.errors import ArgumentTypeError, BackendError, ShardTensorError
 from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.program import Across, CollectiveCall, Program, current
 from shardtensor.tensor.ownership import Lent
@@ -158,7 +158,10 @@ def _contribution(leaf: Any, program: Program, caller: str, scalars: bool) -> An
         raise ArgumentTypeError(
             f"{caller}: x is {_named(leaf)}; wanted arrays, scalars, or a pytree of them{hint_to_register(leaf)}"
         )
-    array = leaf if is_tensor else np.asarray(leaf) if on_host else backend.contribution(leaf)
+    try:
+        array = leaf if is_tensor else np.asarray(leaf) if on_host else backend.contribution(leaf)
+    except BackendError as error:
+        raise BackendError(f"{caller}: {error}") from None
     if not is_element(array.dtype if on_host else backend.dtype_of(array)):
         raise ArgumentTypeError(f"{caller}: x is an array of {array.dtype}; wanted numbers")
     if program.communicator is AbstractCommunicator:

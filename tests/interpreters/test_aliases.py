@@ -320,3 +320,16 @@ def test_all_elements_of_a_long_reshaped_view_are_written(backend: str) -> None:
     view += 3
     view[view > 0] = 5
     assert (np.asarray(base) == 5).all()
+
+
+@pytest.mark.parametrize("backend", USABLE, indirect=True)
+@pytest.mark.parametrize("n", [5, 200_000])
+def test_dimensions_of_size_1_in_front_of_what_is_assigned_are_dropped(n: int, backend: str) -> None:
+    x, values = put(np.zeros(n), backend), np.arange(float(n)).reshape(1, 1, n)
+    for given in (values, put(values, backend, spec=st.P(None, None, "x"))):
+        for at in (slice(None), slice(None, None, -1)):
+            x[...] = 0
+            x[at] = given
+            assert np.array_equal(np.asarray(x)[at], values[0, 0])
+    st.jit(lambda x, y: x.__setitem__(..., y))(x, values)
+    assert np.array_equal(np.asarray(x), values[0, 0])

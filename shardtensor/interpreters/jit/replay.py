@@ -279,7 +279,7 @@ def view_of(base: Any, view_spec: ViewSpec, value: Aval | HostAval) -> Any:
 
 
 def _view_of_view(x: ShardedTensor, view_spec: ViewSpec, value: Any) -> ShardedTensor:
-    """Returns a view of a view, whose base is that of the view: only a base knows who holds its memory.
+    """Returns a view of a view, whose base is that of the view: ownership is recorded for bases only.
 
     Where NumPy would copy x to reshape it, the result is such a copy. Programs that write it or return it as a view are
     traced for the base of x instead (see `Trace.copies_argument`).
