@@ -323,13 +323,13 @@ def test_all_elements_of_a_long_reshaped_view_are_written(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", USABLE, indirect=True)
-@pytest.mark.parametrize("n", [5, 600_000])
-def test_dimensions_of_size_1_in_front_of_what_is_assigned_are_dropped(n: int, backend: str) -> None:
-    x, values = put(np.zeros(n), backend), np.arange(float(n)).reshape(1, 1, n)
-    for given in (values, put(values, backend, spec=st.P(None, None, "x"))):
-        for at in (slice(None), slice(None, None, -1)):
-            x[...] = 0
-            x[at] = given
-            assert np.array_equal(np.asarray(x)[at], values[0, 0])
-    st.jit(lambda x, y: x.__setitem__(..., y))(x, values)
-    assert np.array_equal(np.asarray(x), values[0, 0])
+def test_dimensions_of_size_1_in_front_of_what_is_assigned_are_dropped(backend: str) -> None:
+    for n in (5, 600_000):
+        x, values = put(np.zeros(n), backend), np.arange(float(n)).reshape(1, 1, n)
+        for given in (values, put(values, backend, spec=st.P(None, None, "x"))):
+            for at in (slice(None), slice(None, None, -1)):
+                x[...] = 0
+                x[at] = given
+                assert np.array_equal(np.asarray(x)[at], values[0, 0])
+        st.jit(lambda x, y: x.__setitem__(..., y))(x, values)
+        assert np.array_equal(np.asarray(x), values[0, 0])
