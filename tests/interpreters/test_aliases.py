@@ -333,3 +333,15 @@ def test_dimensions_of_size_1_in_front_of_what_is_assigned_are_dropped(backend: 
                 assert np.array_equal(np.asarray(x)[at], values[0, 0])
         st.jit(lambda x, y: x.__setitem__(..., y))(x, values)
         assert np.array_equal(np.asarray(x), values[0, 0])
+
+
+@pytest.mark.parametrize("backend", USABLE, indirect=True)
+def test_a_tensor_is_written_to_its_own_elements_in_another_order(backend: str) -> None:
+    for n in (5, 600_000):
+        a, x = np.arange(2.0 * n).reshape(n, 2), put(np.arange(2.0 * n).reshape(n, 2), backend)
+        for at in (np.s_[::-1], np.s_[:, ::-1], np.s_[...]):
+            a[at] = a.copy()
+            x[at] = x
+            assert np.array_equal(np.asarray(x), a)
+        x[::-1], a[::-1] = np.asarray(x), a.copy()
+        assert np.array_equal(np.asarray(x), a)

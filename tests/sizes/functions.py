@@ -79,7 +79,7 @@ EITHER_ZERO = words("""
 LEFT_OUT = words("""
     empty_like array2string array_repr array_str info datetime_as_string is_busday busday_count busday_offset
     frompyfunc nested_iters asmatrix bmat x.base x.ctypes x.data x.flat x.dumps x.dump x.byteswap x.resize x.tofile
-    x.setfield x.setflags x.strides x.to_device x.getfield from_dlpack linalg.eig linalg.eigvals linalg.eigh linalg.svd
+    x.setfield x.setflags x.strides isfortran x.to_device x.getfield from_dlpack linalg.eig linalg.eigvals linalg.eigh linalg.svd
     linalg.qr
 """)
 """Calls whose results are not defined, are no numbers, or differ as the pages say: `docs/numpy_functions.md` lists what is

@@ -310,7 +310,7 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
         return False
     if _is_scalar(value):
         value = converted(value, dtype)
-    elif is_recording() or (value := _buffer_of(value, shape, dtype)) is None:
+    elif value is x or is_recording() or (value := _buffer_of(value, shape, dtype)) is None:  # `x[::-1] = x` copies x.
         return False
     write_state = write_state_of(x)
     with write_state.lock:
