@@ -27,6 +27,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError
+from shardtensor.sequences import as_tuple
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -495,7 +496,7 @@ def _operands_and_params(op: Op) -> tuple[str, str]:
 
 def _taken(name: str) -> str:
     """Returns the source of a parameter that may be an iterator: rules, kernels and caches get a tuple of its items."""
-    return f"(tuple({name}) if hasattr({name}, '__next__') else {name})"  # isinstance(…, Iterator) is slow.
+    return f"_as_tuple({name})"
 
 
 def _compiled(op: Op, arguments: Sequence[inspect.Parameter], result: str) -> Function:
@@ -504,7 +505,14 @@ def _compiled(op: Op, arguments: Sequence[inspect.Parameter], result: str) -> Fu
     The function is compiled from the declared signature, so that Python binds arguments and defaults, which is ten
     times faster than `inspect.Signature.bind`.
     """
-    scope: dict[str, Any] = {"_bind": bind, "_extended": _extended, "_op": op, "_place": _place, "_several": _several}
+    scope: dict[str, Any] = {
+        "_as_tuple": as_tuple,
+        "_bind": bind,
+        "_extended": _extended,
+        "_op": op,
+        "_place": _place,
+        "_several": _several,
+    }
     scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
     exec(_code(f"def _function({_header(arguments)}): return {result}"), scope)
     function: Function = scope["_function"]
@@ -544,23 +552,6 @@ def _header(arguments: Sequence[inspect.Parameter]) -> str:
     if positional:
         parts.insert(positional, "/")
     return ", ".join(parts)
-
-
-def items_of(given: Any, name: str) -> list[Any]:
-    """Returns the items of a sequence of arrays or of other arguments.
-
-    Raises:
-        ArgumentTypeError: ``given`` is not iterable, or an iterator; the message calls it ``name``.
-    """
-    if hasattr(given, "__next__") or not hasattr(given, "__len__"):
-        kind = type(given).__name__
-        raise ArgumentTypeError(f"{name} is a {kind}; wanted a list or a tuple, such as list(…) of an iterator")
-    return list(given)
-
-
-def taken(given: Any) -> Any:
-    """Returns an argument that may be an iterator: the items of one in a tuple, anything else unchanged."""
-    return tuple(given) if hasattr(given, "__next__") else given
 
 
 def _several(op: Op, arrays: Any) -> Operands:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import composition, implements, operator, taken
+from shardtensor.core import composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.joining import concat
 from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.functions.unsplit_lines import are_whole, central_differences
 from shardtensor.host import memory_pool
+from shardtensor.sequences import as_tuple
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import host_array
@@ -172,7 +173,9 @@ def gradient(
     [1.0, 1.5, 2.5, 3.0]
     """
     x: Any = host_array(f, "gradient")
-    axes = tuple(range(x.ndim)) if axis is None else normalize_axes(tuple(np.atleast_1d(taken(axis)).tolist()), x.ndim)
+    axes = (
+        tuple(range(x.ndim)) if axis is None else normalize_axes(tuple(np.atleast_1d(as_tuple(axis)).tolist()), x.ndim)
+    )
     if edge_order not in (1, 2):
         raise ArgumentError(f"gradient: edge_order is {edge_order!r}; wanted 1 or 2")
     if x.dtype.kind == "b":

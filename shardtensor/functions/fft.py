@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import OPS, composition, implements, named, operator, taken
+from shardtensor.core import OPS, composition, implements, named, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError
 from shardtensor.functions.algorithms.transpose_fft import needs_transposition, transform
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.manipulation import roll
 from shardtensor.host import fourier
+from shardtensor.sequences import as_tuple
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
@@ -311,7 +312,7 @@ def _cooked(
         AxisError: x has no such dimension.
         ArgumentError: ``s`` and ``axes`` have different lengths.
     """
-    shape, s, axes = shape_of(x), taken(s), taken(axes)
+    shape, s, axes = shape_of(x), as_tuple(s), as_tuple(axes)
     if axes is None:
         along = tuple(range(len(shape)))[len(shape) - len(s) if s is not None else 0 :]
     else:

@@ -15,8 +15,9 @@ from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.messages import send
 from shardtensor.communication.processes import connected, described, note, notes_errors
 from shardtensor.communication.transfer import gather_across
-from shardtensor.core import call, items_of
+from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.sequences import as_list
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import PartitionSpec
@@ -124,7 +125,7 @@ def make_array_from_single_device_arrays(
     [0, 1, 2, 3]
     """
     name, sizes = "make_array_from_single_device_arrays", checked_shape(shape, "make_array_from_single_device_arrays")
-    arrays = items_of(arrays, f"{name}: arrays")
+    arrays = as_list(arrays, f"{name}: arrays")
     grid, by_device = sharding.grid(sizes), dict[Device, ShardedTensor]()
     for array in arrays:
         if not isinstance(array, ShardedTensor) or array.sharding.mesh.size != 1:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, composition, implements, operator, taken
+from shardtensor.core import call, composition, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import arange
@@ -18,6 +18,7 @@ from shardtensor.functions.elementwise import add, divide, equal, multiply, pow,
 from shardtensor.functions.joining import reshape_operand, stack
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.own_kernels import own_kernel
+from shardtensor.sequences import as_tuple
 from shardtensor.sharding.layout import Shape, Where, checked_shape, chosen
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import integer_from, shape_of, sharded_dtype
@@ -326,7 +327,7 @@ def indices(
     >>> st.indices((2, 3)).tolist()
     [[[0, 0, 0], [1, 1, 1]], [[0, 1, 2], [0, 1, 2]]]
     """
-    shape = checked_shape(taken(dimensions), "indices")
+    shape = checked_shape(as_tuple(dimensions), "indices")
     if sparse:
         return tuple(
             [
@@ -359,7 +360,7 @@ def fromfunction(
     >>> st.fromfunction(lambda i, j: 10 * i + j, (2, 3), dtype=int).tolist()
     [[0, 1, 2], [10, 11, 12]]
     """
-    sizes = checked_shape(taken(shape), "fromfunction")
+    sizes = checked_shape(as_tuple(shape), "fromfunction")
     return function(*[coordinate(sizes, k, dtype=dtype, device=device) for k in range(len(sizes))], **kwargs)
 
 

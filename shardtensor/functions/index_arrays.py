@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition, items_of
+from shardtensor.core import call, composition
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.conversion import asarray
@@ -30,6 +30,7 @@ from shardtensor.functions.elementwise import (
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.searching import flatnonzero
 from shardtensor.functions.statistical import any as _any
+from shardtensor.sequences import as_list
 from shardtensor.sharding.layout import Shape, Where, checked_shape
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
@@ -215,9 +216,9 @@ def ravel_multi_index(
     [22, 41, 37]
     """
     sizes = checked_shape(dims, "ravel_multi_index: dims")
-    listed = items_of(multi_index, "ravel_multi_index: multi_index")
+    listed = as_list(multi_index, "ravel_multi_index: multi_index")
     given = [array_like(index, "ravel_multi_index") for index in listed]
-    modes = [mode] * len(sizes) if isinstance(mode, str) else items_of(mode, "ravel_multi_index: mode")
+    modes = [mode] * len(sizes) if isinstance(mode, str) else as_list(mode, "ravel_multi_index: mode")
     if len(given) != len(sizes) or len(modes) != len(sizes):
         raise ArgumentError(
             f"ravel_multi_index: {len(given)} index arrays and {len(modes)} modes for {len(sizes)} dimensions"

@@ -23,10 +23,11 @@ from shardtensor.core import call, implements, named, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.host.blockwise import copied
+from shardtensor.sequences import check_no_iterator
 from shardtensor.sharding.copy_plan import Line, Region, identity
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding, checked_shape
-from shardtensor.sharding.mesh import Mesh, check_no_iterator, integers
+from shardtensor.sharding.mesh import Mesh, integers
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.small_floats import is_small_float, promoted
-from shardtensor.core import call, composition, implements, items_of, named, recorded, taken
+from shardtensor.core import call, composition, implements, named, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions import products
 from shardtensor.functions.algorithms.blocked import (
@@ -62,6 +62,7 @@ from shardtensor.functions.statistical import any as any_of
 from shardtensor.functions.statistical import max as greatest
 from shardtensor.functions.statistical import min as least
 from shardtensor.functions.statistical import sum as sum_over
+from shardtensor.sequences import as_list, as_tuple
 from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -294,7 +295,7 @@ def multi_dot(arrays: Sequence[ArrayLike], /) -> ShardedTensor:
     >>> st.linalg.multi_dot([st.ones((2, 3)), st.ones((3, 4)), st.ones(4)]).tolist()
     [12.0, 12.0]
     """
-    arrays = items_of(arrays, "multi_dot: arrays")
+    arrays = as_list(arrays, "multi_dot: arrays")
     shapes = [shape_of(x) for x in arrays]
     if len(arrays) < 2:
         raise ShapeError(f"multi_dot: {len(arrays)} arrays are given; wanted at least two")
@@ -410,7 +411,7 @@ def tensorsolve(a: ArrayLike, b: ArrayLike, /, axes: Sequence[int] | None = None
     [0.5, 0.5, 0.5, 0.5]
     """
     if axes is not None:
-        axes = taken(axes)
+        axes = as_tuple(axes)
         a = moveaxis(a, tuple(axes), tuple(range(-len(axes), 0)))
     shape, size = shape_of(a)[len(shape_of(b)) :], math.prod(shape_of(b))
     if math.prod(shape) != size:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition, items_of, named, recorded
+from shardtensor.core import call, composition, named, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.data_types import astype, result_type
@@ -25,6 +25,7 @@ from shardtensor.functions.repetition import devices_of, on_host
 from shardtensor.functions.scans import cumulative_prod
 from shardtensor.functions.selection import trim_zeros
 from shardtensor.functions.statistical import sum as _sum
+from shardtensor.sequences import as_list
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -227,7 +228,7 @@ def polyint(p: ArrayLike, m: int = 1, k: Any = None) -> ShardedTensor:
     """
     if m < 0:
         raise ArgumentError(f"polyint: m is {m}; wanted a number from 0 on")
-    constants = np.atleast_1d(np.zeros(m) if k is None else items_of(k, "polyint: k") if np.iterable(k) else k)
+    constants = np.atleast_1d(np.zeros(m) if k is None else as_list(k, "polyint: k") if np.iterable(k) else k)
     constants = np.full(m, constants[0]) if len(constants) == 1 and m > 1 else constants
     if len(constants) < m:
         raise ArgumentError(f"polyint: k has {len(constants)} constants; wanted {m}, or one for all")

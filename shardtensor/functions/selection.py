@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition, items_of, named, taken
+from shardtensor.core import call, composition, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, RangeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import full, zeros_like
@@ -23,6 +23,7 @@ from shardtensor.functions.manipulation import broadcast_to, reshape
 from shardtensor.functions.repetition import broadcast_shapes, devices_of, on_host, resize, small_on_host
 from shardtensor.functions.searching import argmax, where
 from shardtensor.functions.statistical import any as _any
+from shardtensor.sequences import as_list, as_tuple
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.tensor.nested_lists import converted
@@ -68,7 +69,7 @@ def select(condlist: Sequence[ArrayLike], choicelist: Sequence[ArrayLike], defau
     >>> st.select([x < 2, x > 3], [x, x**2], -1).tolist()
     [0, 1, -1, -1, 16]
     """
-    condlist, choicelist = items_of(condlist, "select: condlist"), items_of(choicelist, "select: choicelist")
+    condlist, choicelist = as_list(condlist, "select: condlist"), as_list(choicelist, "select: choicelist")
     if len(condlist) != len(choicelist) or not len(condlist):
         raise ArgumentError(
             f"select: {len(condlist)} conditions and {len(choicelist)} choices; wanted as many of each, at least one"
@@ -110,7 +111,7 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
     conditions = [
         astype(call("asarray", array_like(c, "piecewise")), bool) for c in (condlist if listed else [condlist])
     ]
-    funclist = items_of(funclist, "piecewise: funclist")
+    funclist = as_list(funclist, "piecewise: funclist")
     if len(funclist) == len(conditions) + 1:
         covered = conditions[0]
         for condition in conditions[1:]:
@@ -157,7 +158,7 @@ def choose(a: ArrayLike, choices: Any, out: ShardedTensor | None = None, mode: s
     index: Any = array_like(a, "choose")
     if result_type(index).kind not in "biu":
         raise ArgumentTypeError(f"choose: a is of {result_type(index)}; wanted integers")
-    given = [array_like(choice, "choose") for choice in items_of(choices, "choose: choices")]
+    given = [array_like(choice, "choose") for choice in as_list(choices, "choose: choices")]
     count = len(given)
     if not count:
         raise ArgumentError("choose: there are no choices; wanted at least one")
@@ -252,7 +253,7 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: int | Sequence[int] | No
         raise ArgumentError(f"trim_zeros: trim is {trim!r}; wanted 'f', 'b' or 'fb'")
     given: Any = array_like(filt, "trim_zeros")
     ndim = len(shape_of(given))
-    axes = tuple(range(ndim)) if axis is None else normalize_axes(tuple(np.atleast_1d(taken(axis)).tolist()), ndim)
+    axes = tuple(range(ndim)) if axis is None else normalize_axes(tuple(np.atleast_1d(as_tuple(axis)).tolist()), ndim)
     small = small_on_host(given, given)
     used = small[0] != 0 if small else call("not_equal", given, 0)
     parts = [slice(None)] * ndim
@@ -466,7 +467,7 @@ def apply_over_axes(func: Callable[[Any, int], Any], a: ArrayLike, axes: int | S
     [[[8.0], [8.0], [8.0]]]
     """
     given: Any = call("asarray", array_like(a, "apply_over_axes"))
-    listed: Any = items_of(axes, "apply_over_axes: axes") if np.iterable(axes) else [axes]
+    listed: Any = as_list(axes, "apply_over_axes: axes") if np.iterable(axes) else [axes]
     for axis in listed:
         d = axis + given.ndim if axis < 0 else axis
         made = func(given, d)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, composition, named, recorded, taken
+from shardtensor.core import call, composition, named, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.comparisons import array_like, iscomplexobj
 from shardtensor.functions.creation import zeros
@@ -35,6 +35,7 @@ from shardtensor.functions.statistical import mean as _mean
 from shardtensor.functions.statistical import min as _min
 from shardtensor.functions.statistical import sum as _sum
 from shardtensor.host.fp_errors import warn_caller
+from shardtensor.sequences import as_tuple
 from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
@@ -87,7 +88,7 @@ def average(
     """
     given: Any = array_like(a, "average")
     shape = shape_of(given)
-    axis = taken(axis)
+    axis = as_tuple(axis)
     axes = None if axis is None else normalize_axes(axis, len(shape))
     if weights is None:
         found = _mean(given, axis=axes, keepdims=keepdims)

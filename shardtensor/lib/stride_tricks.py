@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardtensor.core import taken
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.conversion import asarray
 from shardtensor.functions.creation import empty
 from shardtensor.functions.joining import stack
+from shardtensor.sequences import as_tuple
 from shardtensor.sharding.layout import checked_shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import host_array
@@ -54,7 +54,7 @@ def sliding_window_view(
     if subok or writeable:
         raise ArgumentTypeError("sliding_window_view: the windows are a copy; leave out subok and writeable")
     array: Any = host_array(x, "sliding_window_view")
-    sizes, ndim = checked_shape(taken(window_shape), "sliding_window_view"), array.ndim
+    sizes, ndim = checked_shape(as_tuple(window_shape), "sliding_window_view"), array.ndim
     axes = range(ndim) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     if len(sizes) != len(axes):
         raise ArgumentError(f"sliding_window_view: {len(sizes)} window sizes for {len(axes)} axes; wanted one for each")

@@ -20,7 +20,8 @@ from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
 from shardtensor.host.fork import cached_property
-from shardtensor.sharding.mesh import Mesh, check_no_iterator, default_mesh, integers, mesh_in_use, mesh_of
+from shardtensor.sequences import check_no_iterator
+from shardtensor.sharding.mesh import Mesh, default_mesh, integers, mesh_in_use, mesh_of
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 
 Shape: TypeAlias = tuple[int, ...]

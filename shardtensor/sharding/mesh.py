@@ -141,14 +141,6 @@ def integers(given: Any, name: str) -> list[int]:
         raise ArgumentTypeError(f"{name} is {given!r:.60}; wanted an integer or a sequence of integers") from None
 
 
-def check_no_iterator(given: Any, name: str) -> None:
-    """Raises ArgumentTypeError if an argument, which is read several times, is an iterator, as NumPy does."""
-    if hasattr(given, "__next__"):
-        raise ArgumentTypeError(
-            f"{name} is a {type(given).__name__}, which can be read only once; wanted an integer, a list or a tuple"
-        )
-
-
 def _unpickle(devices: Any, axis_names: tuple[str, ...]) -> Mesh:
     return Mesh(devices, axis_names).on_known_devices()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
+from shardtensor.sequences import is_iterator
 from shardtensor.spmd.program import current
 
 AxisName = str | tuple[str, ...]
@@ -152,7 +153,7 @@ def check_shared(given: Any, caller: str, what: str) -> None:
     """
     nested = given if isinstance(given, (list, tuple)) else ()
     for item in (given, *nested):
-        if hasattr(item, "__next__"):
+        if is_iterator(item):
             raise ArgumentTypeError(
                 f"{caller}: {what} has a {type(item).__name__}, which can be read only once; wanted lists, since every "
                 "program reads them"

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.small_floats import is_element
-from shardtensor.core import OPS, bind_into, call, items_of, named
+from shardtensor.core import OPS, bind_into, call, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.sequences import check_no_iterator
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.flat import Flat
 from shardtensor.tensor.nested_lists import converted, from_lists
@@ -187,8 +188,7 @@ class Methods(Operators):
     def transpose(self, *axes: Any) -> ShardedTensor:
         """Returns a view with the dimensions in the order ``axes``; in reverse order if none are given."""
         order = _integers(axes)
-        if hasattr(order, "__next__"):
-            items_of(order, "transpose: axes")
+        check_no_iterator(order, "transpose: axes")
         return self.T if order is None or not len(order) else call("permute_dims", self, tuple(order))
 
     def swapaxes(self, axis1: int, axis2: int, /) -> ShardedTensor:
