@@ -437,6 +437,8 @@ def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
     step = a.shape[1] + 1 if a.ndim == 2 else 1 + int(np.cumprod(a.shape[:-1]).sum())
     end = a.shape[1] ** 2 if a.ndim == 2 and not wrap else a.size
     values = _values_for(a.dtype, val, "fill_diagonal")
+    if 0 in shape_of(values):
+        return
     positions = np.arange(0, min(end, a.size), step)
     if (small := small_on_host(a, values)) and small[0].size:
         a[np.unravel_index(positions, a.shape)] = np.resize(small[0], positions.shape).astype(a.dtype, copy=False)

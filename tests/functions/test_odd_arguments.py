@@ -326,3 +326,21 @@ def test_errors_are_those_of_numpy(name: str, backend: str) -> None:
             call(np.asarray)
         with pytest.raises(error):
             call(lambda x: on(backend, np.asarray(x)))
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (300, 300)])
+def test_a_diagonal_filled_with_no_values_is_unchanged(shape: tuple[int, int]) -> None:
+    values = np.arange(1.0, 1 + shape[0] * shape[1]).reshape(shape)
+    for none in ([], np.zeros((0, 2)), st.zeros(0)):
+        x = put(values.copy(), "numpy")
+        np.fill_diagonal(x, none)
+        np.fill_diagonal(x.T, none, wrap=True)
+        np.testing.assert_array_equal(x, values)
+
+        @st.jit
+        def filled(a: Any, none: Any = none) -> Any:
+            copy = a + 0
+            np.fill_diagonal(copy, none)
+            return copy
+
+        np.testing.assert_array_equal(filled(x), values)
