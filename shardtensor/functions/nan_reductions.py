@@ -227,8 +227,9 @@ def _declare_extremum(function: Callable[..., Any], name: str, value: float) -> 
             return np.asarray(getattr(np, f"f{name}").reduce(x, axis=axis, keepdims=keepdims))
         if not may_be_nan(xp, x):
             return getattr(xp, name)(x, axis=axis, keepdims=keepdims)
+        nan = xp.isnan(x)
         least: Any = value
-        nan, missing = xp.isnan(x), _math.nan
+        missing: Any = _math.nan
         if context.dtype.kind in "mM":
             limit = np.iinfo("int64").max if value > 0 else -np.iinfo("int64").max
             least, missing = [np.array(a, context.dtype)[()] for a in (limit, "NaT")]
