@@ -25,7 +25,7 @@ from shardtensor.functions.searching import argmax, where
 from shardtensor.functions.statistical import any as _any
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
-from shardtensor.tensor.nested_lists import converted
+from shardtensor.tensor.nested_lists import check_indices_fit, converted
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, lacks_elements
 
@@ -157,6 +157,8 @@ def choose(a: ArrayLike, choices: Any, out: ShardedTensor | None = None, mode: s
     index: Any = array_like(a, "choose")
     if result_type(index).kind not in "biu":
         raise ArgumentTypeError(f"choose: a is of {result_type(index)}; wanted integers")
+    if type(index) is np.ndarray:
+        check_indices_fit(index, "choose")
     given = [array_like(choice, "choose") for choice in items_of(choices, "choose: choices")]
     count = len(given)
     if not count:

@@ -344,3 +344,21 @@ def test_a_diagonal_filled_with_no_values_is_unchanged(shape: tuple[int, int]) -
             return copy
 
         np.testing.assert_array_equal(filled(x), values)
+
+
+def test_indices_beyond_int64_are_out_of_range() -> None:
+    values = np.arange(6).reshape(2, 3)
+    for x in (st.asarray(values), put(values.copy(), "numpy", (2,))):
+        for mode in ("raise", "clip", "wrap"):
+            for index in (2**63, [1, 2**63], 2**64 - 1):
+                most = index[1] if isinstance(index, list) else index
+                with pytest.raises(OverflowError, match=f"put: index {most} is out of range"):
+                    np.put(x, index, 9, mode=mode)
+                with pytest.raises(OverflowError, match=f"take: index {most} is out of range"):
+                    np.take(x, index, mode=mode)
+                with pytest.raises(OverflowError, match=f"take: index {most} is out of range"):
+                    np.take(x, index, axis=1, mode=mode)
+            with pytest.raises(OverflowError, match=f"choose: index {2**63} is out of range"):
+                np.choose([2**63], [x[0], x[1]], mode=mode)
+        np.testing.assert_array_equal(x, values)
+        assert int(np.take(x, np.array(4, "uint64"))) == 4
