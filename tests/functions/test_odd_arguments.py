@@ -362,3 +362,16 @@ def test_indices_beyond_int64_are_out_of_range() -> None:
                 np.choose([2**63], [x[0], x[1]], mode=mode)
         np.testing.assert_array_equal(x, values)
         assert int(np.take(x, np.array(4, "uint64"))) == 4
+
+
+def test_iterators_and_ends_that_are_no_numbers_are_named() -> None:
+    x = st.asarray(F4)
+    calls: dict[str, Callable[[], Any]] = {
+        "polyval: p is a list_iterator": lambda: st.polyval(iter([1, 2]), x),
+        "average: weights is a list_iterator": lambda: np.average(x, axis=0, weights=iter([1, 2])),
+        "interp: left is 'a'; wanted a number": lambda: np.interp(x, [0, 1], [2, 3], left="a"),
+        r"interp: right is \[1\]; wanted a number": lambda: np.interp(x, [0, 1], [2, 3], right=[1]),
+    }
+    for message, call in calls.items():
+        with pytest.raises(st.ArgumentTypeError, match=message):
+            call()
