@@ -375,3 +375,10 @@ def test_iterators_and_ends_that_are_no_numbers_are_named() -> None:
     for message, call in calls.items():
         with pytest.raises(st.ArgumentTypeError, match=message):
             call()
+
+
+def test_repetitions_beyond_the_address_space_are_a_memory_error() -> None:
+    x = st.asarray(np.arange(6).reshape(2, 3))
+    for repeats, axis in ((10**19, None), (10**19, 0), ([2**62, 2**62], 0), (2**62, 1)):
+        with pytest.raises(st.DeviceMemoryError, match="repeat: the result needs"):
+            np.repeat(x, repeats, axis=axis)
