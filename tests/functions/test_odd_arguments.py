@@ -369,6 +369,7 @@ def test_iterators_and_ends_that_are_no_numbers_are_named() -> None:
     calls: dict[str, Callable[[], Any]] = {
         "polyval: p is a list_iterator": lambda: st.polyval(iter([1, 2]), x),
         "average: weights is a list_iterator": lambda: np.average(x, axis=0, weights=iter([1, 2])),
+        "tensordot: axes has an iterator": lambda: np.tensordot(x, x, axes=[iter([0]), iter([0])]),  # type: ignore
         "interp: left is 'a'; wanted a number": lambda: np.interp(x, [0, 1], [2, 3], left="a"),
         r"interp: right is \[1\]; wanted a number": lambda: np.interp(x, [0, 1], [2, 3], right=[1]),
     }
