@@ -19,7 +19,7 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.sharding.view_spec import ViewSpec
-from shardtensor.tensor.nested_lists import converted, from_lists
+from shardtensor.tensor.nested_lists import check_indices_fit, converted, from_lists
 from shardtensor.tensor.operands import HostAval, dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
@@ -213,6 +213,7 @@ def take(x: ArrayLike, indices: Any, /, *, axis: int | None = None, mode: str = 
     Raises:
         AxisError: x has no such axis.
         IndexingError: an index is out of bounds.
+        RangeError: an index is beyond the range of int64.
         ArgumentTypeError: ``indices`` are not integers.
         ArgumentError: ``mode`` is unknown.
 
@@ -233,6 +234,8 @@ def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
         listed = isinstance(indices, (list, tuple))
         # Also of a number, because an integer as an index would give a view.
         indices = from_lists(indices, "take") if listed else np.asarray(indices)
+    if type(indices) is np.ndarray:
+        check_indices_fit(indices, "take")
     if dtype_of(indices).kind == "b" or 0 in shape_of(indices):  # An empty list has no dtype of its own.
         indices = call("astype", indices, np.int64)
     check_integers(indices)

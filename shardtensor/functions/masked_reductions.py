@@ -95,7 +95,7 @@ def extremum_of(name: str, combine: str, *, skips_nan: bool = False) -> Callable
         if is_empty(x, axis):
             return of_nothing(x, axis, keepdims, initial)
         found = call(name, selected(x, where, initial), axis=axis, keepdims=keepdims)
-        if skips_nan and dtype_of(x).kind in "fc":
+        if skips_nan and dtype_of(x).kind in "fcmM":
             found = call("where", call("isnan", found), scalar_of(initial, dtype_of(x)), found)
         return with_initial(combine, found, initial)
 
@@ -114,11 +114,16 @@ def of_nothing(x: Any, axis: Any, keepdims: bool, value: Any) -> Any:
     return call("full_like", call("any", x, axis=axis, keepdims=keepdims), scalar_of(value, dtype), dtype=dtype)
 
 
-def _count(x: Any, where: Any, axis: Any, keepdims: bool) -> Any:
+def of_selection(name: str, x: Any, where: Any, axis: Any, keepdims: bool) -> Any:
+    """Reduces the mask of x's elements by an operator: "any" tells where elements are selected, "sum" how many."""
     shape = shape_of(x)
     mask = mask_of(where, shape)
     mask = mask if shape_of(mask) == shape else call("broadcast_to", mask, shape)
-    return call("sum", mask, axis=axis, keepdims=keepdims)
+    return call(name, mask, axis=axis, keepdims=keepdims)
+
+
+def _count(x: Any, where: Any, axis: Any, keepdims: bool) -> Any:
+    return of_selection("sum", x, where, axis, keepdims)
 
 
 def masked_mean(x: Any, axis: Any, dtype: Any, keepdims: bool, *, where: Any) -> Any:

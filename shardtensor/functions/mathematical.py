@@ -413,6 +413,8 @@ def interp(
         values = concat([ends[1][0], values, ends[1][1]])
     number = complex if iscomplexobj(values) else float
     for name, end in (("left", left), ("right", right)):
+        if end is not None and (np.ndim(end) or np.asarray(end).dtype.kind not in "biufc"):
+            raise ArgumentTypeError(f"interp: {name} is {end!r:.60}; wanted a number")
         if end is not None and np.iscomplexobj(end) and number is float:
             raise ArgumentTypeError(f"interp: {name} is {end}, and fp is real; wanted a real number")
     # Plans are kept for parameters, among which 0.0 and -0.0 are equal.

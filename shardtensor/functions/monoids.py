@@ -248,7 +248,7 @@ def _arg_partial(best: str) -> Partial:
     return partial
 
 
-def _may_be_nan(xp: Any, x: Any) -> bool:
+def may_be_nan(xp: Any, x: Any) -> bool:
     """Whether elements of an array can be NaN, or NaT."""
     return getattr(x.dtype, "kind", None) in ("m", "M") or xp.isdtype(x.dtype, ("real floating", "complex floating"))
 
@@ -258,7 +258,7 @@ def _arg_merge(better: str) -> Merge:
         (value, index), (other, other_index) = a, b
         tie = xp.equal(other, value)
         wins = getattr(xp, better)(other, value)
-        if _may_be_nan(xp, value):
+        if may_be_nan(xp, value):
             nan, other_nan = xp.isnan(value), xp.isnan(other)
             wins = xp.logical_and(wins | other_nan, xp.logical_not(nan))
             tie = tie | xp.logical_and(nan, other_nan)
@@ -272,7 +272,7 @@ def _arg_together(best: str) -> Callable[..., Any]:
     def together(xp: Any, values: Any, indices: Any, dtype: Any) -> Any:
         value = getattr(xp, best)(values, axis=0)
         found = xp.equal(values, value)
-        if _may_be_nan(xp, values):
+        if may_be_nan(xp, values):
             found = xp.logical_or(found, xp.isnan(values))  # A NaN is the best of all, if there is one.
         return value, xp.min(xp.where(found, indices, np.iinfo(np.int64).max), axis=0)
 
@@ -430,7 +430,7 @@ def _not_nan(name: str) -> Merge:
 
     def merge(xp: Any, a: Any, b: Any) -> Any:
         best = getattr(xp, name)(a, b)
-        if not xp.isdtype(best.dtype, ("real floating", "complex floating")):
+        if not may_be_nan(xp, best):
             return best
         return xp.where(xp.isnan(a), b, xp.where(xp.isnan(b), a, best))
 

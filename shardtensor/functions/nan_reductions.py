@@ -16,6 +16,7 @@ import numpy.typing as npt
 from shardtensor.core import call, composition, implements, operator, recorded
 from shardtensor.errors import ArgumentError
 from shardtensor.functions import masked_reductions as _options
+from shardtensor.functions.monoids import may_be_nan
 from shardtensor.sharding.rules import extremum
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import dtype_of, shape_of
@@ -224,15 +225,16 @@ def _declare_extremum(function: Callable[..., Any], name: str, value: float) -> 
     def kernel(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdims: bool) -> Any:
         if xp is np:
             return np.asarray(getattr(np, f"f{name}").reduce(x, axis=axis, keepdims=keepdims))
-        if not _may_be_nan(xp, x):
+        if not may_be_nan(xp, x):
             return getattr(xp, name)(x, axis=axis, keepdims=keepdims)
         nan = xp.isnan(x)
-        found = getattr(xp, name)(xp.where(nan, value, x), axis=axis, keepdims=keepdims)
-        return xp.where(xp.all(nan, axis=axis, keepdims=keepdims), _math.nan, found)
-
-
-def _may_be_nan(xp: Any, x: Any) -> bool:
-    return bool(xp.isdtype(x.dtype, ("real floating", "complex floating")))
+        least: Any = value
+        missing: Any = _math.nan
+        if context.dtype.kind in "mM":
+            limit = np.iinfo("int64").max if value > 0 else -np.iinfo("int64").max
+            least, missing = [np.array(a, context.dtype)[()] for a in (limit, "NaT")]
+        found = getattr(xp, name)(xp.where(nan, least, x), axis=axis, keepdims=keepdims)
+        return xp.where(xp.all(nan, axis=axis, keepdims=keepdims), missing, found)
 
 
 def _declare_index(function: Callable[..., Any], name: str, value: float) -> None:

@@ -31,6 +31,7 @@ from shardtensor.functions.algorithms.order_statistics import elements_of_ranks 
 from shardtensor.functions.algorithms.order_statistics import picked
 from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.shards import Shards
+from shardtensor.functions.data_types import astype
 from shardtensor.functions.elementwise import divide
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.nan_quantiles import nan_quantiles
@@ -47,6 +48,7 @@ from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import reduced_axes, reduction
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
+from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
@@ -170,6 +172,9 @@ def _declare(name: str, function: Callable[..., Any], percents: Callable[..., An
     def check(x: Any, q: Any, axis: Any, method: str, keepdims: bool) -> Any:
         if method not in METHODS:
             raise ArgumentError(f"method is {method!r}; wanted one of {', '.join(map(repr, METHODS))}")
+        if name == "nanquantile" and 0 in shape_of(x) and dtype_of(x).kind in "biu":
+            # A method that selects elements has the dtype of integers, which have no NaN.
+            return function(astype(x, np.float64), q, axis=axis, method=method, keepdims=keepdims)
         if isinstance(q, ShardedTensor) or array_backend(q):
             return NotImplemented
         array, width = _in_range(q, 1), width_of(q)

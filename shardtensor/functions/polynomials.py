@@ -25,7 +25,7 @@ from shardtensor.functions.repetition import devices_of, on_host
 from shardtensor.functions.scans import cumulative_prod
 from shardtensor.functions.selection import trim_zeros
 from shardtensor.functions.statistical import sum as _sum
-from shardtensor.sequences import as_list
+from shardtensor.sequences import as_list, check_no_iterator
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -48,6 +48,7 @@ def polyval(p: ArrayLike, x: ArrayLike) -> ShardedTensor:
     >>> st.polyval([3, 0, 1], st.asarray([5, 2])).tolist()
     [76, 13]
     """
+    check_no_iterator(p, "polyval: p")
     coefficients, points = array_like(p, "polyval"), call("asarray", array_like(x, "polyval"))
     found: Any = call("zeros_like", points)
     for k in range(shape_of(coefficients)[0]):

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.errors import IndexingError
+from shardtensor.functions.monoids import may_be_nan
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
@@ -159,10 +160,10 @@ def _lines(xp: Any, x: Any, axis: Any) -> Any:
 
 def _counts(xp: Any, lines: Any, skip_nan: bool) -> tuple[Any, Any]:
     """Returns the number of elements of each line that count, with a last dimension of size 1, and where the result is
-    NaN: NaN are at the end of a line.
+    NaN: NaN are at the end of a line, as NaT are.
     """
     shape = (*lines.shape[:-1], 1)
-    if not xp.isdtype(lines.dtype, ("real floating", "complex floating")):
+    if not may_be_nan(xp, lines):
         return xp.full(shape, lines.shape[-1], dtype=np.dtype("int64")), None
     nan = xp.isnan(lines)
     if not skip_nan:
@@ -178,8 +179,9 @@ def _at(xp: Any, lines: Any, index: Any) -> Any:
 def _finished(xp: Any, context: ShardContext | Result, values: Any, nan: Any) -> Any:
     """Returns the result of which the quantiles are in the last dimension: they become the first ones."""
     values = xp.asarray(values, dtype=context.dtype)
-    if nan is not None and context.dtype.kind in "fc":
-        values = xp.where(nan, xp.asarray(math.nan, dtype=context.dtype), values)
+    if nan is not None and context.dtype.kind in "fcm":
+        missing = np.array("NaT", context.dtype)[()] if context.dtype.kind == "m" else math.nan
+        values = xp.where(nan, xp.asarray(missing, dtype=context.dtype), values)
     return xp.reshape(xp.moveaxis(values, -1, 0), context.local_shape)
 
 
@@ -207,8 +209,9 @@ def interpolated(
     """
     if weight is None:
         return _finished(xp, context, a, nan)
-    if method == MEDIAN:  # Of float16, the mean is computed in float32.
-        low, high = [xp.asarray(x, dtype=np.result_type(context.dtype, np.float32)) for x in (a, b)]
+    if method == MEDIAN:  # Of float16, the mean is computed in float32; durations have no wider dtype.
+        wide = context.dtype if context.dtype.kind == "m" else np.result_type(context.dtype, np.float32)
+        low, high = [xp.asarray(x, dtype=wide) for x in (a, b)]
         return _finished(xp, context, xp.where(xp.equal(weight, 1), high, xp.divide(xp.add(low, high), 2)), nan)
     step = xp.asarray(xp.subtract(b, a), dtype=context.dtype)  # As in NumPy, differences of integers may overflow.
     a, b = [xp.asarray(x, dtype=context.dtype) for x in (a, b)]

@@ -163,6 +163,10 @@ def _repeat(x: Any, repeats: Any, axis: int | None) -> Any:
         return _repeat(flat, repeats, normalize_axis(0 if axis is None else axis, 1))
     d, shape = normalize_axis(axis, len(shape_of(x))), shape_of(x)
     counts = _counts(repeats)
+    # The sum of large integers would wrap; that of floats is close enough to compare it with the address space.
+    total = int(counts.ravel()[0]) * shape[d] if counts.size == 1 else int(counts.sum(dtype=np.float64))
+    if total > _NEVER_WRAPS:
+        check_addressable((*shape[:d], total, *shape[d + 1 :]), result_type(x))
     if counts.size == 1:
         n = int(counts.ravel()[0])
         wide = broadcast_to(reshape(x, (*shape[: d + 1], 1, *shape[d + 1 :])), (*shape[: d + 1], n, *shape[d + 1 :]))
@@ -171,7 +175,11 @@ def _repeat(x: Any, repeats: Any, axis: int | None) -> Any:
         raise ShapeError(
             f"repeats has shape {counts.shape}, and dimension {d} of x has size {shape[d]}; wanted one each"
         )
-    return taken(x, np.repeat(np.arange(shape[d]), counts), d)
+    return taken(x, np.repeat(np.arange(shape[d]), counts.astype(np.int64, copy=False)), d)
+
+
+_NEVER_WRAPS = 2**40
+"""Lengths up to this one are those of arrays that some machine may have."""
 
 
 @implements(repeat, "small")
@@ -191,7 +199,7 @@ def _counts(repeats: Any) -> np.ndarray[Any, Any]:
         raise ShapeError(f"repeats has shape {counts.shape}; wanted an integer or one dimension")
     if (counts < 0).any():
         raise ShapeError(f"repeats has a negative number, {counts.min()}")
-    return counts.astype(np.int64)
+    return counts if counts.dtype == np.uint64 else counts.astype(np.int64)
 
 
 def on_host(x: Any) -> np.ndarray[Any, Any]:

@@ -26,7 +26,7 @@ from shardtensor.functions.statistical import any as _any
 from shardtensor.sequences import as_list, as_tuple
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
-from shardtensor.tensor.nested_lists import converted
+from shardtensor.tensor.nested_lists import check_indices_fit, converted
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, lacks_elements
 
@@ -158,6 +158,8 @@ def choose(a: ArrayLike, choices: Any, out: ShardedTensor | None = None, mode: s
     index: Any = array_like(a, "choose")
     if result_type(index).kind not in "biu":
         raise ArgumentTypeError(f"choose: a is of {result_type(index)}; wanted integers")
+    if type(index) is np.ndarray:
+        check_indices_fit(index, "choose")
     given = [array_like(choice, "choose") for choice in as_list(choices, "choose: choices")]
     count = len(given)
     if not count:
@@ -438,6 +440,8 @@ def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
     step = a.shape[1] + 1 if a.ndim == 2 else 1 + int(np.cumprod(a.shape[:-1]).sum())
     end = a.shape[1] ** 2 if a.ndim == 2 and not wrap else a.size
     values = _values_for(a.dtype, val, "fill_diagonal")
+    if 0 in shape_of(values):
+        return
     positions = np.arange(0, min(end, a.size), step)
     if (small := small_on_host(a, values)) and small[0].size:
         a[np.unravel_index(positions, a.shape)] = np.resize(small[0], positions.shape).astype(a.dtype, copy=False)

@@ -35,7 +35,7 @@ from shardtensor.functions.statistical import mean as _mean
 from shardtensor.functions.statistical import min as _min
 from shardtensor.functions.statistical import sum as _sum
 from shardtensor.host.fp_errors import warn_caller
-from shardtensor.sequences import as_tuple
+from shardtensor.sequences import as_tuple, check_no_iterator
 from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
@@ -94,6 +94,7 @@ def average(
         found = _mean(given, axis=axes, keepdims=keepdims)
         count = np.prod([shape[d] for d in (range(len(shape)) if axes is None else axes)])
         return (found, call("full_like", found, int(count))) if returned else found
+    check_no_iterator(weights, "average: weights")
     heavy = _weights(array_like(weights, "average"), shape, axes)
     narrow = (np.float64,) if result_type(given).kind in "biu" else ()
     dtype = np.result_type(result_type(given), result_type(heavy), *narrow)

@@ -16,7 +16,16 @@ from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS, Op, bind_into, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.functions import ufunc_methods as methods
-from shardtensor.functions.masked_reductions import is_empty, logical, mask_of, of_nothing, selected, with_initial
+from shardtensor.functions.masked_reductions import (
+    is_empty,
+    logical,
+    mask_of,
+    of_nothing,
+    of_selection,
+    scalar_of,
+    selected,
+    with_initial,
+)
 from shardtensor.functions.monoids import FOLDS
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.nested_lists import from_lists
@@ -280,21 +289,25 @@ def _folded(ufunc: np.ufunc, x: Any, axis: Any, keepdims: bool, initial: Any, wh
     """Reduces by a ufunc that has no operator of its own.
 
     Raises:
-        ArgumentTypeError: the result depends on the grouping of the elements.
+        ArgumentTypeError: the ufunc is none of `FOLDS`; the result of most others depends on the order of elements.
     """
     name = ufunc.__name__
     if name not in FOLDS:
         raise ArgumentTypeError(
-            f"numpy.{name}.reduce: has no sharded form here, because its result depends on the order in which elements "
-            f"are combined; wanted one of {', '.join((*_REDUCTIONS, *FOLDS))}, or np.asarray(x) for the whole "
-            "array on the host"
+            f"numpy.{name}.reduce: has no sharded form here; wanted one of {', '.join((*_REDUCTIONS, *FOLDS))}, or "
+            "np.asarray(x) for the whole array on the host"
         )
     x = call("astype", x, _reduced_dtype(ufunc, x), copy=False)  # It has the neutral element.
     neutral = methods.neutral_of(name, dtype_of(x))
     if is_empty(x, axis):
-        return with_initial(name, of_nothing(x, axis, keepdims, neutral), initial)
-    chosen = selected(x, where, neutral)
-    return with_initial(name, methods.fold(chosen, ufunc=name, axis=axis, keepdims=keepdims), initial)
+        return of_nothing(x, axis, keepdims, neutral if initial is None else initial)
+    found = methods.fold(selected(x, where, neutral), ufunc=name, axis=axis, keepdims=keepdims)
+    combined = with_initial(name, found, initial)
+    if initial is None or where is True or name not in ("gcd", "hypot"):
+        return combined
+    # The neutral element makes `initial` positive, which it stays only where there are elements to combine it with.
+    some = of_selection("any", x, where, axis, keepdims)
+    return call("where", some, combined, scalar_of(initial, dtype_of(combined)))
 
 
 def _reduced_dtype(ufunc: np.ufunc, x: Any) -> np.dtype[Any]:

@@ -289,6 +289,7 @@ def _contracted(n: int, m: int, axes: Axes) -> tuple[Sequence[int], Sequence[int
 
     Raises:
         AxisError, ArgumentError: as `tensordot`.
+        ArgumentTypeError: ``axes`` has an iterator.
     """
     if isinstance(axes, int):
         if not 0 <= axes <= min(n, m):
@@ -296,6 +297,8 @@ def _contracted(n: int, m: int, axes: Axes) -> tuple[Sequence[int], Sequence[int
         return range(n - axes, n), range(axes)
     if not isinstance(axes, tuple) or len(axes) != 2:
         raise ArgumentError(f"axes is {axes!r}; wanted an integer, or a pair of sequences of the same length")
+    if any(hasattr(a, "__next__") for a in axes):
+        raise ArgumentTypeError("axes has an iterator, which can be read only once; wanted a pair of lists or tuples")
     left, right = [(a,) if isinstance(a, int) else tuple(a) for a in axes]
     if len(left) != len(right):
         raise ArgumentError(f"axes has {len(left)} axes of x1 and {len(right)} of x2; wanted as many of each")

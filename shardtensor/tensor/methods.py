@@ -17,7 +17,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, 
 from shardtensor.sequences import check_no_iterator
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.flat import Flat
-from shardtensor.tensor.nested_lists import converted, from_lists
+from shardtensor.tensor.nested_lists import check_indices_fit, converted, from_lists
 from shardtensor.tensor.numpy_calls import call_numpy, with_out
 from shardtensor.tensor.numpy_functions import REFUSED
 from shardtensor.tensor.numpy_protocols import Operators
@@ -300,12 +300,14 @@ class Methods(Operators):
 
         Raises:
             IndexingError: a position is out of bounds.
+            RangeError: a position is beyond the range of int64.
             ArgumentTypeError: positions are not numbers.
             ArgumentError: there is no such mode.
         """
         linear, size = np.asarray(indices).ravel(), self.size
         if linear.dtype.kind not in "biuf":
             raise ArgumentTypeError(f"put: indices are of {linear.dtype}; wanted integers")
+        check_indices_fit(linear, "put")
         linear = linear.astype(np.intp, copy=False)  # NumPy truncates floats here, and only here.
         if mode not in ("raise", "wrap", "clip"):
             raise ArgumentError(f"put: mode is {mode!r}; wanted 'raise', 'wrap' or 'clip'")

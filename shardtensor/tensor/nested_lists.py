@@ -67,3 +67,13 @@ def converted(value: Any, dtype: np.dtype[Any], name: str = "value") -> Any:
             raise ShapeError(f"{name} has nested lists of different lengths ({error})") from None
         raise ArgumentError(f"{name} {value!r:.60} for elements of {dtype}: {error}") from None
     return array[()]
+
+
+def check_indices_fit(indices: np.ndarray[Any, Any], caller: str) -> None:
+    """Raises RangeError if a host array has indices beyond the range of int64, through which they would wrap. NumPy
+    makes floats of a list of small and of such integers.
+    """
+    if (indices.dtype == np.uint64 or indices.dtype.kind == "f") and (beyond := indices >= 2.0**63).any():
+        first = indices[beyond][0]
+        index = int(first) if np.isfinite(first) else first
+        raise RangeError(f"{caller}: index {index} is out of range; wanted indices below 2**63, those of int64")

@@ -326,3 +326,60 @@ def test_errors_are_those_of_numpy(name: str, backend: str) -> None:
             call(np.asarray)
         with pytest.raises(error):
             call(lambda x: on(backend, np.asarray(x)))
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (300, 300)])
+def test_a_diagonal_filled_with_no_values_is_unchanged(shape: tuple[int, int]) -> None:
+    values = np.arange(1.0, 1 + shape[0] * shape[1]).reshape(shape)
+    for none in ([], np.zeros((0, 2)), st.zeros(0)):
+        x = put(values.copy(), "numpy")
+        np.fill_diagonal(x, none)
+        np.fill_diagonal(x.T, none, wrap=True)
+        np.testing.assert_array_equal(x, values)
+
+        @st.jit
+        def filled(a: Any, none: Any = none) -> Any:
+            copy = a + 0
+            np.fill_diagonal(copy, none)
+            return copy
+
+        np.testing.assert_array_equal(filled(x), values)
+
+
+def test_indices_beyond_int64_are_out_of_range() -> None:
+    values = np.arange(6).reshape(2, 3)
+    for x in (st.asarray(values), put(values.copy(), "numpy", (2,))):
+        for mode in ("raise", "clip", "wrap"):
+            for index in (2**63, [1, 2**63], 2**64 - 1):
+                most = index[1] if isinstance(index, list) else index
+                with pytest.raises(OverflowError, match=f"put: index {most} is out of range"):
+                    np.put(x, index, 9, mode=mode)
+                with pytest.raises(OverflowError, match=f"take: index {most} is out of range"):
+                    np.take(x, index, mode=mode)
+                with pytest.raises(OverflowError, match=f"take: index {most} is out of range"):
+                    np.take(x, index, axis=1, mode=mode)
+            with pytest.raises(OverflowError, match=f"choose: index {2**63} is out of range"):
+                np.choose([2**63], [x[0], x[1]], mode=mode)
+        np.testing.assert_array_equal(x, values)
+        assert int(np.take(x, np.array(4, "uint64"))) == 4
+
+
+def test_iterators_and_ends_that_are_no_numbers_are_named() -> None:
+    x = st.asarray(F4)
+    calls: dict[str, Callable[[], Any]] = {
+        "polyval: p is a list_iterator": lambda: st.polyval(iter([1, 2]), x),
+        "average: weights is a list_iterator": lambda: np.average(x, axis=0, weights=iter([1, 2])),
+        "tensordot: axes has an iterator": lambda: np.tensordot(x, x, axes=[iter([0]), iter([0])]),  # type: ignore
+        "interp: left is 'a'; wanted a number": lambda: np.interp(x, [0, 1], [2, 3], left="a"),
+        r"interp: right is \[1\]; wanted a number": lambda: np.interp(x, [0, 1], [2, 3], right=[1]),
+    }
+    for message, call in calls.items():
+        with pytest.raises(st.ArgumentTypeError, match=message):
+            call()
+
+
+def test_repetitions_beyond_the_address_space_are_a_memory_error() -> None:
+    x = st.asarray(np.arange(6).reshape(2, 3))
+    for repeats, axis in ((10**19, None), (10**19, 0), ([2**62, 2**62], 0), (2**62, 1)):
+        with pytest.raises(st.DeviceMemoryError, match="repeat: the result needs"):
+            np.repeat(x, repeats, axis=axis)

@@ -93,3 +93,45 @@ def test_medians_of_values_that_overflow_when_added(backend: str) -> None:
         x = np.full(size, 60_000, "float16")
         assert_as_numpy(np.median, x, put(x, backend))
         assert_as_numpy(np.nanmedian, x, put(x, backend))
+
+
+DURABLE = ["numpy", "checked"]
+"""The backends that have arrays of durations."""
+
+
+@pytest.mark.parametrize("backend", DURABLE)
+@pytest.mark.parametrize("shape", [(6,), (3, 5), (100, 90)])
+def test_quantiles_of_durations_treat_nat_as_nan(backend: str, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(3)
+    for part in (0, 0.2, 1):
+        x = rng.integers(-9, 20, shape).astype("m8[s]")
+        x[rng.random(shape) < part] = "NaT"
+        y = put(x, backend)
+        for axis in (None, -1):
+            for name in ("median", "nanmedian"):
+                assert_as_numpy(lambda a, n=name, axis=axis: getattr(np, n)(a, axis=axis), x, y)
+            for k, method in enumerate(METHODS):
+                name = ("quantile", "nanquantile")[(k + len(shape)) % 2]
+                for q in (0.3, [0.0, 1.0]):
+                    assert_as_numpy(
+                        lambda a, n=name, q=q, m=method, axis=axis: getattr(np, n)(a, q, axis=axis, method=m), x, y
+                    )
+        assert_as_numpy(lambda a: np.nanpercentile(a, 30.5, method="weibull"), x, y)
+        for name in ("nanmax", "nanmin"):
+            for dtype in ("m8[s]", "M8[s]"):
+                assert_as_numpy(lambda a, n=name, d=dtype: getattr(np, n)(a.astype(d), axis=-1), x, y)
+    assert_as_numpy(lambda a: st.jit(np.median)(a) if a is y else np.median(a), x, y)
+
+
+@everywhere
+@pytest.mark.parametrize("method", ["nearest", "higher", "lower", "inverted_cdf", "linear"])
+def test_nanquantiles_of_no_integers_are_nan(backend: str, method: str) -> None:
+    for dtype in ("int32", "uint8", "bool"):
+        x = np.zeros((0, 3), dtype)
+        y = put(x, backend, spec=P())
+        for axis in (None, 0, 1):
+            assert_as_numpy(lambda a, axis=axis: np.nanquantile(a, 0.5, axis=axis, method=method), x, y)
+        assert_as_numpy(lambda a: np.nanpercentile(a, 30, method=method), x, y)
+        for q, shape in ((0.5, (3,)), ([0.5, 1], (2, 3))):  # NumPy's result lacks the dimension of the quantiles.
+            function = st.jit(lambda a, q=q: np.nanquantile(a, q, axis=0, method=method))
+            assert_as_numpy(lambda a, f=function, n=shape, x=x: np.full(n, np.nan) if a is x else f(a), x, y)

@@ -16,7 +16,7 @@ from shardtensor.functions.monoids import FOLDS
 from shardtensor.functions.ufunc_calls import _REDUCTIONS
 from shardtensor.tensor.numpy_functions import UFUNC_NAMES
 from tests.draws import drawn
-from tests.layouts import assert_equal, everywhere, put
+from tests.layouts import assert_equal, assert_same, everywhere, put
 
 UFUNCS = [u for u in UFUNC_NAMES if u.nin == 2 and u.nout == 1 and not u.signature]
 METHODS = ["reduce", "accumulate", "reduceat", "outer", "at"]
@@ -165,3 +165,27 @@ def test_initial_none_states_that_there_is_no_neutral_element() -> None:
         for kwargs in ({"initial": None}, {"initial": None, "where": np.ones(x.shape, bool)}):
             call = Call(np.add, "reduce", x, (), kwargs)
             assert_as_numpy(call, outcome(call, put(x, "numpy")))
+
+
+@everywhere
+def test_initial_is_the_result_where_nothing_is_reduced(backend: str) -> None:
+    numbers = np.arange(1, 17, dtype="int64").reshape(4, 4)
+    mask = numbers % 4 == 0
+    for x, kwargs in (
+        (np.zeros((3, 0), "int64"), {"axis": -1}),
+        (numbers, {"axis": (), "where": False}),
+        (numbers, {"axis": (), "where": mask}),
+        (numbers, {"axis": 1, "where": mask.T}),
+        (numbers, {"axis": None, "where": mask & False, "keepdims": True}),
+    ):
+        for name, dtype in (("gcd", "int64"), ("hypot", "float64"), ("bitwise_xor", "int64")):
+            a = x.astype(dtype)
+            y = put(a, backend, spec=P() if 0 in a.shape else P("x"))
+            wanted = getattr(np, name).reduce(a, initial=-1, **kwargs)
+            assert_same(getattr(np, name).reduce(y, initial=-1, **kwargs), wanted)
+            assert_same(st.jit(lambda v, n=name, k=kwargs: getattr(np, n).reduce(v, initial=-1, **k))(y), wanted)
+
+
+def test_a_refused_reduction_gives_no_untrue_reason() -> None:
+    with pytest.raises(st.ArgumentTypeError, match=r"numpy.lcm.reduce: has no sharded form here; wanted one of add"):
+        np.lcm.reduce(st.asarray([4, 6]))
