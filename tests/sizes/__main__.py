@@ -2,7 +2,8 @@
 
 ``python -m tests.sizes calls low numpy 0 5`` runs each function five times with all thresholds low, and
 ``python -m tests.sizes programs 17 numpy,checked 0 1000`` a thousand programs with thresholds that are drawn by 17; with
-``c`` at the end, the kernels of jit are compiled, which takes most of the time then. What is drawn depends on these numbers only, without the bookkeeping of hypothesis, so that very many run.
+``c`` at the end, the kernels of jit are compiled, which takes most of the time then. What is drawn depends on these
+numbers only, without the bookkeeping of hypothesis, so that very many run.
 """
 
 from __future__ import annotations

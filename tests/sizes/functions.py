@@ -65,7 +65,8 @@ EXACT = frozenset(words("""
 ADDING = frozenset(words("""
     add average convolve corrcoef correlate cov cross cumprod cumsum cumulative_prod cumulative_sum diff dot ediff1d
     einsum geomspace gradient histogram histogram2d histogramdd histogram_bin_edges inner interp kron linspace
-    logaddexp logcumsumexp logspace matmul matvec mean median nancumprod nancumsum nanmean nanmedian nanpercentile nanprod nanquantile nanstd
+    logaddexp logcumsumexp logspace matmul matvec mean median nancumprod nancumsum nanmean nanmedian
+    nanpercentile nanprod nanquantile nanstd
     nansum nanvar percentile poly polyadd polydiv polyfit polyint polymul polysub polyval prod quantile roots std sum
     tensordot trace trapezoid trim_zeros unwrap var vdot vecdot vecmat apply_over_axes ptp reduce accumulate reduceat
 """))  # fmt: skip
@@ -79,7 +80,8 @@ EITHER_ZERO = words("""
 LEFT_OUT = words("""
     empty_like array2string array_repr array_str info datetime_as_string is_busday busday_count busday_offset
     frompyfunc nested_iters asmatrix bmat x.base x.ctypes x.data x.flat x.dumps x.dump x.byteswap x.resize x.tofile
-    x.setfield x.setflags x.strides isfortran x.to_device x.getfield from_dlpack linalg.eig linalg.eigvals linalg.eigh linalg.svd
+    x.setfield x.setflags x.strides isfortran x.to_device x.getfield from_dlpack
+    linalg.eig linalg.eigvals linalg.eigh linalg.svd
     linalg.qr
 """)
 """Calls whose results are not defined, are no numbers, or differ as the pages say: `docs/numpy_functions.md` lists what is
@@ -136,13 +138,16 @@ COPIED = (
 )
 """Functions whose results are no views, as the pages say, or share elements with themselves."""
 
+BLAS = ("dot", "inner", "matmul", "matvec", "tensordot", "vdot", "vecdot", "vecmat", "x.dot")
+"""Functions of which BLAS may leave out products with 0, also those of infinities."""
+
 SIGNALS = ("fmax", "fmin")
 """Functions that do not select the number beside a signaling NaN, which NumPy's sort of float16 leaves."""
 
 PROGRAM_CALLS = sorted(
     name
     for name in CALLS
-    if name not in (*LEFT_OUT, *NOT_STABLE, *ILL_CONDITIONED, *UNSORTED, *SIGNALS)
+    if name not in (*LEFT_OUT, *NOT_STABLE, *ILL_CONDITIONED, *UNSORTED, *SIGNALS, *BLAS)
     and not name.startswith(("fft", "linalg"))
 )
 """The functions of random programs."""

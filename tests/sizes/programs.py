@@ -213,6 +213,8 @@ class Program:
         for x, y in results[:2]:
             if tame:
                 x, y = tamed(x), tamed(y)
+                if not is_same(x, y):  # They were about half way between two integers.
+                    return False
             if not any(np.shares_memory(y, z) for z in plain):
                 y = np.ascontiguousarray(y)
             mine.append(x)

@@ -135,13 +135,15 @@ OTHERS = {
         communication.agreement.SHORT communication.gloo_engine._CHUNK communication.mpi_engine._CHUNK
         communication.process_traffic._NUMBER communication.schedules.HOST_ID distributed._DEVICE distributed._DIGEST
         functions.dlpack_memory._ON_HOST functions.histograms._MOST_BINS functions.npy_files._LONGEST_HEADER
+        functions.repetition._NEVER_WRAPS
         host.limits._NO_LIMIT host.trusted_paths._MOST_LINKS interpreters.jit.fused_in_maps.COMPILED
         interpreters.jit.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS cupy.logical_device._LEGACY
         cupy.products._NO_REDUCED_SUMS cupy.reductions._OF_THREAD""",
     "alignments": """
         communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.launches._ALIGNMENT""",
     "random numbers, which are defined by them": """
-        functions.distributions._FEW functions.distributions._LEAST_LIKELY functions.distributions._MOST functions.distributions._LOW functions.random_elements._ATTEMPTS
+        functions.distributions._FEW functions.distributions._LEAST_LIKELY functions.distributions._MOST
+        functions.distributions._LOW functions.random_elements._ATTEMPTS
         functions.random_elements._RATIO functions.random_kernel._NARROW functions.random_keys._WORD
         host.philox.MULTIPLIERS host.philox.ROUNDS host.philox.WEYL host.philox.WORD host.philox.WORDS
         host.philox._COUNTERS host.philox._LOW""",
