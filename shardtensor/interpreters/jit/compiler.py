@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from shardtensor.errors import BackendError, message_of
-from shardtensor.host.fork import in_children
+from shardtensor.host.fork import in_children, lock
 from shardtensor.host.signals import Interrupts
 from shardtensor.host.trusted_paths import distrust
 from shardtensor.interpreters.jit.kernel_files import find_kernels
@@ -162,6 +162,9 @@ _VECTOR_CANDIDATES = (
 _running: set[subprocess.Popen[bytes]] = set()
 """The processes of compilers that threads wait for."""
 
+_starting = lock()
+"""Held while a compiler is started: the interpreter could end before the process that it has started is known."""
+
 
 def _run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Runs a command, and leaves none of its processes behind.
@@ -173,12 +176,13 @@ def _run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[
     """
     deadline = time.monotonic() + _TIMEOUT
     with Interrupts() as interrupts:
-        # In a session of its own, the compiler does not receive the signals of the terminal.
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-            **options,
-        )  # fmt: skip
-        _running.add(process)
+        with _starting:
+            # In a session of its own, the compiler does not receive the signals of the terminal.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                start_new_session=True, **options,
+            )  # fmt: skip
+            _running.add(process)
         try:
             while True:
                 interrupts.deliver()
@@ -206,8 +210,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 @atexit.register
 def _kill_all() -> None:
     """Kills the compilers for which threads in the background wait, which end with the interpreter."""
-    for process in list(_running):
-        _kill(process)
+    with _starting:
+        for process in list(_running):
+            _kill(process)
 
 
 @in_children

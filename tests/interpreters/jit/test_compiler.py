@@ -502,10 +502,16 @@ while not ((pids := pathlib.Path(%r)).exists() and pids.read_text().split()):
     time.sleep(0.01)
 """
     environment = {**os.environ, "TMPDIR": str(home / "tmp")}
-    subprocess.run([sys.executable, "-c", code % str(slow_compiler)], env=environment, check=True, timeout=60)
-    child = number_in(slow_compiler)
-    eventually(lambda: not alive(child))
-    assert not list((home / "tmp").iterdir())
+    # Also where the thread has started the compiler, and is slow to note it.
+    slow = "import subprocess, time; start = subprocess.Popen.__init__\n"
+    slow += "subprocess.Popen.__init__ = lambda *args, **options: (start(*args, **options), time.sleep(1))[0]\n"
+    for first in ("", slow):
+        slow_compiler.unlink(missing_ok=True)
+        command = [sys.executable, "-c", first + code % str(slow_compiler)]
+        subprocess.run(command, env=environment, check=True, timeout=60)
+        child = number_in(slow_compiler)
+        eventually(lambda child=child: not alive(child))
+        assert not list((home / "tmp").iterdir())
 
 
 # -- limits ------------------------------------------------------------------------------------------
