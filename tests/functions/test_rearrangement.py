@@ -244,6 +244,16 @@ def test_linspace_has_numpys_bits(backend: str) -> None:
 
 
 @everywhere
+def test_ranges_from_zeros_of_both_signs_are_told_apart(backend: str) -> None:
+    sharding = st.NamedSharding(mesh_of((3,), backend), P("x"))
+    for zero in (0.0, -0.0, 0.0, np.float32(-0.0), np.float32(0)):
+        for dtype in ("f4", "f8"):
+            wanted = np.arange(zero, 2.3, 1.5, dtype)
+            found = np.asarray(st.arange(zero, 2.3, 1.5, dtype, device=sharding))
+            np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+@everywhere
 def test_arange_has_numpys_bits(backend: str) -> None:
     sharding = st.NamedSharding(mesh_of((3,), backend), P("x"))
     numbers = some.sampled_from([0.0, -0.0, 1.0, -1.0, 0.1, 1e-7, -3489.1, 1e20]) | some.floats(-5, 5, width=16)

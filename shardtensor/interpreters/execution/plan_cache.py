@@ -66,6 +66,8 @@ def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]
         if type(params[-1]) is PartitionSpec:  # The mesh in use, to which a bare spec refers, can change between calls.
             params = (*params[:-1], with_mesh(params[-1], op.name))
         placed = params[-1] is not None or (op.prototype and type(operands[0]) is ShardedTensor)
+        if any(isinstance(p, (float, np.floating)) and p == 0 and np.signbit(p) for p in params):
+            return _plan(op, kinds, params), operands  # -0.0 equals 0.0, whose plan would be taken.
     # Otherwise the result's layout is that of the default mesh, which can change between calls.
     mesh = None if placed else default_mesh()
     try:
