@@ -1120,7 +1120,8 @@ def flat_memory(backend: str, count: int) -> None:
     after = tracemalloc.get_traced_memory()[0], in_use(backend)
     tracemalloc.stop()
     assert_same(x, a)
-    assert max(now - then for now, then in zip(after, before, strict=True)) < 250_000
+    # The caches of plans grow; an object that is kept for each of 30 000 writes would be 1.5 MB.
+    assert max(now - then for now, then in zip(after, before, strict=True)) < 400_000
 
 
 def test_memory_is_flat_under_many_writes(backend: str) -> None:
