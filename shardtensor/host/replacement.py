@@ -133,7 +133,7 @@ def _created(name: str, at: int, old: int | None) -> int | None:
         os.close(new)
         os.unlink(name, dir_fd=at)
         return None
-    except BaseException:
+    except BaseException:  # Such as Ctrl-C, which passes on: the caller removes the new file, and the old one is whole.
         os.close(new)
         raise
     return new

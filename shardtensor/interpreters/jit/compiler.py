@@ -193,7 +193,7 @@ def _run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[
                         raise subprocess.TimeoutExpired(command, _TIMEOUT) from None
                 else:
                     return subprocess.CompletedProcess(command, process.returncode, out, errors)
-        except BaseException:
+        except BaseException:  # Whatever it is, such as Ctrl-C, it is raised again once no process is left.
             _kill(process)
             process.communicate()
             raise

@@ -77,7 +77,7 @@ class Kernels:
                 with os.fdopen(number, "wb") as file:
                     file.write(content + _digest(key, content))
                 os.replace(name, path)
-            except BaseException:
+            except BaseException:  # Whatever it is, it is raised again once the temporary file is removed.
                 os.unlink(name)
                 raise
             self._shrink(path.name)
