@@ -132,6 +132,7 @@ from shardtensor.tensor.numpy_functions import NUMPY_NAMES as _NUMPY_NAMES
 from shardtensor.tensor.array_type import typeof as typeof
 from shardtensor.tensor.pytree import register_pytree_node as register_pytree_node
 from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTensor
+from shardtensor.tracebacks import install as _install_hooks
 
 __version__ = "0.2.0"
 """The version of the library."""
@@ -215,6 +216,7 @@ def _register_with_einops() -> None:
         _importlib.import_module("shardtensor.einops").register()
 
 
+_install_hooks()
 _after_loading.append(_register_with_einops)
 _after_loading.append(_say_if_forgotten)
 

@@ -15,6 +15,7 @@ one device inside a mapped function (`shardtensor.interpreters.device`), or infe
 from __future__ import annotations
 
 import abc
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -22,12 +23,14 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from types import CodeType
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError
 from shardtensor.sequences import as_tuple
+from shardtensor.tracebacks import HIDING, is_hidden
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -176,7 +179,7 @@ class Op:
         elementwise = self.rule in ("... -> ...", "..., ... -> ...")
         self.is_ufunc = elementwise and isinstance(getattr(np, self.name, None), np.ufunc)
         self.creates = "device" in self.params and not isinstance(self.rule, str)
-        dispatch = _dispatcher(self, list(arguments.values()))
+        dispatch = _dispatcher(self, function.__code__, list(arguments.values()))
         self.dispatch = functools.update_wrapper(dispatch, function)  # Editors find the declaration by __wrapped__.
         self.placeable = "out_sharding" in arguments
 
@@ -184,7 +187,8 @@ class Op:
         """Returns the operands and the params of a call with these arguments."""
         if self._split is None:  # Compiled at the first use: for all operators, it takes 5 % of the import.
             arguments = list(inspect.signature(self.dispatch).parameters.values())
-            self._split = _compiled(self, arguments, ", ".join(_operands_and_params(self)))
+            result = ", ".join(_operands_and_params(self))
+            self._split = _compiled(self, self.dispatch.__code__, arguments, result)
         found: tuple[Operands, Params] = self._split(*args, **kwargs)
         return found
 
@@ -472,7 +476,7 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
         del error  # The reference cycle of the error and this frame would keep the operands alive.
 
 
-def _dispatcher(op: Op, arguments: Sequence[inspect.Parameter]) -> Function:
+def _dispatcher(op: Op, declaration: CodeType, arguments: Sequence[inspect.Parameter]) -> Function:
     """Makes the function that users call."""
     operands, params = _operands_and_params(op)
     result = f"_bind(_op, {operands}, {params})"
@@ -485,7 +489,7 @@ def _dispatcher(op: Op, arguments: Sequence[inspect.Parameter]) -> Function:
             f"({result}) if out_sharding is None else "
             f"_place(_op, {operands}, {params}, out_sharding, {given or False}{named})"
         )
-    return _compiled(op, arguments, result)
+    return _compiled(op, declaration, arguments, result)
 
 
 def _operands_and_params(op: Op) -> tuple[str, str]:
@@ -499,13 +503,15 @@ def _taken(name: str) -> str:
     return f"_as_tuple({name})"
 
 
-def _compiled(op: Op, arguments: Sequence[inspect.Parameter], result: str) -> Function:
+def _compiled(op: Op, declaration: CodeType, arguments: Sequence[inspect.Parameter], result: str) -> Function:
     """Returns a function with the signature of the operator whose result is an expression, given as source.
 
     The function is compiled from the declared signature, so that Python binds arguments and defaults, which is ten
-    times faster than `inspect.Signature.bind`.
+    times faster than `inspect.Signature.bind`. In tracebacks its line is that of the declaration.
     """
     scope: dict[str, Any] = {
+        HIDING: is_hidden,
+        "__name__": __name__,
         "_as_tuple": as_tuple,
         "_bind": bind,
         "_extended": _extended,
@@ -516,13 +522,19 @@ def _compiled(op: Op, arguments: Sequence[inspect.Parameter], result: str) -> Fu
     scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
     exec(_code(f"def _function({_header(arguments)}): return {result}"), scope)
     function: Function = scope["_function"]
-    function.__code__ = function.__code__.replace(co_name=op.name, co_filename=f"<operator {op.name}>")
+    function.__code__ = function.__code__.replace(
+        co_name=op.name, co_filename=declaration.co_filename, co_firstlineno=declaration.co_firstlineno
+    )
     return function
 
 
 @functools.cache  # Many operators have the same signature, and compiling takes most of the time of a declaration.
 def _code(source: str) -> Any:
-    return compile(source, "<operator>", "exec")
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if hasattr(node, "col_offset"):  # The columns would be those of another line: Python takes -1 for none.
+            node.col_offset = node.end_col_offset = -1  # type: ignore[attr-defined]
+    return compile(tree, "<operator>", "exec")
 
 
 def _extended(op: Op, operands: Operands, params: Params, /, **options: Any) -> Any:

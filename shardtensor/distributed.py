@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -61,6 +62,7 @@ from shardtensor.functions.global_arrays import (
 from shardtensor.host.fork import in_children
 from shardtensor.tensor.pytree import leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tracebacks import shortened
 
 __all__ = [
     "assert_equal",
@@ -154,7 +156,7 @@ def initialize(
     JOB.agreement = job
     atexit.register(_at_exit)
     if started.process_count > 1:
-        sys.excepthook = _excepthook
+        sys.excepthook = functools.partial(_excepthook, sys.excepthook)
         if isinstance(sys.stdout, io.TextIOWrapper):
             # PYTHONUNBUFFERED, which images of containers set, would write a line and its end separately.
             sys.stdout.reconfigure(line_buffering=True, write_through=False)
@@ -171,8 +173,9 @@ def shutdown() -> None:
     JOB.agreement.end()
     JOB.agreement = None
     atexit.unregister(_at_exit)
-    if sys.excepthook is _excepthook:
-        sys.excepthook = sys.__excepthook__
+    hook = sys.excepthook
+    if isinstance(hook, functools.partial) and hook.func is _excepthook:
+        (sys.excepthook,) = hook.args
 
 
 def is_initialized() -> bool:
@@ -436,10 +439,14 @@ def _digest(array: npt.NDArray[Any]) -> bytes:
     return hashlib.blake2b(text + np.ascontiguousarray(array).tobytes(), digest_size=_DIGEST).digest()
 
 
-def _excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Prints an exception that ends this process, and tells the other processes."""
+def _excepthook(
+    replaced: object, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    """Prints an exception that ends this process, and tells the other processes; it replaces another hook."""
     # As one text, so that lines of several processes are not mixed.
-    sys.stderr.write("".join(format_exception(kind, error, traceback)))
+    with shortened(error):
+        text = "".join(format_exception(error))
+    sys.stderr.write(text)
     sys.stderr.flush()
     if JOB.agreement is not None:
         JOB.agreement.fail(error)

@@ -34,11 +34,11 @@ from shardtensor.functions.statistical import max as _max
 from shardtensor.functions.statistical import mean as _mean
 from shardtensor.functions.statistical import min as _min
 from shardtensor.functions.statistical import sum as _sum
-from shardtensor.host.fp_errors import warn_caller
 from shardtensor.sequences import as_tuple, check_no_iterator
 from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
+from shardtensor.tracebacks import warn_caller
 
 _Axis = int | tuple[int, ...] | None
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import warnings
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from shardtensor.tracebacks import warn_caller
 
 
 class FloatingPointErrors(AbstractContextManager["FloatingPointErrors"]):
@@ -75,18 +74,6 @@ class Step(AbstractContextManager["Step"]):
 
     def _note(self, text: str, flag: int) -> None:
         self._errors[self.at][text] = flag
-
-
-def warn_caller(message: str) -> None:
-    """Gives a RuntimeWarning at the line outside of this package that called it."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_code.co_filename.startswith(_INSIDE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
-
-
-_INSIDE = (str(Path(__file__).parents[1]) + os.sep, "<operator ")
-"""How the names of the package's files begin, and those of the functions that it generates."""
 
 
 def _report(mode: str, name: str, text: str, flag: int) -> None:

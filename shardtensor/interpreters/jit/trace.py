@@ -10,9 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import operator as python
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -36,9 +34,7 @@ from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval
-
-_LIBRARIES = str(Path(__file__).parents[2]), str(Path(np.__file__).parent)
-"""The folders of this package and of NumPy, which calls functions of it."""
+from shardtensor.tracebacks import user_line
 
 PYTHON: dict[str, Callable[..., Any]] = {
     "add": python.add, "subtract": python.sub, "multiply": python.mul, "divide": python.truediv,
@@ -485,17 +481,6 @@ def _trace_program(programs: dict[int, Program], fn: Callable[..., Any], *args: 
     result = map_leaves(lambda x: tracer._read(x).value if lacks_elements(x) else x, out)
     programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
     return out
-
-
-def user_line() -> str:
-    """Returns file and line of the innermost call outside of this package and NumPy."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((*_LIBRARIES, "<operator", "<string>", "<frozen")) and "contextlib" not in name:
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "no line of Python"
 
 
 @contextlib.contextmanager
