@@ -452,7 +452,9 @@ def _raise_named(name: str, error: ShardTensorError) -> NoReturn:
             text = rest.strip()
         elif name.startswith("_") or all(part.isidentifier() for part in inner.split(".")):
             raise error
-        raise type(error)(f"{name}: {text}") from None
+        # It stays the same exception, whose traceback and context show where it comes from.
+        error.args = (f"{name}: {text}",)
+        raise error
     finally:
         del error  # The reference cycle of the error and this frame would keep the operands alive.
 
@@ -471,7 +473,8 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
             text = rest.strip()
         elif name.isidentifier():
             raise error
-        raise type(error)(f"{op.error_name}: {text}") from None
+        error.args = (f"{op.error_name}: {text}",)
+        raise error
     finally:
         del error  # The reference cycle of the error and this frame would keep the operands alive.
 

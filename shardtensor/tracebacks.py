@@ -61,8 +61,8 @@ def shows_all() -> bool:
 def shortened(error: BaseException | None) -> Iterator[None]:
     """Hides the frames of this package in the tracebacks of an exception and of those that led to it.
 
-    A note says how many are hidden. After the ``with`` block the tracebacks are whole again. (Programs may call Python's
-    hooks without an exception, and so does Python when the memory is full.)
+    A note says how many are hidden. After the ``with`` block the tracebacks are whole again. (Programs may call the
+    hooks of Python without an exception, and so does Python when the memory is full.)
     """
     whole = [] if shows_all() else [(e, e.__traceback__) for e in _printed(error)]
     hidden = 0
@@ -145,13 +145,14 @@ def _print_exception(
     print_it: Any, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     with shortened(error):
-        print_it(kind, error, error.__traceback__ or traceback)
+        print_it(kind, error, traceback if error is None else error.__traceback__)
 
 
 def _print_thread_exception(print_it: Any, args: Any) -> None:
     error = args.exc_value
     with shortened(error):
-        print_it(threading.ExceptHookArgs((args.exc_type, error, error and error.__traceback__, args.thread)))
+        traceback = args.exc_traceback if error is None else error.__traceback__
+        print_it(threading.ExceptHookArgs((args.exc_type, error, traceback, args.thread)))
 
 
 def _show_in_ipython(show: Any, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,287 @@
+"""Tracebacks and warnings of programs: the lines of the user, and none of the library; debuggers have all frames."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import shardtensor as st
+from shardtensor import tracebacks
+from tests.scripts import VARIABLES, new_process, output_of, run_script
+
+ERRORS = """
+import io, sys, traceback
+import numpy as np
+import shardtensor as st
+
+x = st.device_put(np.arange(64.0).reshape(8, 8), st.NamedSharding(st.make_mesh((8,), ("d",)), st.P("d")))
+CASES = {
+    "product": lambda: x @ np.ones((3, 3)),
+    "dtype": lambda: x & 1,
+    "pmap": lambda: st.pmap(lambda v: v + undefined, x),
+    "pmap of NumPy": lambda: st.pmap(np.linalg.inv, st.ones((8, 3, 4))),
+    "shard_map": lambda: st.shard_map(lambda v: v @ np.ones((3, 3)), in_specs=st.P("d"), out_specs=st.P("d"))(x),
+    "smap": lambda: st.smap(lambda a: a + undefined, x),
+    "map in a map": lambda: st.pmap(lambda v: st.smap(lambda w: w + undefined, v), x),
+    "jit": lambda: st.jit(lambda a: a @ np.ones((3, 3)))(x),
+    "jit of a name": lambda: st.jit(lambda a: a + undefined)(x),
+    "index": lambda: x[100],
+    "write": lambda: x.__setitem__((slice(None), 3), np.ones(5)),
+    "NumPy": lambda: np.linalg.inv(x[:, :3]),
+    "axis": lambda: np.sum(x, axis=7),
+    "ufunc method": lambda: np.add.reduce(x, axis=9),
+    "method": lambda: x.reshape(3, 3),
+    "concatenate": lambda: st.concat([x, x[:, :3]], axis=0),
+    "device_put": lambda: st.device_put(x, st.P("nope")),
+    "creation": lambda: st.ones("a"),
+    "einsum": lambda: st.einsum("ij,jk", x, x[:3]),
+    "float": lambda: float(x),
+    "bool": lambda: bool(x),
+    "random": lambda: st.random.normal(3, 4),
+    "sort": lambda: st.sort(x, axis=5),
+    "solve": lambda: st.linalg.solve(x, np.ones(3)),
+    "singular": lambda: st.linalg.inv(st.zeros((4, 4))),
+    "mesh": lambda: st.make_mesh((3, 5), ("a",)),
+    "astype": lambda: x.astype("nope"),
+    "nanmean": lambda: np.nanmean(x, axis=5),
+    "fft": lambda: st.fft.fft(x, axis=7),
+    "apply_along_axis": lambda: np.apply_along_axis(lambda row: row + undefined, 0, x),
+}
+
+
+def shown(error):
+    sys.stderr = io.StringIO()
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return sys.stderr.getvalue()
+    finally:
+        sys.stderr = sys.__stderr__
+"""
+"""Thirty errors, and a function that returns what Python prints of an exception that ends a program."""
+
+
+def test_thirty_errors_show_only_lines_of_the_program() -> None:
+    text = output_of(
+        run_script(
+            ERRORS
+            + """
+for name, case in CASES.items():
+    try:
+        case()
+    except Exception as error:
+        whole, notes = error.__traceback__, list(getattr(error, "__notes__", ()))
+        frames, text = len(traceback.extract_tb(whole)), shown(error)
+        assert error.__traceback__ is whole and list(getattr(error, "__notes__", ())) == notes
+        files = [line for line in text.splitlines() if line.startswith("  File ")]
+        assert all('"<string>"' in line for line in files), (name, text)
+        hidden = frames - len(files)
+        assert 0 < hidden and f"({hidden} frame" in text.splitlines()[-1], (name, text)
+        assert len(files) == 2 or "undefined" in str(error) or "pmap" in name or "map" in name or name == "jit", text
+        print(name, hidden, len(text.splitlines()))
+    else:
+        raise AssertionError(f"{name} raised nothing")
+""",
+            **VARIABLES,
+        )
+    )
+    lines = [int(line.split()[-1]) for line in text.splitlines()]
+    assert len(lines) == 30
+    assert max(lines) <= 9  # The lines of the traceback, the message and notes; there were up to 50.
+
+
+def test_one_variable_shows_all_frames() -> None:
+    script = ERRORS + "try:\n  CASES['product']()\nexcept Exception as e:\n  print(shown(e))"
+    text = output_of(run_script(script, **VARIABLES, SHARDTENSOR_TRACEBACK="full"))
+    assert "eager.py" in text
+    assert "hidden" not in text
+    assert "linear_algebra.py" in text  # The declaration of the operator, whose source Python can show.
+    assert "@operator(" in text
+    assert "<operator" not in text
+
+
+def test_the_source_of_an_operator_is_its_declaration() -> None:
+    assert inspect.getsource(st.matmul).startswith("@operator(")
+    assert st.matmul.__code__.co_filename.endswith("linear_algebra.py")
+
+
+def test_chains_groups_and_frames_of_other_libraries_stay() -> None:
+    output_of(
+        run_script(
+            ERRORS
+            + """
+import types
+
+other = types.ModuleType("statsmodels")
+exec(compile("def fit(f):\\n    return f()", "statsmodels.py", "exec"), vars(other))
+try:
+    try:
+        other.fit(CASES["product"])
+    except st.ShapeError as error:
+        raise RuntimeError("mine") from error
+except RuntimeError as error:
+    text = shown(error)
+assert "direct cause" in text and "statsmodels.py" in text and "shardtensor/" not in text, text
+assert text.count("hidden") == 1 and text.endswith("see them)\\n"), text
+
+try:
+    try:
+        CASES["product"]()
+    except st.ShapeError:
+        CASES["index"]()
+except IndexError as error:
+    text = shown(error)
+assert "During handling" in text and "shardtensor/" not in text, text
+
+errors = []
+for name in ("product", "index"):
+    try:
+        CASES[name]()
+    except Exception as error:
+        errors.append(error)
+text = shown(ExceptionGroup("two", errors))
+assert "matmul:" in text and "getitem:" in text and "shardtensor/" not in text, text
+
+try:
+    1 / 0
+except ZeroDivisionError as error:
+    text = shown(error)
+assert "hidden" not in text
+sys.excepthook(None, None, None)  # As Python's own hook does, it accepts that there is no exception.
+""",
+            **VARIABLES,
+        )
+    )
+
+
+def test_threads_and_interactive_sessions() -> None:
+    done = new_process(
+        "-i", "-c", "import shardtensor as st, threading",
+        stdin="thread = threading.Thread(target=lambda: st.ones(3)[5])\nthread.start(); thread.join()\n"
+        "st.ones(3)[7]\nimport sys, traceback\nprint('frames', len(traceback.extract_tb(sys.last_traceback)))\n",
+    )  # fmt: skip
+    assert "index 5 is out of bounds" in done.stderr
+    assert "index 7 is out of bounds" in done.stderr
+    assert done.stderr.count("hidden; set SHARDTENSOR_TRACEBACK=full") == 2
+    assert "eager.py" not in done.stderr
+    assert int(done.stdout.split()[-1]) > 5  # `pdb.pm()` has all frames.
+
+
+TESTS = """
+import shardtensor as st
+
+def test_product():
+    st.ones((8, 8)) @ st.ones((3, 3))
+
+def test_name():
+    st.pmap(lambda v: v + undefined, st.ones((1, 2)))
+
+def test_late_module():
+    st.einsum("ij,jk", st.ones((2, 3)), st.ones((4, 5)))
+"""
+
+
+def test_pytest_hides_the_frames(tmp_path: Path) -> None:
+    file = tmp_path / "test_program.py"
+    file.write_text(TESTS)
+    options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-q", "--rootdir", str(tmp_path), str(file))
+    text = new_process("-m", "pytest", *options, cwd=tmp_path, PYTHONPATH="").stdout
+    assert "3 failed" in text
+    assert re.findall(r"^(\S+\.py):\d+: ", text, re.M) == ["test_program.py"] * 4
+    full = new_process("-m", "pytest", *options, cwd=tmp_path, SHARDTENSOR_TRACEBACK="full").stdout
+    assert "eager.py" in full
+    assert "einsum.py" in full
+    commands = (
+        "import sys, traceback\np 'frames', len(traceback.extract_tb(sys.last_value.__traceback__))\np __name__\nq\n"
+    )
+    debugged = new_process("-m", "pytest", "--pdb", *options, cwd=tmp_path, stdin=commands).stdout
+    assert int(re.search(r"\('frames', (\d+)\)", debugged)[1]) > 5  # type: ignore[index]
+    assert "'shardtensor." in debugged  # The debugger starts where the exception was raised.
+
+
+@pytest.mark.skipif(not find_spec("IPython"), reason="needs IPython")
+def test_ipython_hides_the_frames() -> None:
+    text = output_of(
+        new_process(
+            "-c",
+            """
+import sys, traceback
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance(colors="nocolor")
+shell.run_cell("import shardtensor as st")
+shell.run_cell("st.ones(3)[7]")
+print("=====", len(traceback.extract_tb(sys.last_traceback)))
+shell.run_cell("%tb")
+print("=====")
+shell.run_cell("st.zeros(3) / 0")
+shell.run_cell("1 / 0")
+""",
+        )
+    )
+    short, whole, other = text.split("=====")
+    assert "index 7 is out of bounds" in short
+    assert "hidden" in short
+    assert "eager.py" not in short
+    assert len(short.splitlines()) <= 12
+    assert int(whole.split()[0]) > 5
+    assert "eager.py" in whole
+    assert "ZeroDivisionError" in other
+
+
+def test_numpys_warnings_name_the_line_of_the_caller() -> None:
+    done = run_script(
+        """
+import warnings
+import numpy as np
+import shardtensor as st
+
+warnings.resetwarnings()
+x, y = st.ones(8), st.zeros(8)
+for _ in range(3):
+    x / y  # line 9
+x / y  # line 10
+np.log(y)  # line 11
+st.pmap(lambda v: v / 0.0, x)  # line 12
+large = st.ones((1024, 1024))
+large / 0  # line 14
+warnings.filterwarnings("ignore", module="__main__")
+x / y
+warnings.filterwarnings("error", "divide by zero", module="__main__")
+try:
+    x / y
+except RuntimeWarning as error:
+    print("raised", error)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    x / y
+print(len(caught), caught[0].category.__name__)
+warnings.resetwarnings()
+warnings.warn("mine")  # line 27
+""",
+        **VARIABLES,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^(\S+):(\d+): (\w+)", done.stderr, re.M) == [
+        ("<string>", line, kind) for line, kind in
+        [(str(k), "RuntimeWarning") for k in (9, 10, 11, 12, 14)] + [("27", "UserWarning")]
+    ]  # fmt: skip
+    assert done.stdout == "raised divide by zero encountered in divide\n1 RuntimeWarning\n"
+
+
+def test_resource_warnings_keep_their_source() -> None:
+    script = "import shardtensor, warnings\nwarnings.simplefilter('always')\nopen('README.md')"
+    done = new_process("-X", "tracemalloc=5", "-c", script)
+    assert "ResourceWarning: unclosed file" in done.stderr
+    assert "Object allocated at" in done.stderr
+
+
+def test_a_traceback_without_other_frames_stays_whole() -> None:
+    try:
+        exec(compile("1 / 0", "inside.py", "exec"), {"__name__": "shardtensor.inside"})
+    except ZeroDivisionError as error:
+        inside = error.__traceback__.tb_next  # type: ignore[union-attr]
+    assert tracebacks._without_hidden(inside) == (inside, 0)
