@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.abc
 import os
 import sys
 import threading
@@ -183,7 +182,7 @@ def _show_warning(show: Any, message: warnings.WarningMessage) -> None:
         _warn_at(user, message.message, message.category, message.source)
 
 
-class _Hidden(importlib.abc.MetaPathFinder):
+class _Hidden:
     """A finder of the package's modules that marks them for pytest before they are executed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
