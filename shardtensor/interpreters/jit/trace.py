@@ -10,9 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import operator as python
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,6 +25,7 @@ from shardtensor.interpreters.infer import INFER, derived
 from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var, vars_of
 from shardtensor.interpreters.mutation.views import View, aval_of_view, stand_in
 from shardtensor.interpreters.mutation.write_ops import is_view
+from shardtensor.places import user_place
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
@@ -36,9 +35,6 @@ from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval
-
-_LIBRARIES = str(Path(__file__).parents[2]), str(Path(np.__file__).parent)
-"""The folders of this package and of NumPy, which calls functions of it."""
 
 PYTHON: dict[str, Callable[..., Any]] = {
     "add": python.add, "subtract": python.sub, "multiply": python.mul, "divide": python.truediv,
@@ -488,14 +484,9 @@ def _trace_program(programs: dict[int, Program], fn: Callable[..., Any], *args: 
 
 
 def user_line() -> str:
-    """Returns file and line of the innermost call outside of this package and NumPy."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((*_LIBRARIES, "<operator", "<string>", "<frozen")) and "contextlib" not in name:
-            return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "no line of Python"
+    """Returns file and line of the innermost call in the program of the user."""
+    place = user_place()
+    return f"{place.file}:{place.line}" if place else "no line of Python"
 
 
 @contextlib.contextmanager
