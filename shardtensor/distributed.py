@@ -441,8 +441,8 @@ def _excepthook(kind: type[BaseException], error: BaseException, traceback: Trac
     # As one text, so that lines of several processes are not mixed.
     sys.stderr.write("".join(format_exception(kind, error, traceback)))
     sys.stderr.flush()
-    if JOB.agreement is not None:
-        JOB.agreement.fail(error)
+    if JOB.agreement is not None and (told := JOB.agreement.fail(error)):
+        print(f"shardtensor: {told}", file=sys.stderr, flush=True)
 
 
 @in_children
