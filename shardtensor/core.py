@@ -445,7 +445,7 @@ def _raise_named(name: str, error: ShardTensorError) -> NoReturn:
     inner, _, rest = text.partition(":")
     try:
         if isinstance(error, DistributedError):  # Its message is that of all processes.
-            raise error
+            raise error.with_traceback(None) from None
         if not name.startswith("_") and inner != name and inner in OPS:
             text = rest.strip()
         elif name.startswith("_") or all(part.isidentifier() for part in inner.split(".")):
@@ -466,7 +466,7 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
         # `place_result` is called with the operator that the user called.
         composed = op.composite and not op.spmd and "op" not in op.params and name != op.error_name and name in OPS
         if isinstance(error, DistributedError):  # See above.
-            raise error
+            raise error.with_traceback(None) from None
         if internal or composed:
             text = rest.strip()
         elif name.isidentifier():

@@ -22,7 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from traceback import format_exception
+from traceback import format_exception, format_exception_only
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -442,7 +442,13 @@ def _excepthook(kind: type[BaseException], error: BaseException, traceback: Trac
     sys.stderr.write("".join(format_exception(kind, error, traceback)))
     sys.stderr.flush()
     if JOB.agreement is not None and (told := JOB.agreement.fail(error)):
-        print(f"shardtensor: {told}", file=sys.stderr, flush=True)
+        _say(DistributedError(told))
+
+
+def _say(error: DistributedError) -> None:
+    """Prints the error that the others raise, as their tracebacks end, so that `shardtensor launch` prints it once."""
+    sys.stderr.write("".join(format_exception_only(error)))
+    sys.stderr.flush()
 
 
 @in_children
@@ -468,7 +474,7 @@ def _at_exit() -> None:
         return
     except DistributedError as error:
         if not known:
-            print(f"shardtensor: {error}", file=sys.stderr)
+            _say(error)
     sys.stdout.flush()
     sys.stderr.flush()
     job.abort(_TOGETHER)

@@ -18,6 +18,12 @@ _STANDARD = os.path.dirname(os.__file__) + os.sep
 """The folder of the standard library."""
 
 
+_PUBLIC = ["shardtensor"] + [
+    f"shardtensor.{name}" for name in ("distributed", "linalg", "fft", "random", "lib", "einops")
+]
+"""The modules whose public names users call."""
+
+
 class Place(NamedTuple):
     """A place in a program.
 
@@ -44,6 +50,20 @@ def user_place() -> Place | None:
     libraries, the innermost one outside of this package.
     """
     return _innermost(_frames(sys._getframe(1)))
+
+
+def user_call() -> tuple[Place | None, str]:
+    """Returns the place of `user_place`, and the public function of this package that is called there; empty for an
+    operator of Python or a method that only this package calls.
+    """
+    place, frame, function = user_place(), sys._getframe(1), ""
+    public = {name for module in _PUBLIC for name in getattr(sys.modules.get(module), "__all__", ())}
+    for code, line in _frames(frame):
+        if place == Place(code.co_filename, line, code.co_name):
+            break
+        if is_in_package(code.co_filename) and code.co_name in public:
+            function = code.co_name  # The outermost one is what the user calls.
+    return place, function
 
 
 def place_of(error: BaseException) -> Place | None:

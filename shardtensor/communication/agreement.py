@@ -26,11 +26,11 @@ from shardtensor.communication.difference import (
     compared,
     difference,
     function_of,
-    processes,
+    processes_text,
 )
 from shardtensor.communication.engine import Bytes, Engine, LateError, LostError
 from shardtensor.errors import DistributedError, message_of
-from shardtensor.places import Place, place_of, user_place
+from shardtensor.places import Place, place_of, user_call, user_place
 
 T = TypeVar("T")
 
@@ -163,6 +163,9 @@ class Agreement:
 
     def _last_call(self) -> tuple[int, bytes, str]:
         return (self._last_calls() or [(0, b"", "initialize")])[-1]
+
+    def _function(self) -> str:
+        return function_of(self._last_call()[2])
 
     # -- exchanges ---------------------------------------------------------------------------------
 
@@ -368,9 +371,11 @@ class Agreement:
         headers = [row[: len(packed)] for row in rows]
         if all(header == packed for header in headers) and state is not State.FAILED:
             return [row[len(packed) :] for row in rows]
-        place = place_of(failure) if failure else user_place()
+        place, function = (place_of(failure), "") if failure else user_call()
         calls = {n: (digest.hex(), text) for n, digest, text in self._last_calls()}
-        report = Report(_one_line(failure) if failure else "", _shown(place), calls).packed()
+        report = Report(
+            _one_line(failure) if failure else "", _shown(place), function or self._function(), calls
+        ).packed()
         reports = self._engine_call(lambda deadline: self.engine.agree(report, deadline))
         found = [Header(*_HEADER.unpack(header)) for header in headers]
         self._are_others_running = any(header.state != State.FAILED for header in found)
@@ -396,11 +401,12 @@ class Agreement:
             first = min(told)
             place, _, message = told[first].rpartition(DETAIL)
             return f"process {first} failed{f' at {place}' if place else ''}, in an exchange: {message}"
-        them = processes(absent) if absent else "another process"
+        them = processes_text(absent) if absent else "another process"
         verb = "has" if len(absent) < 2 else "have"
         if late:
-            here = f"{_shown(user_place())} {function_of(self._last_call()[2])}".strip()
-            return f"{them} {verb} not come within {self.timeout:g} s to {here}"
+            here, function = user_call()
+            to = f"{_shown(here)} {function or self._function()}".strip()
+            return f"{them} {verb} not come within {self.timeout:g} s to {to}"
         return f"{them} {verb} ended or cannot be reached (killed, or the host is down)"
 
     @contextlib.contextmanager

@@ -48,16 +48,18 @@ class Report(NamedTuple):
     Attributes:
         failure: the message of the error that has ended the process.
         place: where in the user's program the process is, or has failed; empty if this is not known.
+        function: what the program calls there.
         calls: the hash and the text of its last calls, by their numbers.
     """
 
     failure: str
     place: str
+    function: str
     calls: Mapping[int, tuple[str, str]]
 
     def packed(self) -> bytes:
         """Returns the report as bytes, of which there are always as many."""
-        lines = [self.failure[: _SIZE // 4], self.place[: _SIZE // 8]]
+        lines = [self.failure[: _SIZE // 4], self.place[: _SIZE // 8], self.function]
         # The oldest calls, which come last, may be cut off.
         lines += [f"{n} {digest} {_cut(text)}" for n, (digest, text) in sorted(self.calls.items(), reverse=True)]
         return "\n".join(lines).encode()[:_SIZE].ljust(_SIZE, b"\0")
@@ -65,19 +67,14 @@ class Report(NamedTuple):
     @staticmethod
     def unpacked(data: bytes) -> Report:
         """Returns the report of which these are the bytes."""
-        failure, place, *rest = data.rstrip(b"\0").decode(errors="replace").split("\n")
+        failure, place, function, *rest = data.rstrip(b"\0").decode(errors="replace").split("\n")
         lines = [line.split(" ", 2) for line in rest]
-        return Report(failure, place, {int(line[0]): (line[1], line[2]) for line in lines if len(line) == 3})
-
-    @property
-    def current(self) -> str:
-        """The function in which the process is."""
-        return function_of(self.calls[max(self.calls)][1]) if self.calls else "initialize"
+        return Report(failure, place, function, {int(line[0]): (line[1], line[2]) for line in lines if len(line) == 3})
 
     @property
     def where(self) -> str:
         """The place with the function."""
-        return f"{self.place} {self.current}".strip()
+        return f"{self.place} {self.function}".strip()
 
 
 def difference(headers: Sequence[Header], reports: Sequence[Report]) -> tuple[str, str]:
@@ -98,26 +95,31 @@ def difference(headers: Sequence[Header], reports: Sequence[Report]) -> tuple[st
         if 0 < len(errors := [k for k, text in made.items() if DETAIL in text]) < len(headers):
             return _error_of_some(errors, n, reports)
         who = grouped({k: text.replace(DETAIL, ": ") for k, text in made.items()})
-        details = f"call {n} is " + ", and ".join(f"{text} in {processes(ks)}" for text, ks in who.items())
+        details = f"call {n} is " + ", and ".join(f"{text} in {processes_text(ks)}" for text, ks in who.items())
         if ended:
-            message = f"{processes(ended)} {_has(ended)} ended{_at([reports[k].place for k in ended])}, and "
+            message = f"{processes_text(ended)} {_has(ended)} ended{_at([reports[k].place for k in ended])}, and "
             message += _positions(made, reports)
-            return message, f"{processes(ended)} {_has(ended)} ended after call {n - 1}; {details}"
+            return message, f"{processes_text(ended)} {_has(ended)} ended after call {n - 1}; {details}"
         return _other_calls(made, headers, reports), details
     message = "the processes have made different calls some time ago; " + _positions(range(len(reports)), reports)
     return message, f"the calls differ in call {begin}, or before it"
 
 
-def processes(numbers: Iterable[int]) -> str:
+def processes_text(numbers: Iterable[int]) -> str:
     """Returns the name of some processes: ``process 1``, or ``processes 0, 2-3``."""
+    text = numbers_text(numbers)
+    return f"{'process' if text.isdecimal() else 'processes'} {text}"
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Returns the numbers of processes: ``0, 2-3``."""
     runs = list[list[int]]()
     for k in sorted(numbers):
         if runs and runs[-1][1] == k - 1:
             runs[-1][1] = k
         else:
             runs.append([k, k])
-    text = ", ".join([str(a) if a == b else f"{a}-{b}" for a, b in runs])
-    return f"{'process' if len(runs) == 1 and runs[0][0] == runs[0][1] else 'processes'} {text}"
+    return ", ".join([str(a) if a == b else f"{a}-{b}" for a, b in runs])
 
 
 def grouped(values: Mapping[int, Value]) -> dict[Value, list[int]]:
@@ -143,7 +145,7 @@ def _failure(failed: Sequence[int], headers: Sequence[Header], reports: Sequence
     who: dict[tuple[str, str], list[int]] = grouped({k: (reports[k].place, reports[k].failure) for k in failed})
     others = _positions([k for k in range(len(reports)) if k not in failed], reports)
     between = f", and the others did not: {others}; " if others else ": "
-    parts = [f"{processes(ks)} failed{_at([place])}{between}{failure}" for (place, failure), ks in who.items()]
+    parts = [f"{processes_text(ks)} failed{_at([place])}{between}{failure}" for (place, failure), ks in who.items()]
     details = [f"process {k} has failed after call {headers[k].calls}: {reports[k].failure}" for k in failed]
     return "; ".join(parts), "; ".join(details)
 
@@ -152,7 +154,7 @@ def _error_of_some(errors: Sequence[int], n: int, reports: Sequence[Report]) -> 
     """Returns the message and the details where call ``n`` is an error in some of the processes."""
     call, _, rest = reports[errors[0]].calls[n][1].partition(DETAIL)
     place, _, message = rest.partition(DETAIL)
-    them = processes(errors)
+    them = processes_text(errors)
     others = _positions([k for k in range(len(reports)) if k not in errors], reports)
     text = f"{them} raised {call}{_at([place])}, and the others did not: {others}; {message}"
     return text, f"{them} raised {call} after call {n - 1}, and the others did not: {message}"
@@ -175,19 +177,21 @@ def _other_calls(made: Mapping[int, str], headers: Sequence[Header], reports: Se
     entries = {}
     for k, label in shown.items():
         report = reports[k]
-        if names[k] == report.current:
+        if names[k] in (report.function, function_of(report.calls[max(report.calls)][1])):
             entries[k] = f"{report.place} {label}".strip()
         elif headers[k].state == State.ENDED:
             entries[k] = f"{label} before it ended"
         else:
             entries[k] = f"{label} before {report.where}"
-    return f"{problem}: " + "; ".join(f"{processes(ks)}: {entry}" for entry, ks in grouped(entries).items())
+    return f"{problem}: " + "; ".join(f"{processes_text(ks)}: {entry}" for entry, ks in grouped(entries).items())
 
 
 def _positions(numbers: Iterable[int], reports: Sequence[Report]) -> str:
     """Returns where some processes are in the user's program."""
     groups = grouped({k: reports[k].where for k in numbers})
-    return "; ".join(f"{processes(ks)} {'is' if len(ks) == 1 else 'are'} at {where}" for where, ks in groups.items())
+    return "; ".join(
+        f"{processes_text(ks)} {'is' if len(ks) == 1 else 'are'} at {where}" for where, ks in groups.items()
+    )
 
 
 def _at(places: Iterable[str]) -> str:

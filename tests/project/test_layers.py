@@ -24,7 +24,7 @@ PACKAGE = ROOT / "shardtensor"
 
 LAYERS = [
     "errors", "places", "sequences", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "einops", "distributed", "interpreters", "spmd", "",
-    "engine", "launcher", "demo", "testing", "cli", "__main__",
+    "engine", "job_output", "launcher", "demo", "testing", "cli", "__main__",
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
 
