@@ -28,7 +28,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError, ShardTensorError
 from shardtensor.sequences import as_tuple
 from shardtensor.tracebacks import HIDING, is_hidden
 
@@ -448,6 +448,8 @@ def _raise_named(name: str, error: ShardTensorError) -> NoReturn:
     text = str(error)
     inner, _, rest = text.partition(":")
     try:
+        if isinstance(error, DistributedError):  # Its message is that of all processes.
+            raise error.with_traceback(None) from None
         if not name.startswith("_") and inner != name and inner in OPS:
             text = rest.strip()
         elif name.startswith("_") or all(part.isidentifier() for part in inner.split(".")):
@@ -469,6 +471,8 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
         internal = name == op.name and name != op.error_name
         # `place_result` is called with the operator that the user called.
         composed = op.composite and not op.spmd and "op" not in op.params and name != op.error_name and name in OPS
+        if isinstance(error, DistributedError):  # See above.
+            raise error.with_traceback(None) from None
         if internal or composed:
             text = rest.strip()
         elif name.isidentifier():

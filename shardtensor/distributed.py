@@ -23,7 +23,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from traceback import format_exception
+from traceback import format_exception, format_exception_only
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -448,8 +448,14 @@ def _excepthook(
         text = "".join(format_exception(error))
     sys.stderr.write(text)
     sys.stderr.flush()
-    if JOB.agreement is not None:
-        JOB.agreement.fail(error)
+    if JOB.agreement is not None and (told := JOB.agreement.fail(error)):
+        _say(DistributedError(told))
+
+
+def _say(error: DistributedError) -> None:
+    """Prints the error that the others raise, as their tracebacks end, so that `shardtensor launch` prints it once."""
+    sys.stderr.write("".join(format_exception_only(error)))
+    sys.stderr.flush()
 
 
 @in_children
@@ -475,7 +481,7 @@ def _at_exit() -> None:
         return
     except DistributedError as error:
         if not known:
-            print(f"shardtensor: {error}", file=sys.stderr)
+            _say(error)
     sys.stdout.flush()
     sys.stderr.flush()
     job.abort(_TOGETHER)

@@ -81,8 +81,16 @@ class CollectiveError(ShardTensorError, RuntimeError):
 class DistributedError(ShardTensorError, RuntimeError):
     """The processes of a job do not call the same functions, or one of them has failed, ended or not come in time.
 
-    Afterwards the processes cannot exchange anything more: all of them have to be restarted.
+    Afterwards the processes cannot exchange anything more: all of them have to be restarted. The message, which is the
+    same in all processes wherever they know the same, names the place in the user's program of each of them.
+
+    Attributes:
+        details: the number of the call in this process, and what differs, with the identities of tensors and checksums.
     """
+
+    def __init__(self, message: str = "", details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class ForkError(ShardTensorError, RuntimeError):

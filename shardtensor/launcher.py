@@ -20,9 +20,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from shardtensor.communication.difference import grouped, processes_text
 from shardtensor.communication.forgotten import PARENT
 from shardtensor.errors import ArgumentError, BackendError
 from shardtensor.host.trusted_paths import distrust
+from shardtensor.job_output import Lines
 
 GRACE = 12.0
 """Seconds between the first process that ends with an error and the end of the others, which print their own."""
@@ -93,7 +95,7 @@ def launch(
     with _Signals() as signals, tempfile.TemporaryDirectory(prefix="shardtensor-launch-") as folder:
         _check_trusted(folder)
         with _Guardian(folder) as guardian:
-            lines = _Lines(output)
+            lines = Lines(output)
             watch = _Watch(timeout, signals, lines, guardian)
             if engine == "mpi":
                 status = _run_mpi(_mpi_command(mpiexec or "", processes), command, base, folder, processes, watch)
@@ -183,24 +185,6 @@ class _Signals:
                 os.kill(os.getpid(), self.received)
 
 
-class _Lines:
-    """Passes lines on, which several threads read, and keeps the first error of the function that receives them."""
-
-    def __init__(self, output: Callable[[str], object]) -> None:
-        self.error: BaseException | None = None
-        self._output = output
-        self._lock = threading.Lock()  # fork: the launcher's process runs no user code.
-
-    def write(self, line: str) -> None:
-        """Passes a line on; after an error, lines are dropped, so that no process waits until they are read."""
-        with self._lock:
-            if self.error is None:
-                try:
-                    self._output(line)
-                except BaseException as error:  # Raised by `launch`, once the job has ended.
-                    self.error = error
-
-
 class _Guardian:
     """A shell that ends the processes of the job and removes its folder if this process is killed, by SIGKILL too: it
     notices that nothing holds the other end of its standard input any more.
@@ -255,7 +239,7 @@ class _Watch(NamedTuple):
 
     timeout: float | None
     signals: _Signals
-    lines: _Lines
+    lines: Lines
     guardian: _Guardian
 
 
@@ -263,18 +247,18 @@ class _Watch(NamedTuple):
 
 
 class _Command(NamedTuple):
-    """A command that is run: its words, its environment, what its lines of output begin with."""
+    """A command that is run: its words, its environment, and the number of its process; None if it starts several."""
 
     words: Sequence[str]
     environ: Mapping[str, str]
-    prefix: str
+    process: int | None
 
 
 def _run_gloo(command: Sequence[str], base: Mapping[str, str], processes: int, watch: _Watch) -> int:
     """Runs a command in processes that find each other by an address, and returns the exit status of the job."""
     address = f"127.0.0.1:{free_port()}"
     names = {**base, "SHARDTENSOR_COORDINATOR_ADDRESS": address, "SHARDTENSOR_NUM_PROCESSES": str(processes)}
-    commands = [_Command(command, {**names, "SHARDTENSOR_PROCESS_ID": str(k)}, f"[{k}] ") for k in range(processes)]
+    commands = [_Command(command, {**names, "SHARDTENSOR_PROCESS_ID": str(k)}, k) for k in range(processes)]
     if processes > 1:
         commands[0].environ[PARENT] = str(os.getpid())  # type: ignore[index]
     ended: list[tuple[int, int]] = []
@@ -318,10 +302,10 @@ def _run_mpi(
             path = os.path.join(folder, str(k))
             os.mkfifo(path)
             # This process keeps an end to write to, too: without any, the pipe would end before its process begins.
-            pipes.append((os.open(path, os.O_RDONLY | os.O_NONBLOCK), f"[{k}] "))
+            pipes.append((os.open(path, os.O_RDONLY | os.O_NONBLOCK), k))
             opened.callback(os.close, pipes[-1][0])
             opened.callback(os.close, os.open(path, os.O_WRONLY))
-        status = _run([_Command(words, base, "")], pipes, watch, [])
+        status = _run([_Command(words, base, None)], pipes, watch, [])
     record = Path(folder, "ended")
     rows = [line.split() for line in record.read_text().splitlines()] if record.exists() else []
     # The shell reports a signal as 128 plus its number; greater numbers are statuses, of `sys.exit(-1)` for example.
@@ -349,25 +333,25 @@ def _failures(ended: Sequence[tuple[int, int]]) -> str:
         ended: the numbers of processes, and their exit statuses, or the negative numbers of the signals that have ended
             them.
     """
-    groups: dict[str, list[str]] = {}
+    how: dict[int, str] = {}
     for k, status in ended:
         if status < 0:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else "of no name"
-            groups.setdefault(f"ended by signal {-status} ({name})", []).append(str(k))
+            how[k] = f"ended by signal {-status} ({name})"
         elif status:
-            groups.setdefault(f"ended with exit status {status}", []).append(str(k))
-    parts = [f"process{'es' if len(ks) > 1 else ''} {', '.join(ks)} {how}" for how, ks in groups.items()]
+            how[k] = f"ended with exit status {status}"
+    parts = [f"{processes_text(ks)} {end}" for end, ks in grouped(how).items()]
     return f"shardtensor launch: {'; '.join(parts)}" if parts else ""
 
 
 def _run(
-    commands: Sequence[_Command], pipes: Sequence[tuple[int, str]], watch: _Watch, ended: list[tuple[int, int]]
+    commands: Sequence[_Command], pipes: Sequence[tuple[int, int]], watch: _Watch, ended: list[tuple[int, int]]
 ) -> int:
     """Runs commands at the same time, and returns the exit status of the first that fails.
 
     Args:
         commands: the commands.
-        pipes: more pipes with output, and what their lines begin with.
+        pipes: more pipes with output, and the numbers of their processes.
         watch: what else can end the job.
         ended: receives the numbers and statuses of the commands that have ended by themselves, in the order of their
             ends.
@@ -377,7 +361,7 @@ def _run(
     with _started(commands, watch.guardian) as running, contextlib.ExitStack() as readers:
         for process, command in zip(running, commands, strict=True):
             assert process.stdout
-            readers.enter_context(_copied(process.stdout.fileno(), command.prefix, watch))
+            readers.enter_context(_copied(process.stdout.fileno(), command.process, watch))
         for pipe in pipes:
             readers.enter_context(_copied(*pipe, watch))
         try:
@@ -438,10 +422,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _copied(end: int, prefix: str, watch: _Watch) -> Iterator[None]:
+def _copied(end: int, process: int | None, watch: _Watch) -> Iterator[None]:
     """A context in which a thread passes on the lines that are written to a pipe, at its end what is left in it."""
-    is_over = threading.Event()  # fork: likewise.
-    reader = threading.Thread(target=_copy, args=(end, prefix, watch.lines, is_over))
+    is_over = threading.Event()  # fork: the launcher's process runs no user code.
+    if process is not None:
+        watch.lines.open(process)
+    reader = threading.Thread(target=_copy, args=(end, process, watch.lines, is_over))
     reader.start()
     try:
         yield
@@ -450,9 +436,9 @@ def _copied(end: int, prefix: str, watch: _Watch) -> Iterator[None]:
         watch.signals.join(reader)
 
 
-def _copy(end: int, prefix: str, lines: _Lines, is_over: threading.Event) -> None:
-    """Passes on what is written to a pipe until it ends, or until the job is over and nothing is left in it: a process
-    that outlives the job may hold the other end.
+def _copy(end: int, process: int | None, lines: Lines, is_over: threading.Event) -> None:
+    """Passes on what a process writes to a pipe until it ends, or until the job is over and nothing is left in it: a
+    process that outlives the job may hold the other end.
     """
     rest = b""
     while True:
@@ -461,11 +447,22 @@ def _copy(end: int, prefix: str, lines: _Lines, is_over: threading.Event) -> Non
             data = os.read(end, 1 << 16)
             *whole, rest = _LINE_END.split(rest + data)
             for line in whole:
-                lines.write(f"{prefix}{line.decode(errors='replace')}")
+                _pass_on(line, process, lines)
             if data:
                 continue
             break
         if was_over:
             break
+        lines.look()
     if rest := rest.removesuffix(b"\r"):
-        lines.write(f"{prefix}{rest.decode(errors='replace')}")
+        _pass_on(rest, process, lines)
+    if process is not None:
+        lines.close(process)
+
+
+def _pass_on(line: bytes, process: int | None, lines: Lines) -> None:
+    text = line.decode(errors="replace")
+    if process is None:
+        lines.write(text)
+    else:
+        lines.read(process, text)

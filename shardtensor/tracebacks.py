@@ -41,12 +41,6 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def user_line() -> str:
-    """Returns file and line of the innermost call in the user's program."""
-    frame = user_frame(sys._getframe(1))
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "no line of Python"
-
-
 def _is_called(frame: FrameType) -> bool:
     return (frame.f_globals.get("__name__") or "").partition(".")[0] in _CALLED
 

@@ -9,7 +9,6 @@ does not come within the time limit is an error in all others.
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import hashlib
 import struct
@@ -19,8 +18,19 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
+from shardtensor.communication.difference import (
+    DETAIL,
+    Header,
+    Report,
+    State,
+    compared,
+    difference,
+    function_of,
+    processes_text,
+)
 from shardtensor.communication.engine import Bytes, Engine, LateError, LostError
 from shardtensor.errors import DistributedError, message_of
+from shardtensor.places import Place, place_of, user_call, user_place
 
 T = TypeVar("T")
 
@@ -34,37 +44,11 @@ _KEPT = 64
 SHORT = 472
 """Bytes of a record that are sent with the header, so that they take no exchange of their own."""
 
-_REPORT = 8192
-"""Bytes of the report that each process sends where headers differ."""
-
-_LINE = 100
-"""Characters of a call in a report."""
-
 _MESSAGE = 400
 """Characters of the message of an error."""
 
-_DETAIL = "\x01"
-"""What follows it in a call need not be the same in all processes: the message of an error."""
-
 _MORE, _NO_MORE = b"1", b"0"
 """Whether another exchange of an accompanied call follows."""
-
-
-class State(enum.IntEnum):
-    """What a process does."""
-
-    RUNNING = 0
-    FAILED = 1
-    ENDED = 2
-
-
-class Header(NamedTuple):
-    """What the processes compare: the number of the exchange, how many calls there were, their hash, and the state."""
-
-    sequence: int
-    calls: int
-    digest: bytes
-    state: int
 
 
 class _Window(NamedTuple):
@@ -109,6 +93,7 @@ class Agreement:
         self._windows = deque([_Window(0, b"", [])], maxlen=2)
         self._lock = threading.Lock()  # fork: nothing waits for it, and `leave` breaks the job.
         self._accompanied = ""
+        self._are_others_running = False  # When this process has failed.
         self._is_settled = False  # Whether the processes know what they exchange next.
         self._is_notifier = False  # Whether this process has told the others that it makes no more exchanges.
 
@@ -145,7 +130,7 @@ class Agreement:
         While another thread is in a call that concerns several processes, the error comes after that call.
         """
         kind, _, message = " ".join(message_of(error).split())[:_MESSAGE].partition(": ")
-        self._errors.append(f"{kind} in {call}{_DETAIL}{message}")
+        self._errors.append(f"{kind} in {call}{DETAIL}{_shown(place_of(error) or user_place())}{DETAIL}{message}")
 
     def _append(self, *calls: str) -> None:
         """Adds calls after the errors that came before. The lock is held."""
@@ -162,7 +147,7 @@ class Agreement:
             window += some
             self._calls += len(some)
             text = "\n".join([*some, ""])
-            self._hash.update((text if _DETAIL not in text else "\n".join([*map(_compared, some), ""])).encode())
+            self._hash.update((text if DETAIL not in text else "\n".join([*map(compared, some), ""])).encode())
             if len(window) == _KEPT:
                 self._windows.append(_Window(self._calls, self._hash.digest(), []))
 
@@ -172,9 +157,15 @@ class Agreement:
         found = []
         for begin, before, calls in self._windows:
             for number, call in enumerate(calls, begin + 1):
-                before = hashlib.blake2b(before + _compared(call).encode(), digest_size=4).digest()
+                before = hashlib.blake2b(before + compared(call).encode(), digest_size=4).digest()
                 found.append((number, before, call))
         return found[-_KEPT:]
+
+    def _last_call(self) -> tuple[int, bytes, str]:
+        return (self._last_calls() or [(0, b"", "initialize")])[-1]
+
+    def _function(self) -> str:
+        return function_of(self._last_call()[2])
 
     # -- exchanges ---------------------------------------------------------------------------------
 
@@ -299,15 +290,19 @@ class Agreement:
 
     # -- ends --------------------------------------------------------------------------------------
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> str:
         """Tells the other processes that this one has failed, at their next exchange; they raise an error that has the
         message of ``error``. Afterwards, this process exchanges nothing more.
+
+        Returns:
+            The message of their error, which says where they are; empty if all have failed, or this is not known.
         """
         if self.broken:
-            return
+            return ""
         with contextlib.suppress(DistributedError), self._exclusive("exit"):
-            self._compare(State.FAILED, message_of(error))
+            self._compare(State.FAILED, error)
         self.broken = self.broken or "this process has failed"
+        return self.broken if self._are_others_running else ""
 
     def end(self) -> None:
         """Leaves the job, once all processes want to.
@@ -361,7 +356,7 @@ class Agreement:
             "in all processes, so make such calls in one thread"
         )
 
-    def _compare(self, state: State, failure: str = "", record: bytes = b"") -> list[bytes]:
+    def _compare(self, state: State, failure: BaseException | None = None, record: bytes = b"") -> list[bytes]:
         """Compares the headers of all processes, and returns the records that follow them, filled up to `SHORT` bytes.
 
         Raises:
@@ -376,14 +371,16 @@ class Agreement:
         headers = [row[: len(packed)] for row in rows]
         if all(header == packed for header in headers) and state is not State.FAILED:
             return [row[len(packed) :] for row in rows]
-        # The message in one line; then the calls, of which the oldest, which come last, may be cut off.
-        lines = [" ".join(failure.split())[: _REPORT // 4]]
-        lines += [f"{n} {d.hex()} {_shown(text)}" for n, d, text in reversed(self._last_calls())]
-        report = "\n".join(lines).encode()[:_REPORT].ljust(_REPORT, b"\0")
+        place, function = (place_of(failure), "") if failure else user_call()
+        calls = {n: (digest.hex(), text) for n, digest, text in self._last_calls()}
+        report = Report(
+            _one_line(failure) if failure else "", _shown(place), function or self._function(), calls
+        ).packed()
         reports = self._engine_call(lambda deadline: self.engine.agree(report, deadline))
-        texts = [r.rstrip(b"\0").decode(errors="replace") for r in reports]
-        self.broken = _difference([Header(*_HEADER.unpack(h)) for h in headers], texts)
-        raise DistributedError(self._named(self.broken))
+        found = [Header(*_HEADER.unpack(header)) for header in headers]
+        self._are_others_running = any(header.state != State.FAILED for header in found)
+        self.broken, details = difference(found, list(map(Report.unpacked, reports)))
+        raise DistributedError(self.broken, self._detailed(details))
 
     def _engine_call(self, function: Callable[[float], T]) -> T:
         """Returns the result of a call of the engine. After an error, the engine is not used again."""
@@ -393,7 +390,7 @@ class Agreement:
             self._in_step = False
             told, absent = self.engine.notices(), self.engine.absent()
             self.broken = self._lost(told, absent, isinstance(error, LateError))
-            raise DistributedError(self._named(self.broken)) from error
+            raise DistributedError(self.broken, self._detailed(str(error))) from error
         except BaseException as error:  # Ctrl-C, for example: what the other processes have received is not known.
             self._interrupted(error)
             raise
@@ -402,10 +399,15 @@ class Agreement:
         """Returns why an exchange is not possible: what other processes have told, or which of them do not answer."""
         if told:
             first = min(told)
-            return f"process {first} has failed in an exchange: {told[first]}"
-        them = _processes(absent) if absent else "another process"
+            place, _, message = told[first].rpartition(DETAIL)
+            return f"process {first} failed{f' at {place}' if place else ''}, in an exchange: {message}"
+        them = processes_text(absent) if absent else "another process"
         verb = "has" if len(absent) < 2 else "have"
-        return f"{them} {verb} " + (f"not come within {self.timeout:g} s" if late else "ended or cannot be reached")
+        if late:
+            here, function = user_call()
+            to = f"{_shown(here)} {function or self._function()}".strip()
+            return f"{them} {verb} not come within {self.timeout:g} s to {to}"
+        return f"{them} {verb} ended or cannot be reached (killed, or the host is down)"
 
     @contextlib.contextmanager
     def _in_the_middle(self) -> Iterator[None]:
@@ -423,63 +425,16 @@ class Agreement:
         self._in_step = False
         self._is_notifier = True
         self.broken = "an exchange between processes was interrupted"
-        self.engine.notify(" ".join(message_of(error).split())[:_MESSAGE])
+        self.engine.notify(f"{_shown(place_of(error))}{DETAIL}{_one_line(error)}")
 
-    def _named(self, reason: str) -> str:
-        last = (self._last_calls() or [(0, b"", "the start")])[-1]
-        return f"process {self.engine.process_index}, call {last[0]}, {last[2].replace(_DETAIL, ': ')}: {reason}"
-
-
-def _compared(call: str) -> str:
-    """Returns what has to be the same of a call in all processes."""
-    return call.partition(_DETAIL)[0]
+    def _detailed(self, details: str) -> str:
+        number, _, text = self._last_call()
+        return f"process {self.engine.process_index}, call {number}, {text.replace(DETAIL, ': ')}: {details}"
 
 
-def _shown(call: str) -> str:
-    """Returns a call as it is sent in reports."""
-    head, mark, message = call.partition(_DETAIL)
-    return head[:_LINE] + mark + message
+def _one_line(error: BaseException) -> str:
+    return " ".join(message_of(error).split())[:_MESSAGE]
 
 
-def _difference(headers: Sequence[Header], reports: Sequence[str]) -> str:
-    """Returns the message of an error: which process has failed or ended, or the first call that differs."""
-    calls = [_calls(report) for report in reports]
-    for k, header in enumerate(headers):
-        if header.state == State.FAILED:
-            return f"process {k} has failed after call {header.calls}: {reports[k].partition(chr(10))[0]}"
-    begin = max(min(c, default=1) for c in calls)
-    for n in range(begin, max(h.calls for h in headers) + 1):
-        ended = [k for k, header in enumerate(headers) if header.calls < n]
-        others = [k for k, header in enumerate(headers) if header.calls >= n]
-        if not ended and len({c[n][0] for c in calls}) == 1:
-            continue
-        if not ended and begin == n > 1:
-            break  # The hashes include all calls before, so that they differ from the first difference on.
-        errors = [k for k in others if _DETAIL in calls[k][n][1]]
-        if 0 < len(errors) < len(headers):
-            call, _, message = calls[errors[0]][n][1].partition(_DETAIL)
-            return f"{_processes(errors)} raised {call} after call {n - 1}, and the others did not: {message}"
-        if ended:
-            them, verb = _processes(ended), "has" if len(ended) == 1 else "have"
-            return f"{them} {verb} ended after call {n - 1}; call {n} is {_who(n, calls)}"
-        return f"the processes call different functions, or in another order: call {n} is {_who(n, calls)}"
-    return f"the processes call different functions in call {begin}, or before it"
-
-
-def _calls(report: str) -> dict[int, tuple[str, str]]:
-    """Returns the hash and the text of each call in a report, by its number."""
-    lines = [line.split(" ", 2) for line in report.split("\n")[1:]]
-    return {int(line[0]): (line[1], line[2]) for line in lines if len(line) == 3}
-
-
-def _who(n: int, calls: Sequence[dict[int, tuple[str, str]]]) -> str:
-    """Returns which processes make which call."""
-    groups: dict[str, list[int]] = {}
-    for k, c in enumerate(calls):
-        if n in c:
-            groups.setdefault(c[n][1].replace(_DETAIL, ": "), []).append(k)
-    return ", and ".join(f"{text} in {_processes(ks)}" for text, ks in groups.items())
-
-
-def _processes(numbers: Sequence[int]) -> str:
-    return ("process " if len(numbers) == 1 else "processes ") + ", ".join(map(str, numbers))
+def _shown(place: Place | None) -> str:
+    return str(place) if place else ""

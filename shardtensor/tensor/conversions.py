@@ -18,6 +18,7 @@ from shardtensor.errors import (
     ConcretizationError,
     DonatedError,
     IndexingError,
+    NotAddressableError,
     ShapeError,
 )
 from shardtensor.tensor.display import described, few_values, printed
@@ -120,7 +121,7 @@ class Conversions(Handle):
         """Returns the elements as a host array. Errors name ``caller``, since the call may be an `if`."""
         try:
             return np.asarray(self)
-        except (ConcretizationError, DonatedError) as error:
+        except (ConcretizationError, DonatedError, NotAddressableError) as error:
             raise type(error)(f"{caller}: {str(error).partition(': ')[2]}") from None
 
     def __int__(self) -> int:

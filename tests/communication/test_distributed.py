@@ -32,6 +32,7 @@ from shardtensor.communication.launch import first_host, found_launches
 from shardtensor.errors import ArgumentError, BackendError, DistributedError
 from tests.communication.faults import DIFFERENT
 from tests.communication.lone_errors import SEVERAL
+from tests.communication.outputs import of_each
 from tests.communication.test_engines import NO_GLOO, NO_MPI
 from tests.conftest import NO_GPU
 from tests.layouts import mesh_of
@@ -41,11 +42,12 @@ FAULTS = Path(__file__).with_name("faults.py")
 LONE_ERRORS = Path(__file__).with_name("lone_errors.py")
 ENGINES = {"mpi": NO_MPI, "gloo": NO_GLOO}
 FULL = pytest.mark.full
-GATHER = re.escape("process_allgather(float64[3])")
+SHAPE = r"process_allgather\(float64\[{}\]\)"
+GATHER = SHAPE.format(3)
 
 
 def launch(engine: str, processes: int, *command: str, limit: float = 60) -> tuple[int, str]:
-    """The exit status and the output of a job of Python processes."""
+    """The exit status and the output of a job of Python processes, as if each had printed its own lines."""
     if ENGINES[engine]:
         pytest.skip(ENGINES[engine])
     lines: list[str] = []
@@ -55,7 +57,7 @@ def launch(engine: str, processes: int, *command: str, limit: float = 60) -> tup
     status = launcher.launch(
         [sys.executable, *command], processes, engine, timeout=limit, environ=environ, output=lines.append
     )
-    text = "\n".join(lines)
+    text = "\n".join(of_each(lines))
     assert status != 124, f"the job was ended after {limit} s: {text}"
     return status, text
 
@@ -135,20 +137,23 @@ def test_each_process_uses_its_gpus(
 
 # -- faults ----------------------------------------------------------------------------------------
 
+AT = r"\S*faults\.py:\d+"
+GATHERS = rf"process(es)? [\d, ]* (is|are) at {AT} process_allgather"
+
 MESSAGES = {
-    "raises": "process LAST has failed after call 7: ValueError: no such file",
-    "exits": f"process LAST has ended after call 7; call 8 is {GATHER}",
-    "other_order": r"call 8 is sync_global_devices\('a'\) in process.*, and sync_global_devices\('b'\) in process LAST",
-    "other_shape": rf"call 8 is {GATHER} in process.*, and process_allgather\(float64\[4\]\) in process LAST",
-    "other_dtype": rf"call 8 is {GATHER} in process.*, and process_allgather\(float32\[3\]\) in process LAST",
-    "extra_call": rf"call 8 is {GATHER} in process.*, and assert_equal in process LAST",
-    "missing_call": f"process LAST has ended after call 7; call 8 is {GATHER}",
+    "raises": rf"process LAST failed at {AT}, and the others did not: {GATHERS}; ValueError: no such file nor",
+    "exits": f"process LAST has ended, and {GATHERS}",
+    "other_order": rf"the processes call sync_global_devices with different arguments: .*{AT} sync_global_devices\('a'\)",
+    "other_shape": rf"call process_allgather with different arguments: .*process LAST: {AT} {SHAPE.format(4)}",
+    "other_dtype": rf"call process_allgather with different arguments: .*{AT} {GATHER}",
+    "extra_call": rf"make different calls: .*process LAST: {AT} assert_equal",
+    "missing_call": f"process LAST has ended, and {GATHERS}",
     "killed": "(has|have) (ended or cannot be reached|not come within 2 s)",
-    "stopped": "process LAST has not come within 2 s",
-    "interrupted": "process LAST has failed after call 7: KeyboardInterrupt",
-    "late": "process LAST has not come within 2 s",
-    "error_is_handled": rf"call 8 is {GATHER} in process.*, and sync_global_devices\('after the error'\) in process LAST",
-    "many_calls": rf"call 8 is {GATHER} in process.*, and sync_global_devices\('again'\) in process LAST",
+    "stopped": f"process LAST has not come within 2 s to {AT} process_allgather",
+    "interrupted": rf"process LAST failed at {AT}, and the others did not: {GATHERS}; KeyboardInterrupt",
+    "late": f"process LAST has not come within 2 s to {AT} process_allgather",
+    "error_is_handled": rf"make different calls: .*process LAST: {AT} sync_global_devices",
+    "many_calls": rf"make different calls: .*process LAST: {AT} sync_global_devices",
 }
 """What every process that can still print has to print; LAST is the number of the process in which the fault is."""
 
@@ -212,19 +217,22 @@ def test_calls_that_differ_are_named_in_each_process() -> None:
     status, text = launch("mpi", 2, str(FAULTS), "catch_each")
     assert status == 0, text
     for event, k in itertools.product(DIFFERENT, range(2)):
-        message = MESSAGES[event].replace("LAST", "1").replace("call 8", r"call \d+")
+        message = MESSAGES[event].replace("LAST", "1")
         assert re.search(rf"^\[{k}\] {event}: .*({message})", text, re.M), f"process {k}, {event}: {text}"
 
 
+RAISED = r"\S*lone_errors\.py:\d+"
+OTHERS = rf"process(es)? [\d, ]* (is|are) at {RAISED} \w+; "
+
 LONE = {
-    "index_along_an_axis": r"IndexingError in take_along_axis .*: index \d+ is out of bounds",
-    "power_of_integers": "ValueError in pow .*: Integers to negative integer powers are not allowed",
-    "in_place": "ValueError in pow .*: Integers to negative integer powers are not allowed",
-    "compiled": "ValueError in pow .*: Integers to negative integer powers are not allowed",
-    "floating_point": "FloatingPointError in log .*: divide by zero",
-    "in_a_map": "ValueError in shard_map .*: negative rows",
-    "callback": "FileNotFoundError in make_array_from_callback .*: part 3",
-    "index_along_an_axis-end": r"IndexingError in take_along_axis .*: index \d+ is out of bounds",
+    "index_along_an_axis": r"IndexingError in take_along_axis .*index \d+ is out of bounds",
+    "power_of_integers": "ValueError in pow .*Integers to negative integer powers are not allowed",
+    "in_place": "ValueError in pow .*Integers to negative integer powers are not allowed",
+    "compiled": "ValueError in pow .*Integers to negative integer powers are not allowed",
+    "floating_point": "FloatingPointError in log .*divide by zero",
+    "in_a_map": "ValueError in shard_map .*negative rows",
+    "callback": "FileNotFoundError in make_array_from_callback .*part 3",
+    "index_along_an_axis-end": r"IndexingError in take_along_axis .*index \d+ is out of bounds",
 }
 
 
@@ -252,7 +260,7 @@ def test_an_error_that_one_process_handles_is_an_error_of_all(event: str, engine
     assert [line[:3] for line in text.splitlines() if "handles" in line] == [f"[{last}]"]
     kind, _, rest = LONE[event].partition(" .*")
     for k in range(processes):
-        message = rf"\[{k}\].*process {last} raised {kind} after call \d+, and the others did not{rest}"
+        message = rf"\[{k}\].*process {last} raised {kind} at {RAISED}, and the others did not: {OTHERS}{rest}"
         assert re.search(message, text), f"process {k} does not say {message!r}:\n{text}"
 
 
@@ -265,7 +273,7 @@ def test_several_errors_that_one_process_handles_are_errors_of_all() -> None:
     assert all(text.count(part) == 2 for part in ("handles ShapeError", "the sum is", "done")), text
     for event, k in itertools.product(SEVERAL, range(2)):
         kind, _, rest = LONE[event].partition(" .*")
-        message = rf"process 1 raised {kind} after call \d+, and the others did not{rest}"
+        message = rf"process 1 raised {kind} at {RAISED}, and the others did not: {OTHERS}{rest}"
         assert re.search(rf"^\[{k}\] {event}: .*{message}", text, re.M), f"process {k}, {event}: {text}"
 
 
@@ -292,7 +300,7 @@ def test_messages_that_mpiexec_reads_late_are_not_lost() -> None:
     status, text = ended.returncode, ended.stdout
     assert status == 1
     for k in range(2):
-        assert re.search(rf"\[{k}\].*process 1 has ended after call \d+", text), text
+        assert re.search(rf"\[{k}\].*process 1 has ended, and process 0 is at", text), text
 
 
 @pytest.mark.parametrize("engine", [pytest.param(e, marks=() if e == "mpi" else FULL) for e in ENGINES])

@@ -15,6 +15,7 @@ import pytest
 
 from shardtensor import launcher
 from tests.communication import random_faults
+from tests.communication.outputs import of_each
 from tests.communication.random_faults import DIFFERENT, KILLED, MESSAGE, RAISED, STUCK, Fault
 from tests.communication.test_distributed import ENGINES
 from tests.communication.test_launcher import ROOT, processes_of
@@ -35,7 +36,7 @@ def output_of(seed: int, folder: Path) -> tuple[int, str]:
     status = launcher.launch(
         command, fault.processes, fault.engine, timeout=LIMIT, environ=environ, output=lines.append
     )
-    return status, "\n".join(lines)
+    return status, "\n".join(of_each(lines))
 
 
 def naming(fault: Fault) -> str:

@@ -25,6 +25,7 @@ from shardtensor.interpreters.infer import INFER, derived
 from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var, vars_of
 from shardtensor.interpreters.mutation.views import View, aval_of_view, stand_in
 from shardtensor.interpreters.mutation.write_ops import is_view
+from shardtensor.places import user_place
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
@@ -34,7 +35,6 @@ from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval
-from shardtensor.tracebacks import user_line
 
 PYTHON: dict[str, Callable[..., Any]] = {
     "add": python.add, "subtract": python.sub, "multiply": python.mul, "divide": python.truediv,
@@ -481,6 +481,12 @@ def _trace_program(programs: dict[int, Program], fn: Callable[..., Any], *args: 
     result = map_leaves(lambda x: tracer._read(x).value if lacks_elements(x) else x, out)
     programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
     return out
+
+
+def user_line() -> str:
+    """Returns file and line of the innermost call in the program of the user."""
+    place = user_place()
+    return f"{place.file}:{place.line}" if place else "no line of Python"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,132 @@
+"""What the processes of a job print: each line with the number of its process, a traceback of several of them once."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from shardtensor.communication.difference import grouped, numbers_text
+
+HELD = 2.0
+"""Seconds that a traceback is held back, until other processes have printed theirs."""
+
+_QUIET = 0.1
+"""Seconds without a line after which tracebacks of all processes are complete."""
+
+_MOST = 2000
+"""The number of lines of a process that are held back."""
+
+_BEGIN = re.compile(
+    r"Traceback \(most recent call last\):$"
+    r"|  \+ Exception Group Traceback "
+    r'|  File ".*", line \d+$'  # A syntax error of the program has no other first line.
+    r"|shardtensor\.errors\.DistributedError: "
+)
+"""The first line of a traceback."""
+
+
+class _Held(NamedTuple):
+    """The lines of a process that are held back, from the first one of a traceback on."""
+
+    since: float
+    lines: list[str]
+
+
+class Lines:
+    """Passes on the lines of several processes, each with the number of its process, and keeps the first error of the
+    function that receives them.
+
+    A traceback, and what its process prints just after it, is held back for a moment. Where several processes print the
+    same one it is passed on once, with the numbers of all of them, and so are the last lines where only these are the
+    same: the message of an error that has other places in each process.
+
+    Args:
+        output: receives the lines.
+
+    Attributes:
+        error: the first error of ``output``; lines are dropped afterwards, so that no process waits until they are
+            read.
+    """
+
+    def __init__(self, output: Callable[[str], object]) -> None:
+        self.error: BaseException | None = None
+        self._output = output
+        self._lock = threading.Lock()  # fork: the launcher's process runs no user code.
+        self._open: set[int] = set()
+        self._held: dict[int, _Held] = {}
+        self._last = 0.0
+
+    def write(self, line: str) -> None:
+        """Passes a line on, after those that are held back."""
+        with self._lock:
+            self._release()
+            self._write(line)
+
+    def open(self, process: int) -> None:
+        """Adds a process, of which lines will be read."""
+        with self._lock:
+            self._open.add(process)
+
+    def read(self, process: int, line: str) -> None:
+        """Passes on or holds back a line that a process has printed."""
+        with self._lock:
+            if process not in self._held:
+                if not _BEGIN.match(line):
+                    self._write(f"[{process}] {line}")
+                    return
+                self._held[process] = _Held(time.monotonic(), [])
+            self._held[process].lines.append(line)
+            self._last = time.monotonic()
+            if len(self._held[process].lines) > _MOST:
+                self._release()
+
+    def close(self, process: int) -> None:
+        """Removes a process, of which all lines have been read."""
+        with self._lock:
+            self._open.discard(process)
+            if not self._open:
+                self._release()
+
+    def look(self) -> None:
+        """Passes on what has been held back long enough, or until all processes have printed a traceback."""
+        if not self._held:
+            return
+        with self._lock:
+            now = time.monotonic()
+            is_complete = self._open <= set(self._held) and now - self._last > _QUIET
+            if is_complete or any(now - held.since > HELD for held in self._held.values()):
+                self._release()
+
+    def _release(self) -> None:
+        """Passes on all that is held back. The lock is held."""
+        held, self._held = self._held, {}
+        for processes in grouped({k: tuple(h.lines[-1:]) for k, h in held.items()}).values():
+            alike = grouped({k: tuple(held[k].lines) for k in processes})
+            common = _common_end(list(alike)) if len(alike) > 1 else 0
+            for lines, some in alike.items():
+                self._write_from(some, lines[: len(lines) - common])
+            self._write_from(processes, held[processes[0]].lines[len(held[processes[0]].lines) - common :])
+
+    def _write_from(self, processes: Iterable[int], lines: Iterable[str]) -> None:
+        for line in lines:
+            self._write(f"[{numbers_text(processes)}] {line}")
+
+    def _write(self, line: str) -> None:
+        if self.error is None:
+            try:
+                self._output(line)
+            except BaseException as error:  # Raised by `launch`, once the job has ended.
+                self.error = error
+
+
+def _common_end(blocks: Sequence[Sequence[str]]) -> int:
+    """Returns the number of last lines that all blocks share, without those of the stack, which are indented."""
+    count = 0
+    for lines in zip(*map(reversed, blocks), strict=False):
+        if len(set(lines)) > 1 or lines[0].startswith(" "):
+            break
+        count += 1
+    return count
