@@ -251,6 +251,11 @@ class NpzFile(Mapping[str, ShardedTensor]):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._members
 
+    def __repr__(self) -> str:
+        """As in NumPy, of more than five names the first ones."""
+        names = ", ".join(self.files[:5]) + ("..." if len(self.files) > 5 else "")
+        return f"NpzFile {self._name!r} with keys: {names}"
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
 
