@@ -36,6 +36,7 @@ from numpy import (
 
 import shardtensor.interpreters.eager
 import shardtensor.interpreters.partial_sums  # noqa: F401 - reading an unreduced tensor adds its partial sums
+from shardtensor.signatures import without_quotes as _without_quotes
 from shardtensor.backend.device import HOST as HOST, Device as Device
 from shardtensor.backend.protocol import Backend as Backend, current_device as current_device
 from shardtensor.backend.registry import (
@@ -204,10 +205,11 @@ OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTER
 _EXTENSIONS = ("distributed", "fft", "lib", "linalg", "random")
 """The modules that are imported on first use."""
 
-__all__ = sorted(
-    ["__version__", "visualize_sharding", *_EXTENSIONS, *OPS.chapters]
-    + [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
-)
+_loaded = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
+for _name in _loaded:
+    _without_quotes(globals()[_name])
+
+__all__ = sorted(["__version__", "visualize_sharding", *_EXTENSIONS, *OPS.chapters, *_loaded])
 
 
 def _register_with_einops() -> None:
@@ -538,16 +540,17 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
         if name == "visualize_sharding":  # It is imported on first use, since most programs draw nothing.
             from shardtensor.sharding.visualize import visualize_sharding
 
-            return visualize_sharding
+            return _without_quotes(visualize_sharding)
         if name in _SMALL_FLOATS:
             return _small_float(name).type
         if name in _NUMPY_NAMES:
             return globals()[_NUMPY_NAMES[name]]
         if name in OPS.chapters:
-            value = globals()[name] = getattr(_importlib.import_module(OPS.chapters[name]), name)
+            value = getattr(_importlib.import_module(OPS.chapters[name]), name)
+            globals()[name] = _without_quotes(value)
             return value
         if name in _EXTENSIONS:
-            return _importlib.import_module(f"shardtensor.{name}")
+            return _without_quotes(_importlib.import_module(f"shardtensor.{name}"))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

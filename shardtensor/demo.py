@@ -21,6 +21,7 @@ from rich.progress import track
 from rich.text import Text
 
 import shardtensor as st
+from shardtensor.host.units import counted
 
 __all__ = ["DemoResult", "gradients", "load_digits", "main"]
 
@@ -128,8 +129,8 @@ def _mesh(count: int | None, backend: str | None) -> st.Mesh:
         devices = st.devices(backend)
     if count is not None and count > len(devices):
         raise st.ArgumentError(
-            f"demo: {count} devices were requested, but backend {devices[0].backend!r} has {len(devices)}; "
-            f"for more logical devices, set {DEVICES} before the first use"
+            f"demo: {counted(count, 'device was', 'devices were')} requested, but backend {devices[0].backend!r} has "
+            f"{len(devices)}; for more logical devices, set {DEVICES} before the first use"
         )
     return st.Mesh(devices[:count], "d")
 
@@ -201,7 +202,7 @@ def split_digits() -> tuple[Digits, Digits]:
 def show_devices(mesh: st.Mesh, train: Digits, console: Console) -> dict[str, bool]:
     """Prints the mesh and the sharding of the rows, and checks that a tensor has the elements of its host array."""
     console.rule("Devices")
-    console.print(f"{mesh.size} devices of kind {mesh.flat[0].kind}: {mesh!r}")
+    console.print(f"{counted(mesh.size, 'device')} of kind {mesh.flat[0].kind}: {mesh!r}")
     rows = st.asarray(train.rows)
     sizes = [len(shard.data) for shard in rows.addressable_shards]
     console.print(f"training digits on each device: {sizes}")
@@ -278,14 +279,14 @@ def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights,
     weights, losses = descend(
         lambda weights: sharded_gradients(rows, targets, weights),
         len(train.rows),
-        track(range(steps), f"{len(rows)} devices".ljust(_LABEL), console=console),
+        track(range(steps), f"{counted(len(rows), 'device')}".ljust(_LABEL), console=console),
     )
     plain_weights, plain_losses = descend(
         lambda weights: gradients(np, train.rows, train.targets, weights),
         len(train.rows),
         track(range(steps), "plain NumPy".ljust(_LABEL), console=console),
     )
-    console.print(f"the mean loss decreased from {losses[0]:.4f} to {losses[-1]:.4f} in {steps} steps")
+    console.print(f"the mean loss decreased from {losses[0]:.4f} to {losses[-1]:.4f} in {counted(steps, 'step')}")
     return weights, {
         "training losses": close(losses, plain_losses),
         "trained weights": all(map(close, weights, plain_weights)),
@@ -351,7 +352,7 @@ def show_transfers(train: Digits, weights: Weights, console: Console) -> dict[st
     console.print(Text(str(log)))
     with st.transfers() as log:
         same = st.pmap(st.sqrt, st.pmap(st.square, rows))
-    console.print(f"pmap(st.sqrt, pmap(st.square, shards)) transferred {log.bytes} bytes")
+    console.print(f"pmap(st.sqrt, pmap(st.square, shards)) transferred {counted(log.bytes, 'byte')}")
     return {
         "pmap of pmap": close(st.concat(same), train.rows),
         "pmap of pmap transfers nothing": log.bytes == 0,

@@ -60,6 +60,7 @@ from shardtensor.functions.global_arrays import (
     make_array_from_single_device_arrays as make_array_from_single_device_arrays,
 )
 from shardtensor.host.fork import in_children
+from shardtensor.host.units import counted
 from shardtensor.tensor.pytree import leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tracebacks import shortened
@@ -223,7 +224,8 @@ def broadcast_one_to_all(in_tree: T, is_source: bool | None = None) -> T:
         sources = [k for k, flag in enumerate(flags) if flag[0]]
         if len(sources) != 1:
             raise ArgumentError(
-                f"broadcast_one_to_all: is_source is true in {len(sources)} processes {sources}; wanted exactly one"
+                f"broadcast_one_to_all: is_source is true in {counted(len(sources), 'process', 'processes')} "
+                f"{sources}; wanted exactly one"
             )
         (root,) = sources
     results = []
@@ -302,7 +304,7 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
     counts = [int.from_bytes(c, "little") for c in job.gather("assert_equal", len(arrays).to_bytes(8, "little"))]
     for k, count in enumerate(counts):
         if count != counts[0]:
-            raise AssertionError(f"{start}: process {k} has {count} arrays, and process 0 has {counts[0]}")
+            raise AssertionError(f"{start}: process {k} has {counted(count, 'array')}, and process 0 has {counts[0]}")
     rows = job.gather("assert_equal: hashes of the arrays", b"".join(map(_digest, arrays)))
     for i, path in enumerate(paths(in_tree)):
         part = slice(_DIGEST * i, _DIGEST * (i + 1))
@@ -365,8 +367,9 @@ def _agree_on_devices(job: Agreement) -> None:
         if [name, count] != heads[0][:2]:
             _leave(job)
             raise ArgumentError(
-                f"initialize: process {k} has {count} devices of backend {name!r}, and process 0 has {heads[0][1]} of "
-                f"{heads[0][0]!r}; set SHARDTENSOR_BACKEND and SHARDTENSOR_NUM_DEVICES to the same in all processes"
+                f"initialize: process {k} has {counted(int(count), 'device')} of backend {name!r}, and process 0 has "
+                f"{heads[0][1]} of {heads[0][0]!r}; set SHARDTENSOR_BACKEND and SHARDTENSOR_NUM_DEVICES to the same in "
+                "all processes"
             )
         if used:
             _leave(job)

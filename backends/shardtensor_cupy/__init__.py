@@ -280,7 +280,7 @@ class CuPyBackend(Backend):
         for device, logical in self._logical_devices.items():
             if logical.gpu.id == gpu:
                 return device
-        raise BackendError(f"an array is on GPU {gpu}, which none of the {len(self._logical_devices)} devices uses")
+        raise BackendError(f"an array is on GPU {gpu}, which no device of the backend uses")
 
     def export(self, array: Any) -> Any:
         """Returns a view of the array. It is writable: CuPy has no read-only arrays."""

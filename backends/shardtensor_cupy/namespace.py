@@ -192,7 +192,7 @@ class Namespace(ReducingFunctions, OrderingFunctions):
         if x1.dtype == x2.dtype == np.bool_:  # array-api-compat sums them as int8, in which 256 true pairs are 0.
             if x1.shape[axis] != x2.shape[axis]:
                 raise ArgumentError(
-                    f"vecdot: x1 has {x1.shape[axis]} elements along axis {axis}, and x2 has {x2.shape[axis]}"
+                    f"vecdot: x1 has size {x1.shape[axis]} along axis {axis}, and x2 has {x2.shape[axis]}"
                 )
             pairs = [self._cupy.moveaxis(x, axis, -1) for x in (x1, x2)]
             return self._cupy.logical_and(*pairs).any(axis=-1)

@@ -233,8 +233,8 @@ class TorchBackend(Backend):
             return self._devices[0]
         if array.device.index not in self._gpus:
             raise BackendError(
-                f"a tensor is on {array.device}, which none of the {len(self._gpus)} devices uses; move it, or set "
-                "a larger number by st.set_num_devices"
+                f"a tensor is on {array.device}, which no device of the backend uses; move it, or set a larger "
+                "number by st.set_num_devices"
             )
         return self._devices[self._gpus.index(array.device.index)]
 

@@ -137,7 +137,7 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
         return tuple(range(ndim))
     axes = [int(a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))]
     if any(not -ndim <= a < ndim for a in axes) or len({a % ndim for a in axes}) < len(axes):
-        raise np.exceptions.AxisError(f"axis {axis} is repeated or out of bounds for {ndim} dimensions")
+        raise np.exceptions.AxisError(f"axis {axis} is repeated or out of bounds for ndim={ndim}")
     return tuple([a % ndim for a in axes])
 
 

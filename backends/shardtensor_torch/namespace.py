@@ -339,7 +339,9 @@ class Namespace(Ordering):
         shape = (*x1.shape[: len(rows)], *x2.shape[len(right) :])
         inner = [math.prod(s) for s in (x1.shape[len(rows) :], x2.shape[: len(right)])]
         if inner[0] != inner[1]:
-            raise ArgumentError(f"tensordot: x1 has {inner[0]} elements to contract, and x2 has {inner[1]}")
+            raise ArgumentError(
+                f"tensordot: the contracted sizes of x1 and x2 are {inner[0]} and {inner[1]}; wanted equal"
+            )
         sizes = math.prod(shape[: len(rows)]), math.prod(shape[len(rows) :])
         return self.matmul(x1.reshape(sizes[0], inner[0]), x2.reshape(inner[1], sizes[1])).reshape(shape)
 
@@ -348,7 +350,7 @@ class Namespace(Ordering):
         dtypes, result = loop("vecdot", (x1.dtype, x2.dtype))
         left, right = [torch.movedim(cast(x, d), axis, -1) for x, d in zip((x1, x2), dtypes, strict=True)]
         if left.shape[-1] != right.shape[-1]:
-            raise ArgumentError(f"vecdot: x1 has {left.shape[-1]} elements along axis {axis}, x2 {right.shape[-1]}")
+            raise ArgumentError(f"vecdot: x1 has size {left.shape[-1]} along axis {axis}, and x2 has {right.shape[-1]}")
         if result is torch.bool:
             return (left & right).any(-1)
         wide = torch.float32 if result is torch.float16 else result
@@ -367,7 +369,7 @@ class Namespace(Ordering):
     def matrix_transpose(self, x: Any, /) -> Any:
         """See NumPy."""
         if x.ndim < 2:
-            raise ArgumentError(f"matrix_transpose: x has {x.ndim} dimensions; wanted at least 2")
+            raise ArgumentError(f"matrix_transpose: x.ndim is {x.ndim}; wanted at least 2")
         return x.mT
 
     def moveaxis(self, x: Any, source: Any, destination: Any, /) -> Any:

@@ -21,6 +21,7 @@ from shardtensor.backend.protocol import (
 )
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError, message_of
 from shardtensor.host import fork
+from shardtensor.host.units import counted
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -138,7 +139,7 @@ def _check_devices(backend: Backend) -> None:
     wanted = device_counts.get(backend.name, count)
     if count != wanted:
         raise BackendError(
-            f"backend {backend.name!r} has {count} devices, and cannot have {wanted}, the number that "
+            f"backend {backend.name!r} has {counted(count, 'device')}, and cannot have {wanted}, the number that "
             "st.set_num_devices set; leave out that call"
         )
 
@@ -363,9 +364,10 @@ def set_num_devices(n: int, backend: str | None = None) -> None:
             concerned = backend == name or (backend is None and name not in device_counts)
             if concerned and not used.simulated and len(used.devices()) != n:
                 raise BackendError(
-                    f"set_num_devices: backend {name!r} is in use already, with {len(used.devices())} devices, and its "
-                    f"number of devices cannot change to {n}; call st.set_num_devices at the start of the program, "
-                    "before the first mesh, array or list of devices (in a notebook, restart the kernel first)"
+                    f"set_num_devices: backend {name!r} is in use already, with "
+                    f"{counted(len(used.devices()), 'device')}, and its number of devices cannot change to {n}; call "
+                    "st.set_num_devices at the start of the program, before the first mesh, array or list of devices "
+                    "(in a notebook, restart the kernel first)"
                 )
         device_counts[backend] = int(n)
 

@@ -30,6 +30,7 @@ from shardtensor.communication.difference import (
 )
 from shardtensor.communication.engine import Bytes, Engine, LateError, LostError
 from shardtensor.errors import DistributedError, message_of
+from shardtensor.host.units import counted
 from shardtensor.places import Place, place_of, user_call, user_place
 
 T = TypeVar("T")
@@ -192,7 +193,7 @@ class Agreement:
         sizes = [int.from_bytes(row[:8], "little") for row in first]
         rows = [row[8:] for row in first]
         if max(sizes) > SHORT - 8:
-            rows = self.gather(f"{call}: {max(sizes)} bytes", data.ljust(max(sizes), b"\0"))
+            rows = self.gather(f"{call}: {counted(max(sizes), 'byte')}", data.ljust(max(sizes), b"\0"))
         return [row[:size].decode() for row, size in zip(rows, sizes, strict=True)]
 
     def exchange(self, call: str, outgoing: Mapping[int, Bytes], incoming: Mapping[int, Bytes]) -> None:

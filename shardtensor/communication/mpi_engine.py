@@ -15,6 +15,7 @@ import numpy as np
 
 from shardtensor.communication.engine import Bytes, Engine, LateError, Launch, LostError
 from shardtensor.errors import BackendError
+from shardtensor.host.units import counted
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Request
@@ -92,9 +93,10 @@ class MPIEngine(Engine):
         size = MPI.COMM_WORLD.Get_size()
         if launch is not None and launch.process_count != size:
             raise BackendError(
-                f"engine 'mpi': {launch.source} says that there are {launch.process_count} processes, and "
-                f"{MPI.get_vendor()[0]}, the library of MPI that mpi4py uses, has started {size}; the launcher belongs "
-                "to another MPI: use the mpiexec that is installed with this library"
+                f"engine 'mpi': {launch.source} says that there are "
+                f"{counted(launch.process_count, 'process', 'processes')}, and {MPI.get_vendor()[0]}, the library of "
+                f"MPI that mpi4py uses, has started {size}; the launcher belongs to another MPI: use the mpiexec that "
+                "is installed with this library"
             )
         return cls(MPI)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 
 MOST = 1 << 26
@@ -150,9 +151,10 @@ _LISTED = 2
 
 def _text(sizes: dict[tuple[int, int], int]) -> str:
     if len(sizes) <= _LISTED:
-        return ", ".join([f"{n} bytes from process {i} to process {k}" for (i, k), n in sizes.items()])
+        return ", ".join([f"{counted(n, 'byte')} from process {i} to process {k}" for (i, k), n in sizes.items()])
     return (
-        f"{sum(sizes.values())} bytes between {len(sizes)} pairs of processes ({hash(tuple(sizes.items())) % 2**32:x})"
+        f"{counted(sum(sizes.values()), 'byte')} between {counted(len(sizes), 'pair')} of processes "
+        f"({hash(tuple(sizes.items())) % 2**32:x})"
     )
 
 

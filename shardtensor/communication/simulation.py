@@ -14,6 +14,7 @@ from shardtensor.backend.abstract import NAME
 from shardtensor.communication.schedules import Block, Collective, Listed, Schedule, by_id, device_of
 from shardtensor.communication.transfer_log import Recorded, Transfer, TransferRecords, html_table, opened, table
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Ints
 from shardtensor.sharding.mesh import Mesh, default_mesh, use_mesh
 from shardtensor.tensor.pytree import leaves, map_leaves
@@ -412,7 +413,7 @@ class SimulationReport:
         return table
 
     def __repr__(self) -> str:
-        return f"SimulationReport({self.messages} messages, {self.bytes} bytes on {self.mesh!r})"
+        return f"SimulationReport({counted(self.messages, 'message')}, {counted(self.bytes, 'byte')} on {self.mesh!r})"
 
     def __str__(self) -> str:
         return "\n".join([repr(self.mesh), *table(self._rows())])

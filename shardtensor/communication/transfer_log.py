@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.errors import ArgumentError, TransferError
+from shardtensor.host.units import counted
 from shardtensor.sharding.mesh import span
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ class TransferLog:
         return _total(self._snapshot()[-1][4])
 
     def __repr__(self) -> str:
-        return f"TransferLog({len(self)} transfers, {self.bytes} bytes, {self.copied} copied)"
+        return f"TransferLog({counted(len(self), 'transfer')}, {counted(self.bytes, 'byte')}, {self.copied} copied)"
 
     def __str__(self) -> str:
         return "\n".join(table(self._rows()))
@@ -518,7 +519,7 @@ def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callabl
     if not explicit and nbytes and (policy := _policy.get()) != "allow":
         if policy == "disallow":
             raise TransferError(
-                f'{operator}: moves {nbytes} bytes implicitly, which transfer_guard("disallow") forbids; '
+                f'{operator}: moves {counted(nbytes, "byte")} implicitly, which transfer_guard("disallow") forbids; '
                 "move the operand yourself with st.device_put or st.reshard, or create it where it is needed"
             )
         logger().warning("%s: moves %d bytes implicitly", operator, nbytes)

@@ -18,6 +18,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.algorithms.one_memory import runs_whole
 from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.host.memory_pool import check_addressable
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
@@ -111,7 +112,7 @@ def _counts_on_host(x: Any, weights: Any, minlength: int) -> Any:
 @implements(bincount, "composite")
 def _bincount(x: Any, weights: Any, minlength: int) -> Any:
     if len(shape_of(x)) != 1:
-        raise ShapeError(f"x has {len(shape_of(x))} dimensions; wanted one")
+        raise ShapeError(f"x has {counted(len(shape_of(x)), 'dimension')}; wanted one")
     if weights is not None and dtype_of(weights).kind not in "biuf":
         raise ArgumentTypeError(f"weights are of {dtype_of(weights)}; wanted real numbers")
     if weights is not None and shape_of(weights) != shape_of(x):

@@ -28,6 +28,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape, Where, checked_shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.nested_lists import converted
@@ -243,7 +244,7 @@ def _arange_rule(kinds: Any, *, start: Any, stop: Any = None, step: Any = 1, dty
     count = max(math.ceil((last - first) / by), 0)
     made = sharded_dtype(np.result_type(*map(np.asarray, (first, last, by))) if dtype is None else dtype)
     if made.kind == "b" and count > 2:
-        raise ArgumentTypeError(f"dtype is bool, and there are {count} elements; wanted at most 2 of them")
+        raise ArgumentTypeError(f"dtype is bool, and there are {counted(count, 'element')}; wanted at most 2 of them")
     for value in (first, first + by)[:count]:  # NumPy converts only these two and extrapolates their difference.
         converted(value, made, "element")
     return checked_shape((count,)), made

@@ -14,6 +14,7 @@ from shardtensor.functions.joining import concat
 from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.functions.unsplit_lines import are_whole, central_differences
 from shardtensor.host import memory_pool
+from shardtensor.host.units import counted
 from shardtensor.sequences import as_tuple
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes
@@ -189,7 +190,10 @@ def gradient(
 def _spacings(given: Sequence[Any], shape: Shape, axes: Sequence[int]) -> list[Any]:
     """Returns for each axis its spacing: one number, or an array with the distances of neighbouring points."""
     if len(given) not in (0, 1, len(axes)):
-        raise ArgumentError(f"gradient: {len(given)} spacings for {len(axes)} axes; give one for all, or one for each")
+        raise ArgumentError(
+            f"gradient: {counted(len(given), 'spacing')} for {counted(len(axes), 'axis', 'axes')}; give one for all, "
+            "or one for each"
+        )
     found: list[Any] = []
     spacings = given if len(given) == len(axes) else [given[0] if given else 1.0] * len(axes)
     for a, h in zip(axes, spacings, strict=True):
@@ -211,7 +215,7 @@ def _spacings(given: Sequence[Any], shape: Shape, axes: Sequence[int]) -> list[A
 def _derivative(x: Any, axis: int, h: Any, edge_order: int) -> ShardedTensor:
     n = x.shape[axis]
     if n <= edge_order:
-        raise ShapeError(f"gradient: axis {axis} has {n} elements; wanted at least {edge_order + 1}")
+        raise ShapeError(f"gradient: axis {axis} has {counted(n, 'element')}; wanted at least {edge_order + 1}")
 
     if edge_order == 1 and type(h) in (int, float) and h != 0 and x.dtype.kind == "f" and are_whole(x, (axis,)):
         return central_differences(x, axis=axis, spacing=float(h))

@@ -13,6 +13,7 @@ from shardtensor.backend.registry import backend_names, backend_of, devices, to_
 from shardtensor.communication.messages import copied
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.errors import ArgumentTypeError, BackendError, InterchangeError, ShardingError
+from shardtensor.host.units import counted
 from shardtensor.sharding.mesh import Mesh, default_mesh
 
 Memory: TypeAlias = tuple[int, int]
@@ -103,8 +104,8 @@ def row_for(memories: Sequence[Memory]) -> tuple[Device, ...]:
             "(`shardtensor info` shows which are usable); copy them to memories of one backend"
         )
     raise ShardingError(
-        f"from_dlpack: x is a list of {len(memories)} arrays in {names}, and no backend has that many devices there; "
-        f"join some of them first, or {to_get_devices(len(memories))}"
+        f"from_dlpack: x is a list of {counted(len(memories), 'array')} in {names}, and no backend has that many "
+        f"devices there; join some of them first, or {to_get_devices(len(memories))}"
     )
 
 

@@ -26,6 +26,7 @@ from shardtensor.errors import (
 )
 from shardtensor.functions.dlpack_export import array_of, export
 from shardtensor.functions.dlpack_memory import Memory, as_memory, described, is_reversed, recorded_copy
+from shardtensor.host.units import counted
 from shardtensor.tensor.ownership import lease_of, never_ends
 from shardtensor.tensor.storage import Lease
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays
@@ -71,8 +72,8 @@ def _memory_of(x: ShardedTensor, devices: Sequence[Device], caller: str) -> Memo
     }
     if len(devices) > 1 and memories != {HOST_MEMORY}:
         raise InterchangeError(
-            f"{caller}: the tensor is on {len(devices)} devices, {x.sharding.mesh!r}, and other libraries accept "
-            "arrays on one; np.from_dlpack(x, device='cpu') and np.asarray(x) copy it to the host, "
+            f"{caller}: the tensor is on {counted(len(devices), 'device')}, {x.sharding.mesh!r}, and other libraries "
+            "accept arrays on one; np.from_dlpack(x, device='cpu') and np.asarray(x) copy it to the host, "
             "st.device_put(x, device) to one device, and x.addressable_shards[k].data is the array of the k-th"
         )
     return memories.pop()

@@ -24,6 +24,7 @@ from shardtensor.functions.manipulation import expand_dims, permute_dims, squeez
 from shardtensor.functions.partial_sums import placed
 from shardtensor.functions.products import SMALL, contract, diagonal
 from shardtensor.functions.statistical import sum as sum_over
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, with_mesh
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import dtype_of
@@ -183,7 +184,9 @@ def _parsed(text: str, ndims: tuple[int, ...], sums_ellipsis: bool) -> tuple[tup
     left, arrow, right = text.replace(" ", "").partition("->")
     parts = left.split(",")
     if len(parts) != len(ndims):
-        raise ArgumentError(f"einsum: subscripts {text!r} are of {len(parts)} operands, and {len(ndims)} are given")
+        raise ArgumentError(
+            f"einsum: subscripts {text!r} are of {counted(len(parts), 'operand')}, and {len(ndims)} are given"
+        )
     terms = tuple([_labels(part, n, text) for part, n in zip(parts, ndims, strict=True)])
     counts = Counter(label for term in terms for label in term)
     dots = [label for label in max(terms, key=lambda t: sum(len(n) > 1 for n in t), default=()) if len(label) > 1]
@@ -208,7 +211,9 @@ def _labels(part: str, ndim: int, text: str) -> Term:
         raise ArgumentError(f"einsum: subscripts {text!r} are malformed; wanted letters, commas, ellipses and one ->")
     spare = ndim - len(head) - len(tail)
     if spare < 0 or (spare and not dots):
-        raise ShapeError(f"einsum: an operand of {ndim} dimensions has the subscripts {part!r}; wanted one for each")
+        raise ShapeError(
+            f"einsum: an operand of {counted(ndim, 'dimension')} has the subscripts {part!r}; wanted one for each"
+        )
     return (*head, *[f"...{i}" for i in range(spare, 0, -1)], *tail)
 
 

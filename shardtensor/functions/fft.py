@@ -31,6 +31,7 @@ from shardtensor.functions.algorithms.transpose_fft import needs_transposition, 
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.manipulation import roll
 from shardtensor.host import fourier
+from shardtensor.host.units import counted
 from shardtensor.sequences import as_tuple
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
@@ -320,7 +321,10 @@ def _cooked(
     if s is None:
         return [None] * len(along), along
     if len(s) != len(along):
-        raise ArgumentError(f"{name}: s has {len(s)} sizes and axes {len(along)} dimensions; wanted as many of each")
+        raise ArgumentError(
+            f"{name}: s has {counted(len(s), 'size')} and axes {counted(len(along), 'dimension')}; wanted as many of "
+            "each"
+        )
     sizes: list[int | None] = [shape[a] if n == -1 else n for n, a in zip(s, along, strict=True)]
     return sizes, along
 

@@ -24,6 +24,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions import npy_files
 from shardtensor.functions.npy_files import broken_as_error, read_elements, read_header
 from shardtensor.host.replacement import is_special, replaced
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.nested_lists import from_lists
@@ -242,14 +243,19 @@ class NpzFile(Mapping[str, ShardedTensor]):
                 header = read_header(member, label, info.file_size)
                 if header.length + header.nbytes != info.file_size:
                     raise ArgumentError(
-                        f"load: {label} has {info.file_size} bytes; wanted {header.length + header.nbytes}, those of "
-                        f"{header.dtype} of shape {header.shape}"
+                        f"load: {label} has {counted(info.file_size, 'byte')}; wanted {header.length + header.nbytes}, "
+                        f"those of {header.dtype} of shape {header.shape}"
                     )
                 array = read_elements(member, header, label)  # At the end of the member its checksum is compared.
         return _placed(array, self._device)
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._members
+
+    def __repr__(self) -> str:
+        """As in NumPy, of more than five names the first ones."""
+        names = ", ".join(self.files[:5]) + ("..." if len(self.files) > 5 else "")
+        return f"NpzFile {self._name!r} with keys: {names}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
@@ -277,8 +283,8 @@ def _check_sizes(info: zipfile.ZipInfo, name: str) -> None:
     most = {zipfile.ZIP_STORED: info.compress_size, zipfile.ZIP_DEFLATED: 1032 * info.compress_size}
     if info.file_size > most.get(info.compress_type, info.file_size):
         raise ArgumentError(
-            f"load: {name} is broken: {info.file_size} bytes cannot be stored in {info.compress_size} by method "
-            f"{info.compress_type}"
+            f"load: {name} is broken: {counted(info.file_size, 'byte')} cannot be stored in {info.compress_size} by "
+            f"method {info.compress_type}"
         )
 
 

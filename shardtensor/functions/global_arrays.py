@@ -17,6 +17,7 @@ from shardtensor.communication.processes import connected, described, note, note
 from shardtensor.communication.transfer import gather_across
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.host.units import counted
 from shardtensor.sequences import as_list
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh
@@ -87,14 +88,14 @@ def make_array_from_process_local_data(
     name, data = "make_array_from_process_local_data", np.asarray(local_data)
     sizes = _whole_shape(name, sharding, data.shape) if global_shape is None else checked_shape(global_shape, name)
     if len(sizes) != data.ndim:
-        raise ShapeError(f"{name}: local_data has {data.ndim} dimensions, and global_shape {len(sizes)}")
+        raise ShapeError(f"{name}: local_data has {counted(data.ndim, 'dimension')}, and global_shape {len(sizes)}")
     grid, box = sharding.grid(sizes), _box(name, sharding.grid(sizes))
     begins = []
     for d, (n, whole, (begin, end)) in enumerate(zip(data.shape, sizes, box, strict=True)):
         if n not in (whole, end - begin):
             raise ShapeError(
-                f"{name}: local_data has {n} elements along dimension {d}; this process holds those from {begin} to "
-                f"{end} of {whole}"
+                f"{name}: local_data has {counted(n, 'element')} along dimension {d}; this process holds those from "
+                f"{begin} to {end} of {whole}"
             )
         begins.append(0 if n == whole else begin)
     found = {
@@ -247,7 +248,7 @@ def _whole_shape(caller: str, sharding: NamedSharding, shape: Shape) -> Shape:
     if not any(map(is_remote, sharding.mesh.flat)):
         return shape
     record = np.array([*itertools.chain.from_iterable(ends), *shape], np.int64).tobytes()
-    call_text = f"{caller}({len(shape)} dimensions, {sharding.spec})"
+    call_text = f"{caller}({counted(len(shape), 'dimension')}, {sharding.spec})"
     rows = [np.frombuffer(row, np.int64).tolist() for row in connected(caller).gather(call_text, record)]
     sizes = []
     for d in range(len(shape)):
@@ -259,8 +260,8 @@ def _whole_shape(caller: str, sharding: NamedSharding, shape: Shape) -> Shape:
         wanted = int(offsets[d][last + 1] - offsets[d][first])
         if n != wanted:
             raise ShapeError(
-                f"{caller}: the parts of all processes make up {sizes[d]} elements along dimension {d}, of which this "
-                f"process should have {wanted}, and local_data has {n}; give global_shape, or other parts"
+                f"{caller}: the parts of all processes make up {counted(sizes[d], 'element')} along dimension {d}, of "
+                f"which this process should have {wanted}, and local_data has {n}; give global_shape, or other parts"
             )
     return whole
 

@@ -24,6 +24,7 @@ from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.functions.repetition import on_host
 from shardtensor.functions.searching import searchsorted
 from shardtensor.host.threads import each
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.nested_lists import from_lists
@@ -209,7 +210,7 @@ def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> His
     if ends is None:
         known = np.asarray(edges)
         if known.ndim != 1:
-            raise ShapeError(f"bins has {known.ndim} dimensions; wanted a number, or edges in one dimension")
+            raise ShapeError(f"bins has {counted(known.ndim, 'dimension')}; wanted a number, or edges in one dimension")
         if np.any(known[:-1] > known[1:]):
             raise ArgumentError("bins are edges that do not increase; wanted them in ascending order")
         edges = known if not isinstance(edges, ShardedTensor) and not array_backend(edges) else edges
@@ -376,7 +377,8 @@ def histogramdd(
     ranges = [None] * len(columns) if range is None else list(range)
     if len(each) != len(columns) or len(ranges) != len(columns):
         raise ArgumentError(
-            f"histogramdd: {len(each)} bins and {len(ranges)} ranges for {len(columns)} axes; wanted one for each"
+            f"histogramdd: {counted(len(each), 'bin')} and {counted(len(ranges), 'range')} for "
+            f"{counted(len(columns), 'axis', 'axes')}; wanted one for each"
         )
     if weights is not None and shape_of(weights) != shape_of(columns[0]):
         raise ShapeError(f"weights has shape {shape_of(weights)}; wanted {shape_of(columns[0])}, one for each point")
@@ -462,7 +464,7 @@ def _digitize(x: Any, bins: Any, right: bool) -> Any:
         raise ArgumentTypeError("x is complex; wanted real numbers, which have an order")
     known = np.asarray(bins)
     if known.ndim != 1:
-        raise ShapeError(f"bins has {known.ndim} dimensions; wanted one")
+        raise ShapeError(f"bins has {counted(known.ndim, 'dimension')}; wanted one")
     edges = bins if hasattr(bins, "shape") else known
     side, order = "left" if right else "right", _order_of(known)
     if order > 0:

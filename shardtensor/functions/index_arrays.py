@@ -30,6 +30,7 @@ from shardtensor.functions.elementwise import (
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.searching import flatnonzero
 from shardtensor.functions.statistical import any as _any
+from shardtensor.host.units import counted
 from shardtensor.sequences import as_list
 from shardtensor.sharding.layout import Shape, Where, checked_shape
 from shardtensor.tensor.operands import shape_of
@@ -117,7 +118,7 @@ def triu_indices_from(arr: ArrayLike, k: int = 0) -> Indices:
 def _matrix_shape(caller: str, arr: Any) -> Shape:
     shape = shape_of(arr)
     if len(shape) != 2:
-        raise ShapeError(f"{caller}: arr has {len(shape)} dimensions; wanted a matrix")
+        raise ShapeError(f"{caller}: arr has {counted(len(shape), 'dimension')}; wanted a matrix")
     return shape
 
 
@@ -154,7 +155,7 @@ def ix_(*args: ArrayLike) -> Indices:
     for k, arg in enumerate(args):
         given: Any = array_like(arg, "ix_")
         if len(shape_of(given)) != 1:
-            raise ShapeError(f"ix_: argument {k} has {len(shape_of(given))} dimensions; wanted one")
+            raise ShapeError(f"ix_: argument {k} has {counted(len(shape_of(given)), 'dimension')}; wanted one")
         if not shape_of(given)[0] and not hasattr(arg, "dtype"):
             given = given.astype(np.intp)  # An empty list has no dtype.
         if result_type(given).kind == "b":
@@ -221,7 +222,8 @@ def ravel_multi_index(
     modes = [mode] * len(sizes) if isinstance(mode, str) else as_list(mode, "ravel_multi_index: mode")
     if len(given) != len(sizes) or len(modes) != len(sizes):
         raise ArgumentError(
-            f"ravel_multi_index: {len(given)} index arrays and {len(modes)} modes for {len(sizes)} dimensions"
+            f"ravel_multi_index: {counted(len(given), 'index array')} and {counted(len(modes), 'mode')} for "
+            f"{counted(len(sizes), 'dimension')}"
         )
     if 0 in sizes and math.prod(np.broadcast_shapes(*map(shape_of, given))):
         raise ArgumentError(f"ravel_multi_index: dims are {sizes}, an array without elements, which has no indices")

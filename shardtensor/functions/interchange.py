@@ -35,6 +35,7 @@ from shardtensor.functions.dlpack_memory import (
     row_for,
 )
 from shardtensor.functions.placement import reshard_to
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding, with_mesh
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.tensor.operands import on_one_device
@@ -236,7 +237,7 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     memories = [memory_of(x, name) for x, name in zip(pieces, names, strict=True)]
     mesh = mesh_of(row_for(memories)) if where is None else _mesh_of(where)
     if mesh.size != len(pieces):
-        given = f"a list of {len(pieces)} arrays for the {mesh.size} devices of {mesh!r}"
+        given = f"a list of {counted(len(pieces), 'array')} for the {counted(mesh.size, 'device')} of {mesh!r}"
         raise ShardingError(f"from_dlpack: x is {given}; wanted one for each")
     parts = [_from_one(x, name, d, copy) for x, name, d in zip(pieces, names, mesh.flat, strict=True)]
     first = parts[0]

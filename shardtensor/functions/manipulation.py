@@ -23,6 +23,7 @@ from shardtensor.core import call, implements, named, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.host.blockwise import copied
+from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
 from shardtensor.sharding.copy_plan import Line, Region, identity
 from shardtensor.sharding.index import Index
@@ -85,7 +86,7 @@ def _order_of(axes: tuple[int, ...], ndim: int) -> tuple[int, ...]:
     """
     order = normalize_axes(axes, ndim)
     if len(order) != ndim:
-        raise ShapeError(f"axes={axes} names {len(order)} of x's {ndim} dimensions; name each once")
+        raise ShapeError(f"axes={axes} names {len(order)} of x's {counted(ndim, 'dimension')}; name each once")
     return order
 
 
@@ -154,7 +155,8 @@ def _moveaxis(x: Any, source: Any, destination: Any) -> Any:
     origin, to = normalize_axes(source, ndim), normalize_axes(destination, ndim)
     if len(origin) != len(to):
         raise ArgumentError(
-            f"moveaxis: source has {len(origin)} axes and destination {len(to)}; wanted as many of each"
+            f"moveaxis: source has {counted(len(origin), 'axis', 'axes')} and destination {len(to)}; wanted as many of "
+            "each"
         )
     order = [a for a in range(ndim) if a not in origin]
     for at, axis in sorted(zip(to, origin, strict=True)):
@@ -352,11 +354,11 @@ def _whole_size(shape: Any, size: int) -> Shape:
     if -1 in sizes:
         rest = math.prod(n for n in sizes if n != -1)
         if rest == 0 or size % rest:
-            raise ShapeError(f"x has {size} elements, which leaves no whole size for -1 in {tuple(sizes)}")
+            raise ShapeError(f"x has {counted(size, 'element')}, which leaves no whole size for -1 in {tuple(sizes)}")
         sizes[sizes.index(-1)] = size // rest
     new = checked_shape(sizes)
     if math.prod(new) != size:
-        raise ShapeError(f"x has {size} elements and shape {new} needs {math.prod(new)}")
+        raise ShapeError(f"x has {counted(size, 'element')} and shape {new} needs {math.prod(new)}")
     return new
 
 
@@ -469,7 +471,7 @@ def _roll(operands: Sequence[Operand], mesh: Mesh, *, shift: Any, axis: Any) -> 
         pairs = np.broadcast(shift, axis)
     except ValueError:
         shifts, axes = [len(x) if isinstance(x, (list, tuple)) else 1 for x in (shift, axis)]
-        counts = f"{shifts} shifts for {axes} axes"
+        counts = f"{counted(shifts, 'shift')} for {counted(axes, 'axis', 'axes')}"
         raise ArgumentError(f"{counts}; give one for all, or one for each") from None
     total = [0] * x.ndim
     for s, a in pairs:

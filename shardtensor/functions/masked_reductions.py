@@ -166,6 +166,17 @@ def computed_in(x: Any, dtype: Any) -> Any:
     return call("astype", x, wanted, copy=False)
 
 
+def one_of(ddof: Any, correction: Any) -> Any:
+    """Returns the number by which the divisor of a variance is less than the number of elements, by either name.
+
+    Raises:
+        ArgumentError: both are given.
+    """
+    if ddof and correction:
+        raise ArgumentError(f"ddof={ddof} and correction={correction} are the same argument; give one of them")
+    return ddof or correction
+
+
 def masked_std(x: Any, axis: Any, correction: float, keepdims: bool, *, where: Any, few: float = 0.0) -> Any:
     """Returns the standard deviation of the selected elements: the root of `masked_var`."""
     return call("sqrt", masked_var(x, axis, correction, keepdims, where=where, few=few))
@@ -193,9 +204,12 @@ def spread_in_reals(
 
 
 def spread_of(name: str, masked: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a variance or standard deviation with the options ``where`` and ``dtype``."""
+    """Returns a variance or standard deviation with the options ``where`` and ``dtype``, and ``ddof``, NumPy's name of
+    ``correction``.
+    """
 
-    def extended(x: Any, axis: Any, correction: float, keepdims: bool, *, where: Any, dtype: Any) -> Any:
+    def extended(x: Any, axis: Any, correction: float, keepdims: bool, *, where: Any, dtype: Any, ddof: Any) -> Any:
+        correction = one_of(ddof, correction)
         if dtype is not None and dtype_of(x).kind == "c" and sharded_dtype(dtype).kind == "f":
             return spread_in_reals(name, x, axis, correction, keepdims, where=where, dtype=dtype)
         x = computed_in(x, dtype)

@@ -42,6 +42,7 @@ from shardtensor.functions.scans import cumulative_sum, diff
 from shardtensor.functions.searching import where
 from shardtensor.functions.statistical import all as _all
 from shardtensor.functions.statistical import sum as _sum
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
@@ -298,9 +299,9 @@ def ediff1d(ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike
 def _interp_rule(shapes: Sequence[Shape], **params: Any) -> str:
     for name, shape in zip(("xp", "fp"), shapes[1:], strict=True):
         if len(shape) != 1:
-            raise ShapeError(f"{name} has {len(shape)} dimensions; wanted one")
+            raise ShapeError(f"{name} has {counted(len(shape), 'dimension')}; wanted one")
     if shapes[1] != shapes[2]:
-        raise ShapeError(f"xp has {shapes[1][0]} elements and fp has {shapes[2][0]}; wanted as many")
+        raise ShapeError(f"xp has {counted(shapes[1][0], 'element')} and fp has {shapes[2][0]}; wanted as many")
     if not shapes[1][0]:
         raise ShapeError("xp has no elements; wanted at least one point")
     return "..., k!, k! -> ..."

@@ -62,6 +62,7 @@ from shardtensor.functions.statistical import any as any_of
 from shardtensor.functions.statistical import max as greatest
 from shardtensor.functions.statistical import min as least
 from shardtensor.functions.statistical import sum as sum_over
+from shardtensor.host.units import counted
 from shardtensor.sequences import as_list, as_tuple
 from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import dtype_of, shape_of
@@ -108,7 +109,7 @@ def outer(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
     for name, x in (("x1", x1), ("x2", x2)):
         if len(shape_of(x)) != 1:
-            raise ShapeError(f"outer: {name} has {len(shape_of(x))} dimensions; wanted one")
+            raise ShapeError(f"outer: {name} has {counted(len(shape_of(x)), 'dimension')}; wanted one")
     return products.outer(x1, x2)
 
 
@@ -175,7 +176,7 @@ def norm(
     if len(axes) == 1:
         return vector_norm(x, axis=axes[0], keepdims=keepdims, ord=2 if ord is None else ord)  # type: ignore[arg-type]
     if len(axes) != 2:
-        raise ArgumentError(f"norm: axis is {axis}, of {len(axes)} dimensions; wanted one or two")
+        raise ArgumentError(f"norm: axis is {axis}, of {counted(len(axes), 'dimension')}; wanted one or two")
     size = matrix_norm(moveaxis(x, axes, (-2, -1)), ord="fro" if ord == "f" else ord)
     return expand_dims(size, axis=tuple(sorted(axes))) if keepdims else size
 
@@ -298,7 +299,7 @@ def multi_dot(arrays: Sequence[ArrayLike], /) -> ShardedTensor:
     arrays = as_list(arrays, "multi_dot: arrays")
     shapes = [shape_of(x) for x in arrays]
     if len(arrays) < 2:
-        raise ShapeError(f"multi_dot: {len(arrays)} arrays are given; wanted at least two")
+        raise ShapeError(f"multi_dot: {counted(len(arrays), 'array is', 'arrays are')} given; wanted at least two")
     for k, shape in enumerate(shapes):
         if len(shape) != 2 and not (len(shape) == 1 and k in (0, len(shapes) - 1)):
             raise LinearAlgebraError(f"multi_dot: array {k} has shape {shape}; wanted a matrix")
@@ -416,7 +417,7 @@ def tensorsolve(a: ArrayLike, b: ArrayLike, /, axes: Sequence[int] | None = None
     shape, size = shape_of(a)[len(shape_of(b)) :], math.prod(shape_of(b))
     if math.prod(shape) != size:
         raise LinearAlgebraError(
-            f"tensorsolve: b has {size} elements and the solution {math.prod(shape)}; wanted equal"
+            f"tensorsolve: b has {counted(size, 'element')} and the solution {math.prod(shape)}; wanted equal"
         )
     return reshape(solve(reshape(a, (size, size)), reshape(b, (size,))), shape)
 
@@ -442,6 +443,7 @@ def tensorinv(a: ArrayLike, /, ind: int = 2) -> ShardedTensor:
     size = math.prod(shape[ind:])
     if math.prod(shape[:ind]) != size:
         raise LinearAlgebraError(
-            f"tensorinv: a has shape {shape}; wanted {size} elements in the first {ind} dimensions"
+            f"tensorinv: a has shape {shape}; wanted {counted(size, 'element')} in the first "
+            f"{counted(ind, 'dimension')}"
         )
     return reshape(inv(reshape(a, (size, size))), (*shape[ind:], *shape[:ind]))

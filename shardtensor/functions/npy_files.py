@@ -25,6 +25,7 @@ from shardtensor.backend.device import HostArray
 from shardtensor.backend.small_floats import is_small_float
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DeviceMemoryError, ShardTensorError
 from shardtensor.host import memory_pool
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.operands import sharded_dtype
 
@@ -146,7 +147,9 @@ def read_header(stream: IO[bytes], name: str, size: int) -> Header:
     number = _prefix(stream, digits, name)
     length = int.from_bytes(number, "little")
     if length > _LONGEST_HEADER:
-        raise ArgumentError(f"load: {name} is broken: its header has {length} bytes; wanted at most {_LONGEST_HEADER}")
+        raise ArgumentError(
+            f"load: {name} is broken: its header has {counted(length, 'byte')}; wanted at most {_LONGEST_HEADER}"
+        )
     text = io.BytesIO(number + _prefix(stream, length, name))
     try:
         shape, fortran, dtype = (_npy.read_array_header_1_0 if digits == 2 else _npy.read_array_header_2_0)(text)
@@ -161,7 +164,7 @@ def read_header(stream: IO[bytes], name: str, size: int) -> Header:
     header = Header(shape, fortran, dtype, math.prod(shape) * dtype.itemsize, 8 + digits + length)
     if size - header.length < header.nbytes:
         raise ArgumentError(
-            f"load: {name} is truncated: it has {size} bytes, too few for {dtype} of shape {header.shape}"
+            f"load: {name} is truncated: it has {counted(size, 'byte')}, too few for {dtype} of shape {header.shape}"
         )
     return header
 

@@ -25,6 +25,7 @@ from shardtensor.functions.repetition import devices_of, on_host
 from shardtensor.functions.scans import cumulative_prod
 from shardtensor.functions.selection import trim_zeros
 from shardtensor.functions.statistical import sum as _sum
+from shardtensor.host.units import counted
 from shardtensor.sequences import as_list, check_no_iterator
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
@@ -106,7 +107,7 @@ def polymul(a1: ArrayLike, a2: ArrayLike) -> ShardedTensor:
     given = [_coefficients(a, "polymul") for a in (a1, a2)]
     for name, a in zip(("a1", "a2"), given, strict=True):
         if len(shape_of(a)) > 1:
-            raise ShapeError(f"polymul: {name} has {len(shape_of(a))} dimensions; wanted one")
+            raise ShapeError(f"polymul: {name} has {counted(len(shape_of(a)), 'dimension')}; wanted one")
     factors: list[Any] = [trim_zeros(a, "f") for a in given]
     factors = [a if shape_of(a)[0] else np.zeros(1, result_type(a)) for a in factors]
     dtype = result_type(*factors)
@@ -158,7 +159,7 @@ def roots(p: ArrayLike) -> ShardedTensor:
     """
     given = array_like(p, "roots")
     if len(shape_of(given)) > 1:
-        raise ShapeError(f"roots: p has {len(shape_of(given))} dimensions; wanted one")
+        raise ShapeError(f"roots: p has {counted(len(shape_of(given)), 'dimension')}; wanted one")
     return _from_host(np.roots(on_host(given)), given)
 
 
@@ -182,7 +183,7 @@ def polydiv(u: ArrayLike, v: ArrayLike) -> tuple[ShardedTensor, ShardedTensor]:
     given = [array_like(a, "polydiv") for a in (u, v)]
     for name, a in zip("uv", given, strict=True):
         if len(shape_of(a)) > 1:
-            raise ShapeError(f"polydiv: {name} has {len(shape_of(a))} dimensions; wanted one")
+            raise ShapeError(f"polydiv: {name} has {counted(len(shape_of(a)), 'dimension')}; wanted one")
     quotient, rest = [_from_host(made, *given) for made in np.polydiv(*map(on_host, given))]
     return quotient, rest
 
@@ -232,7 +233,7 @@ def polyint(p: ArrayLike, m: int = 1, k: Any = None) -> ShardedTensor:
     constants = np.atleast_1d(np.zeros(m) if k is None else as_list(k, "polyint: k") if np.iterable(k) else k)
     constants = np.full(m, constants[0]) if len(constants) == 1 and m > 1 else constants
     if len(constants) < m:
-        raise ArgumentError(f"polyint: k has {len(constants)} constants; wanted {m}, or one for all")
+        raise ArgumentError(f"polyint: k has {counted(len(constants), 'constant')}; wanted {m}, or one for all")
     found = _coefficients(p, "polyint")
     for constant in constants[:m]:
         found = concat([divide(found, np.arange(shape_of(found)[0], 0, -1)), constant.reshape(1)])
@@ -258,7 +259,7 @@ def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Shar
     """
     given: Any = array_like(x, "vander")
     if len(shape_of(given)) != 1:
-        raise ShapeError(f"vander: x has {len(shape_of(given))} dimensions; wanted one")
+        raise ShapeError(f"vander: x has {counted(len(shape_of(given)), 'dimension')}; wanted one")
     if N is not None and N < 0:
         raise ShapeError(f"vander: N is {N}; wanted a number from 0 on")
     count = shape_of(given)[0]

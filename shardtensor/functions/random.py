@@ -35,6 +35,7 @@ from shardtensor.functions.manipulation import broadcast_to
 from shardtensor.functions.placement import device_put
 from shardtensor.functions.random_keys import Key, bits_of, integer
 from shardtensor.functions.searching import argmax
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape, Where, as_sharding, checked_shape, chosen
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import dtype_of, sharded_dtype
@@ -207,7 +208,9 @@ def choice(
     count, size = integer(a, "choice", "a") if array is None else array.shape[0], math.prod(sizes)
     if count < 0 or (size and (not count or (size > count and not replace))):
         manner = "with" if replace else "without"
-        raise ArgumentError(f"choice: a has {count} elements, and {size} are to be drawn {manner} replacement")
+        raise ArgumentError(
+            f"choice: a has {counted(count, 'element')}, and {size} are to be drawn {manner} replacement"
+        )
     if replace:
         indices = distributions.integers(bits, 0, max(count, 1), shape=sizes, dtype=dtype, device=device)
     else:

@@ -21,6 +21,7 @@ from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.joining import concat, is_on_host, reshape_operand
 from shardtensor.functions.manipulation import broadcast_to, flip, moveaxis, permute_dims, reshape
 from shardtensor.functions.repetition import on_host, taken
+from shardtensor.host.units import counted
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.nested_lists import converted
@@ -62,7 +63,7 @@ def _rollaxis(x: Any, axis: int, start: int) -> Any:
     a = normalize_axis(axis, ndim)
     before = start + ndim if start < 0 else start
     if not 0 <= before <= ndim:
-        raise AxisError(f"start {start} is out of range for {ndim} dimensions; wanted {-ndim} to {ndim}")
+        raise AxisError(f"start {start} is out of range for {counted(ndim, 'dimension')}; wanted {-ndim} to {ndim}")
     return moveaxis(x, a, before - (a < before))
 
 
@@ -332,7 +333,7 @@ def _array_split(x: Any, indices_or_sections: Any, axis: int, equal: bool = Fals
     else:
         count = _number(given, "indices_or_sections")
         if count < 1:
-            raise ShapeError(f"{count} parts; wanted at least one")
+            raise ShapeError(f"{counted(count, 'part')}; wanted at least one")
         if equal and size % count:
             raise ShapeError(f"dimension {d} has size {size}, which does not divide into {count} equal parts")
         length, longer = divmod(size, count)
@@ -348,7 +349,7 @@ def _split(x: Any, indices_or_sections: Any, axis: int) -> list[Any]:
 def _split_along(axis: int, least: int) -> Callable[..., list[Any]]:
     def composed(x: Any, indices_or_sections: Any) -> list[Any]:
         if len(shape_of(x)) < least:
-            raise ShapeError(f"x has {len(shape_of(x))} dimensions; wanted at least {least}")
+            raise ShapeError(f"x has {counted(len(shape_of(x)), 'dimension')}; wanted at least {least}")
         return _split(x, indices_or_sections, axis if len(shape_of(x)) > 1 else 0)
 
     return composed

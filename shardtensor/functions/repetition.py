@@ -35,6 +35,7 @@ from shardtensor.functions.statistical import mean as _mean
 from shardtensor.functions.statistical import min as _min
 from shardtensor.functions.unsplit_lines import are_whole, padded
 from shardtensor.host.memory_pool import check_addressable
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape
 from shardtensor.sharding.mesh import integers
 from shardtensor.sharding.rules import normalize_axis
@@ -376,7 +377,7 @@ def _pairs(given: Any, ndim: int, name: str) -> list[tuple[Any, Any]]:
     try:
         wide = np.broadcast_to(on_host(given), (ndim, 2))
     except ValueError:
-        raise ShapeError(f"{name} is {given!r:.60}; wanted a pair for each of {ndim} dimensions") from None
+        raise ShapeError(f"{name} is {given!r:.60}; wanted a pair for each of {counted(ndim, 'dimension')}") from None
     return [tuple(pair) for pair in wide.tolist()]
 
 

@@ -27,6 +27,7 @@ from shardtensor.functions.joining import concat as _concat
 from shardtensor.functions.manipulation import broadcast_to as _broadcast_to
 from shardtensor.functions.manipulation import reshape as _reshape
 from shardtensor.functions.ufunc_methods import running as _running
+from shardtensor.host.units import counted
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.methods import cumulative as _cumulative
 from shardtensor.tensor.operands import dtype_of, integer_from, shape_of, sharded_dtype, truth_of
@@ -167,7 +168,7 @@ def _declare(cumulative: _Cumulative) -> None:
 
 def _axis(axis: int | None, ndim: int) -> int:
     if axis is None and ndim != 1:
-        raise AxisError(f"axis is None, and x has {ndim} dimensions; wanted an axis")
+        raise AxisError(f"axis is None, and x has {counted(ndim, 'dimension')}; wanted an axis")
     return normalize_axis(0 if axis is None else axis, ndim)
 
 

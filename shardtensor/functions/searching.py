@@ -16,6 +16,7 @@ from shardtensor.functions.indexing import take as _take
 from shardtensor.functions.joining import stack as _stack
 from shardtensor.functions.manipulation import reshape as _reshape
 from shardtensor.host import blockwise, sorting
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import arg_extremum, reduction
 from shardtensor.sharding.shard_context import ShardContext
@@ -151,7 +152,7 @@ def _count_nonzero(xp: Any, context: ShardContext, x: Any, *, axis: Any, keepdim
 
 def _search_rule(shapes: Sequence[Shape], **params: Any) -> str:
     if len(shapes[0]) != 1:
-        raise ShapeError(f"x1 has {len(shapes[0])} dimensions; wanted one, in ascending order")
+        raise ShapeError(f"x1 has {counted(len(shapes[0]), 'dimension')}; wanted one, in ascending order")
     return "k, ... -> ..."
 
 

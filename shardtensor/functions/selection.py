@@ -23,6 +23,7 @@ from shardtensor.functions.manipulation import broadcast_to, reshape
 from shardtensor.functions.repetition import broadcast_shapes, devices_of, on_host, resize, small_on_host
 from shardtensor.functions.searching import argmax, where
 from shardtensor.functions.statistical import any as _any
+from shardtensor.host.units import counted
 from shardtensor.sequences import as_list, as_tuple
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axes, normalize_axis
@@ -72,7 +73,8 @@ def select(condlist: Sequence[ArrayLike], choicelist: Sequence[ArrayLike], defau
     condlist, choicelist = as_list(condlist, "select: condlist"), as_list(choicelist, "select: choicelist")
     if len(condlist) != len(choicelist) or not len(condlist):
         raise ArgumentError(
-            f"select: {len(condlist)} conditions and {len(choicelist)} choices; wanted as many of each, at least one"
+            f"select: {counted(len(condlist), 'condition')} and {counted(len(choicelist), 'choice')}; wanted as many "
+            "of each, at least one"
         )
     conditions = [array_like(c, "select") for c in condlist]
     for k, condition in enumerate(conditions):
@@ -119,7 +121,8 @@ def piecewise(x: ArrayLike, condlist: Any, funclist: Sequence[Any], *args: Any, 
         conditions.append(call("logical_not", covered))
     elif len(funclist) != len(conditions):
         raise ArgumentError(
-            f"piecewise: {len(funclist)} functions for {len(conditions)} conditions; wanted as many, or one more"
+            f"piecewise: {counted(len(funclist), 'function')} for {counted(len(conditions), 'condition')}; wanted as "
+            "many, or one more"
         )
     made: Any = zeros_like(given)
     for condition, function in zip(conditions, funclist, strict=True):
@@ -216,7 +219,7 @@ def compress(
     """
     chosen = on_host(array_like(condition, "compress"))
     if chosen.ndim != 1:
-        raise ShapeError(f"compress: condition has {chosen.ndim} dimensions; wanted one")
+        raise ShapeError(f"compress: condition has {counted(chosen.ndim, 'dimension')}; wanted one")
     made = take(array_like(a, "compress"), np.flatnonzero(chosen), axis=axis)
     if out is None:
         return made
@@ -318,7 +321,9 @@ def place(arr: ShardedTensor, mask: ArrayLike, vals: ArrayLike) -> None:
             return
     values, given_mask = reshape(vals, (-1,)), array_like(mask, "place")
     if math.prod(shape_of(given_mask)) != arr.size:
-        raise ShapeError(f"place: mask has shape {shape_of(given_mask)}; wanted {arr.size} elements, as arr has")
+        raise ShapeError(
+            f"place: mask has shape {shape_of(given_mask)}; wanted {counted(arr.size, 'element')}, as arr has"
+        )
     chosen = astype(reshape(given_mask, shape_of(arr)), bool, copy=False)
     count = int(call("count_nonzero", chosen))
     if not count:
@@ -391,7 +396,9 @@ def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, ax
         raise ArgumentTypeError(f"put_along_axis: indices are of {index.dtype}; wanted integers")
     ndim = 1 if axis is None else arr.ndim
     if index.ndim != ndim:
-        raise ShapeError(f"put_along_axis: indices have {index.ndim} dimensions and arr {ndim}; wanted as many")
+        raise ShapeError(
+            f"put_along_axis: indices have {counted(index.ndim, 'dimension')} and arr {ndim}; wanted as many"
+        )
     if axis is None:
         arr[_places(arr.shape, index)] = values
         return
@@ -411,7 +418,9 @@ def _places(shape: Shape, index: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, 
     size = math.prod(shape)
     outside = (index < -size) | (index >= size)
     if outside.any():
-        raise IndexingError(f"put_along_axis: index {index[outside][0]} is out of bounds for {size} elements")
+        raise IndexingError(
+            f"put_along_axis: index {index[outside][0]} is out of bounds for {counted(size, 'element')}"
+        )
     return np.unravel_index(np.where(index < 0, index + size, index), shape)
 
 
@@ -434,7 +443,7 @@ def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
     """
     _check_target(a, "fill_diagonal: a")
     if a.ndim < 2:
-        raise ShapeError(f"fill_diagonal: a has {a.ndim} dimensions; wanted at least two")
+        raise ShapeError(f"fill_diagonal: a has {counted(a.ndim, 'dimension')}; wanted at least two")
     if a.ndim > 2 and len(set(a.shape)) > 1:
         raise ShapeError(f"fill_diagonal: a has shape {a.shape}; wanted dimensions of equal sizes")
     step = a.shape[1] + 1 if a.ndim == 2 else 1 + int(np.cumprod(a.shape[:-1]).sum())

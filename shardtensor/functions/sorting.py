@@ -25,6 +25,7 @@ from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.algorithms.top_k import greatest, top_k
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.take_along import take_along_axis
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
@@ -193,7 +194,7 @@ def _check_kth(kth: Any, shape: Shape, axis: int) -> Any:
         raise ArgumentTypeError(f"kth is {kth!r:.60}; wanted integers")
     for k in found.ravel().tolist():
         if not -size <= k < size and 0 not in shape:
-            raise ArgumentError(f"kth {k} is out of bounds for {size} elements")
+            raise ArgumentError(f"kth {k} is out of bounds for {counted(size, 'element')}")
     return found
 
 

@@ -19,7 +19,7 @@ Raises:
     AxisError: x has no such axis, or an axis occurs twice.
     ShapeError: the reduced dimensions have no elements, and the function has no value for none (`max` and `min`).
     ArgumentTypeError: the function is not defined for x's dtype, or ``where`` is no array of bools.
-    ArgumentError: an extremum has ``where``, but not ``initial``.
+    ArgumentError: an extremum has ``where``, but not ``initial``; both ``correction`` and ``ddof`` are given.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Axis = int | tuple[int, ...] | None
 _Where = Where | None
 
 _WHERE = ("where",)
-_SPREAD = ("where", "dtype")
+_SPREAD = ("where", "dtype", "ddof")
 _BOTH = ("initial", "where")
 
 
@@ -159,6 +159,7 @@ def std(
     keepdims: bool = False,
     where: ArrayLike = True,
     dtype: npt.DTypeLike | None = None,
+    ddof: float | None = None,
     out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the standard deviation along ``axis``: the square root of `var`.
@@ -203,6 +204,7 @@ def var(
     keepdims: bool = False,
     where: ArrayLike = True,
     dtype: npt.DTypeLike | None = None,
+    ddof: float | None = None,
     out_sharding: _Where = None,
 ) -> ShardedTensor:
     """Returns the variance along ``axis``: Σ|x - x̄|² / (n - correction), with n elements and their mean x̄.
@@ -210,7 +212,8 @@ def var(
     The result is real, also for complex x, and has dtype float64 for integers and bools, otherwise the precision of x
     (float16 is accumulated in float32). ``dtype`` is another floating-point dtype for the computation and the result;
     a complex one, which complex x needs, makes the result complex, too. The partial results of shards are merged by
-    the algorithm of Chan, Golub and LeVeque (1979), which avoids cancellation.
+    the algorithm of Chan, Golub and LeVeque (1979), which avoids cancellation. ``ddof`` is NumPy's name of
+    ``correction``.
 
     >>> st.var(st.asarray([1.0, 3.0, 5.0, 7.0])).item(), st.var(st.asarray([1.0, 3.0]), correction=1).item()
     (5.0, 2.0)

@@ -34,6 +34,7 @@ from shardtensor.functions.statistical import max as _max
 from shardtensor.functions.statistical import mean as _mean
 from shardtensor.functions.statistical import min as _min
 from shardtensor.functions.statistical import sum as _sum
+from shardtensor.host.units import counted
 from shardtensor.sequences import as_tuple, check_no_iterator
 from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import shape_of
@@ -159,7 +160,7 @@ def cov(
     parts = [array_like(x, "cov") for x in (m, y) if x is not None]
     for name, part in zip("my", parts, strict=False):
         if len(shape_of(part)) > 2:
-            raise ShapeError(f"cov: {name} has {len(shape_of(part))} dimensions; wanted one or two")
+            raise ShapeError(f"cov: {name} has {counted(len(shape_of(part)), 'dimension')}; wanted one or two")
     if dtype is None:
         dtype = np.result_type(*[result_type(part) for part in parts], np.float64)
     in_rows = [rowvar or (k == 1 and shape_of(part)[:1] == (1,)) for k, part in enumerate(parts)]
@@ -168,7 +169,7 @@ def cov(
     if not variables:
         return zeros((0, 0))
     if sizes[-1][1] != count:
-        raise ShapeError(f"cov: y has {sizes[-1][1]} observations; wanted as many as m has, {count}")
+        raise ShapeError(f"cov: y has {counted(sizes[-1][1], 'observation')}; wanted as many as m has, {count}")
     weights = _observation_weights(fweights, aweights, count)
     freedom = (0 if bias else 1) if ddof is None else int(ddof)
     with np.errstate(divide="ignore", invalid="ignore"):

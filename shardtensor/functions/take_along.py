@@ -15,6 +15,7 @@ from shardtensor.functions.algorithms.sample_sort import is_short
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.indexing import check_integers
 from shardtensor.functions.manipulation import reshape
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
@@ -26,7 +27,7 @@ from shardtensor.tensor.value import Aval, aval
 def _take_along_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
     ndim = len(shapes[0])
     if len(shapes[1]) != ndim:
-        raise ShapeError(f"x has {ndim} dimensions and indices have {len(shapes[1])}; wanted as many")
+        raise ShapeError(f"x has {counted(ndim, 'dimension')} and indices have {len(shapes[1])}; wanted as many")
     along = normalize_axis(axis, ndim)
     # The names that begin with dots broadcast.
     names = [f"...{ndim - d}" for d in range(ndim)]

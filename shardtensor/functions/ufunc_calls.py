@@ -27,6 +27,7 @@ from shardtensor.functions.masked_reductions import (
     with_initial,
 )
 from shardtensor.functions.monoids import FOLDS
+from shardtensor.host.units import counted
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.numpy_functions import SCIPY_UFUNCS, UFUNC_NAMES
@@ -327,7 +328,9 @@ def _axis_of(what: str, x: Any, axis: Any) -> int:
         raise ArgumentTypeError(f"numpy.{what}: x has no dimensions; wanted at least one")
     axes = axis if isinstance(axis, tuple) else tuple(range(len(shape_of(x)))) if axis is None else (axis,)
     if len(axes) != 1:
-        raise ArgumentError(f"numpy.{what}: axis is {axis} for {len(shape_of(x))} dimensions; wanted one axis")
+        raise ArgumentError(
+            f"numpy.{what}: axis is {axis} for {counted(len(shape_of(x)), 'dimension')}; wanted one axis"
+        )
     try:
         return normalize_axis(axes[0], len(shape_of(x)))
     except AxisError as error:

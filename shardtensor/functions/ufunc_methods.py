@@ -25,6 +25,7 @@ from shardtensor.functions.algorithms.sample_sort import is_short
 from shardtensor.functions.algorithms.scan import scan, scan_of_whole
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.monoids import FOLDS, folded, reduced_by
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis, reduction
 from shardtensor.sharding.shard_context import ShardContext
@@ -211,7 +212,7 @@ def positions_of(indices: Any, what: str, size: int) -> tuple[int, ...]:
     """
     starts = np.asarray(indices)
     if starts.ndim != 1:
-        raise ShapeError(f"numpy.{what}: indices has {starts.ndim} dimensions; wanted one")
+        raise ShapeError(f"numpy.{what}: indices has {counted(starts.ndim, 'dimension')}; wanted one")
     if starts.size and starts.dtype.kind not in "iu":
         raise ArgumentTypeError(f"numpy.{what}: indices has dtype {starts.dtype}; wanted integers")
     for i in starts.tolist():
@@ -334,7 +335,7 @@ def _in_items(shape: Shape, index: tuple[Any, ...]) -> tuple[list[Any], tuple[An
     given = [np.asarray(e) if isinstance(e, (ShardedTensor, list, tuple, range)) else e for e in index]
     rest = len(shape) - sum(_dimensions_of(e) for e in given)
     if rest < 0:
-        raise IndexError(f"too many indices: {len(shape) - rest} for {len(shape)} dimensions")
+        raise IndexError(f"too many indices: {len(shape) - rest} for {counted(len(shape), 'dimension')}")
     items: list[Any] = []
     known: list[Any] = []
     for e in given:

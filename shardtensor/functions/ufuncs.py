@@ -45,6 +45,7 @@ from shardtensor.functions.joining import reshape_operand
 from shardtensor.functions.linear_algebra import matmul
 from shardtensor.functions.manipulation import squeeze
 from shardtensor.functions.searching import where
+from shardtensor.host.units import counted
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -267,7 +268,7 @@ def vdot(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
 def _vdot(a: Any, b: Any) -> Any:
     sizes = [_math.prod(shape_of(x)) for x in (a, b)]
     if sizes[0] != sizes[1]:
-        raise ShapeError(f"a has {sizes[0]} elements and b has {sizes[1]}; wanted as many")
+        raise ShapeError(f"a has {counted(sizes[0], 'element')} and b has {sizes[1]}; wanted as many")
     x, y = [x if len(shape_of(x)) == 1 else reshape_operand(x, (-1,)) for x in (a, b)]
     return matmul(conj(x) if iscomplexobj(x) else x, y)
 
@@ -298,7 +299,7 @@ def vecmat(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 def _check_dims(**operands: tuple[Any, int]) -> None:
     for name, (x, least) in operands.items():
         if len(shape_of(x)) < least:
-            raise ShapeError(f"{name} has {len(shape_of(x))} dimensions; wanted at least {least}")
+            raise ShapeError(f"{name} has {counted(len(shape_of(x)), 'dimension')}; wanted at least {least}")
 
 
 @implements(matvec, "composite")

@@ -1,4 +1,4 @@
-"""Formatting of numbers of bytes with binary units."""
+"""Formatting of numbers: bytes with binary units, and counts of things."""
 
 from __future__ import annotations
 
@@ -23,3 +23,19 @@ def power_of_1024(nbytes: float) -> int:
     least 1; 0 for less than one byte.
     """
     return next((k for k in range(len(UNITS) - 1) if nbytes < 1023.5 * 1024**k), len(UNITS) - 1)
+
+
+def counted(count: int, one: str, several: str = "", *, spec: str = "") -> str:
+    """Formats a number of things: in the singular if there is one, otherwise in the plural.
+
+    >>> from shardtensor.host.units import counted
+    >>> counted(1, "device"), counted(2, "device"), counted(0, "axis", "axes"), counted(1000, "byte", spec=",")
+    ('1 device', '2 devices', '0 axes', '1,000 bytes')
+
+    Args:
+        count: the number.
+        one: the name of one of them.
+        several: the name of several, by default with an "s".
+        spec: how the number is formatted.
+    """
+    return f"{count:{spec}} {one if count == 1 else several or f'{one}s'}"

@@ -13,9 +13,11 @@ import numpy as np
 from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ArgumentTypeError
+from shardtensor.host.units import counted
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, arguments, derived, struct
 from shardtensor.interpreters.mutation.scalar_elements import ScalarElement
+from shardtensor.sharding.html import text_html
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor
@@ -53,9 +55,13 @@ class ExplainedCall:
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
+
 
 class Explanation:
-    """The calls of operators that a function makes, as `explain` lists them. It prints one after the other.
+    """The calls of operators that a function makes, as `explain` lists them. It prints one after the other, and so does
+    a notebook.
 
     Attributes:
         calls: an `ExplainedCall` for each call of an operator, in order. Views and operators that are composed of
@@ -73,10 +79,13 @@ class Explanation:
         self.bytes = sum(call.transfers.bytes for call in calls)
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.calls), f"{self.bytes} bytes are transferred"])
+        return "\n".join([*map(str, self.calls), f"{counted(self.bytes, 'byte is', 'bytes are')} transferred"])
 
     def __repr__(self) -> str:
-        return f"Explanation({len(self.calls)} calls, {self.bytes} bytes)"
+        return f"Explanation({counted(len(self.calls), 'call')}, {counted(self.bytes, 'byte')})"
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self))
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
@@ -186,7 +195,7 @@ def _transfers(log: TransferLog, beside: str = "") -> Iterator[str]:
     for operator, axis, count, nbytes, sources, destinations in log.by_operator():
         if operator != beside:
             name = f"{operator} along {axis}" if axis else operator
-            yield f"{name}: {nbytes} bytes from {sources} to {destinations} (transfers: {count})"
+            yield f"{name}: {counted(nbytes, 'byte')} from {sources} to {destinations} (transfers: {count})"
 
 
 def _layouts(tree: Any) -> list[str]:

@@ -9,6 +9,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.conversion import asarray
 from shardtensor.functions.creation import empty
 from shardtensor.functions.joining import stack
+from shardtensor.host.units import counted
 from shardtensor.sequences import as_tuple
 from shardtensor.sharding.layout import checked_shape
 from shardtensor.sharding.rules import normalize_axis
@@ -57,7 +58,10 @@ def sliding_window_view(
     sizes, ndim = checked_shape(as_tuple(window_shape), "sliding_window_view"), array.ndim
     axes = range(ndim) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     if len(sizes) != len(axes):
-        raise ArgumentError(f"sliding_window_view: {len(sizes)} window sizes for {len(axes)} axes; wanted one for each")
+        raise ArgumentError(
+            f"sliding_window_view: {counted(len(sizes), 'window size')} for {counted(len(axes), 'axis', 'axes')}; "
+            "wanted one for each"
+        )
     for a, size in zip(axes, sizes, strict=True):
         array = _windows(array, normalize_axis(a, ndim), size)
     return array if isinstance(array, ShardedTensor) else asarray(array)

@@ -12,6 +12,7 @@ import numpy as np
 from shardtensor.backend import registry
 from shardtensor.backend.abstract import _backend, abstract_device
 from shardtensor.errors import ShardingError
+from shardtensor.host.units import counted
 from shardtensor.sharding.mesh import Mesh, integers
 
 
@@ -48,7 +49,7 @@ class AbstractMesh(Mesh):
         registry.install(_backend)
         (count,), size = integers(processes, "AbstractMesh: processes"), math.prod(sizes)
         if count < 1 or size % count:
-            raise ShardingError(f"AbstractMesh: processes={count}; wanted a divisor of the {size} devices")
+            raise ShardingError(f"AbstractMesh: processes={count}; wanted a divisor of the {counted(size, 'device')}")
         devices = [abstract_device(k, k * count // size) for k in range(size)]
         super().__init__(np.array(devices, dtype=object).reshape(sizes), axis_names)
 

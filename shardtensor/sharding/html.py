@@ -20,7 +20,8 @@ from shardtensor.sharding.spec import P
 
 
 def tensor_html(x: Any, elements: str = "") -> str:
-    """Returns an HTML fragment: a tensor's attributes, a picture of which device holds which part, and elements.
+    """Returns an HTML fragment: a tensor's attributes, a picture of which device holds which part, and elements; for a
+    tensor without dimensions, its element and one line.
 
     Args:
         x: a tensor. Its elements are not read, so it may have been donated.
@@ -32,6 +33,9 @@ def tensor_html(x: Any, elements: str = "") -> str:
     """
     sharding: NamedSharding = x.sharding
     kind = "" if sharding.memory_kind == "device" else f", {sharding.memory_kind}"
+    if not x.shape:
+        where = f"{x.dtype}, {sharding.spec} on {sharding.mesh}{kind}{', donated' if x.is_donated else ''}"
+        return f"<div>{text_html(elements) if elements else ''}{_note(where)}</div>"
     facts = {
         "shape": f"{x.shape}{', donated' if x.is_donated else ''}",
         "dtype": str(x.dtype),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, IndexingError
+from shardtensor.host.units import counted
 from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Shape
 
@@ -61,7 +62,9 @@ def canonical(index: Any, shape: Shape) -> Index | None:
                 out.append(i % size)
             d += 1
     if d > len(shape):
-        raise IndexingError(f"{d} indices for a tensor of {len(shape)} dimensions, shape {shape}")
+        raise IndexingError(
+            f"{counted(d, 'index', 'indices')} for a tensor of {counted(len(shape), 'dimension')}, shape {shape}"
+        )
     if ellipses > 1:
         raise IndexingError("an index can have one ellipsis ('...') only")
     out.extend([(0, n, 1) for n in shape[d:]])

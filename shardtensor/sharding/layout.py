@@ -20,6 +20,7 @@ from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
 from shardtensor.host.fork import cached_property
+from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
 from shardtensor.sharding.mesh import Mesh, default_mesh, integers, mesh_in_use, mesh_of
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
@@ -131,7 +132,8 @@ class NamedSharding:
         """Raises a ShardingError that names ``caller`` if the spec has more than ``ndim`` dimensions."""
         if len(self.spec) > ndim:
             raise ShardingError(
-                f"{caller}: {self.spec} has {len(self.spec)} dimensions and the array has {ndim}; give at most {ndim}"
+                f"{caller}: {self.spec} has {counted(len(self.spec), 'dimension')} and the array has {ndim}; give at "
+                f"most {ndim}"
             )
 
     def grid(self, shape: Shape) -> Grid:

@@ -18,6 +18,7 @@ from shardtensor.backend import registry
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.errors import ArgumentTypeError, ShardingError
+from shardtensor.host.units import counted
 from shardtensor.sharding.spec import Chain
 
 
@@ -70,8 +71,8 @@ class Mesh:
                 )
         if grid.ndim != len(names):
             raise ShardingError(
-                f"Mesh: the devices form a grid of {grid.ndim} dimensions, shape {grid.shape}, and axis_names={names} "
-                f"names {len(names)}; give one name per dimension"
+                f"Mesh: the devices form a grid of {counted(grid.ndim, 'dimension')}, shape {grid.shape}, and "
+                f"axis_names={names} names {len(names)}; give one name per dimension"
             )
         flat: tuple[Device, ...] = tuple(grid.ravel().tolist())
         if not flat:
@@ -177,7 +178,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
         rest = -math.prod(sizes)
         if rest == 0 or len(pool) % rest:
             raise ShardingError(
-                f"make_mesh: axis_sizes={tuple(sizes)} leaves no whole size for -1 with {len(pool)} devices"
+                f"make_mesh: axis_sizes={tuple(sizes)} leaves no whole size for -1 with {counted(len(pool), 'device')}"
             )
         sizes[sizes.index(-1)] = len(pool) // rest
     if any(size < 1 for size in sizes):
@@ -185,7 +186,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: 
     wanted = math.prod(sizes)
     if wanted > len(pool):
         raise ShardingError(
-            f"make_mesh: axis_sizes={tuple(sizes)} needs {wanted} devices and there are {len(pool)}; "
+            f"make_mesh: axis_sizes={tuple(sizes)} needs {counted(wanted, 'device')} and there are {len(pool)}; "
             + (registry.to_get_devices(wanted) if devices is None else "give more devices, or a smaller mesh")
         )
     if devices is None:

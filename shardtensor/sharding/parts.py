@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from shardtensor.backend.device import Device
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Grid, Shape
 
 Range: TypeAlias = tuple[int, int]
@@ -77,7 +78,9 @@ def rows_and_columns(parts: Sequence[Part]) -> tuple[list[Range], list[Range]]:
 def empty_devices(grid: Grid, room: int | None = None) -> str:
     """Returns a line that lists the devices without elements; an empty string if there are none."""
     names = [str(device) for k, device in enumerate(grid.devices) if 0 in grid.shape(k)]
-    return _shortened([f"empty on {names[0]}", *names[1:]], ", ", room, f"… ({len(names)} devices)") if names else ""
+    if not names:
+        return ""
+    return _shortened([f"empty on {names[0]}", *names[1:]], ", ", room, f"… ({counted(len(names), 'device')})")
 
 
 def _shortened(names: Sequence[str], separator: str, room: int | None, more: str) -> str:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.spec import Chain
 
@@ -72,7 +73,7 @@ def parse(text: str, ndims: tuple[int, ...], names: tuple[str, ...] = ()) -> Rul
     for position, (term, ndim) in enumerate(zip(terms, ndims, strict=True)):
         spare = ndim - sum(name != "..." for name in term)
         if spare < 0 or (spare > 0 and "..." not in term):
-            raise ShapeError(f"{names[position]} has {ndim} dimensions; wanted {' '.join(term) or 'none'}")
+            raise ShapeError(f"{names[position]} has {counted(ndim, 'dimension')}; wanted {' '.join(term) or 'none'}")
         rest = max(rest, spare)
         operands.append(_expanded(term, spare))
     return Rule(tuple(operands), _expanded(right.split(), rest), whole, names, kept)
@@ -220,7 +221,9 @@ def normalize_axis(axis: Any, ndim: int) -> int:
     if isinstance(axis, bool):  # A bool is an integer in Python, but NumPy rejects it as an axis, too.
         raise ArgumentTypeError(f"axis {axis!r} is a bool; wanted an integer")
     if not -ndim <= number < ndim:
-        wanted = f"{ndim} dimensions; wanted {-ndim} to {ndim - 1}" if ndim else "an array without dimensions"
+        wanted = (
+            f"{counted(ndim, 'dimension')}; wanted {-ndim} to {ndim - 1}" if ndim else "an array without dimensions"
+        )
         raise AxisError(f"axis {number} is out of range for {wanted}")
     return number % ndim
 
@@ -301,7 +304,9 @@ def _contracted(n: int, m: int, axes: Axes) -> tuple[Sequence[int], Sequence[int
         raise ArgumentTypeError("axes has an iterator, which can be read only once; wanted a pair of lists or tuples")
     left, right = [(a,) if isinstance(a, int) else tuple(a) for a in axes]
     if len(left) != len(right):
-        raise ArgumentError(f"axes has {len(left)} axes of x1 and {len(right)} of x2; wanted as many of each")
+        raise ArgumentError(
+            f"axes has {counted(len(left), 'axis', 'axes')} of x1 and {len(right)} of x2; wanted as many of each"
+        )
     return normalize_axes(left, n), normalize_axes(right, m)
 
 

@@ -21,6 +21,7 @@ from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
 from shardtensor.communication.processes import compared, connected, described_array, gather_texts, note
 from shardtensor.errors import BackendError, CollectiveError, ShapeError
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import P
@@ -49,12 +50,15 @@ def devices_across(submeshes: Sequence[Mesh], caller: str) -> tuple[Devices, ...
         return ()
     count = connected(caller).engine.process_count
     if len(processes_of(every)) < count:
-        raise BackendError(f"{caller}: the devices are in {len(processes_of(every))} of {count} processes; wanted all")
+        raise BackendError(
+            f"{caller}: the devices are in {len(processes_of(every))} of {counted(count, 'process', 'processes')}; "
+            "wanted all"
+        )
     of_each = {len(processes_of(own)) for own in devices}
     if of_each not in ({1}, {count}):
         raise BackendError(
-            f"{caller}: a call of the function has devices of {max(of_each)} of {count} processes; wanted those of one "
-            "process for each call, or those of all"
+            f"{caller}: a call of the function has devices of {max(of_each)} of "
+            f"{counted(count, 'process', 'processes')}; wanted those of one process for each call, or those of all"
         )
     return devices
 

@@ -32,6 +32,7 @@ from shardtensor.backend.device import Device
 from shardtensor.communication.communicator import Communicator
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import AxisName, AxisPosition, axis_index, axis_position, axis_size, check_shared
@@ -503,15 +504,15 @@ def _dimension(caller: str, what: str, axis: int, ndim: int) -> int:
     try:
         return normalize_axis(axis, ndim)
     except AxisError:
-        raise AxisError(f"{caller}: {what} is {axis}, and the array has {ndim} dimensions") from None
+        raise AxisError(f"{caller}: {what} is {axis}, and the array has {counted(ndim, 'dimension')}") from None
 
 
 def _fits(caller: str, shape: Shape, dimension: int, at: AxisPosition, tiled: bool) -> None:
     """Checks that without ``tiled`` the dimension has one element for each device; raises ShapeError otherwise."""
     if not tiled and shape[dimension] != at.size:
         raise ShapeError(
-            f"{caller}: x of shape {shape} has {shape[dimension]} elements along dimension {dimension}, and axis "
-            f"{at.description} has {at.size} devices; wanted as many, or tiled=True"
+            f"{caller}: x of shape {shape} has {counted(shape[dimension], 'element')} along dimension {dimension}, and "
+            f"axis {at.description} has {counted(at.size, 'device')}; wanted as many, or tiled=True"
         )
 
 

@@ -22,6 +22,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, Shap
 from shardtensor.functions.joining import assemble
 from shardtensor.functions.placement import ensure_sharding, transfer_to
 from shardtensor.functions.shard_lists import split_over
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
@@ -102,7 +103,7 @@ def joined_leaf(
     blocks = [_block(leaf, submesh, what, caller) for leaf, (_, submesh) in zip(column, submeshes, strict=True)]
     first = blocks[0]
     if len(spec) > first.ndim:
-        raise AxisError(f"{what} has shape {first.shape}, and {spec} has entries for {len(spec)} dimensions")
+        raise AxisError(f"{what} has shape {first.shape}, and {spec} has entries for {counted(len(spec), 'dimension')}")
     for block in blocks:
         if block.ndim != first.ndim:
             raise ShapeError(f"{what} has shapes {first.shape} and {block.shape} on {first.device} and {block.device}")

@@ -17,6 +17,7 @@ from shardtensor.backend.registry import is_spanning, own_devices
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError
 from shardtensor.functions.placement import check_donated, ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze_each
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, offsets
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_in_use, mesh_of, shares, submeshes_along
 from shardtensor.sharding.spec import P
@@ -291,7 +292,9 @@ class _Pmap:
             raise ShapeError(f"pmap: {first} has no elements; wanted at least one slice")
         for what, size in others:
             if size != count:
-                raise ShapeError(f"pmap: {first} has {count} elements, and {what} has {size}; wanted as many of each")
+                raise ShapeError(
+                    f"pmap: {first} has {counted(count, 'element')}, and {what} has {size}; wanted as many of each"
+                )
         inner = self._inner
         if inner is None:
             return Levels((count,), (self._name,), cuts)
@@ -308,8 +311,8 @@ class _Pmap:
         in_axes = self._in_axes if isinstance(self._in_axes, (list, tuple)) else [self._in_axes] * positional
         if len(in_axes) != positional:
             raise ArgumentError(
-                f"pmap: in_axes has {len(in_axes)} entries for {positional} arguments; wanted one for each, "
-                "or one for all"
+                f"pmap: in_axes has {counted(len(in_axes), 'entry', 'entries')} for {counted(positional, 'argument')}; "
+                "wanted one for each, or one for all"
             )
         cuts: list[list[Cut]] = [[] for _ in call.given]
         for i, argument in enumerate(call.given):
@@ -331,7 +334,9 @@ class _Pmap:
         if self._devices is not None:
             grid = named(_grid_of(self._devices), self._name)
             if grid.axis_sizes[0] != count:
-                raise ShapeError(f"pmap: {count} slices for {grid.axis_sizes[0]} devices; wanted one for each")
+                raise ShapeError(
+                    f"pmap: {counted(count, 'slice')} for {counted(grid.axis_sizes[0], 'device')}; wanted one for each"
+                )
             return grid, _rows(grid)
         wanted = math.prod(levels.sizes)
         mesh = default_mesh().flat
@@ -358,8 +363,8 @@ def _ambiguous(sizes: Sequence[int], mesh: Sequence[Device]) -> str:
     """Returns the error message for arrays that do not tell whether their slices are for the devices of one process."""
     slices, own = " x ".join(map(str, sizes)), len(own_devices(tuple(mesh)))
     return (
-        f"pmap: {slices} slices in a job of several processes, which has {len(mesh)} devices, {own} of them in this "
-        "process; for one slice on each device of the job give a tensor that spans them "
+        f"pmap: {slices} slices in a job of several processes, which has {counted(len(mesh), 'device')}, {own} of them "
+        "in this process; for one slice on each device of the job give a tensor that spans them "
         "(st.distributed.make_array_from_process_local_data makes it of the slices of each process), or "
         "devices=st.devices() with the same array in all processes; for a map of this process only give "
         "devices=st.local_devices()"
@@ -368,7 +373,7 @@ def _ambiguous(sizes: Sequence[int], mesh: Sequence[Device]) -> str:
 
 def _too_many(sizes: Sequence[int], row: Sequence[Device]) -> str:
     """Returns the error message for more slices than devices."""
-    slices, devices = " x ".join(map(str, sizes)), f"{len(row)} device{'s' * (len(row) != 1)}"
+    slices, devices = " x ".join(map(str, sizes)), counted(len(row), "device")
     more = ""
     if mesh_in_use() is None:
         more = f", or call st.set_num_devices({math.prod(sizes)}) at the start of the program (logical devices)"
@@ -451,7 +456,7 @@ def _length(lists: Sequence[list[Any]]) -> int:
     count = len(lists[0])
     for other in lists:
         if len(other) != count:
-            raise ShapeError(f"pmap: lists of {count} and of {len(other)} shards; wanted as many of each")
+            raise ShapeError(f"pmap: lists of {count} and of {counted(len(other), 'shard')}; wanted as many of each")
     return count
 
 

@@ -18,6 +18,7 @@ from shardtensor.communication.communicator import Communicator
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.transfer import array_on
 from shardtensor.errors import ArgumentTypeError, BackendError, ShardTensorError
+from shardtensor.host.units import counted
 from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.program import Across, CollectiveCall, Program, current
 from shardtensor.tensor.ownership import Lent
@@ -114,8 +115,8 @@ def _column(
     for x, arrays in zip(column, zip(*rows, strict=True), strict=True):
         if [tuple(a.shape) for a in arrays] != [x._aval.grid.shape(k) for k in range(len(arrays))]:
             raise ArgumentTypeError(
-                f"{communicator.caller}: x is a tensor over {len(groups[0])} devices, and its shape would change; map "
-                "down to single devices first"
+                f"{communicator.caller}: x is a tensor over {counted(len(groups[0]), 'device')}, and its shape would "
+                "change; map down to single devices first"
             )
         # The dtype is read from the result, since sums of bool arrays are integers and means of integers are floats.
         value = x._aval
@@ -146,8 +147,8 @@ def _contribution(leaf: Any, program: Program, caller: str, scalars: bool) -> An
     if len(devices) > 1:
         if not isinstance(leaf, ShardedTensor) or leaf.sharding.mesh.flat != devices:
             raise ArgumentTypeError(
-                f"{caller}: x is {_named(leaf)}, and this program has {len(devices)} devices; wanted tensors over all "
-                "of them, or a map inside of this one"
+                f"{caller}: x is {_named(leaf)}, and this program has {counted(len(devices), 'device')}; wanted "
+                "tensors over all of them, or a map inside of this one"
             )
         return leaf
     (device,) = devices
@@ -191,4 +192,4 @@ class _Kind(tuple[Any, ...]):
 
     def __repr__(self) -> str:
         shape, dtype = self
-        return f"{dtype}{list(shape)}" if isinstance(shape, tuple) else f"{dtype} of {shape} dimensions"
+        return f"{dtype}{list(shape)}" if isinstance(shape, tuple) else f"{dtype} of {counted(shape, 'dimension')}"

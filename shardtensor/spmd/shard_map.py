@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Unpack, overload
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import split_over
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, submesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
@@ -198,7 +199,7 @@ def _blocks(leaf: Any, spec: PartitionSpec, mesh: Mesh, over: Chain, path: str) 
     array = argument_array(leaf, f"shard_map: {path}", "None in in_specs to pass it unchanged")
     if len(spec) > array.ndim:
         raise ShapeError(
-            f"shard_map: {path} has shape {array.shape}, and {spec} has entries for {len(spec)} dimensions"
+            f"shard_map: {path} has shape {array.shape}, and {spec} has entries for {counted(len(spec), 'dimension')}"
         )
     if isinstance(array, ShardedTensor) and len(over) < len(mesh.axis_names) and array.sharding.mesh == mesh:
         # The split along unmapped axes is kept.
@@ -219,7 +220,7 @@ def _prefix(in_specs: Any, args: tuple[Any, ...]) -> Sequence[Any]:
         kind = type(in_specs).__name__
         raise ArgumentTypeError(f"shard_map: in_specs is a {kind}; wanted a tuple with an entry for each argument")
     if len(in_specs) != len(args):
-        counts = f"{len(in_specs)} entries for {len(args)} arguments"
+        counts = f"{counted(len(in_specs), 'entry', 'entries')} for {counted(len(args), 'argument')}"
         raise ArgumentError(f"shard_map: in_specs has {counts}; wanted one for each, or one for all")
     return in_specs
 

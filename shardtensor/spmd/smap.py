@@ -14,6 +14,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares
 from shardtensor.sharding.spec import P, PartitionSpec
@@ -149,11 +150,11 @@ def _measured(
     from the start; and for each grid axis the size of the dimensions that it splits.
     """
     sizes: list[int | None] = [None] * rank
-    arrays, counted = [], []
+    arrays, found = [], []
     for number, (argument, entry) in enumerate(zip(args, entries, strict=True)):
         if all(axis is None for axis in entry):
             arrays.append(argument)
-            counted.append(entry)
+            found.append(entry)
             continue
         array = host_array(argument, "smap")
         arrays.append(array)
@@ -166,12 +167,12 @@ def _measured(
         for k, axis in enumerate(at):
             if axis is not None and sizes[k] not in (None, array.shape[axis]):
                 raise ShapeError(
-                    f"smap: argument {number} has {array.shape[axis]} elements along axis {entry[k]}, and grid axis "
-                    f"{k} splits {sizes[k]} of an argument before it; wanted equal sizes"
+                    f"smap: argument {number} has {counted(array.shape[axis], 'element')} along axis {entry[k]}, and "
+                    f"grid axis {k} splits {sizes[k]} of an argument before it; wanted equal sizes"
                 )
             sizes[k] = sizes[k] if axis is None else array.shape[axis]
-        counted.append(at)
-    return arrays, counted, sizes
+        found.append(at)
+    return arrays, found, sizes
 
 
 def _spec(entry: Entry, ndim: int, mesh: Mesh) -> PartitionSpec:
@@ -193,7 +194,8 @@ def _entries(args: Sequence[Any], axes: Any) -> tuple[list[Entry], int]:
     given = [tuple(axes)] if len(args) == 1 and len(axes) > 1 and flat else list(axes)
     if len(given) != len(args):
         raise ArgumentError(
-            f"smap: axes has {len(given)} entries for {len(args)} arguments; give one for each, None for a whole one"
+            f"smap: axes has {counted(len(given), 'entry', 'entries')} for {counted(len(args), 'argument')}; give one "
+            "for each, None for a whole one"
         )
     rank = max((len(a) for a in given if isinstance(a, tuple)), default=1)
     entries = [_entry(a, rank) for a in given]
@@ -208,11 +210,13 @@ def _entry(given: Any, rank: int) -> Entry:
     entry = (given,) if isinstance(given, int) and rank == 1 else given
     if not isinstance(entry, tuple) or not all(a is None or isinstance(a, int) for a in entry):
         raise ArgumentError(
-            f"smap: {given!r} is no entry of axes for a grid of {rank} axes; wanted an axis, None, or a tuple of {rank}"
+            f"smap: {given!r} is no entry of axes for a grid of {counted(rank, 'axis', 'axes')}; wanted an axis, None, "
+            f"or a tuple of {rank}"
         )
     if len(entry) != rank:
         raise ArgumentError(
-            f"smap: {given!r} has {len(entry)} entries and another argument {rank}; each names every grid axis"
+            f"smap: {given!r} has {counted(len(entry), 'entry', 'entries')} and another argument {rank}; each names "
+            "every grid axis"
         )
     return entry
 

@@ -17,6 +17,7 @@ from shardtensor.functions.halos import BOUNDARIES, Windows, parts_of_windows, w
 from shardtensor.functions.manipulation import flip
 from shardtensor.functions.placement import ensure_sharding, transfer_to
 from shardtensor.functions.unsplit_lines import are_whole
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import default_mesh, mesh_of
 from shardtensor.sharding.spec import P, PartitionSpec
@@ -130,7 +131,10 @@ def _depths(depth: Any, shape: Shape) -> Shape:
             f"map_overlap: depth is {depth!r:.60}; wanted an integer, or one for each axis"
         ) from None
     if len(each) != len(shape):
-        raise ArgumentError(f"map_overlap: depth has {len(each)} entries, and x has {len(shape)} dimensions")
+        raise ArgumentError(
+            f"map_overlap: depth has {counted(len(each), 'entry', 'entries')}, and x has "
+            f"{counted(len(shape), 'dimension')}"
+        )
     for d, (n, size) in enumerate(zip(each, shape, strict=True)):
         if n < 0:
             raise ArgumentError(f"map_overlap: depth {n} in dimension {d} is negative")

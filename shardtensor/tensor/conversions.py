@@ -21,6 +21,7 @@ from shardtensor.errors import (
     NotAddressableError,
     ShapeError,
 )
+from shardtensor.host.units import counted
 from shardtensor.tensor.display import described, few_values, printed
 from shardtensor.tensor.handle import Handle
 
@@ -87,10 +88,13 @@ class Conversions(Handle):
         if len(at) == 1 and self.ndim != 1:
             position, size = python.index(at[0]), self.size
             if not -size <= position < size:
-                raise IndexingError(f"item: position {position} is out of bounds for {size} elements")
+                raise IndexingError(f"item: position {position} is out of bounds for {counted(size, 'element')}")
             at = np.unravel_index(position % size, self.shape)
         if len(at) != self.ndim:
-            raise ArgumentError(f"item: {len(at)} indices for {self.ndim} dimensions; wanted one for each")
+            raise ArgumentError(
+                f"item: {counted(len(at), 'index', 'indices')} for {counted(self.ndim, 'dimension')}; wanted one for "
+                "each"
+            )
         return call("getitem", self, tuple(at)).item()
 
     def tofile(self, fid: Any, sep: str = "", format: str = "%s") -> None:
@@ -113,7 +117,8 @@ class Conversions(Handle):
     def _only_element(self, caller: str, hint: str = "") -> HostArray:
         if self.size != 1:
             raise ShapeError(
-                f"{caller}: the tensor has {self.size} elements, shape {self.shape}; wanted exactly one{hint}"
+                f"{caller}: the tensor has {counted(self.size, 'element')}, shape {self.shape}; wanted exactly "
+                f"one{hint}"
             )
         return self._on_host(caller)
 

@@ -18,15 +18,21 @@ from shardtensor.tensor.storage import Storage
 def described(x: Any) -> str:
     """Returns the ``repr`` of a tensor.
 
-    That of a tensor on one device has no line of its own for the layout, so that the lists that `st.shard` and
-    `st.pmap` return are legible: ``ShardedTensor([1, 2], device=numpy:0)``.
+    That of a tensor on one device, or without dimensions, has no line of its own for the layout, so that the lists that
+    `st.shard` and `st.pmap` return are legible, and so are results in containers:
+    ``ShardedTensor([1, 2], device=numpy:0)``.
     """
     try:
-        return _layout(x) if x.is_donated else _on_one_device(x) if x.sharding.mesh.size == 1 else _on_several(x)
+        return _layout(x) if x.is_donated else _in_short(x) if is_short(x) else _on_several(x)
     except ConcretizationError:
         return _layout(x)
     except NotAddressableError:
         return "\n".join([_layout(x), *_parts_here(x)])
+
+
+def is_short(x: Any) -> bool:
+    """Whether a few words describe the layout of a tensor: it is on one device, or it is one element on all of them."""
+    return x.sharding.mesh.size == 1 or (not x.ndim and not x._aval.unreduced)
 
 
 def printed(x: Any) -> str:
@@ -85,7 +91,7 @@ def _parts_here(x: Any) -> list[str]:
     return lines
 
 
-def _on_one_device(x: Any) -> str:
+def _in_short(x: Any) -> str:
     array, few = _read(x, 3, None)
     before = "ShardedTensor("
     with np.printoptions(threshold=few, edgeitems=3):

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from shardtensor.backend.small_floats import is_element
 from shardtensor.core import OPS, bind_into, call, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.flat import Flat
@@ -257,8 +258,9 @@ class Methods(Operators):
         wanted: np.dtype[Any] = np.dtype(dtype)
         if wanted.itemsize != self.itemsize or not is_element(wanted):
             raise ArgumentTypeError(
-                f"view: {wanted} for elements of {self.dtype}; wanted a number, bool or time of {self.itemsize} bytes "
-                "(np.asarray(x).view(dtype) views a host array; st.stack([x.real, x.imag], -1) splits complex numbers)"
+                f"view: {wanted} for elements of {self.dtype}; wanted a number, bool or time of "
+                f"{counted(self.itemsize, 'byte')} (np.asarray(x).view(dtype) views a host array; st.stack([x.real, "
+                "x.imag], -1) splits complex numbers)"
             )
         return call("bitcast", self, wanted)  # type: ignore[no-any-return]
 
@@ -318,7 +320,7 @@ class Methods(Operators):
             return
         if (linear.size and not size) or (mode == "raise" and ((linear < -size) | (linear >= size)).any()):
             wrong = linear[(linear < -size) | (linear >= size)]
-            raise IndexingError(f"put: index {wrong[0]} is out of bounds for {size} elements")
+            raise IndexingError(f"put: index {wrong[0]} is out of bounds for {counted(size, 'element')}")
         linear = np.clip(linear, 0, size - 1) if mode == "clip" else linear % size
         places = np.unravel_index(linear, self.shape)
         if isinstance(values, (bool, int, float, complex)):

@@ -18,6 +18,7 @@ import numpy as np
 
 from shardtensor.core import OPS, Function, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.host.units import counted
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.numpy_functions import (
@@ -301,7 +302,8 @@ def _call_form(function: Any, ours: Function, op: Op | None, count: int, keyword
     given = [] if variadic else theirs[:count]
     if count > len(theirs) and not variadic:
         raise ArgumentTypeError(
-            f"{function.__name__}: {count} arguments by position; it takes {len(theirs)}: {', '.join(theirs)}"
+            f"{function.__name__}: {counted(count, 'argument')} by position; it takes {len(theirs)}: "
+            f"{', '.join(theirs)}"
         )
     if twice := sorted({*given} & {*keywords}):
         raise ArgumentTypeError(f"{function.__name__}: {twice[0]} is given by position and by name; wanted it once")

@@ -6,19 +6,21 @@ A call of NumPy's function with a tensor is one of the function of the same name
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.device import HOST
+from shardtensor.backend.device import HOST, HostArray
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
+from shardtensor.tensor.ownership import storage_of
 
 Function = Callable[..., Any]
 
@@ -174,21 +176,38 @@ def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
 def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     """`numpy.may_share_memory`: whether the extents of two tensors in one base overlap.
 
-    A write to one of the tensors is visible in the other only if they do.
+    A write to one of the tensors is visible in the other only if they do. A host array that is read-only, as
+    `numpy.asarray` returns it, may be the memory of a tensor: programs that write to what they convert copy it then.
     """
     if not (isinstance(a, Handle) and isinstance(b, Handle)):
-        return False
+        x, array = (a, b) if isinstance(a, Handle) else (b, a)
+        return isinstance(array, np.ndarray) and (not array.flags.writeable or _holds(x, array, np.may_share_memory))
     (base, low, high), (other, start, end) = _extent(a), _extent(b)
     return base is other and low < end and start < high
 
 
 def _shares_memory(a: Any, b: Any, max_work: Any = None) -> bool:
-    """`numpy.shares_memory`: whether two tensors are views of one base, and have an element in common."""
+    """`numpy.shares_memory`: whether two tensors are views of one base, and have an element in common; or a tensor and
+    a host array.
+    """
+    if not (isinstance(a, Handle) and isinstance(b, Handle)):
+        x, array = (a, b) if isinstance(a, Handle) else (b, a)
+        return isinstance(array, np.ndarray) and _holds(
+            x, array, functools.partial(np.shares_memory, max_work=max_work)
+        )
     if not _may_share_memory(a, b):
         return False
     base = np.empty(_extent(a)[0].shape, np.int8)  # No element of it is read or written, so that it takes no memory.
     found = [_placed_like(x, base) for x in (a, b)]
     return bool(np.shares_memory(found[0], found[1], max_work=max_work))
+
+
+def _holds(x: Any, array: HostArray, share: Callable[[Any, Any], bool]) -> bool:
+    """Whether one of the arrays that hold the elements of a tensor shares memory with a host array, by ``share``."""
+    storage = storage_of(x)
+    if storage is None or not x._aval.backend.on_host:
+        return False
+    return any(share(_placed_like(x, buffer), array) for buffer in storage.buffers)
 
 
 def _placed_like(x: Any, base: Any) -> Any:
@@ -200,6 +219,25 @@ def _extent(x: Any) -> tuple[Any, int, int]:
     """Returns the base of a tensor, and the first index and the end of its elements in the flattened base."""
     view_spec = getattr(x._storage, "view_spec", None)
     return (x, 0, x.size) if view_spec is None else (x._storage.base, *view_spec.extent)
+
+
+def _broadcast_arrays(*args: Any, subok: bool = False) -> tuple[Any, ...]:
+    """`numpy.broadcast_arrays`, which also takes None and text, as matplotlib passes them: these become host arrays."""
+    texts = {k: np.asarray(x) for k, x in enumerate(args) if _has_no_numbers(x)}
+    arrays = [from_lists(x, "broadcast_arrays") if type(x) in (list, tuple) else x for x in args]
+    for k, text in texts.items():
+        arrays[k] = np.broadcast_to(np.False_, text.shape)  # It stands for the text, which tensors cannot hold.
+    made = list(call("broadcast_arrays", *arrays))
+    for k, text in texts.items():
+        made[k] = np.broadcast_to(text, made[k].shape)
+    return tuple(made)
+
+
+def _has_no_numbers(x: Any) -> bool:
+    """Whether an argument is None or text, or an array or a list of such objects."""
+    if isinstance(x, (list, tuple)):
+        return any(map(_has_no_numbers, x))
+    return x is None or isinstance(x, (str, bytes)) or getattr(getattr(x, "dtype", None), "kind", "") in {*"OSTU"}
 
 
 def _svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
@@ -219,6 +257,7 @@ FUNCTIONS: dict[str, Function] = {
     **{f"numpy.{name}": _without_elements(name) for name in ("einsum_path", "ndim", "shape", "size")},
     **{f"numpy.{name}": _between(name) for name in ("geomspace", "linspace", "logspace")},
     **{f"numpy.{name}_like": _created_like(name) for name in ("empty", "ones", "zeros")},
+    "numpy.broadcast_arrays": _broadcast_arrays,
     "numpy.copy": _copy,
     "numpy.copyto": _copyto,
     "numpy.full_like": _full_like,

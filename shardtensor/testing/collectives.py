@@ -9,6 +9,7 @@ import numpy as np
 
 import shardtensor as st
 from shardtensor.backend import HostArray
+from shardtensor.host.units import counted
 from shardtensor.sharding.layout import offsets
 from shardtensor.testing.base import Kit
 
@@ -45,7 +46,7 @@ class CollectiveTests(Kit):
             wanted = [sum(blocks[1:], blocks[0]), np.max(blocks, axis=0), np.min(blocks, axis=0)]
             for results in made:
                 for found, right in zip(results, wanted, strict=True):
-                    self.same(np.asarray(found), right, OPERANDS, f"psum, pmax, pmin of {size} elements")
+                    self.same(np.asarray(found), right, OPERANDS, f"psum, pmax, pmin of {counted(size, 'element')}")
 
     def test_collective_moves(self) -> None:
         """all_gather, psum_scatter, all_to_all and ppermute are correct for blocks of unequal sizes."""

@@ -16,6 +16,7 @@ import shardtensor.testing.numpy_cases
 from shardtensor.backend import HostArray
 from shardtensor.core import OPS
 from shardtensor.errors import ShardTensorError
+from shardtensor.host.units import counted
 from shardtensor.testing import (  # noqa: F401 - they register their cases
     manipulation_cases,
     sorting_cases,
@@ -158,7 +159,7 @@ class TensorTests(Kit):
             for _ in range(3):
                 parts = st.pmap(lambda a: a * 2 + 1, parts)
                 host = host * 2 + np.asarray(1, host.dtype)
-        self.must(log.bytes == 0, MAPPED, f"{log.bytes} bytes crossed devices between maps")
+        self.must(log.bytes == 0, MAPPED, f"{counted(log.bytes, 'byte')} crossed devices between maps")
         self.must([p.device for p in parts] == list(self.devices), MAPPED, [p.device for p in parts])
         self._is(st.unshard(parts), host)
 

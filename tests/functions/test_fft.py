@@ -152,7 +152,7 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "norm": (lambda x: fft.fft(x, norm="x"), st.ArgumentError, "^fft: norm is 'x'; wanted 'backward'"),
     "complex": (lambda x: fft.rfft(x * 1j), st.ArgumentTypeError, "^rfft: does not take complex128"),
     "0-d": (lambda x: fft.fft(x[0, 0]), st.AxisError, "^fft: axis -1 is out of range"),
-    "sizes": (lambda x: fft.fftn(x, (2, 2), (0,)), st.ArgumentError, "^fftn: s has 2 sizes and axes 1 dimensions"),
+    "sizes": (lambda x: fft.fftn(x, (2, 2), (0,)), st.ArgumentError, "^fftn: s has 2 sizes and axes 1 dimension"),
     "no axes": (lambda x: fft.rfftn(x, axes=()), st.AxisError, "^rfftn: axes is empty"),
     "frequencies": (lambda x: fft.fftfreq(2.0), st.ArgumentTypeError, "^fftfreq: n is .*a float"),
     "no frequencies": (lambda x: fft.rfftfreq(0), st.ArgumentError, "^rfftfreq: n is 0; wanted at least 1"),

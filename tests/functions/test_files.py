@@ -72,6 +72,13 @@ def test_open_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(st.load(stream)["a"]), A)
 
 
+def test_an_open_archive_names_its_arrays_as_numpys(tmp_path: Path) -> None:
+    for names in ("a", "abcde", "abcdef"):
+        np.savez(tmp_path / "x.npz", **dict.fromkeys(names, np.ones(2)))
+        with st.load(tmp_path / "x.npz") as mine, np.load(tmp_path / "x.npz") as numpys:
+            assert repr(mine) == repr(numpys)
+
+
 def test_bytes_in_another_order_are_converted(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", A.astype(">f4"))
     found = st.load(tmp_path / "x.npy")

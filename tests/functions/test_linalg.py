@@ -284,7 +284,7 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "three axes": (lambda x: linalg.norm(x, 2), st.ArgumentError, "^norm: axis is None, of 3 dimensions"),
     "power": (lambda x: linalg.matrix_power(x, 1.5), st.ArgumentTypeError, "^matrix_power: n is a float"),
     "outer": (lambda x: linalg.outer(x, x), st.ShapeError, "^outer: x1 has 3 dimensions; wanted one"),
-    "one matrix": (lambda x: linalg.multi_dot([x]), st.ShapeError, "^multi_dot: 1 arrays"),
+    "one matrix": (lambda x: linalg.multi_dot([x]), st.ShapeError, "^multi_dot: 1 array is given"),
     "stack in a chain": (lambda x: linalg.multi_dot([x, x]), np.linalg.LinAlgError, "^multi_dot: array 0 has shape"),
     "empty": (lambda x: linalg.cond(x[:, :0]), np.linalg.LinAlgError, "^cond: x has shape .4, 0, 2."),
     "squares": (lambda x: linalg.lstsq(x[0], np.ones(3)), np.linalg.LinAlgError, "^lstsq: a has shape"),

@@ -346,7 +346,7 @@ MISUSE: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda x: st.pad(x[:0], 1, "edge"), ValueError, "pad: dimension 0 of x has size 0"),
     (lambda x: st.split(x, 3), ValueError, "split: dimension 0 has size 4, which does not divide into 3 equal parts"),
     (lambda x: st.array_split(x, 0), ValueError, "array_split: 0 parts"),
-    (lambda x: st.vsplit(x[0], 2), ValueError, "vsplit: x has 1 dimensions; wanted at least 2"),
+    (lambda x: st.vsplit(x[0], 2), ValueError, "vsplit: x has 1 dimension; wanted at least 2"),
     (lambda x: st.hstack([]), ValueError, "hstack: there is nothing to join"),
     (lambda x: st.delete(x, 9, axis=0), IndexError, "delete: index 9 is out of bounds"),
     (lambda x: st.insert(x, 9, 0, axis=0), IndexError, "insert: index 9 is out of bounds"),

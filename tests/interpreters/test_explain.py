@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,13 @@ def test_explanations_are_printed() -> None:
     assert str(found) == WANTED
     assert repr(found) == "Explanation(10 calls, 944 bytes)"
     np.testing.assert_array_equal(x, 1)
+
+
+def test_explanations_show_themselves_in_notebooks() -> None:
+    found = st.explain(lambda x: x.sum(), st.ones(3, device=st.devices("numpy")[0]))
+    for shown in (found, found.calls[0]):
+        assert ET.fromstring(shown._repr_html_()).text == str(shown)
+    assert repr(found) == "Explanation(1 call, 0 bytes)"
 
 
 def test_any_number_of_devices() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pydoc
 import re
 import shutil
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,29 @@ def test_editors_complete_the_methods_of_results(expression: str, live: bool) ->
 def test_completion_shows_the_public_names_only() -> None:
     names = {completion.name for completion in jedi.Interpreter("st.", [{"st": st}]).complete()}
     assert {name for name in names if not name.startswith("__")} == {n for n in st.__all__ if not n.startswith("__")}
+
+
+def public_functions() -> Iterator[tuple[str, Any]]:
+    """Yields the public functions, and the methods of the public classes, with their names."""
+    for name in st.__all__:
+        value = getattr(st, name)
+        within = value.__all__ if inspect.ismodule(value) else dir(value) if inspect.isclass(value) else ()
+        for full, found in [(name, value), *[(f"{name}.{n}", getattr(value, n, None)) for n in within]]:
+            if inspect.isroutine(found) and (getattr(found, "__module__", None) or "").startswith("shardtensor."):
+                yield full, found
+
+
+def test_help_shows_annotations_without_quotes() -> None:
+    seen = set()
+    for name, function in public_functions():
+        signature = inspect.signature(function)
+        annotations = [signature.return_annotation, *[p.annotation for p in signature.parameters.values()]]
+        shown = [inspect.formatannotation(text) for text in annotations if text is not signature.empty]
+        assert not [text for text in shown if text[0] in "'\""], name
+        seen.add(name)
+    assert {"sum", "pmap", "einsum", "linalg.norm", "random.normal", "ShardedTensor.reshape", "Backend.to_host"} <= seen
+    assert "sum(x: ArrayLike, /, axis: _Axis = None" in pydoc.plain(pydoc.render_doc(st.sum))
+    assert typing.get_type_hints(st.device_count) == {"backend": str | None, "return": int}
 
 
 def test_the_package_is_marked_as_typed() -> None:

@@ -191,7 +191,7 @@ def test_mesh_without_axes() -> None:
     [
         ([DEVICES[:2], DEVICES[2:4]], ("x", "x"), st.ShardingError, "'x' occurs twice"),
         ([DEVICES[3], DEVICES[3]], ("x",), st.ShardingError, "numpy:3 occurs twice"),
-        (DEVICES[:2], ("x", "y"), st.ShardingError, r"1 dimensions.*\('x', 'y'\).*2"),
+        (DEVICES[:2], ("x", "y"), st.ShardingError, r"1 dimension.*\('x', 'y'\).*2"),
         ([DEVICES[:2], DEVICES[2:4]], ("x",), st.ShardingError, r"2 dimensions.*\('x',\).*1"),
         ([DEVICES[:2], DEVICES[2:4]], "xy", st.ShardingError, r"2 dimensions.*\('xy',\)"),
         ([], ("x",), st.ShardingError, "no device"),

@@ -365,7 +365,7 @@ def test_errors_of_a_map_of_a_map_say_so(devices: Any) -> None:
     with pytest.raises(st.AxisError, match="axis 0 is out of range for an array without dimensions") as caught:
         st.pmap(st.pmap(double), np.ones(4))
     assert "raised for a map of a map" in caught.value.__notes__[0]
-    with pytest.raises(st.ShapeError, match="lists of 2 and of 1 shards") as caught:
+    with pytest.raises(st.ShapeError, match="lists of 2 and of 1 shard") as caught:
         st.pmap(st.pmap(np.add), [[1, 2], [3, 4]], [[1, 2], [3]])
     assert "raised for a map of a map" in caught.value.__notes__[0]
     with pytest.raises(st.ShapeError, match=r"of shape \(0,\) along axis 0 has no elements"):

@@ -156,7 +156,7 @@ def test_hosts_arrays_scalars_and_negative_zero() -> None:
     ("arguments", "error", "text"),
     [
         ({"depth": -1}, st.ArgumentError, "depth -1 in dimension 0 is negative"),
-        ({"depth": (1, 1)}, st.ArgumentError, "depth has 2 entries, and x has 1 dimensions"),
+        ({"depth": (1, 1)}, st.ArgumentError, "depth has 2 entries, and x has 1 dimension"),
         ({"depth": 6}, st.ShapeError, "depth 6 is larger than dimension 0, which has size 5"),
         ({"depth": 1.5}, st.ArgumentTypeError, "depth is 1.5; wanted an integer"),
         ({"boundary": "wrap"}, st.ArgumentError, "boundary is 'wrap'; wanted one of"),

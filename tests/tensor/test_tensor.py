@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import itertools
 import math
@@ -12,7 +13,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -254,7 +255,6 @@ def test_repr_shows_layout_before_values(backend: str) -> None:
     pinned = st.reshard(x, x.sharding.with_memory_kind("pinned_host"))
     assert ", pinned_host)" in repr(pinned)
     assert (pinned + 1).sharding.memory_kind == "pinned_host"
-    assert repr(st.sum(x)).splitlines()[1] == str(np.asarray(st.sum(x)))
     assert repr(st.zeros((0, 3))).endswith("[]")
     assert str(x) == str(np.asarray(x))
 
@@ -273,6 +273,30 @@ def test_lists_of_shards_have_one_expression_for_each(backend: str) -> None:
     assert large == (f"ShardedTensor([False, False, False, ..., False, False, False], shape=(2000,), device={d[0]})")
     pinned = st.reshard(x, x.sharding.with_memory_kind("pinned_host"))
     assert repr(pinned).endswith(f"device={d[1]}, pinned_host)")
+
+
+class Result(NamedTuple):
+    statistic: Any
+    count: int
+
+
+@dataclasses.dataclass
+class Fit:
+    slope: Any
+
+
+def test_results_without_dimensions_are_legible_in_containers(backend: str) -> None:
+    x = st.device_put(np.arange(6.0), mesh_of((2, 2), backend))
+    total = f"ShardedTensor(15., device=Mesh(x=2, y=2; {backend}:0..3))"
+    assert repr(x[0]) == total.replace("15", "0")
+    assert not any(
+        "\n" in repr(y) for y in (st.zeros((), dtype="float32"), st.asarray(1j), x[0, ...], st.asarray(True))
+    )
+    s = x.sum()
+    assert repr([s, (s,), {"s": s}]) == f"[{total}, ({total},), {{'s': {total}}}]"
+    assert (repr(Result(s, 6)), repr(Fit(s))) == (f"Result(statistic={total}, count=6)", f"Fit(slope={total})")
+    few = st.reshard(x.astype("float32").sum(), s.sharding.with_memory_kind("pinned_host"))
+    assert repr(few) == total.replace("15.", "15., dtype=float32").replace("))", "), pinned_host)")
 
 
 def test_str_is_what_numpy_prints(backend: str) -> None:
@@ -512,7 +536,7 @@ def test_exports_share_the_memory_and_results_that_view_it_are_not_copied(backen
     (lambda x: st.reshape(x.T, (30,), copy=False), ValueError, "reshape: copy=False"),
     (lambda x: st.permute_dims(x, (0,)), ValueError, "permute_dims: axes=(0,) names 1 of x's 2 dimensions"),
     (lambda x: st.permute_dims(x, (0, 0)), ValueError, "permute_dims: axis 0 occurs twice"),
-    (lambda x: st.matrix_transpose(x[0]), ValueError, "matrix_transpose: x has 1 dimensions"),
+    (lambda x: st.matrix_transpose(x[0]), ValueError, "matrix_transpose: x has 1 dimension"),
     (lambda x: st.moveaxis(x, (0, 1), 0), ValueError, "moveaxis: source has 2 axes and destination 1"),
     (lambda x: st.squeeze(x, 0), ValueError, "squeeze: dimension 0 of x has size 10"),
     (lambda x: st.expand_dims(x, axis=4), st.AxisError, "expand_dims: axis 4"),
@@ -528,7 +552,7 @@ def test_exports_share_the_memory_and_results_that_view_it_are_not_copied(backen
     (lambda x: st.with_sharding_constraint(x, st.P("z")), ValueError, "with_sharding_constraint: P('z') is a spec without a mesh"),
     (lambda x: st.transpose(x, (0, 0)), ValueError, "transpose: axis 0 occurs twice"),
     (lambda x: st.tensordot(x, x, axes=3), st.AxisError, "tensordot: axes=3"),
-    (lambda x: st.tensordot(x, x, axes=((0,), (0, 1))), ValueError, "tensordot: axes has 1 axes of x1 and 2 of x2"),
+    (lambda x: st.tensordot(x, x, axes=((0,), (0, 1))), ValueError, "tensordot: axes has 1 axis of x1 and 2 of x2"),
     (lambda x: st.vecdot(x, x[0, 0]), ValueError, "vecdot: an operand has no dimensions"),
     (lambda x: st.astype(x, "nonsense"), TypeError, "nonsense"),
     (lambda x: st.astype(x, "S3"), TypeError, "cannot be sharded"),
@@ -554,7 +578,7 @@ def test_exports_share_the_memory_and_results_that_view_it_are_not_copied(backen
     (lambda x: st.asarray({"a": 1}), TypeError, "asarray: "),
     (lambda x: st.asarray(["a"]), TypeError, "asarray: dtype <U1 cannot be sharded"),
     (lambda x: st.device_put(x, "gpu"), TypeError, "device_put: 'gpu' is a str"),
-    (lambda x: st.device_put(x[0, 0], x.sharding), ValueError, "device_put: P('x') has 1 dimensions and the array has 0"),
+    (lambda x: st.device_put(x[0, 0], x.sharding), ValueError, "device_put: P('x') has 1 dimension and the array has 0"),
     (lambda x: st.device_put(x, x.sharding, donate=True, may_alias=True), ValueError, "device_put: donate=True"),
     (lambda x: st.reshard(x, st.P("x")), ValueError, "reshard: P('x') is a spec without a mesh, and no mesh is in use"),
     (lambda x: st.stack([x, None]), TypeError, "stack: arrays[1] is None"),

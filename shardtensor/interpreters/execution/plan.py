@@ -17,6 +17,7 @@ from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.host.memory_pool import check_addressable, is_addressable
+from shardtensor.host.units import counted
 from shardtensor.interpreters.execution.strategies import Named, Run
 from shardtensor.sharding.layout import NamedSharding, Shape
 from shardtensor.sharding.shard_context import ShardContext
@@ -113,12 +114,13 @@ class Plan:
         count, single = self.result.sharding.mesh.size, self.result.sharding.mesh.flat[0]
         each = f"on {single}" if count == 1 else f"on each of {count} devices"
         if self.strategy == "first":
-            return f"runs on {single}, which sends the result to {count - 1} devices"
+            return f"runs on {single}, which sends the result to {counted(count - 1, 'device')}"
         if self.strategy in ("whole", "blocks"):
             where = f"on {single}" if count == 1 else f"on the buffer that {count} devices share"
             return f"runs {'once' if self.strategy == 'whole' else 'block by block'} {where}"
         if self.strategy == "per shard" and not self.result.unreduced and not (cells := self.result.cells).apart:
-            return f"runs on each of {len(cells.positions)} buffers that {count} devices share"
+            number = len(cells.positions)
+            return f"runs on {'the buffer' if number == 1 else f'each of {number} buffers'} that {count} devices share"
         return "moves elements" if self.strategy == "move" else f"runs {each}"
 
     def messages(self) -> Iterator[str]:
@@ -127,12 +129,12 @@ class Plan:
             if transfer is not None and not transfer.stays:
                 source = transfer.source.sharding.spec if isinstance(transfer.source, Aval) else "the host"
                 if nbytes := transfer.schedule(self.op.name).bytes:
-                    yield f"transfers {name} from {source} to {transfer.target.spec}: {nbytes} bytes"
+                    yield f"transfers {name} from {source} to {transfer.target.spec}: {counted(nbytes, 'byte')}"
         for schedule in self.schedules():
             done = (
                 f"combines partial results along {', '.join(self.partial_axes)}" if self.partial_axes else "transfers"
             )
-            yield f"{done}: {schedule.bytes} bytes"
+            yield f"{done}: {counted(schedule.bytes, 'byte')}"
 
     def __str__(self) -> str:
         """The operator and the result's layout on the first line, then how it runs, and what it transfers."""

@@ -53,6 +53,7 @@ import numpy.typing as npt
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.host.fork import cached_property
+from shardtensor.host.units import counted
 
 Value: TypeAlias = int
 """The number of an input or a node: inputs come first, in order."""
@@ -134,7 +135,9 @@ class Kernel:
 
     def __post_init__(self) -> None:
         if not 0 <= self.row_ndim <= self.ndim or any(len(i.varies) != self.ndim for i in self.inputs):
-            raise ArgumentError(f"Kernel: wanted inputs and rows of {self.ndim} dimensions, got {self.inputs}")
+            raise ArgumentError(
+                f"Kernel: wanted inputs and rows of {counted(self.ndim, 'dimension')}, got {self.inputs}"
+            )
         if len(self.outputs) < 1:
             raise ArgumentError("Kernel: wanted at least one output")
         for k, node in enumerate(self.nodes, len(self.inputs)):
@@ -203,7 +206,7 @@ class Kernel:
 
     def __str__(self) -> str:
         rows = f", rows of {self.row_ndim}" if self.row_ndim else ""
-        lines = [f"kernel over {self.ndim} dimensions{rows}:"]
+        lines = [f"kernel over {counted(self.ndim, 'dimension')}{rows}:"]
         for k, given in enumerate(self.inputs):
             dims = ", ".join([f"d{d}" for d, varies in enumerate(given.varies) if varies])
             lines.append(f"  v{k}: {given.dtype}[{dims}]")
@@ -317,7 +320,9 @@ def _loop_dtypes(name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
         return (*([np.dtype(bool)] if name == "where" else []), *[made] * (len(alike) + 1))
     function = getattr(np, name, None)
     if not isinstance(function, np.ufunc) or function.nout != 1 or function.signature or function.nin != len(given):
-        raise ArgumentTypeError(f"kernel: {name} of {len(given)} operands is no elementwise function of NumPy")
+        raise ArgumentTypeError(
+            f"kernel: {name} of {counted(len(given), 'operand')} is no elementwise function of NumPy"
+        )
     try:
         return tuple(function.resolve_dtypes((*given, None)))
     except TypeError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.errors import ArgumentError
+from shardtensor.host.units import counted
 from shardtensor.interpreters.jit.c_source import c_source
 from shardtensor.interpreters.jit.compiler import vectorized_functions
 from shardtensor.interpreters.jit.cuda_source import cuda_source
@@ -50,12 +51,21 @@ class Cost:
     launches: int
 
     def __str__(self) -> str:
-        lines = [f"{name}{f' along {axis}' if axis else ''}: {n:,} bytes" for (name, axis), n in self.transfers.items()]
-        lines.append(f"{self.bytes:,} bytes are transferred")
-        lines.append(f"{self.read:,} bytes are read and {self.written:,} written, by {self.kernels} kernels")
+        lines = [
+            f"{name}{f' along {axis}' if axis else ''}: {counted(n, 'byte', spec=',')}"
+            for (name, axis), n in self.transfers.items()
+        ]
+        lines.append(f"{counted(self.bytes, 'byte is', 'bytes are', spec=',')} transferred")
+        lines.append(
+            f"{counted(self.read, 'byte is', 'bytes are', spec=',')} read and {self.written:,} written, by "
+            f"{counted(self.kernels, 'kernel')}"
+        )
         if self.launches < self.kernels:
-            lines.append(f"{self.launches} launches, with CUDA graphs")
-        lines.append(f"{self.peak:,} bytes are needed at the same time; executor {self.executor!r}")
+            lines.append(f"{counted(self.launches, 'launch', 'launches')}, with CUDA graphs")
+        lines.append(
+            f"{counted(self.peak, 'byte is', 'bytes are', spec=',')} needed at the same time; executor "
+            f"{self.executor!r}"
+        )
         return "\n".join(lines)
 
 
@@ -108,8 +118,7 @@ class Lowered:
         graphs = {segment.first: segment for segment in self._graphs()}
         for k, node in enumerate(self._executable.nodes):
             if k in graphs:
-                count = len(graphs[k].kernels)
-                yield f"one CUDA graph, from here on, of {count} kernel{'s' if count > 1 else ''}:"
+                yield f"one CUDA graph, from here on, of {counted(len(graphs[k].kernels), 'kernel')}:"
             kernel = kernels.get(id(node))
             if kernel is None:
                 yield from node[0].lines()
@@ -129,8 +138,8 @@ class Lowered:
             yield from equation.lines()
             for name, axis, count, nbytes, sources, targets in log.by_operator():
                 of = f"{name} along {axis}" if axis else name
-                yield f"    {of}: {nbytes} bytes from {sources} to {targets} (transfers: {count})"
-        yield f"{sum(log.bytes for log in logs)} bytes are transferred"
+                yield f"    {of}: {counted(nbytes, 'byte')} from {sources} to {targets} (transfers: {count})"
+        yield f"{counted(sum(log.bytes for log in logs), 'byte is', 'bytes are')} transferred"
 
     def _logs(self) -> list[TransferLog]:
         """Returns the transfers of each equation."""

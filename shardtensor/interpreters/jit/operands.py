@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.host.units import counted
 from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape
 
 
@@ -20,7 +21,10 @@ def checked(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequen
         ShapeError: the shape of an array does not fit.
     """
     if len(inputs) != len(kernel.inputs) or len(outputs) != len(kernel.outputs) or len(shape) != kernel.ndim:
-        raise ArgumentTypeError(f"kernel: got {len(inputs)} inputs, {len(outputs)} outputs, shape {shape} for {kernel}")
+        raise ArgumentTypeError(
+            f"kernel: got {counted(len(inputs), 'input')}, {counted(len(outputs), 'output')}, shape {shape} for "
+            f"{kernel}"
+        )
     for out, (dtype, per_row) in zip(outputs, kernel.results, strict=True):
         wanted = shape[: kernel.ndim - kernel.row_ndim] if per_row else shape
         if out.shape != wanted or out.dtype != dtype or not out.flags.writeable:

@@ -14,6 +14,7 @@ from shardtensor.communication.transfer import to_host_movement
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.host.fork import cached_property
+from shardtensor.host.units import counted
 from shardtensor.sharding.index import Index, canonical, is_array
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.operands import as_operand
@@ -58,7 +59,10 @@ class AdvancedIndex:
         self.is_mask = len(entries) == 1 and _is_mask(entries[0])
         taken = sum(_width(e) for e in entries)
         if taken > len(shape):
-            raise IndexingError(f"{taken} indices for a tensor of {len(shape)} dimensions, shape {shape}")
+            raise IndexingError(
+                f"{counted(taken, 'index', 'indices')} for a tensor of {counted(len(shape), 'dimension')}, shape "
+                f"{shape}"
+            )
         basic: list[Any] = []
         self._walkers: list[_IndexArray] = []
         d = 0

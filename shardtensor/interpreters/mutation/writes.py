@@ -27,6 +27,7 @@ from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.indexing import put, setitem
 from shardtensor.host import blockwise
 from shardtensor.host.signals import Interrupts
+from shardtensor.host.units import counted
 from shardtensor.interpreters.execution.plan import Kind, result_dtype
 from shardtensor.interpreters.execution.plan_cache import run
 from shardtensor.interpreters.execution.planning import check_integers, kind_of
@@ -227,7 +228,7 @@ def _checked_value(
         raise ShapeError(f"value is a list of shape {value.shape}, for elements of shape {shape}; {advice}")
     if one_mask and value.ndim > 1:
         raise ArgumentTypeError(
-            f"value has {value.ndim} dimensions; for a mask of all wanted a scalar or one dimension"
+            f"value has {counted(value.ndim, 'dimension')}; for a mask of all wanted a scalar or one dimension"
         )
     lead = max(value.ndim - len(shape), 0)
     inner = value.shape[lead:]

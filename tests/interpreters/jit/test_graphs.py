@@ -171,7 +171,7 @@ def test_texts_and_costs(gpu: Machine) -> None:
     lowered = st.jit(chain).lower(rows(gpu))
     assert lowered.as_text("groups").count("one CUDA graph, from here on, of 4 kernels") == 1
     assert (lowered.cost().kernels, lowered.cost().launches) == (4, 1)
-    assert "1 launches, with CUDA graphs" in str(lowered.cost())
+    assert "1 launch, with CUDA graphs" in str(lowered.cost())
     gpu.backend.captures = False
     assert lowered.cost().launches == 4
     assert "CUDA graph" not in lowered.as_text("groups")
