@@ -56,10 +56,25 @@ html_extra_path = ["root"]
 html_css_files = ["site.css"]
 
 
+BELOW = {
+    "docs/from_jax": ["/docs/from_pmap_and_xmap"],
+    "docs/contributing": [
+        "/docs/tests",
+        "/docs/adding_an_operator",
+        "/docs/writing_a_backend",
+        "/docs/writing_an_engine",
+    ],
+    "benchmarks/README": ["/docs/jit_figures"],
+}
+"""The pages that the navigation shows below another page."""
+
+
 def add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
-    """The tree of pages belongs to the first page of the site, which is the README."""
+    """Adds the tree of pages: its four groups belong to the first page of the site, which is the README."""
     if docname == root_doc:
         source[0] += (Path(__file__).parent / "contents.txt").read_text()
+    if docname in BELOW:
+        source[0] += "\n".join(["\n```{toctree}", ":hidden:", "", *BELOW[docname], "```\n"])
 
 
 def setup(app: Sphinx) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 import shardtensor as st
@@ -265,27 +265,30 @@ def descend(gradients_at: Gradients, count: int, steps: Iterable[int]) -> tuple[
     return weights, losses
 
 
-_LABEL = len("plain NumPy")
-"""The width of the labels before the progress bars, so that these are aligned."""
-
-
 def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights, dict[str, bool]]:
-    """Trains the network on all devices and with plain NumPy, and compares the results."""
+    """Trains the network on all devices and with plain NumPy, and compares the results.
+
+    There is one bar without times for both: the network is too small for a comparison of speed.
+    """
     console.rule("Training: pmap, stack, sum")
-    console.print(
-        f"a network of {PIXELS}, {HIDDEN} and {CLASSES} units, twice: on the devices, and to compare, by NumPy"
-    )
     rows, targets = st.shard(train.rows), st.shard(train.targets)
-    weights, losses = descend(
-        lambda weights: sharded_gradients(rows, targets, weights),
-        len(train.rows),
-        track(range(steps), f"{counted(len(rows), 'device')}".ljust(_LABEL), console=console),
+    console.print(
+        f"a network of {PIXELS}, {HIDDEN} and {CLASSES} units, on {counted(len(rows), 'device')}, and again in plain NumPy "
+        "to check each loss and weight"
     )
-    plain_weights, plain_losses = descend(
-        lambda weights: gradients(np, train.rows, train.targets, weights),
-        len(train.rows),
-        track(range(steps), "plain NumPy".ljust(_LABEL), console=console),
-    )
+    with Progress(TextColumn("training and check"), BarColumn(), TaskProgressColumn(), console=console) as progress:
+        task = progress.add_task("training", total=2 * steps)
+
+        def steps_shown() -> Iterator[int]:
+            for step in range(steps):
+                yield step
+                progress.advance(task)
+
+        count = len(train.rows)
+        weights, losses = descend(lambda w: sharded_gradients(rows, targets, w), count, steps_shown())
+        plain_weights, plain_losses = descend(
+            lambda w: gradients(np, train.rows, train.targets, w), count, steps_shown()
+        )
     console.print(f"the mean loss decreased from {losses[0]:.4f} to {losses[-1]:.4f} in {counted(steps, 'step')}")
     return weights, {
         "training losses": close(losses, plain_losses),
@@ -338,7 +341,8 @@ def show_smap(train: Digits, console: Console) -> dict[str, bool]:
     console.rule("smap with axes=[2, 0]")
     images, factors = train.images, np.linspace(0, 1, 8)
     faded = st.smap(lambda columns, factors: columns * factors, images, factors, axes=[2, 0])
-    console.print(f"images {images.shape} faded to the left, split by columns: {faded.sharding.spec}")
+    columns = [shard.data.shape[2] for shard in faded.addressable_shards]
+    console.print(f"images {images.shape} faded to the left; columns on each device: {columns}")
     return {"smap": np.array_equal(np.asarray(faded), images * factors)}
 
 

@@ -207,7 +207,7 @@ def waits_of(text: str) -> dict[Key, list[int | None]]:
 
 
 _INTRODUCTION = f"""\
-# GPU operations of each call
+# GPU: kernels and copies of each function
 
 The numbers of one call of each function, counted on CuPy 14 without a GPU: the C libraries beneath it are replaced by ones
 that do nothing but count. They are exact for these operands, which are split by their first dimension; they say nothing

@@ -117,7 +117,7 @@ def page(found: dict[str, dict[str, Measured]]) -> str:
     version = ".".join(np.__version__.split(".")[:2])
     introduction = _INTRODUCTION.format(version=version, devices=DEVICES, gathered=GATHERED // 1024)
     parts = [
-        f"# NumPy's functions\n\n{_wrapped(introduction)}\n",
+        f"# NumPy's functions: what each one does here\n\n{_wrapped(introduction)}\n",
         "| kind | what a call does |\n|---|---|",
         *[f"| {kind} | {words} |" for kind, words in KINDS.items()],
     ]

@@ -64,11 +64,11 @@ def test_any_number_of_devices_works(backend, devices):
     assert sum(f"Mesh(d={devices}; " in line for line in lines) == 1
 
 
-def test_both_trainings_show_their_progress():
-    """One runs on the devices, and one in NumPy, which takes longer."""
+def test_one_bar_shows_the_progress_of_both_trainings():
+    """It has no times: those of a network as small as this one would look like a comparison of speed."""
     _, lines = run(3, devices=2)
-    bars = [re.split(r"\s+━+\s+", line) for line in lines if "━━" in line]
-    assert [(label, rest[:4]) for label, rest in bars] == [("2 devices", "100%"), ("plain NumPy", "100%")]
+    bars = [line for line in lines if "━━" in line]
+    assert [bar.split() for bar in bars] == [["training", "and", "check", "━" * 40, "100%"]]
 
 
 def test_two_runs_are_equal():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from tests.scripts import ROOT, output_of, run_script
+from tests.scripts import ROOT, new_process, output_of, run_script
 
 DOCS = ROOT / "docs"
 
@@ -47,3 +48,43 @@ def test_every_other_page_has_a_test() -> None:
     assert set(ELSEWHERE) <= set(PAGES)
     for name, test in ELSEWHERE.items():
         assert f"{name}.md" in (DOCS.parent / "tests" / test).read_text()
+
+
+def test_the_navigation_has_four_groups() -> None:
+    captions = re.findall(r"^:caption: (.*)$", (DOCS / "contents.txt").read_text(), re.MULTILINE)
+    assert captions == ["Tutorials", "How-to guides", "Reference", "Explanation"]
+    readme = (ROOT / "README.md").read_text().partition("\n## Documentation\n")[2]
+    assert re.findall(r"^\* \*\*(.*?):\*\*", readme, re.MULTILINE) == captions
+
+
+FAILS = """
+import numpy as np
+import shardtensor as st
+
+
+def inverse(part):
+    if (part == 0).any():
+        raise ZeroDivisionError("a row has a zero")
+    return 1 / part
+
+
+def test_inverse():
+    st.pmap(inverse, st.shard(np.arange(3.0) - 1))
+
+
+if __name__ == "__main__":
+    test_inverse()
+"""
+"""A program, and a test, whose mapped function raises an error; `docs/debugging.md` says where debuggers stop."""
+
+
+def test_debuggers_open_in_the_mapped_function_that_raised(tmp_path: Path) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text(FAILS)
+    for command, typed in (
+        (["pytest", "--pdb", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)], "p part.tolist()\nq\n"),
+        (["pdb"], "c\np part.tolist()\nq\nq\n"),
+    ):
+        shown = new_process("-m", *command, str(file), stdin=typed, SHARDTENSOR_NUM_DEVICES="3").stdout
+        assert f"{file.name}(8)inverse()" in shown, shown
+        assert "(Pdb) [0.0]" in shown, shown
