@@ -125,6 +125,8 @@ def _devices_of(x: Any) -> Iterator[Device]:
     if isinstance(x, (tuple, list)):
         for part in x:
             yield from _devices_of(part)
+    elif isinstance(x, dict):
+        yield from _devices_of(list(x.values()))
     elif isinstance(x, Device):
         yield x
     elif isinstance(x, Mesh):

@@ -23,7 +23,7 @@ from shardtensor.sharding.layout import Grid, NamedSharding, Shape, as_sharding,
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import PartitionSpec
 from shardtensor.tensor.operands import sharded_dtype
-from shardtensor.tensor.pytree import leaves, replaced
+from shardtensor.tensor.pytree import map_with_prefix, replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, shard_arrays, tensor
 from shardtensor.tensor.value import aval
@@ -150,13 +150,13 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     Args:
         local_inputs: a pytree of host arrays.
         global_mesh: the mesh, which may span processes.
-        pspecs: the spec of each array, or one for all.
+        pspecs: one spec for all arrays, or a prefix pytree of specs.
     """
-    arrays = leaves(local_inputs)
-    made = [
-        make_array_from_process_local_data(NamedSharding(global_mesh, spec), array)
-        for array, spec in zip(arrays, _specs(pspecs, len(arrays)), strict=True)
-    ]
+
+    def one(array: Any, spec: PartitionSpec) -> ShardedTensor:
+        return make_array_from_process_local_data(NamedSharding(global_mesh, spec), array)
+
+    made = map_with_prefix(one, local_inputs, pspecs, "host_local_array_to_global_array", "pspecs", "local_inputs")
     return replaced(local_inputs, made)
 
 
@@ -167,19 +167,20 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     Args:
         global_inputs: a pytree of tensors.
         global_mesh: the mesh of the sharding.
-        pspecs: the spec of each tensor, or one for all.
+        pspecs: one spec for all tensors, or a prefix pytree of specs.
 
     >>> mesh = st.make_mesh((2,), ("x",))
     >>> st.distributed.global_array_to_host_local_array(st.arange(3, device=mesh), mesh, st.P("x"))
     array([0, 1, 2])
     """
-    tensors = leaves(global_inputs)
-    made = []
-    for x, spec in zip(tensors, _specs(pspecs, len(tensors)), strict=True):
+    name = "global_array_to_host_local_array"
+
+    def one(x: Any, spec: PartitionSpec) -> HostArray:
         x = call("reshard", x, sharding=NamedSharding(global_mesh, spec))
-        box = _box("global_array_to_host_local_array", x._aval.grid)
-        made.append(np.array(call("to_host", x, index=tuple([slice(*ends) for ends in box]))))
-    return replaced(global_inputs, made)
+        box = _box(name, x._aval.grid)
+        return np.array(call("to_host", x, index=tuple([slice(*ends) for ends in box])))
+
+    return replaced(global_inputs, map_with_prefix(one, global_inputs, pspecs, name, "pspecs", "global_inputs"))
 
 
 def gather_to(x: ShardedTensor, root: int = 0) -> HostArray | None:
@@ -264,10 +265,6 @@ def _whole_shape(caller: str, sharding: NamedSharding, shape: Shape) -> Shape:
                 f"which this process should have {wanted}, and local_data has {n}; give global_shape, or other parts"
             )
     return whole
-
-
-def _specs(pspecs: Any, count: int) -> list[Any]:
-    return [pspecs] * count if isinstance(pspecs, PartitionSpec) else leaves(pspecs)
 
 
 def _assembled(

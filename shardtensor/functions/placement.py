@@ -6,6 +6,7 @@ These are explicit transfers, which `transfer_guard` permits.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -23,10 +24,10 @@ from shardtensor.functions.partial_sums import infer_unreduced, partial_sums_to,
 from shardtensor.sharding.index import Index, canonical, to_numpy
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.mesh import default_mesh
-from shardtensor.tensor.operands import as_operand, host_array, host_aval, located
+from shardtensor.tensor.operands import as_operand, host_array, host_aval, located, no_array
 from shardtensor.tensor.ownership import lease, lent
 from shardtensor.tensor.partial_sums import PartialSums
-from shardtensor.tensor.pytree import leaves, map_leaves
+from shardtensor.tensor.pytree import LEAF_TYPES, children_of, leaves, map_with_prefix, paths, replaced
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
     ArrayLike,
@@ -45,24 +46,77 @@ _Key = TypeVar("_Key")
 _Leaf = TypeVar("_Leaf", bound=ArrayLike)
 
 
-@operator(keeps_arrays=True)
-def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias: bool | None = None) -> ShardedTensor:
-    """Transfers x to another sharding, on the same or on other devices.
+# -- pytrees ---------------------------------------------------------------------------------------
 
-    The result is an independent tensor with x's shape, dtype and elements. Each device receives, once, exactly the
-    elements that it must hold and does not hold yet.
+
+def _put_leaves(
+    tree: Any, wanted: Any, caller: str, what: str, default: bool, donate: bool, may_alias: bool | None
+) -> Any:
+    """Returns a pytree with its arrays in the shardings of a prefix tree. None among its leaves stays None.
+
+    All arguments are checked before the first leaf is transferred, so that an error about one donates none.
 
     Args:
-        x: a tensor or a host array.
+        tree: the pytree.
+        wanted: the prefix tree of shardings.
+        caller: the function that errors name.
+        what: the name of its argument ``wanted``.
+        default: whether host arrays that get no sharding are put on the default mesh; other leaves that get none are
+            returned as they are.
+        donate, may_alias: see `reshard`.
+    """
+
+    def checked(leaf: Any, where: Any) -> Callable[[], Any]:
+        if leaf is None or (where is None and (isinstance(leaf, ShardedTensor) or not default)):
+            return lambda: leaf
+        array = leaf if isinstance(leaf, ShardedTensor) else host_array(leaf, caller)
+        check_not_donated(array)
+        target, given = as_sharding(default_mesh() if where is None else where, array.ndim, caller), where is not None
+        return functools.partial(
+            transfer_to, array, target, caller, committed=given, donate=donate, may_alias=may_alias
+        )
+
+    puts = map_with_prefix(checked, tree, wanted, caller, what, "x")
+    return replaced(tree, [put() for put in puts])
+
+
+def _is_tree(x: Any) -> bool:
+    return type(x) not in LEAF_TYPES and children_of(x) is not None
+
+
+# -- transfers -------------------------------------------------------------------------------------
+
+
+@overload
+def reshard(
+    x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias: bool | None = None
+) -> ShardedTensor: ...
+
+
+@overload
+def reshard(x: Any, /, sharding: Any, *, donate: bool = False, may_alias: bool | None = None) -> Any: ...
+
+
+@operator(keeps_arrays=True)
+def reshard(x: Any, /, sharding: Any, *, donate: bool = False, may_alias: bool | None = None) -> Any:
+    """Transfers x, an array or a pytree of arrays, to another sharding, on the same or on other devices.
+
+    The result is an independent tensor with x's shape, dtype and elements, or a pytree of the same structure with a
+    tensor for each array. Each device receives, once, exactly the elements that it must hold and does not hold yet.
+
+    Args:
+        x: a tensor, a host array, or a pytree of them, in which None stays None.
         sharding: the sharding of the result; a Device, a Mesh or a bare P has the same meaning as ``device=`` in
-            creation functions.
+            creation functions. For a pytree, one for all arrays or a prefix tree of shardings: it has the structure of
+            the pytree, except that a sharding may stand for a whole subtree, and None leaves it as it is.
         donate: whether x's memory is given away: using x afterwards raises DonatedError.
         may_alias: whether the result may share memory with x. None permits it for a tensor (writes to either are never
             visible in the other) and not for a host array; False always copies.
 
     Raises:
         ShardingError: the spec has more dimensions than x.
-        ArgumentError: both ``donate`` and ``may_alias`` are true, or ``donate`` is and x is a host array.
+        ArgumentError: both ``donate`` and ``may_alias`` are true, or ``donate`` is and x is a host array or has a
+            tensor twice; the structures of the pytrees differ.
         ArgumentTypeError: ``sharding`` is neither a Device nor a Mesh nor a NamedSharding nor a P.
 
     >>> mesh = st.make_mesh((4,), ("x",))
@@ -73,9 +127,13 @@ def reshard(x: ArrayLike, /, sharding: Where, *, donate: bool = False, may_alias
 
 
 @implements(reshard, "composite")
-def _reshard(x: Any, sharding: Where, donate: bool, may_alias: bool | None) -> ShardedTensor:
+def _reshard(x: Any, sharding: Any, donate: bool, may_alias: bool | None) -> Any:
     if donate:
         check_donated(x, "reshard")
+    if _is_tree(x):
+        return _put_leaves(x, sharding, "reshard", "sharding", False, donate, may_alias)
+    if x is None:
+        raise no_array("reshard")
     x = as_operand(x, "reshard")
     # NumPy's ndim would call the function for tensors, which takes longer than a transfer that copies nothing.
     target = as_sharding(sharding, getattr(x, "ndim", 0), "reshard")
@@ -182,13 +240,21 @@ def reshard_to(
 
 
 def check_donated(tree: Any, caller: str) -> None:
-    """Checks that no leaf of a pytree is a host array where the memory of the arrays in it is donated: the memory of a
-    host array remains its owner's.
+    """Checks that the memory of the arrays in a pytree can be donated: none is a host array, whose memory remains its
+    owner's, and none is there twice.
 
     Raises:
-        ArgumentError: a leaf is a host array.
+        ArgumentError: a leaf is a host array, or two leaves are one tensor.
     """
-    for leaf in leaves(tree):
+    seen: dict[int, str] = {}
+    found = leaves(tree)
+    for path, leaf in zip(paths(tree, "x"), found, strict=True) if len(found) > 1 else ():
+        if isinstance(leaf, ShardedTensor) and seen.setdefault(id(leaf), path) != path:
+            raise ArgumentError(
+                f"{caller}: donate=True gives the memory of each tensor away once, and {path} is the same tensor as "
+                f"{seen[id(leaf)]}; leave out donate, or give a copy"
+            )
+    for leaf in found:
         if isinstance(leaf, np.ndarray):
             raise ArgumentError(
                 f"{caller}: donate=True gives away the memory of tensors, and there is a host array of shape "
@@ -254,56 +320,57 @@ def device_put(
 
 @overload
 def device_put(
-    x: list[_Leaf], device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None
+    x: list[_Leaf], device: Any = None, *, donate: bool = False, may_alias: bool | None = None
 ) -> list[ShardedTensor]: ...
 
 
 @overload
 def device_put(
-    x: dict[_Key, _Leaf], device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None
+    x: dict[_Key, _Leaf], device: Any = None, *, donate: bool = False, may_alias: bool | None = None
 ) -> dict[_Key, ShardedTensor]: ...
 
 
 @overload
-def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None) -> Any: ...
+def device_put(x: Any, device: Any = None, *, donate: bool = False, may_alias: bool | None = None) -> Any: ...
 
 
-def device_put(x: Any, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None) -> Any:
+def device_put(x: Any, device: Any = None, *, donate: bool = False, may_alias: bool | None = None) -> Any:
     """Transfers x, an array or a pytree of arrays, to a device, a mesh or a sharding.
 
     Returns a tensor with the shape and dtype of x, or a pytree of the same structure with a tensor for each leaf. Each
     leaf is transferred as by `reshard`; the results are independent tensors.
 
     Args:
-        x: a tensor, a host array, a scalar, or a pytree of them.
+        x: a tensor, a host array, a scalar, or a pytree of them, in which None stays None.
         device: a Device, Mesh, NamedSharding or P (see `shardtensor.functions.creation`); None returns tensors as they
-            are and shards other leaves over the default mesh.
+            are and shards other leaves over the default mesh. For a pytree, one for all leaves or a prefix tree of
+            them, as in `reshard`.
         donate, may_alias: see `reshard`.
 
     Raises:
         ShardingError: the spec has more dimensions than an array.
-        ArgumentError: both ``donate`` and ``may_alias`` are true, or ``donate`` is and x contains a host array.
+        ArgumentError: both ``donate`` and ``may_alias`` are true, or ``donate`` is and x contains a host array, or a
+            tensor twice; the structures of the pytrees differ.
         ArgumentTypeError: ``device`` is neither a Device nor a Mesh nor a NamedSharding nor a P, or a leaf is not an
             array.
 
     >>> st.device_put(np.arange(3), st.devices()[1]).device
     Device('numpy:1')
+    >>> mesh = st.make_mesh((4,), ("x",))
+    >>> params = {"w": np.ones((8, 4)), "b": np.zeros(4)}
+    >>> shardings = {"w": st.NamedSharding(mesh, st.P("x")), "b": st.NamedSharding(mesh, st.P())}
+    >>> st.device_put(params, shardings)["w"].sharding.spec
+    P('x')
     """
-
     if donate:
         check_donated(x, "device_put")
-
-    def one(leaf: Any) -> ShardedTensor:
-        if isinstance(leaf, ShardedTensor) and device is None:
-            return leaf
-        array = leaf if isinstance(leaf, ShardedTensor) else host_array(leaf, "device_put")
-        where = default_mesh() if device is None else device
-        target = as_sharding(where, array.ndim, "device_put")
-        return transfer_to(
-            array, target, "device_put", committed=device is not None, donate=donate, may_alias=may_alias
-        )
-
-    return map_leaves(one, x)
+    if _is_tree(x):
+        return _put_leaves(x, device, "device_put", "device", True, donate, may_alias)
+    if isinstance(x, ShardedTensor) and device is None:
+        return x
+    array = x if isinstance(x, ShardedTensor) else host_array(x, "device_put")
+    target = as_sharding(default_mesh() if device is None else device, array.ndim, "device_put")
+    return transfer_to(array, target, "device_put", committed=device is not None, donate=donate, may_alias=may_alias)
 
 
 @operator()
@@ -341,9 +408,18 @@ def _copy(x: ShardedTensor) -> ShardedTensor:
     return made if x._is_scalar else mark_array(made)
 
 
+@overload
+def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor: ...
+
+
+@overload
+def with_sharding_constraint(x: Any, sharding: Any) -> Any: ...
+
+
 @named
-def with_sharding_constraint(x: ArrayLike, sharding: Where) -> ShardedTensor:
-    """Returns x with the given sharding: in eager mode by `reshard`, under jit as a constraint on an intermediate.
+def with_sharding_constraint(x: Any, sharding: Any) -> Any:
+    """Returns x, an array or a pytree of arrays, with the given sharding, or a prefix tree of them: in eager mode by
+    `reshard`, under jit as a constraint on an intermediate.
 
     Shape, dtype, elements and errors are those of `reshard`.
 

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.backend.device import Device
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError
+from shardtensor.sharding.layout import NamedSharding, SingleDeviceSharding
+from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import PartitionSpec
 
 if TYPE_CHECKING:
@@ -74,7 +77,10 @@ def hint_to_register(x: object) -> str:
     return ""
 
 
-LEAF_TYPES: set[type] = {np.ndarray, bool, int, float, complex, str, bytes, type(None), PartitionSpec}
+LEAF_TYPES: set[type] = {
+    np.ndarray, bool, int, float, complex, str, bytes, type(None),
+    Device, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding,
+}  # fmt: skip
 """Types of common leaves, for which optree is not needed: it cannot be imported while the interpreter shuts down."""
 
 
@@ -197,3 +203,25 @@ def spread(prefix: Any, tree: Any, what: str, of: str) -> list[Any]:
             f"{', '.join(s for s, _ in there) or 'none'}; wanted one for each, or one for all"
         )
     return [leaf for step, t in there for leaf in spread(covering[step], t, what + step, of + step)]
+
+
+def map_with_prefix(fn: Callable[[Any, Any], T], tree: Any, prefix: Any, caller: str, what: str, of: str) -> list[T]:
+    """Returns ``fn(leaf, covering)`` for each leaf of a tree, from left to right, and the leaf of ``prefix`` that
+    covers it, as `spread` finds it.
+
+    Errors begin with the name ``caller``, and those of ``fn`` have the path of the leaf after it.
+
+    Raises:
+        ArgumentError: ``prefix`` is not a prefix of the tree. The message calls the prefix ``what`` and the tree
+            ``of``.
+    """
+    made = []
+    covering = spread(prefix, tree, f"{caller}: {what}", of)
+    for path, leaf, one in zip(paths(tree, of), leaves(tree), covering, strict=True):
+        try:
+            made.append(fn(leaf, one))
+        except ShardTensorError as error:
+            if path == of:
+                raise
+            raise type(error)(f"{caller}: {path}: {str(error).removeprefix(f'{caller}: ')}") from None
+    return made

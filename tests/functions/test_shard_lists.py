@@ -197,7 +197,6 @@ def test_batches_of_rows(backend: str) -> None:
     (lambda x: st.unshard(arrays=x, axis=1), st.ArgumentTypeError, "(st.concat joins the rows of an array)"),
     (lambda x: st.pmap(lambda v: st.unshard(v), [x]), st.ArgumentTypeError, "unshard: arrays is one array"),
     (lambda x: st.to_batched_list([x, x], 1), st.ArgumentTypeError, "to_batched_list: a list of tensors is not one"),
-    (lambda x: st.reshard([x, x], x.device), st.ArgumentTypeError, "reshard: [ShardedTensor"),
     (lambda x: st.smap(abs, [x, x], axes=[0]), st.ArgumentTypeError, "smap: a list of tensors is not one array"),
 ])  # fmt: skip
 def test_errors(call: Any, kind: type[Exception], words: str, backend: str) -> None:

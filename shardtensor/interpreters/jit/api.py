@@ -37,7 +37,7 @@ from shardtensor.interpreters.mutation.views import View
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import host_aval
-from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced, spread
+from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, map_with_prefix, paths, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor, without_elements
 
 Arguments = ParamSpec("Arguments")
@@ -334,15 +334,15 @@ class JitFunction(Generic[Arguments, Result]):
 
 def _resharded(tree: Any, wanted: Any, what: str, of: str) -> list[Any]:
     """Returns the leaves of a pytree in the shardings that a prefix tree gives, where it gives one."""
-    made = []
-    for x, sharding in zip(leaves(tree), spread(wanted, tree, f"jit: {what}", of), strict=True):
-        if sharding is None or not (isinstance(x, (ShardedTensor, np.ndarray))):
-            made.append(x)
-            continue
+
+    def place(x: Any, sharding: Any) -> Any:
+        if sharding is None or not isinstance(x, (ShardedTensor, np.ndarray)):
+            return x
         target = as_sharding(sharding, x.ndim, f"jit: {what}")
         same = isinstance(x, ShardedTensor) and x.sharding == target
-        made.append(x if same else call("reshard", x, target))
-    return made
+        return x if same else call("reshard", x, target)
+
+    return map_with_prefix(place, tree, wanted, "jit", what, of)
 
 
 def _leaf(x: Any, view_spec: Any, given: Any) -> Any:
