@@ -273,8 +273,8 @@ def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights,
     console.rule("Training: pmap, stack, sum")
     rows, targets = st.shard(train.rows), st.shard(train.targets)
     console.print(
-        f"a network of {PIXELS}, {HIDDEN} and {CLASSES} units, on {counted(len(rows), 'device')}, and again in plain NumPy "
-        "to check each loss and weight"
+        f"a network of {PIXELS}, {HIDDEN} and {CLASSES} units, on {counted(len(rows), 'device')}, and again in plain "
+        "NumPy to check each loss and weight"
     )
     with Progress(TextColumn("training and check"), BarColumn(), TaskProgressColumn(), console=console) as progress:
         task = progress.add_task("training", total=2 * steps)
