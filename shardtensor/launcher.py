@@ -369,7 +369,10 @@ def _run(
             while True:
                 left = [k for k, process in enumerate(running) if process.poll() is None]
                 known = [k for k, _ in ended]
-                ended += [(k, p.returncode) for k, p in enumerate(running) if k not in left and k not in known]
+                new = [(k, p.returncode) for k, p in enumerate(running) if k not in left and k not in known]
+                if left and any(code < 0 for _, code in new):  # It cannot print this itself.
+                    watch.lines.write(_failures([(k, code) for k, code in new if code < 0]))
+                ended += new
                 if not status and (status := next((code for _, code in ended if code), 0)):
                     deadline = min(deadline, time.monotonic() + GRACE)
                 if not left or watch.signals.received or watch.lines.error:

@@ -68,8 +68,10 @@ def test_lines_that_begin_no_traceback_are_printed_at_once(lines: Lines, printed
     read(lines, 1, *STACK)
     read(lines, 0, "loss 3", "File not found", "  File names")
     assert printed == ["[0] loss 3", "[0] File not found", "[0]   File names"]
-    lines.write("shardtensor launch: the end")
-    assert printed[3:] == [*(f"[1] {text}" for text in STACK), "shardtensor launch: the end"]
+    lines.write("shardtensor launch: process 2 ended")
+    assert printed[3:] == ["shardtensor launch: process 2 ended"]
+    close(lines)
+    assert printed[4:] == [f"[1] {text}" for text in STACK]
 
 
 def test_a_traceback_waits_for_those_of_the_others_but_not_long(
