@@ -60,9 +60,8 @@ class Lines:
         self._last = 0.0
 
     def write(self, line: str) -> None:
-        """Passes a line on, after those that are held back."""
+        """Passes on a line of the launcher, or of the program that has started the processes."""
         with self._lock:
-            self._release()
             self._write(line)
 
     def open(self, process: int) -> None:

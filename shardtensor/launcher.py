@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from shardtensor.communication.difference import grouped, processes_text
+from shardtensor.communication.difference import processes_text
 from shardtensor.communication.forgotten import PARENT
 from shardtensor.errors import ArgumentError, BackendError
 from shardtensor.host.trusted_paths import distrust
@@ -58,10 +58,11 @@ def launch(
 ) -> int:
     """Runs a command in several processes of this host, and returns the exit status of the job.
 
-    Each line that a process prints is prefixed by its number. When one process ends with an error, the others are ended
-    after a few seconds, and the last line names the processes that ended with an error. Nothing of the job is left when
-    this function ends, however it does; a signal that ends this process ends the job first, and then waits some seconds
-    for whatever reads the output.
+    Each line that a process prints is prefixed by its number, and a traceback that several processes print at about the
+    same time is printed once, prefixed by the numbers of all of them. When one process ends with an error, the others
+    are ended after a few seconds, and the last line names the processes that ended with an error. Nothing of the job is
+    left when this function ends, however it does; a signal that ends this process ends the job first, and then waits
+    some seconds for whatever reads the output.
 
     Args:
         command: the program and its arguments.
@@ -327,20 +328,20 @@ def _end_groups(record: Path) -> None:
 
 
 def _failures(ended: Sequence[tuple[int, int]]) -> str:
-    """Returns a line that names the processes that have ended with an error by themselves, in the order of their ends.
+    """Returns a line that names the processes that have ended with an error by themselves, the first one first.
 
     Args:
         ended: the numbers of processes, and their exit statuses, or the negative numbers of the signals that have ended
             them.
     """
-    how: dict[int, str] = {}
+    groups: dict[str, list[int]] = {}
     for k, status in ended:
         if status < 0:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else "of no name"
-            how[k] = f"ended by signal {-status} ({name})"
+            groups.setdefault(f"ended by signal {-status} ({name})", []).append(k)
         elif status:
-            how[k] = f"ended with exit status {status}"
-    parts = [f"{processes_text(ks)} {end}" for end, ks in grouped(how).items()]
+            groups.setdefault(f"ended with exit status {status}", []).append(k)
+    parts = [f"{processes_text(ks)} {how}" for how, ks in groups.items()]
     return f"shardtensor launch: {'; '.join(parts)}" if parts else ""
 
 
@@ -368,7 +369,10 @@ def _run(
             while True:
                 left = [k for k, process in enumerate(running) if process.poll() is None]
                 known = [k for k, _ in ended]
-                ended += [(k, p.returncode) for k, p in enumerate(running) if k not in left and k not in known]
+                new = [(k, p.returncode) for k, p in enumerate(running) if k not in left and k not in known]
+                if left and any(code < 0 for _, code in new):  # It cannot print this itself.
+                    watch.lines.write(_failures([(k, code) for k, code in new if code < 0]))
+                ended += new
                 if not status and (status := next((code for _, code in ended if code), 0)):
                     deadline = min(deadline, time.monotonic() + GRACE)
                 if not left or watch.signals.received or watch.lines.error:

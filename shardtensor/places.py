@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -61,8 +62,9 @@ def user_call() -> tuple[Place | None, str]:
     for code, line in _frames(frame):
         if place == Place(code.co_filename, line, code.co_name):
             break
-        if is_in_package(code.co_filename) and code.co_name in public:
-            function = code.co_name  # The outermost one is what the user calls.
+        if is_in_package(code.co_filename):  # The outermost one is what the user calls.
+            names = code.co_name, Path(code.co_filename).stem  # shard_map.py has what `st.shard_map` returns.
+            function = next((name for name in names if name in public), function)
     return place, function
 
 

@@ -330,10 +330,10 @@ class Agreement:
             if self._in_step:
                 self.engine.agree(b"\0", time.monotonic() + seconds)
                 self.engine.exit(1)
-            else:  # Process 0 ends last: an engine may need it to find out which processes are missing.
+            else:
                 if self._is_notifier:  # The others learn of it where they wait, and print it before this ends them.
                     self.engine.absent()
-                time.sleep(seconds if self.engine.process_index == 0 else min(seconds, 1))
+                self.engine.linger(seconds)
         except (LateError, LostError):
             pass  # The others still compute, or have ended: this process does not wait for them.
         self.engine.abort(1)

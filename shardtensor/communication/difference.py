@@ -96,11 +96,11 @@ def difference(headers: Sequence[Header], reports: Sequence[Report]) -> tuple[st
             return _error_of_some(errors, n, reports)
         who = grouped({k: text.replace(DETAIL, ": ") for k, text in made.items()})
         details = f"call {n} is " + ", and ".join(f"{text} in {processes_text(ks)}" for text, ks in who.items())
-        if ended:
+        if ended and all(headers[k].state == State.RUNNING for k in made):
             message = f"{processes_text(ended)} {_has(ended)} ended{_at([reports[k].place for k in ended])}, and "
             message += _positions(made, reports)
             return message, f"{processes_text(ended)} {_has(ended)} ended after call {n - 1}; {details}"
-        return _other_calls(made, headers, reports), details
+        return _other_calls(made | dict.fromkeys(ended, "nothing"), headers, reports), details
     message = "the processes have made different calls some time ago; " + _positions(range(len(reports)), reports)
     return message, f"the calls differ in call {begin}, or before it"
 
@@ -177,10 +177,10 @@ def _other_calls(made: Mapping[int, str], headers: Sequence[Header], reports: Se
     entries = {}
     for k, label in shown.items():
         report = reports[k]
-        if names[k] in (report.function, function_of(report.calls[max(report.calls)][1])):
+        if headers[k].state == State.ENDED:
+            entries[k] = f"{label} before it ended{_at([report.place])}"
+        elif names[k] in (report.function, function_of(report.calls[max(report.calls)][1])):
             entries[k] = f"{report.place} {label}".strip()
-        elif headers[k].state == State.ENDED:
-            entries[k] = f"{label} before it ended"
         else:
             entries[k] = f"{label} before {report.where}"
     return f"{problem}: " + "; ".join(f"{processes_text(ks)}: {entry}" for entry, ks in grouped(entries).items())

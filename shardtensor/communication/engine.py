@@ -7,6 +7,7 @@ call the same, is checked above it, by `shardtensor.communication.agreement`.
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -48,9 +49,9 @@ class LostError(ConnectionError):
 class Engine(abc.ABC):
     """Transports bytes between the processes of a job.
 
-    Every method but `abort`, `absent`, `notify` and `notices` is called by all processes in the same order, by one
-    thread at a time. Most of them have a deadline, a time of `time.monotonic`. After an error the engine is not used
-    again, but for these four. Errors of other code, such as those of signal handlers, are passed on unchanged.
+    Every method but `abort`, `absent`, `linger`, `notify` and `notices` is called by all processes in the same order,
+    by one thread at a time. Most of them have a deadline, a time of `time.monotonic`. After an error the engine is not
+    used again, but for these five. Errors of other code, such as those of signal handlers, are passed on unchanged.
 
     An implementation imports `shardtensor.engine` and `shardtensor.errors` only, and is registered in the entry-point
     group ``shardtensor.engines``. The tests in `shardtensor.testing.EngineTests` are its specification.
@@ -136,6 +137,12 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def close(self, deadline: float) -> None:
         """Disconnects this process, after all have agreed to end."""
+
+    def linger(self, seconds: float) -> None:
+        """Waits before this process ends after an error, at most that long, while others may need it to find out which
+        processes are missing. By default, process 0 ends last.
+        """
+        time.sleep(seconds if self.process_index == 0 else min(seconds, 1))
 
     @abc.abstractmethod
     def abort(self, status: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import secrets
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn
 
 from shardtensor.communication.engine import Bytes, Engine, LateError, Launch, LostError
+from shardtensor.communication.lifelines import Lifelines
 from shardtensor.errors import ArgumentError, BackendError
 
 _CHUNK = 1 << 30
@@ -26,6 +28,9 @@ _SIGNS = 3.0
 
 _LOOKS = 0.5
 """Seconds between two looks at whether another process has told that it comes no more."""
+
+_NOTICED = 1.0
+"""Seconds within which process 0 tells that a process has been lost."""
 
 _POLL = 0.02
 """Seconds between two looks at what has become of the other processes while they start."""
@@ -41,10 +46,10 @@ class GlooEngine(Engine):
     name = "gloo"
     launchers = frozenset({"address", "torchrun", "slurm"})
 
-    def __init__(self, store: Any, launch: Launch, address: str, deadline: float) -> None:
+    def __init__(self, store: Any, lifelines: Lifelines, launch: Launch, address: str, deadline: float) -> None:
         dist = import_module("torch.distributed")
         self.process_index, self.process_count = launch.process_index, launch.process_count
-        self._store = store
+        self._store, self._lifelines = store, lifelines
         self._thread, self._side = _Thread(), _Thread()
         options = dist.ProcessGroupGloo._Options()
         # By default, Gloo uses the address of this host's name, which other hosts may not be able to reach.
@@ -76,8 +81,9 @@ class GlooEngine(Engine):
             raise _unreachable(launch, is_first, error) from error
         rendezvous = _Rendezvous(_Calls(store, thread, deadline), launch, deadline)
         rendezvous.join()
+        lifelines = rendezvous.lifelines(host)
         try:
-            engine = cls(store, launch, host, deadline)
+            engine = cls(store, lifelines, launch, host, deadline)
         except (LateError, LostError) as error:
             raise LateError(
                 f"the processes of {launch.process_count} have come, but one of them did not connect to the others in "
@@ -117,6 +123,8 @@ class GlooEngine(Engine):
 
     def absent(self) -> list[int]:
         """See `Engine`."""
+        if lost := self._lifelines.wait(_NOTICED):
+            return lost
         deadline = time.monotonic() + _SIGNS
         others = [k for k in range(self.process_count) if k != self.process_index]
 
@@ -139,6 +147,8 @@ class GlooEngine(Engine):
 
     def notices(self) -> dict[int, str]:
         """See `Engine`."""
+        if 0 in self._lifelines.wait(_POLL):  # The store has gone, too: torch would print warnings.
+            return {}
         reading = self._side.submit(self._read_notices)
         wait([reading], 1)  # The store has gone with process 0, or does not answer.
         return reading.result() if reading.done() and reading.exception() is None else {}
@@ -151,6 +161,7 @@ class GlooEngine(Engine):
         """See `Engine`."""
         # The store ends with process 0, which therefore waits until the others have left.
         self._call(lambda: self._leave(deadline), deadline)
+        self._lifelines.leave()
 
     def _leave(self, deadline: float) -> None:
         self._group.shutdown()
@@ -161,8 +172,14 @@ class GlooEngine(Engine):
             left = self._store.add("left", 0)
         self._store = None
 
+    def linger(self, seconds: float) -> None:
+        """See `Engine`. Process 0 has the store, and tells the others which process is lost."""
+        if self.process_index == 0:
+            self._lifelines.wait_alone(seconds)
+
     def abort(self, status: int) -> NoReturn:
         """See `Engine`. Gloo closes the connections, so that the other processes receive an error."""
+        self._lifelines.leave()
         os._exit(status)
 
     def _call(self, function: Callable[[], Any], deadline: float) -> Any:
@@ -173,6 +190,8 @@ class GlooEngine(Engine):
         while not wait([calling], min(_LOOKS, max(deadline + 1 - time.monotonic(), 0))).done:
             if time.monotonic() > deadline + 1:
                 raise LateError
+            if self._lifelines.lost:
+                raise LostError
             if looking is None:
                 looking = self._side.submit(self._read_notices)
             elif looking.done():
@@ -284,6 +303,25 @@ class _Rendezvous:
         counts = [int(self.store.get(f"count/{k}")) for k in range(count)]
         if wrong := [k for k, n in enumerate(counts) if n != counts[0]]:
             self._refuse(f"process 0 has num_processes={counts[0]}, and process {wrong[0]} has {counts[wrong[0]]}")
+
+    def lifelines(self, host: str) -> Lifelines:
+        """Connects this process to process 0, so that each learns which one is killed."""
+        if self.launch.process_index == 0:
+            token = secrets.token_bytes(16)
+            made, port = Lifelines.listening(token)
+            self.store.set("lifelines", f"{port} {token.hex()}")
+            return made
+        try:
+            text = self.store.get("lifelines").decode()
+            port, token = int(text.split()[0]), bytes.fromhex(text.split()[1])
+            return Lifelines.connecting(
+                self.launch.process_index, token, (host, port), max(self.deadline - time.monotonic(), 1)
+            )
+        except (_StoreError, OSError) as error:
+            raise LateError(
+                f"process {self.launch.process_index} cannot connect to process 0 at {self.launch.address}: {error}; "
+                "the ports of the hosts have to be open to each other"
+            ) from error
 
     def all_connected(self) -> None:
         """Registers that this process is connected: one that comes later is not of this job."""

@@ -200,7 +200,7 @@ def test_an_error_of_the_function_that_receives_lines_ends_the_job(engine: str) 
         ("if k == 1: os._exit(7)", 7, "process 1 ended with exit status 7"),
         ("if k == 1: os.kill(os.getpid(), signal.SIGSEGV)", 139, "process 1 ended by signal 11 (SIGSEGV)"),
         ("if k == 1: os._exit(-1)", 255, "process 1 ended with exit status 255"),
-        ("sys.exit(3)", 3, "processes 0, 1 ended with exit status 3"),
+        ("sys.exit(3)", 3, "processes 0-1 ended with exit status 3"),
         ("sys.exit(0)", 0, ""),
     ],
 )
@@ -211,9 +211,9 @@ def test_the_last_line_names_the_processes_that_ended_with_an_error(
     lines: list[str] = []
     program = f"{NUMBER}{code}\n{wait}"
     assert launcher.launch([sys.executable, "-c", program], 2, engine, timeout=50, output=lines.append) == status
-    found = "".join(lines[-1:]).replace("processes 1, 0", "processes 0, 1")
-    if engine == "mpi" and "0, 1" in line:  # mpiexec ends the others after the first.
-        wanted = [line, *(line.replace("processes 0, 1", f"process {k}") for k in "01")]
+    found = "".join(lines[-1:])
+    if engine == "mpi" and "0-1" in line:  # mpiexec ends the others after the first.
+        wanted = [line, *(line.replace("processes 0-1", f"process {k}") for k in "01")]
         assert found.removeprefix("shardtensor launch: ") in wanted
     else:
         assert found == (f"shardtensor launch: {line}" if line else "")
@@ -236,6 +236,16 @@ def test_a_process_that_outlives_the_job_does_not_hold_it_up() -> None:
     code = "import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)"
     with within(10):
         assert launcher.launch([sys.executable, "-c", code], 1, "gloo", timeout=50, output=print) == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_traceback_that_all_processes_print_is_printed_once(engine: str) -> None:
+    lines: list[str] = []
+    program = f"{NUMBER}print('line', k)\ntime.sleep(0.2 * k)\nraise ValueError('no rows')"
+    assert launcher.launch([sys.executable, "-c", program], 3, engine, timeout=50, output=lines.append) == 1
+    assert sorted(lines[:3]) == [f"[{k}] line {k}" for k in range(3)]
+    assert [line for line in lines if "rows" in line] == ["[0-2] ValueError: no rows"]
+    assert sum("Traceback" in line for line in lines) == 1
 
 
 FORGOTTEN = "this program did not call st.distributed.initialize()"
