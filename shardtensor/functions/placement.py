@@ -44,6 +44,9 @@ from shardtensor.tensor.value import Aval, aval, whole_of
 
 _Key = TypeVar("_Key")
 _Leaf = TypeVar("_Leaf", bound=ArrayLike)
+# mypy tells no type variables apart in overloads for arguments that contain Any (see `shardtensor.spmd.signatures`).
+_Array = TypeVar("_Array", ShardedTensor, HostArray, ArrayLike)
+_Tree = TypeVar("_Tree")
 
 
 # -- pytrees ---------------------------------------------------------------------------------------
@@ -314,7 +317,7 @@ def _put_separate(
 
 @overload
 def device_put(
-    x: ArrayLike, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None
+    x: _Array, device: Where | None = None, *, donate: bool = False, may_alias: bool | None = None
 ) -> ShardedTensor: ...
 
 
@@ -331,7 +334,7 @@ def device_put(
 
 
 @overload
-def device_put(x: Any, device: Any = None, *, donate: bool = False, may_alias: bool | None = None) -> Any: ...
+def device_put(x: _Tree, device: Any = None, *, donate: bool = False, may_alias: bool | None = None) -> Any: ...
 
 
 def device_put(x: Any, device: Any = None, *, donate: bool = False, may_alias: bool | None = None) -> Any:

@@ -30,25 +30,37 @@ from shardtensor.tensor.pytree import children_of, leaves, paths, replaced, spre
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 if TYPE_CHECKING:
-    from shardtensor.spmd.signatures import PmapOptions, Pmapped, ReturnsArray
+    from shardtensor.spmd.signatures import Anything, Array, Given, PmapOptions, Pmapped, Tree, Unknown
 
 Devices = Sequence[Any] | Mesh | None
 
 
 @overload
-def pmap(fn: ReturnsArray, shards: list[Any], /, *args: Any, **options: Unpack[PmapOptions]) -> list[ShardedTensor]: ...
+def pmap(
+    fn: Callable[..., Array], shards: list[Any], /, *args: Any, **options: Unpack[PmapOptions]
+) -> list[ShardedTensor]: ...
 
 
 @overload
-def pmap(fn: ReturnsArray, array: ArrayLike, /, *args: ArrayLike, **options: Unpack[PmapOptions]) -> ShardedTensor: ...
+def pmap(
+    fn: Callable[..., Array], array: Given, /, *args: ArrayLike, **options: Unpack[PmapOptions]
+) -> ShardedTensor: ...
 
 
 @overload
-def pmap(fn: ReturnsArray, /, **options: Unpack[PmapOptions]) -> Pmapped: ...
+def pmap(fn: Callable[..., Array], /, **options: Unpack[PmapOptions]) -> Pmapped: ...
 
 
 @overload
-def pmap(fn: Callable[..., Any], /, *args: Any, **options: Unpack[PmapOptions]) -> Any: ...
+def pmap(fn: Callable[..., Unknown], /, *args: Any, **options: Unpack[PmapOptions]) -> Any: ...
+
+
+@overload
+def pmap(fn: Callable[..., Anything], tree: Tree, /, *args: Any, **options: Unpack[PmapOptions]) -> Any: ...
+
+
+@overload
+def pmap(fn: Callable[..., Anything], /, **options: Unpack[PmapOptions]) -> Callable[..., Any]: ...
 
 
 def pmap(

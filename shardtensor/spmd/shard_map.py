@@ -24,7 +24,7 @@ from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 _OWN = "the specs of the arguments"
 """The default of ``in_specs``."""
 if TYPE_CHECKING:
-    from shardtensor.spmd.signatures import ReturnsArray, ShardMapDecorator, ShardMapOptions
+    from shardtensor.spmd.signatures import Anything, Array, ShardMapDecorator, ShardMapOptions
 
 Arguments = ParamSpec("Arguments")
 
@@ -36,7 +36,7 @@ def shard_map(
 
 
 @overload
-def shard_map(f: ReturnsArray, /, **options: Unpack[ShardMapOptions]) -> Callable[..., ShardedTensor]: ...
+def shard_map(f: Callable[..., Array], /, **options: Unpack[ShardMapOptions]) -> Callable[..., ShardedTensor]: ...
 
 
 @overload
@@ -44,7 +44,7 @@ def shard_map(f: None = None, /, **options: Unpack[ShardMapOptions]) -> ShardMap
 
 
 @overload
-def shard_map(f: Callable[..., Any], /, **options: Unpack[ShardMapOptions]) -> Callable[..., Any]: ...
+def shard_map(f: Callable[..., Anything], /, **options: Unpack[ShardMapOptions]) -> Callable[..., Any]: ...
 
 
 def shard_map(

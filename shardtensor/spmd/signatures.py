@@ -8,7 +8,7 @@ because no annotation expresses that the arrays in it become tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Protocol, Required, TypeAlias, TypedDict, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, Required, TypedDict, TypeVar, overload
 
 import numpy as np
 
@@ -17,10 +17,28 @@ from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 Arguments = ParamSpec("Arguments")
-Tree = TypeVar("Tree")
 
-ReturnsArray: TypeAlias = Callable[..., ShardedTensor | HostArray | np.generic]
-"""A function to be mapped that returns one array, or one of NumPy's scalars."""
+Array = TypeVar("Array", ShardedTensor, HostArray, np.generic, ShardedTensor | HostArray | np.generic)
+"""What a mapped function returns: one array, or one of NumPy's scalars."""
+
+Anything = TypeVar("Anything")
+"""What any other mapped function returns.
+
+Overloads have ``Callable[..., Array]`` and ``Callable[..., Anything]`` in the same place, since mypy takes none of them
+where a type that contains Any, such as `numpy.ndarray` without its dtype, matches different types in two of them. It
+does not tell type variables apart there.
+"""
+
+
+class Unknown:
+    """What no function returns. With its overload, mypy does not take a result of Any for an array."""
+
+
+Given = TypeVar("Given", ShardedTensor, HostArray, ArrayLike)
+"""The first array to which a map is applied."""
+
+Tree = TypeVar("Tree")
+"""Any other argument of a map, in the place of `Given`; and what a collective receives and returns."""
 
 
 class PmapOptions(TypedDict, total=False):
@@ -38,13 +56,16 @@ class Pmapped(Protocol):
     """What `pmap` returns for a function that returns one array."""
 
     @overload
+    def __call__(self, array: Given, /, *args: ArrayLike, **kwargs: ArrayLike) -> ShardedTensor: ...
+
+    @overload
     def __call__(self, shards: list[Any], /, *args: Any, **kwargs: Any) -> list[ShardedTensor]: ...
 
     @overload
-    def __call__(self, *args: ArrayLike, **kwargs: ArrayLike) -> ShardedTensor: ...
+    def __call__(self, tree: Tree, /, *args: Any, **kwargs: Any) -> Any: ...
 
     @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, **kwargs: Any) -> Any: ...
 
 
 class ShardMapOptions(TypedDict, total=False):
@@ -64,10 +85,10 @@ class ShardMapDecorator(Protocol):
     def __call__(self, f: Callable[Arguments, ShardedTensor], /) -> Callable[Arguments, ShardedTensor]: ...
 
     @overload
-    def __call__(self, f: ReturnsArray, /) -> Callable[..., ShardedTensor]: ...
+    def __call__(self, f: Callable[..., Array], /) -> Callable[..., ShardedTensor]: ...
 
     @overload
-    def __call__(self, f: Callable[..., Any], /) -> Callable[..., Any]: ...
+    def __call__(self, f: Callable[..., Anything], /) -> Callable[..., Any]: ...
 
 
 class Collective(Protocol[Arguments]):

@@ -25,7 +25,7 @@ from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor
 
 if TYPE_CHECKING:
-    from shardtensor.spmd.signatures import ReturnsArray
+    from shardtensor.spmd.signatures import Anything, Array, Unknown
     from shardtensor.tensor.tensor import ShardedTensor
 
 Entry = tuple["int | None", ...]
@@ -34,9 +34,9 @@ Entry = tuple["int | None", ...]
 
 @overload
 def smap(
-    fn: ReturnsArray,
+    fn: Callable[..., Array],
     *args: Any,
-    axes: Any,
+    axes: Any = 0,
     out_axes: Any = None,
     devices: Sequence[Device] | Mesh | None = None,
     axis_name: str | Sequence[str] | None = None,
@@ -45,7 +45,11 @@ def smap(
 
 
 @overload
-def smap(fn: Callable[..., Any], *args: Any, axes: Any, **kwargs: Any) -> Any: ...
+def smap(fn: Callable[..., Unknown], *args: Any, axes: Any = 0, **kwargs: Any) -> Any: ...
+
+
+@overload
+def smap(fn: Callable[..., Anything], *args: Any, axes: Any = 0, **kwargs: Any) -> Any: ...
 
 
 def smap(

@@ -29,18 +29,24 @@ from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 if TYPE_CHECKING:
-    from shardtensor.spmd.signatures import ReturnsArray
+    from shardtensor.spmd.signatures import Anything, Array, Unknown
 
 
 @overload
 def map_overlap(
-    fn: ReturnsArray, x: ArrayLike, *more: ArrayLike, depth: int | Sequence[int], boundary: str | complex
+    fn: Callable[..., Array], x: ArrayLike, *more: ArrayLike, depth: int | Sequence[int], boundary: str | complex
 ) -> ShardedTensor: ...
 
 
 @overload
 def map_overlap(
-    fn: Callable[..., Any], x: ArrayLike, *more: ArrayLike, depth: int | Sequence[int], boundary: str | complex
+    fn: Callable[..., Unknown], x: ArrayLike, *more: ArrayLike, depth: int | Sequence[int], boundary: str | complex
+) -> Any: ...
+
+
+@overload
+def map_overlap(
+    fn: Callable[..., Anything], x: ArrayLike, *more: ArrayLike, depth: int | Sequence[int], boundary: str | complex
 ) -> Any: ...
 
 

@@ -44,6 +44,22 @@ REVEALED = {
     "st.pmap(st.exp, x, axis_name='i')": "ShardedTensor",
     "st.pmap(total, x)": "ShardedTensor",
     "st.pmap(both, x)": "Any",
+    "st.pmap(lambda x: x, [x])": "Any",
+    "st.device_put(bare)": "ShardedTensor",
+    "st.pmap(twice, [x])": "list[ShardedTensor]",
+    "st.pmap(twice, x)": "ShardedTensor",
+    "st.pmap(twice, bare)": "ShardedTensor",
+    "st.pmap(twice, x, 3)": "ShardedTensor",
+    "st.pmap(twice)([x])": "list[ShardedTensor]",
+    "st.pmap(twice, axis_name='i')(bare)": "ShardedTensor",
+    "st.pmap(pair, [x])": "Any",
+    "st.pmap(unknown, [x])": "Any",
+    "st.smap(twice, x)": "ShardedTensor",
+    "st.smap(unknown, x)": "Any",
+    "st.map_overlap(twice, x, depth=1, boundary=0)": "ShardedTensor",
+    "of_bare(x)": "ShardedTensor",
+    "st.shard_map(twice, in_specs=st.P('i'), out_specs=st.P('i'))": "def (*Any, **Any) -> ShardedTensor",
+    "st.shard_map(unknown, in_specs=st.P('i'), out_specs=st.P('i'))": "def (*Any, **Any) -> Any",
     "st.smap(total, x, axes=[0])": "ShardedTensor",
     "st.psum(np.ones(3), 'i')": "ndarray[tuple[Any, ...], dtype[Any]]",
     "st.psum(1, 'i')": "int",
@@ -64,6 +80,8 @@ MISTAKES = {
 }
 
 USER = """
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import shardtensor as st
@@ -83,6 +101,21 @@ def total(x: npt.NDArray[np.float64]) -> np.float64:
 
 def both(x: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], np.float64]:
     return x, total(x)
+
+bare: np.ndarray = np.ones(3)
+
+def twice(x: np.ndarray) -> np.ndarray:
+    return x * 2
+
+def pair(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return x, x
+
+def unknown(x: Any) -> Any:
+    return x
+
+@st.shard_map(in_specs=st.P("i"), out_specs=st.P("i"))
+def of_bare(x: np.ndarray) -> np.ndarray:
+    return x
 """
 
 
