@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import math
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -19,42 +20,53 @@ Call = Callable[[Any], Any]
 class Operands:
     """The operands of the calls, which are placed when they are first used.
 
-    Attributes:
+    Args:
         place: returns an array as an operand.
+        rows, columns: the shape of matrices; vectors have as many elements as a matrix has rows.
+        side: the number of rows of square matrices; by default ``rows``, but at most 16.
+
+    Attributes:
         used: the operands that were used, by their names.
     """
 
-    def __init__(self, place: Callable[[Any], Any] = lambda x: x, rows: int = 384, columns: int = 6) -> None:
+    def __init__(
+        self, place: Callable[[Any], Any] = lambda x: x, rows: int = 384, columns: int = 6, side: int | None = None
+    ) -> None:
         self.place = place
         self.used: dict[str, Any] = {}
-        rng = np.random.default_rng(rows * 100 + columns)
-        matrices = {name: rng.uniform(-2, 2, (rows, columns)) for name in "xyz"}
-        size = min(rows, 16)
-        square = rng.uniform(-1, 1, (size, size))
-        signs = np.where(matrices["x"] > 1.5, np.nan, matrices["y"])
-        self._arrays: dict[str, Any] = matrices | {
-            "c": matrices["x"] + 1j * matrices["y"],
-            "f": signs,  # some of them NaN
-            "g": rng.uniform(-1, 1, rows) + 1j * rng.uniform(-1, 1, rows),
-            "n": rng.integers(0, 9, (rows, columns)),
-            "b": rng.integers(0, 2, (rows, columns)).astype(bool),
-            "v": rng.uniform(-2, 2, rows),
-            "w": rng.uniform(0.5, 2, rows),
-            "s": np.sort(rng.uniform(-2, 2, rows)),
-            "k": rng.integers(0, 6, rows),
-            "m": rng.integers(0, 2, rows).astype(bool),
-            "u": rng.integers(0, 255, rows).astype(np.uint8),
-            "q": square @ square.T + 4 * np.eye(size),
-            "r": square + 4 * np.eye(size),
-            "t": rng.uniform(-1, 1, (rows, 3)),
-        }
+        self._arrays = _arrays(rows, columns, min(rows, 16) if side is None else side)
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            array = self._arrays[name]
-        except KeyError:
-            raise AttributeError(name) from None
-        return self.used.setdefault(name, self.place(array))
+        if name not in self._arrays:
+            raise AttributeError(name)
+        if name not in self.used:
+            self.used[name] = self.place(self._arrays[name].copy())
+        return self.used[name]
+
+
+@functools.cache
+def _arrays(rows: int, columns: int, side: int) -> dict[str, Any]:
+    """Returns the arrays of operands, of which calls that write need copies."""
+    rng = np.random.default_rng(rows * 100 + columns)
+    matrices = {name: rng.uniform(-2, 2, (rows, columns)) for name in "xyz"}
+    square = rng.uniform(-1, 1, (side, side))
+    signs = np.where(matrices["x"] > 1.5, np.nan, matrices["y"])
+    return matrices | {
+        "c": matrices["x"] + 1j * matrices["y"],
+        "f": signs,  # some of them NaN
+        "g": rng.uniform(-1, 1, rows) + 1j * rng.uniform(-1, 1, rows),
+        "n": rng.integers(0, 9, (rows, columns)),
+        "b": rng.integers(0, 2, (rows, columns)).astype(bool),
+        "v": rng.uniform(-2, 2, rows),
+        "w": rng.uniform(0.5, 2, rows),
+        "s": np.sort(rng.uniform(-2, 2, rows)),
+        "k": rng.integers(0, 6, rows),
+        "m": rng.integers(0, 2, rows).astype(bool),
+        "u": rng.integers(0, 255, rows).astype(np.uint8),
+        "q": square @ square.T + 4 * np.eye(side),
+        "r": square + 4 * np.eye(side),
+        "t": rng.uniform(-1, 1, (rows, 3)),
+    }
 
 
 def _same(names: str, call: Callable[[Callable[..., Any], Any], Any], module: Any = np) -> dict[str, Call]:
@@ -82,6 +94,12 @@ def _filed(x: Any) -> Any:
         x.tofile(file)
         file.seek(0)
         return np.fromfile(file)
+
+
+def _with_side_divided(x: Any) -> Any:
+    """Returns a square matrix whose rows have a square number of elements as an array of three dimensions."""
+    side = math.isqrt(len(x))
+    return x.reshape(side, side, len(x))
 
 
 def _printed(o: Any) -> str:
@@ -250,8 +268,8 @@ LINALG: dict[str, Call] = {
     "outer": lambda o: np.linalg.outer(o.v, o.w),
     "solve": lambda o: np.linalg.solve(o.q, o.r),
     "tensordot": lambda o: np.linalg.tensordot(o.x, o.y, axes=([0], [0])),
-    "tensorinv": lambda o: np.linalg.tensorinv(o.q.reshape(4, 4, 16)),
-    "tensorsolve": lambda o: np.linalg.tensorsolve(o.q.reshape(4, 4, 16), o.v[:16].reshape(4, 4)),
+    "tensorinv": lambda o: np.linalg.tensorinv(_with_side_divided(o.q)),
+    "tensorsolve": lambda o: np.linalg.tensorsolve(x := _with_side_divided(o.q), o.v[: x.shape[2]].reshape(x.shape[:2])),
     "vecdot": lambda o: np.linalg.vecdot(o.x, o.y),
 }
 

@@ -9,25 +9,37 @@ import dataclasses
 import textwrap
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import shardtensor as st
-from shardtensor.functions.algorithms.sample_sort import GATHERED
 from tests.layouts import mesh_of
-from tests.numpy_calls import METHODS, MODULES, NO_ARRAYS, Call, Operands, functions_of
+from tests.numpy_calls import METHODS, MODULES, NO_ARRAYS, Call, Operands, functions_of, words
 
 PAGE = Path(__file__).parents[1] / "docs" / "numpy_functions.md"
 
 DEVICES = 4
 
+SIZES = {"rows": 1 << 14, "side": 33**2}
+"""The sizes of the operands: greater than those up to which operands are gathered because messages take longer."""
+
+FEW = {"rows": 384, "side": 256}
+"""The sizes for `STEEP`."""
+
+STEEP = frozenset(words(
+    "convolve correlate diagflat kron meshgrid outer poly polydiv place roots "  # the square of the size, or more
+    "cond eig eigh eigvals eigvalsh matrix_rank pinv svd svdvals"  # the cube, on one device
+))  # fmt: skip
+"""The functions whose cost grows so fast with the size that they are measured with smaller operands."""
+
 KINDS = {
     "distributed, nothing moves": "computed where the elements are",
     "distributed": "devices exchange elements or partial results; each receives at most its part of the largest operand or result",
     "distributed, more is exchanged": "some device receives more than that, but not all of the largest operand",
-    "gathers": "some device receives all elements that it lacks of the largest operand",
+    "everything is exchanged": "some device receives as many bytes as all elements that it lacks of the largest operand: part by part, as products of matrices do, or at once where [the function needs it](differences.md#operators-that-may-hold-whole-operands)",
     "creates": "takes no arrays: `st` has the function, which creates its result on the devices",
     "metadata": "shapes, dtypes and plans: no elements are read",
     "on the host": "the call reads the elements to the host",
@@ -52,11 +64,16 @@ class Measured:
     error: str = ""
 
 
-def measure(call: Call) -> Measured:
+def operands_of(name: str, place: Callable[[Any], Any] = lambda x: x) -> Operands:
+    """Returns the operands with which a function is measured."""
+    return Operands(place, **(FEW if name in STEEP else SIZES))
+
+
+def measure(name: str, call: Call) -> Measured:
     """Measures a call with operands that are split by their first dimension over devices with separate memories."""
     mesh = mesh_of((DEVICES,), "checked")
     split = st.NamedSharding(mesh, st.P("x"))
-    operands = Operands(lambda x: st.device_put(x, split))
+    operands = operands_of(name, lambda x: st.device_put(x, split))
     with warnings.catch_warnings(), np.errstate(all="ignore"), st.transfers() as log:
         warnings.simplefilter("ignore")
         try:
@@ -81,7 +98,7 @@ def measure(call: Call) -> Measured:
     elif most <= max(whole, made) / DEVICES:
         kind = "distributed"
     else:
-        kind = "gathers" if most >= whole * (DEVICES - 1) / DEVICES else "distributed, more is exchanged"
+        kind = "everything is exchanged" if most >= whole * (DEVICES - 1) / DEVICES else "distributed, more is exchanged"
     return Measured(kind, result)
 
 
@@ -92,47 +109,54 @@ def leaves(result: Any) -> list[Any]:
     return [result]
 
 
-def measure_all() -> dict[str, dict[str, Measured]]:
-    """Measures every function of NumPy's modules, and every attribute of its arrays."""
-    made = {
-        title: {name: _measured(name, calls) for name in functions_of(module)}
-        for title, (module, calls) in MODULES.items()
-    }
-    methods = {name: measure(call) for name, call in METHODS.items() if hasattr(np.ndarray, name)}
-    return {**made, "numpy.ndarray": dict(sorted(methods.items()))}
+def measured(title: str) -> dict[str, Measured]:
+    """Measures every function of a module of NumPy, or every attribute of its arrays."""
+    if title == ARRAYS:
+        return {name: measure(name, call) for name, call in sorted(METHODS.items()) if hasattr(np.ndarray, name)}
+    module, calls = MODULES[title]
+    return {name: _measured(name, calls) for name in functions_of(module)}
 
 
 def _measured(name: str, calls: dict[str, Call]) -> Measured:
     if name in NO_ARRAYS:
         creates = name in st.fft.__all__ or (hasattr(st, name) and name not in _OF_DTYPES)
         return Measured("creates" if creates else "NumPy's own")
-    return measure(calls[name])
+    return measure(name, calls[name])
 
+
+ARRAYS = "numpy.ndarray"
+TITLES = (*MODULES, ARRAYS)
 
 _OF_DTYPES = ("broadcast_shapes", "isdtype", "promote_types")
 
 
-def page(found: dict[str, dict[str, Measured]]) -> str:
+def page(sections: Iterable[str]) -> str:
     """Returns the text of the page."""
-    version = ".".join(np.__version__.split(".")[:2])
-    introduction = _INTRODUCTION.format(version=version, devices=DEVICES, gathered=GATHERED // 1024)
+    introduction = _INTRODUCTION.format(
+        version=".".join(np.__version__.split(".")[:2]), devices=DEVICES, steep=", ".join(f"`{name}`" for name in sorted(STEEP)),
+        rows=f"{SIZES['rows']:,}", side=f"{SIZES['side']:,}", few=FEW["rows"], few_side=FEW["side"],
+    )  # fmt: skip
     parts = [
         f"# NumPy's functions: what each one does here\n\n{_wrapped(introduction)}\n",
         "| kind | what a call does |\n|---|---|",
-        *[f"| {kind} | {words} |" for kind, words in KINDS.items()],
+        *[f"| {kind} | {text} |" for kind, text in KINDS.items()],
+        *sections,
     ]
-    for title, rows in found.items():
-        counts = Counter(row.kind for row in rows.values())
-        parts.append(f"\n## {title}\n\n| kind | number | names |\n|---|--:|---|")
-        for kind in KINDS:
-            names = [name for name, row in rows.items() if row.kind == kind]
-            if names:
-                parts.append(f"| {kind} | {counts[kind]} | {', '.join(f'`{name}`' for name in names)} |")
-        refused = {name: row.error for name, row in rows.items() if row.kind == "refused"}
-        if refused:
-            parts.append("\n| refused | error |\n|---|---|")
-            parts += [f"| `{name}` | {error.replace('|', '/')} |" for name, error in refused.items()]
     return "\n".join(parts) + "\n"
+
+
+def section(title: str, rows: dict[str, Measured]) -> str:
+    """Returns the text of a section: the names of each kind, and the errors."""
+    parts = [f"\n## {title}\n\n| kind | number | names |\n|---|--:|---|"]
+    for kind in KINDS:
+        names = [name for name, row in rows.items() if row.kind == kind]
+        if names:
+            parts.append(f"| {kind} | {len(names)} | {', '.join(f'`{name}`' for name in names)} |")
+    refused = {name: row.error for name, row in rows.items() if row.kind == "refused"}
+    if refused:
+        parts.append("\n| refused | error |\n|---|---|")
+        parts += [f"| `{name}` | {error.replace('|', '/')} |" for name, error in refused.items()]
+    return "\n".join(parts)
 
 
 def _wrapped(text: str) -> str:
@@ -142,12 +166,17 @@ def _wrapped(text: str) -> str:
 _INTRODUCTION = """\
 What each function of NumPy {version} does with tensors: `np.f(x)` calls the function of that name in `st` where there is one. Each kind was measured
 by one call, with operands that are split by their first dimension over {devices} devices with separate memories, on which
-the counted transfers are those of a cluster. Another layout or size can need fewer transfers or more: `st.transfers`
-counts them, and `st.explain` names them. (Functions that sort, and those of sets, gather small operands like these, of up to {gathered} KiB,
-and exchange parts of larger ones.)
+the counted transfers are those of a cluster.
+
+The operands are matrices of {rows} × 6 float64, vectors of {rows} elements, and square matrices of {side} rows. These are sizes at which work and
+elements are divided. Smaller operands can be gathered instead, where that takes less time than several messages: those of
+sorting and set functions up to 64 KiB, square matrices for solvers up to 1,024 rows. Some functions, whose cost grows with the square or the
+cube of the size, were called with {few} rows, and matrices of {few_side}: {steep}.
+
+Another layout or size can need fewer transfers or more: `st.transfers` counts them, and `st.explain` names them.
 
 This page is generated: `python -m tests.numpy_table` writes it, and a test measures every call again."""
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(measure_all()))
+    PAGE.write_text(page([section(title, measured(title)) for title in TITLES]))

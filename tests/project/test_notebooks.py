@@ -11,6 +11,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.conftest import NO_TORCH
+
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
@@ -28,6 +30,9 @@ RESET = nbformat.v4.new_code_cell("%reset -f")
 def test_notebooks() -> None:
     """They run in one kernel, because its start takes as long as a notebook."""
     books = {path.stem: nbformat.read(path, as_version=4) for path in NOTEBOOKS}
+    for book in books.values():
+        if NO_TORCH:
+            book.cells = [cell for cell in book.cells if "needs-torch" not in cell.metadata.get("tags", ())]
     before = {name: [shown(cell) for cell in book.cells] for name, book in books.items()}
     every = nbformat.v4.new_notebook()
     every.cells = [cell for book in books.values() for cell in [copy.deepcopy(RESET), *book.cells]]
