@@ -44,6 +44,7 @@ from shardtensor.backend.registry import (
     backend_names as backend_names,
     device_count as device_count,
     devices as devices,
+    local_device_count as local_device_count,
     local_devices as local_devices,
     num_shards as num_shards,
     set_num_devices as set_num_devices,
@@ -105,12 +106,14 @@ from shardtensor.functions.manipulation import (
 )
 from shardtensor.functions.conversion import asarray as asarray
 from shardtensor.functions.placement import (
+    device_get as device_get,
     device_put as device_put,
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
 )
 from shardtensor.functions.shard_lists import shard as shard, to_batched_list as to_batched_list
 from shardtensor.functions.statistical import *
+from shardtensor.hints import explain_imports as _explain_imports, missing as _missing
 from shardtensor.host.memory_pool import (
     CacheInfo as CacheInfo,
     cache_info as cache_info,
@@ -140,6 +143,7 @@ __version__ = "0.2.0"
 
 _CHAPTERS = {
     "communication.simulation": "SimulationReport simulate",
+    "distributed": "process_count process_index",
     "functions.comparisons": (
         "allclose array_equal array_equiv common_type isclose iscomplex iscomplexobj isnat isneginf isposinf isreal "
         "isrealobj min_scalar_type promote_types"
@@ -202,7 +206,7 @@ _CHAPTERS = {
 
 OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTERS.items() for name in names.split()})
 
-_EXTENSIONS = ("distributed", "fft", "lib", "linalg", "random")
+_EXTENSIONS = ("distributed", "fft", "lib", "linalg", "random", "tree")
 """The modules that are imported on first use."""
 
 _loaded = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
@@ -219,15 +223,24 @@ def _register_with_einops() -> None:
 
 
 _install_hooks()
+_explain_imports()
 _after_loading.append(_register_with_einops)
 _after_loading.append(_say_if_forgotten)
 
 if _typing.TYPE_CHECKING:
-    from shardtensor import distributed as distributed, fft as fft, lib as lib, linalg as linalg, random as random
+    from shardtensor import (
+        distributed as distributed,
+        fft as fft,
+        lib as lib,
+        linalg as linalg,
+        random as random,
+        tree as tree,
+    )
     from shardtensor.communication.simulation import (
         SimulationReport as SimulationReport,
         simulate as simulate,
     )
+    from shardtensor.distributed import process_count as process_count, process_index as process_index
     from shardtensor.functions.comparisons import (
         allclose as allclose,
         array_equal as array_equal,
@@ -551,7 +564,7 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             return value
         if name in _EXTENSIONS:
             return _without_quotes(_importlib.import_module(f"shardtensor.{name}"))
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise _missing(__name__, name)
 
 
 def __dir__() -> list[str]:

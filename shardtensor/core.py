@@ -29,6 +29,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError, ShardTensorError
+from shardtensor.hints import unexpected
 from shardtensor.sequences import as_tuple
 from shardtensor.tracebacks import HIDING, is_hidden
 
@@ -420,6 +421,9 @@ def composition(host: Function | None = None, error_name: str = "", *, fused: bo
                 )
             except ShardTensorError as error:
                 _raise_named(name, error)
+            except TypeError:
+                _explain_arguments(function, args, kwargs)
+                raise
 
         return cast("Body", dispatch)
 
@@ -437,8 +441,41 @@ def named(function: Body) -> Body:
             return function(*args, **kwargs)
         except ShardTensorError as error:
             _raise_named(function.__name__, error)
+        except TypeError:
+            _explain_arguments(function, args, kwargs)
+            raise
 
     return cast("Body", dispatch)
+
+
+def hinted(function: Body) -> Body:
+    """Declares that the error of a call with arguments that the function does not take says which ones it takes, and
+    what to write in place of those of other libraries, as errors of operators do.
+    """
+
+    @functools.wraps(function)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            _explain_arguments(function, args, kwargs)
+            raise
+
+    return cast("Body", dispatch)
+
+
+def _explain_arguments(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raises an error with a hint if the function cannot be called with these arguments, whatever they are."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        parameters = [p for p in signature.parameters.values() if p.name != "self"]
+        names, name = [p.name for p in parameters], function.__name__
+        by_name = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        wrong = next((key for key in kwargs if key not in by_name), None)
+        text = f"{name}: {error}; its arguments are {', '.join(names)}"
+        raise ArgumentTypeError(unexpected(name, names, wrong) if wrong else text) from None
 
 
 def _raise_named(name: str, error: ShardTensorError) -> NoReturn:
@@ -496,7 +533,34 @@ def _dispatcher(op: Op, declaration: CodeType, arguments: Sequence[inspect.Param
             f"({result}) if out_sharding is None else "
             f"_place(_op, {operands}, {params}, out_sharding, {given or False}{named})"
         )
-    return _compiled(op, declaration, arguments, result)
+    # Arguments that can be given by name have a default, so that the error for another name comes first.
+    required = [a.name for a in arguments if a.kind is a.POSITIONAL_OR_KEYWORD and a.default is a.empty]
+    declared = [a.replace(default=_REQUIRED) if a.name in required else a for a in arguments]
+    wrong = " or ".join(["_others", *[f"{n} is _REQUIRED" for n in required]])
+    values = f"({''.join(f'{n}, ' for n in required)})"
+    return _compiled(
+        op,
+        declaration,
+        declared,
+        f"_refuse(_op, _others, {required}, {values}) if {wrong} else {result}",
+        ["**_others"],
+    )
+
+
+class _Required:
+    """Stands for an argument that is not given."""
+
+
+_REQUIRED = _Required()
+
+
+def _refuse(op: Op, others: dict[str, Any], required: Sequence[str], values: Sequence[Any]) -> NoReturn:
+    """Raises the error for arguments that an operator does not take, or lacks."""
+    if others:
+        names = list(inspect.signature(op.dispatch).parameters)
+        raise ArgumentTypeError(unexpected(op.error_name, names, next(iter(others))))
+    lacking = [n for n, value in zip(required, values, strict=True) if value is _REQUIRED]
+    raise ArgumentTypeError(f"{op.error_name}: missing the argument {' and '.join(lacking)}")
 
 
 def _operands_and_params(op: Op) -> tuple[str, str]:
@@ -510,11 +574,14 @@ def _taken(name: str) -> str:
     return f"_as_tuple({name})"
 
 
-def _compiled(op: Op, declaration: CodeType, arguments: Sequence[inspect.Parameter], result: str) -> Function:
+def _compiled(
+    op: Op, declaration: CodeType, arguments: Sequence[inspect.Parameter], result: str, more: Sequence[str] = ()
+) -> Function:
     """Returns a function with the signature of the operator whose result is an expression, given as source.
 
     The function is compiled from the declared signature, so that Python binds arguments and defaults, which is ten
-    times faster than `inspect.Signature.bind`. In tracebacks its line is that of the declaration.
+    times faster than `inspect.Signature.bind`; ``more`` has further parameters as source. In tracebacks its line is
+    that of the declaration.
     """
     scope: dict[str, Any] = {
         HIDING: is_hidden,
@@ -524,10 +591,13 @@ def _compiled(op: Op, declaration: CodeType, arguments: Sequence[inspect.Paramet
         "_extended": _extended,
         "_op": op,
         "_place": _place,
+        "_refuse": _refuse,
+        "_REQUIRED": _REQUIRED,
         "_several": _several,
     }
     scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
-    exec(_code(f"def _function({_header(arguments)}): return {result}"), scope)
+    header = ", ".join([*filter(None, [_header(arguments)]), *more])
+    exec(_code(f"def _function({header}): return {result}"), scope)
     function: Function = scope["_function"]
     function.__code__ = function.__code__.replace(
         co_name=op.name, co_filename=declaration.co_filename, co_firstlineno=declaration.co_firstlineno

@@ -10,6 +10,8 @@ that are composed of them.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from numpy.linalg import LinAlgError
 
 from shardtensor.functions.decompositions import (
@@ -53,6 +55,7 @@ from shardtensor.functions.matrix_functions import (
     trace,
 )
 from shardtensor.functions.randomized import randomized_svd
+from shardtensor.hints import missing
 
 __all__ = [
     "EigResult", "EighResult", "LinAlgError", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cond", "cross",
@@ -64,3 +67,12 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
+
+
+__path__: list[str] = []
+"""Makes Python look for a module where this one lacks a name that is imported: see `shardtensor.hints`."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing(__name__, name)

@@ -21,6 +21,8 @@ Inside of mapped functions, a key that the function closes over gives the same n
 [9, 7, 2, 0, 0, 9, 0, 9]
 """
 
+from typing import TYPE_CHECKING, Any
+
 from shardtensor.functions.random import (
     bernoulli,
     binomial,
@@ -36,6 +38,7 @@ from shardtensor.functions.random import (
     uniform,
 )
 from shardtensor.functions.random_keys import Key, fold_in, key, split
+from shardtensor.hints import missing
 
 __all__ = [
     "Key",
@@ -55,3 +58,16 @@ __all__ = [
     "truncated_normal",
     "uniform",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+__path__: list[str] = []
+"""Makes Python look for a module where this one lacks a name that is imported: see `shardtensor.hints`."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing(__name__, name)

@@ -126,8 +126,8 @@ def install() -> None:
     """Sets the hooks that print exceptions and warnings; those that a program has set before are called by them."""
     sys.excepthook = functools.partial(_print_exception, sys.excepthook)
     threading.excepthook = functools.partial(_print_thread_exception, threading.excepthook)
-    # Python calls it before `warnings.showwarning`, which programs and `warnings.catch_warnings` replace, and which does
-    # not get the source of a ResourceWarning.
+    # Python calls it before `warnings.showwarning`, which programs and `warnings.catch_warnings` replace, and which
+    # does not get the source of a ResourceWarning.
     vars(warnings)["_showwarnmsg"] = functools.partial(_show_warning, vars(warnings)["_showwarnmsg"])
     if "_pytest" in sys.modules:
         _hide_from_pytest()

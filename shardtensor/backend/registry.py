@@ -19,7 +19,9 @@ from shardtensor.backend.protocol import (
     requested_devices,
     starting,
 )
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, BackendError, ShardTensorError, message_of
+from shardtensor.hints import of_device
 from shardtensor.host import fork
 from shardtensor.host.units import counted
 
@@ -153,7 +155,7 @@ def _plugin(name: str) -> type[Backend]:
     """Imports and returns the class of the backend of that name."""
     points = _entry_points()
     if name not in points:
-        hint = "; run `pip install -e .` in the source tree" if not points else ""
+        hint = of_device(name) if points else "; run `pip install -e .` in the source tree"
         raise ArgumentError(f"there is no backend named {name!r}; installed are {sorted(points)}{hint}")
     if name in _rivals:
         raise BackendError(f"two distributions register backend {name!r}: {_rivals[name]}; uninstall one of them")
@@ -383,6 +385,7 @@ def to_get_devices(count: int) -> str:
 # -- listing devices -------------------------------------------------------------------------------
 
 
+@hinted
 def devices(backend: str | None = None) -> list[Device]:
     """Returns all devices of a backend (of the default one without an argument), including those of other processes.
 
@@ -406,9 +409,18 @@ def device_count(backend: str | None = None) -> int:
     return len(devices(backend))
 
 
-def num_shards(backend: str | None = None) -> int:
-    """Returns the number of devices of a backend that this process owns; the name is Nx's."""
+def local_device_count(backend: str | None = None) -> int:
+    """Returns the number of devices of a backend that this process owns.
+
+    >>> st.local_device_count() == len(st.local_devices())
+    True
+    """
     return len(local_devices(backend))
+
+
+def num_shards(backend: str | None = None) -> int:
+    """Returns `local_device_count`; the name is Nx's."""
+    return local_device_count(backend)
 
 
 def process_index() -> int:

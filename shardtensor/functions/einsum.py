@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.small_floats import is_small_float
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.elementwise import multiply
@@ -36,6 +37,7 @@ Term = tuple[str, ...]
 """The label of each dimension."""
 
 
+@hinted
 def einsum(
     subscripts: Any,
     /,

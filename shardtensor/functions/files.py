@@ -19,7 +19,7 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.backend.registry import backend_of, is_remote
-from shardtensor.core import call
+from shardtensor.core import call, hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions import npy_files
 from shardtensor.functions.npy_files import broken_as_error, read_elements, read_header
@@ -37,6 +37,7 @@ File: TypeAlias = "str | os.PathLike[str] | IO[bytes]"
 # -- writing ---------------------------------------------------------------------------------------
 
 
+@hinted
 def save(file: File, arr: ArrayLike) -> None:
     """Writes an array to a file in NumPy's format .npy, which has its dtype, its shape and its elements, no sharding.
 
@@ -60,6 +61,8 @@ def save(file: File, arr: ArrayLike) -> None:
     >>> np.load(__import__("io").BytesIO(io.getvalue()))
     array([0, 1, 2])
     """
+    if isinstance(arr, (str, os.PathLike)) and not isinstance(file, (str, os.PathLike)):
+        raise ArgumentTypeError(f"save: arr is the path {arr!r:.60}; the file comes first: st.save({arr!r:.60}, x)")
     x = _storable(arr, "save")
     with _opened(file, ".npy", "save") as stream:
         _write(stream, x)
@@ -288,6 +291,7 @@ def _check_sizes(info: zipfile.ZipInfo, name: str) -> None:
         )
 
 
+@hinted
 def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
     """Reads a file in NumPy's formats .npy or .npz. Pickles are never read.
 

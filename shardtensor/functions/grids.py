@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, composition, implements, operator
+from shardtensor.core import call, composition, hinted, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import arange
@@ -114,6 +114,7 @@ def _linspace(xp: Any, context: ShardContext, *, start: Any, stop: Any, num: int
     return xp.asarray(out, dtype=context.dtype)
 
 
+@hinted
 def logspace(
     start: complex,
     stop: complex,
@@ -141,6 +142,7 @@ def logspace(
     return powers if dtype is None else astype(powers, dtype)
 
 
+@hinted
 def geomspace(
     start: complex,
     stop: complex,
@@ -311,6 +313,7 @@ def _coordinate(xp: Any, context: ShardContext, *, shape: Shape, axis: int, dtyp
     return xp.broadcast_to(xp.reshape(line, tuple(sizes)), context.local_shape)
 
 
+@hinted
 def indices(
     dimensions: Sequence[int], dtype: npt.DTypeLike = int, sparse: bool = False, *, device: Where | None = None
 ) -> Any:

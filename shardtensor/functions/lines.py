@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.protocol import current_device
-from shardtensor.core import call, composition, implements, operator
+from shardtensor.core import call, composition, hinted, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.data_types import result_type
@@ -65,6 +65,7 @@ def _mapped_lines(xp: Any, context: ShardContext | None, x: Any, *, function: An
     return xp.reshape(xp.stack(made), (*shape, *tail)) if made else xp.empty((*shape, *tail), dtype=np.dtype(dtype))
 
 
+@hinted
 def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: ArrayLike, *args: Any, **kwargs: Any) -> ShardedTensor:
     """Calls a function for each line of an array along an axis, and puts its results in the place of the lines.
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.small_floats import is_small_float, promoted
-from shardtensor.core import call, composition, implements, named, recorded
+from shardtensor.core import call, composition, hinted, implements, named, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
 from shardtensor.functions import products
 from shardtensor.functions.algorithms.blocked import (
@@ -71,6 +71,7 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 # -- the standard's products and diagonals, along the last dimensions ------------------------------
 
 
+@hinted
 def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> ShardedTensor:
     """Computes the cross products of vectors of three elements along ``axis``; see `shardtensor.cross`.
 
@@ -80,6 +81,7 @@ def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> ShardedTensor:
     return products.cross(x1, x2, axis=axis)
 
 
+@hinted
 def diagonal(x: ArrayLike, /, *, offset: int = 0) -> ShardedTensor:
     """Returns the diagonals of matrices, the last two dimensions; see `shardtensor.diagonal`.
 
@@ -89,6 +91,7 @@ def diagonal(x: ArrayLike, /, *, offset: int = 0) -> ShardedTensor:
     return products.diagonal(x, offset, -2, -1)
 
 
+@hinted
 def trace(x: ArrayLike, /, *, offset: int = 0, dtype: Any = None) -> ShardedTensor:
     """Computes the sum of each diagonal of matrices, the last two dimensions; see `shardtensor.trace`.
 
@@ -98,6 +101,7 @@ def trace(x: ArrayLike, /, *, offset: int = 0, dtype: Any = None) -> ShardedTens
     return products.trace(x, offset, -2, -1, dtype)
 
 
+@hinted
 def outer(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Computes the products of all elements of a vector with all elements of another; both keep their sharding.
 
@@ -116,6 +120,7 @@ def outer(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 # -- norms -----------------------------------------------------------------------------------------
 
 
+@hinted
 def matrix_norm(x: ArrayLike, /, *, keepdims: bool = False, ord: float | str | None = "fro") -> ShardedTensor:
     """Computes norms of matrices, the last two dimensions of x.
 
@@ -251,6 +256,7 @@ def _solve(x1: Any, x2: Any) -> Any:
 # -- products --------------------------------------------------------------------------------------
 
 
+@hinted
 def matrix_power(x: ArrayLike, n: int, /) -> ShardedTensor:
     """Computes the n-th power of square matrices: by repeated `matmul`; of their inverse if n is negative.
 

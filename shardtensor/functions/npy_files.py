@@ -143,7 +143,12 @@ def read_header(stream: IO[bytes], name: str, size: int) -> Header:
     begin = _prefix(stream, 8, name)
     digits = _LENGTHS.get(begin[6:], 0)
     if begin[:6] != b"\x93NUMPY" or not digits:
-        raise ArgumentError(f"load: {name} is no .npy or .npz file, or a broken one: it begins with {begin!r}")
+        hint = (
+            "; st.asarray(np.loadtxt(path)) reads text"
+            if begin.decode("latin1").replace("\n", "").isprintable()
+            else ""
+        )
+        raise ArgumentError(f"load: {name} is no .npy or .npz file, or a broken one: it begins with {begin!r}{hint}")
     number = _prefix(stream, digits, name)
     length = int.from_bytes(number, "little")
     if length > _LONGEST_HEADER:

@@ -13,12 +13,13 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.backend.ownership import lend
+from shardtensor.backend.registry import array_backend
 from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.messages import copied
 from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
 from shardtensor.communication.transfer_log import is_recording, record_transfer
-from shardtensor.core import implements, named, operator
+from shardtensor.core import hinted, implements, named, operator
 from shardtensor.errors import ArgumentError, BackendError
 from shardtensor.functions.partial_sums import infer_unreduced, partial_sums_to, unreduced
 from shardtensor.sharding.index import Index, canonical, to_numpy
@@ -27,7 +28,7 @@ from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import as_operand, host_array, host_aval, located, no_array
 from shardtensor.tensor.ownership import lease, lent
 from shardtensor.tensor.partial_sums import PartialSums
-from shardtensor.tensor.pytree import LEAF_TYPES, children_of, leaves, map_with_prefix, paths, replaced
+from shardtensor.tensor.pytree import LEAF_TYPES, children_of, leaves, map_leaves, map_with_prefix, paths, replaced
 from shardtensor.tensor.storage import DeferredStorage, Storage
 from shardtensor.tensor.tensor import (
     ArrayLike,
@@ -337,6 +338,7 @@ def device_put(
 def device_put(x: _Tree, device: Any = None, *, donate: bool = False, may_alias: bool | None = None) -> Any: ...
 
 
+@hinted
 def device_put(x: Any, device: Any = None, *, donate: bool = False, may_alias: bool | None = None) -> Any:
     """Transfers x, an array or a pytree of arrays, to a device, a mesh or a sharding.
 
@@ -374,6 +376,37 @@ def device_put(x: Any, device: Any = None, *, donate: bool = False, may_alias: b
     array = x if isinstance(x, ShardedTensor) else host_array(x, "device_put")
     target = as_sharding(default_mesh() if device is None else device, array.ndim, "device_put")
     return transfer_to(array, target, "device_put", committed=device is not None, donate=donate, may_alias=may_alias)
+
+
+@overload
+def device_get(x: ShardedTensor | HostArray) -> HostArray: ...
+
+
+@overload
+def device_get(x: list[ShardedTensor]) -> list[HostArray]: ...
+
+
+@overload
+def device_get(x: dict[_Key, ShardedTensor]) -> dict[_Key, HostArray]: ...
+
+
+@overload
+def device_get(x: Any) -> Any: ...
+
+
+def device_get(x: Any) -> Any:
+    """Returns x, an array or a pytree of arrays, with each tensor in it as a host array, as ``numpy.asarray`` returns
+    it. Other leaves are returned as they are.
+
+    >>> st.device_get({"w": st.arange(3), "steps": 2})
+    {'w': array([0, 1, 2]), 'steps': 2}
+    """
+
+    def one(leaf: Any) -> Any:
+        is_array = isinstance(leaf, ShardedTensor) or array_backend(leaf) is not None
+        return np.asarray(as_operand(leaf, "device_get")) if is_array else leaf
+
+    return map_leaves(one, x)
 
 
 @operator()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import composition, implements, operator
+from shardtensor.core import composition, hinted, implements, operator
 from shardtensor.errors import AxisError, ShapeError
 from shardtensor.functions.elementwise import multiply
 from shardtensor.functions.linear_algebra import matmul, tensordot
@@ -159,6 +159,7 @@ def _spread(xp: Any, x: Any, order: tuple[int, ...], present: Sequence[bool]) ->
 # -- products --------------------------------------------------------------------------------------
 
 
+@hinted
 def dot(a: ArrayLike, b: ArrayLike, /, *, out_sharding: Where | None = None) -> ShardedTensor:
     """Computes NumPy's dot product: the sum of products over the last dimension of a and the last but one of b.
 
@@ -181,6 +182,7 @@ def dot(a: ArrayLike, b: ArrayLike, /, *, out_sharding: Where | None = None) -> 
     return tensordot(a, b, axes=((-1,), (-2,)), out_sharding=out_sharding)
 
 
+@hinted
 def inner(a: ArrayLike, b: ArrayLike, /) -> ShardedTensor:
     """Computes the sum of products over the last dimensions of a and b; their product, if one of them is 0-d.
 

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.registry import array_backend
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.functions import distributions
 from shardtensor.functions.conversion import asarray
@@ -56,6 +57,7 @@ def _float_dtype(dtype: Any, caller: str) -> np.dtype[Any]:
     return known
 
 
+@hinted
 def uniform(
     key: Key,
     shape: int | Shape = (),
@@ -80,6 +82,7 @@ def uniform(
     return distributions.uniform(bits, shape=checked_shape(shape, "uniform"), dtype=known, device=device)
 
 
+@hinted
 def normal(
     key: Key,
     shape: int | Shape = (),
@@ -106,6 +109,7 @@ def normal(
     return distributions.normal(bits, shape=checked_shape(shape, "normal"), dtype=known, device=device)
 
 
+@hinted
 def exponential(
     key: Key,
     shape: int | Shape = (),
@@ -127,6 +131,7 @@ def exponential(
     return distributions.exponential(bits, shape=checked_shape(shape, "exponential"), dtype=known, device=device)
 
 
+@hinted
 def integers(
     key: Key, low: int, high: int, shape: int | Shape = (), *, device: _Where = None, out_sharding: _Where = None
 ) -> ShardedTensor:
@@ -153,6 +158,7 @@ def integers(
     )
 
 
+@hinted
 def permutation(key: Key, n: int, *, device: _Where = None, out_sharding: _Where = None) -> ShardedTensor:
     """Draws a permutation of the integers below ``n``, all equally likely: the order of n random words.
 
@@ -177,6 +183,7 @@ def permutation(key: Key, n: int, *, device: _Where = None, out_sharding: _Where
     return distributions.permutation(bits, n=count, shape=(count,), dtype=dtype, device=device)
 
 
+@hinted
 def choice(
     key: Key,
     a: int | ArrayLike,
@@ -294,6 +301,7 @@ def _from_0_to(most: float) -> Callable[[float], bool]:
     return lambda number: 0 <= number <= most
 
 
+@hinted
 def bernoulli(
     key: Key,
     p: ArrayLike = 0.5,
@@ -318,6 +326,7 @@ def bernoulli(
     return distributions.bernoulli(operand, bits, dtype=np.dtype(bool))
 
 
+@hinted
 def categorical(
     key: Key,
     logits: ArrayLike,
@@ -370,6 +379,7 @@ def categorical(
     return argmax(noisy, axis=extra + along)
 
 
+@hinted
 def gamma(
     key: Key,
     a: ArrayLike,
@@ -396,6 +406,7 @@ def gamma(
     return distributions.gamma(operand, bits, dtype=known)
 
 
+@hinted
 def poisson(
     key: Key, lam: ArrayLike, shape: int | Shape | None = None, *, device: _Where = None, out_sharding: _Where = None
 ) -> ShardedTensor:
@@ -418,6 +429,7 @@ def poisson(
     return distributions.poisson(operand, bits, dtype=np.dtype(np.int64))
 
 
+@hinted
 def binomial(
     key: Key,
     n: ArrayLike,
@@ -450,6 +462,7 @@ def binomial(
     return distributions.binomial(trials, probability, bits, dtype=np.dtype(np.int64))
 
 
+@hinted
 def truncated_normal(
     key: Key,
     lower: ArrayLike,

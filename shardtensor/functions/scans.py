@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import call as _call
-from shardtensor.core import implements, operator
+from shardtensor.core import hinted, implements, operator
 from shardtensor.errors import AxisError, ShapeError
 from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.sample_sort import is_short
@@ -177,6 +177,7 @@ def _loop(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     return None if dtype.kind == "m" else dtype
 
 
+@hinted
 def cumsum(
     a: ArrayLike, axis: int | None = None, dtype: npt.DTypeLike | None = None, out: ShardedTensor | None = None
 ) -> ShardedTensor:
@@ -188,6 +189,7 @@ def cumsum(
     return _cumulative("cumulative_sum", _array_like(a, "cumsum"), axis, dtype, out)  # type: ignore[no-any-return]
 
 
+@hinted
 def cumprod(
     a: ArrayLike, axis: int | None = None, dtype: npt.DTypeLike | None = None, out: ShardedTensor | None = None
 ) -> ShardedTensor:
@@ -203,6 +205,7 @@ _declare(_Cumulative(cumulative_sum, "sum", np.add, _zeros))
 _declare(_Cumulative(cumulative_prod, "prod", np.multiply, _ones))
 
 
+@hinted
 def logcumsumexp(x: ArrayLike, /, *, axis: int | None = None) -> ShardedTensor:
     """Computes the logarithm of the cumulative sum of exponentials along an axis, without overflow: element i of the
     result is ``log(exp(x[0]) + ... + exp(x[i]))``.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call, composition, named
+from shardtensor.core import call, composition, hinted, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, RangeError, ShapeError
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import full, zeros_like
@@ -465,6 +465,7 @@ def fill_diagonal(a: ShardedTensor, val: ArrayLike, wrap: bool = False) -> None:
 # -- functions along axes --------------------------------------------------------------------------
 
 
+@hinted
 def apply_over_axes(func: Callable[[Any, int], Any], a: ArrayLike, axes: int | Sequence[int]) -> ShardedTensor:
     """Calls a function of an array and an axis for one axis after the other.
 

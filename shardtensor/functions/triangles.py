@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardtensor.core import call, implements, operator
+from shardtensor.core import call, hinted, implements, operator
 from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.creation import eye, ones, zeros
 from shardtensor.functions.data_types import result_type
@@ -84,6 +84,7 @@ _triangle(tril, lower=True)
 _triangle(triu, lower=False)
 
 
+@hinted
 def tri(
     n_rows: int,
     n_cols: int | None = None,
@@ -106,6 +107,7 @@ def tri(
     return tril(ones((n_rows, n_rows if n_cols is None else n_cols), dtype=dtype, device=device), k=k)
 
 
+@hinted
 def identity(
     n: int, dtype: npt.DTypeLike | None = None, *, device: Where | None = None, out_sharding: Where | None = None
 ) -> ShardedTensor:

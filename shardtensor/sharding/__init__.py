@@ -4,5 +4,23 @@ The main nouns are `Mesh`, `PartitionSpec`, `NamedSharding`, `Grid` (the shards 
 (a box of a result and the operand elements that fill it) and `ViewSpec` (NumPy's view arithmetic without arrays).
 Functions take shapes, specs and indices, and return shapes, boxes and integers.
 
+The names that `jax.sharding` has can be imported from this package, too.
+
 No code here computes with arrays: neither tensors nor the namespaces of backends may be imported.
 """
+
+from typing import TYPE_CHECKING, Any
+
+from shardtensor.hints import missing
+from shardtensor.sharding.abstract_mesh import AbstractMesh as AbstractMesh
+from shardtensor.sharding.layout import NamedSharding as NamedSharding
+from shardtensor.sharding.layout import SingleDeviceSharding as SingleDeviceSharding
+from shardtensor.sharding.mesh import Mesh as Mesh
+from shardtensor.sharding.mesh import get_mesh as get_mesh
+from shardtensor.sharding.spec import P as P
+from shardtensor.sharding.spec import PartitionSpec as PartitionSpec
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        raise missing(__name__, name)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
+from shardtensor.hints import of_device
 from shardtensor.host.fork import cached_property
 from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
@@ -303,6 +304,7 @@ def as_sharding(where: Where, ndim: int, caller: str) -> NamedSharding:
         return _single(where)
     raise ArgumentTypeError(
         f"{caller}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh, a NamedSharding or a P"
+        f"{of_device(where)}"
     )
 
 

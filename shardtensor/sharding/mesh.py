@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shardtensor.backend import registry
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentTypeError, ShardingError
 from shardtensor.host.units import counted
 from shardtensor.sharding.spec import Chain
@@ -155,6 +156,7 @@ def span(devices: Sequence[Device]) -> str:
     return ", ".join(map(str, devices[:4])) + (", …" if len(devices) > 4 else "")
 
 
+@hinted
 def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str], *, devices: Sequence[Device] | None = None) -> Mesh:
     """Creates a mesh of the given sizes over the first available devices.
 

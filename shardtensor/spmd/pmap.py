@@ -14,6 +14,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import is_spanning, own_devices
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError
 from shardtensor.functions.placement import check_donated, ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze_each
@@ -63,6 +64,7 @@ def pmap(fn: Callable[..., Anything], tree: Tree, /, *args: Any, **options: Unpa
 def pmap(fn: Callable[..., Anything], /, **options: Unpack[PmapOptions]) -> Callable[..., Any]: ...
 
 
+@hinted
 def pmap(
     fn: Callable[..., Any],
     *args: Any,

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Unpack, overload
 
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
 from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import split_over
@@ -47,6 +48,7 @@ def shard_map(f: None = None, /, **options: Unpack[ShardMapOptions]) -> ShardMap
 def shard_map(f: Callable[..., Anything], /, **options: Unpack[ShardMapOptions]) -> Callable[..., Any]: ...
 
 
+@hinted
 def shard_map(
     f: Callable[..., Any] | None = None,
     /,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from shardtensor.backend.device import Device
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.placement import ensure_sharding
@@ -52,6 +53,7 @@ def smap(fn: Callable[..., Unknown], *args: Any, axes: Any = 0, **kwargs: Any) -
 def smap(fn: Callable[..., Anything], *args: Any, axes: Any = 0, **kwargs: Any) -> Any: ...
 
 
+@hinted
 def smap(
     fn: Callable[..., Any],
     *args: Any,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from shardtensor.core import composition
+from shardtensor.core import composition, hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError, ShapeError, ShardTensorError
 from shardtensor.functions.differences import convolve_part, same_dtype
 from shardtensor.functions.elementwise import conj
@@ -50,6 +50,7 @@ def map_overlap(
 ) -> Any: ...
 
 
+@hinted
 def map_overlap(
     fn: Callable[..., Any], x: ArrayLike, *more: ArrayLike, depth: int | Sequence[int], boundary: str | complex
 ) -> Any:

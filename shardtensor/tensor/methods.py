@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.small_floats import is_element
-from shardtensor.core import OPS, bind_into, call, named
+from shardtensor.core import OPS, bind_into, call, hinted, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.hints import TENSOR, shown
 from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.flat import Flat
 from shardtensor.tensor.nested_lists import check_indices_fit, converted, from_lists
 from shardtensor.tensor.numpy_calls import call_numpy, with_out
-from shardtensor.tensor.numpy_functions import REFUSED
 from shardtensor.tensor.numpy_protocols import Operators
 
 if TYPE_CHECKING:
@@ -55,17 +55,20 @@ def _integers(given: tuple[Any, ...]) -> Any:
 
 
 class _Lacking:
-    """Stands for an attribute of NumPy's or JAX's arrays that tensors lack: the error says what to use instead.
+    """Stands for an attribute of other libraries' arrays that tensors lack: the error says what to use instead.
 
     A method ``__getattr__`` would do so, too, but `numpy.asarray` would call it for each protocol that it tries before
-    ``__array__``.
+    ``__array__``, and every look-up of an attribute would be slower.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
-        raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}: {REFUSED[self._name]}")
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}: {self!r}")
+
+    def __repr__(self) -> str:
+        return shown(TENSOR[self._name])
 
 
 class Methods(Operators):
@@ -80,7 +83,7 @@ class Methods(Operators):
         return bool(call("any", call("equal", self, value)))
 
     def __dir__(self) -> list[str]:
-        return [name for name in object.__dir__(self) if name not in REFUSED]
+        return [name for name in object.__dir__(self) if name not in TENSOR]
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -186,6 +189,7 @@ class Methods(Operators):
         """The transpose of the last two dimensions, as a view."""
         return call("matrix_transpose", self)  # type: ignore[no-any-return]
 
+    @hinted
     def transpose(self, *axes: Any) -> ShardedTensor:
         """Returns a view with the dimensions in the order ``axes``; in reverse order if none are given."""
         order = _integers(axes)
@@ -196,12 +200,14 @@ class Methods(Operators):
         """Returns a view with two dimensions exchanged: see `st.swapaxes`."""
         return call("swapaxes", self, axis1, axis2)  # type: ignore[no-any-return]
 
+    @hinted
     def ravel(self, order: str = "C") -> ShardedTensor:
         """Returns the elements in one dimension: a view if they are contiguous in that order, otherwise a copy. See
         `st.ravel`.
         """
         return call("ravel", self, order)  # type: ignore[no-any-return]
 
+    @hinted
     def flatten(self, order: str = "C") -> ShardedTensor:
         """Returns a copy of the elements in one dimension, in row-major order or, for ``order="F"``, column-major."""
         x = self.T if is_column_major(order, "flatten") else self
@@ -217,6 +223,7 @@ class Methods(Operators):
         given = from_lists(value, "flat") if isinstance(value, (list, tuple)) else value
         self[...] = call("resize", given, self.shape)
 
+    @hinted
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> ShardedTensor:
         """Returns the elements in another shape, read and placed in row-major order, or in column-major order for
         ``order="F"``: see `st.reshape`.
@@ -226,6 +233,7 @@ class Methods(Operators):
             return call("reshape", self.T, shape=tuple(sizes)[::-1], copy=copy).T  # type: ignore[no-any-return]
         return call("reshape", self, shape=sizes, copy=copy)  # type: ignore[no-any-return]
 
+    @hinted
     def astype(
         self, dtype: npt.DTypeLike, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> ShardedTensor:
@@ -274,6 +282,7 @@ class Methods(Operators):
     argpartition, choose, diagonal = map(_method, ("argpartition", "choose", "diagonal"))
     dot, trace = map(_method, ("dot", "trace"))
 
+    @hinted
     def sort(
         self, axis: int | None = -1, kind: str | None = None, order: None = None, *, stable: bool | None = None
     ) -> None:
@@ -282,6 +291,7 @@ class Methods(Operators):
             raise ArgumentError(f"sort: kind={kind!r} and order={order!r}; wanted one of NumPy's kinds, and no order")
         bind_into(self, OPS["sort"], (self,), (axis, False, bool(stable) or kind in ("mergesort", "stable")))
 
+    @hinted
     def partition(self, kth: Any, axis: int = -1) -> None:
         """Partitions the elements along ``axis`` in place: see `st.partition`."""
         self[...] = call("partition", self, kth, axis=axis)
@@ -332,14 +342,17 @@ class Methods(Operators):
         else:
             self[places] = call("resize", given, linear.shape)
 
+    @hinted
     def repeat(self, repeats: Any, axis: int | None = None) -> Any:
         """``st.repeat`` of this tensor."""
         return call("repeat", self, repeats, axis=axis)
 
+    @hinted
     def cumsum(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
         """The cumulative sum along an axis; of the flattened tensor by default. See `st.cumulative_sum`."""
         return cumulative("cumulative_sum", self, axis, dtype, out)
 
+    @hinted
     def cumprod(self, axis: int | None = None, dtype: Any = None, out: Any = None) -> Any:
         """The cumulative product along an axis; of the flattened tensor by default. See `st.cumulative_prod`."""
         return cumulative("cumulative_prod", self, axis, dtype, out)
@@ -355,6 +368,5 @@ class Methods(Operators):
         return self.conj(out)
 
 
-for _name in REFUSED:
-    if "." not in _name:
-        setattr(Methods, _name, _Lacking(_name))
+for _name in TENSOR:
+    setattr(Methods, _name, _Lacking(_name))

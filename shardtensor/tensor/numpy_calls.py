@@ -18,6 +18,7 @@ import numpy as np
 
 from shardtensor.core import OPS, Function, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.hints import ARGUMENTS, KEYWORDS, unexpected
 from shardtensor.host.units import counted
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
@@ -222,6 +223,8 @@ def _translated(name: str, op: Op | None, form: _Form, values: Iterable[Any]) ->
             continue
         if mine is None:
             if value is not None and not _is_ignored(theirs, value, op):
+                if op and default is inspect.Parameter.empty and (theirs in KEYWORDS or theirs in ARGUMENTS):
+                    raise ArgumentTypeError(unexpected(name, list(inspect.signature(op.dispatch).parameters), theirs))
                 raise ArgumentTypeError(
                     f"{name}: has no sharded form here with {theirs}={value!r:.60}; leave {theirs} out, or take the "
                     "whole array on the host with np.asarray(x)"

@@ -279,23 +279,12 @@ elements on the host or without them; metadata, copies and writes.
 _DATES = "calendars are on the host only; np.asarray(x) gives the whole array on the host"
 
 REFUSED = {
-    "at": "tensors are mutable; x[i] = value, x[i] += value and np.add.at(x, i, value) write to them",
     "numpy.busday_count": _DATES,
     "numpy.busday_offset": _DATES,
     "numpy.is_busday": _DATES,
     "numpy.datetime_as_string": "tensors have no text; np.asarray(x) gives the whole array on the host",
-    "byteswap": "the bytes of elements are in the order of the machine; np.asarray(x).byteswap() gives a host array",
-    "ctypes": "the elements are in the memories of several devices; np.asarray(x).ctypes gives those of a host array",
-    "data": "the elements are in the memories of several devices; x.addressable_shards gives the array of each device",
-    "dump": "pickle.dump(x, file) writes a tensor and its sharding, st.save(file, x) only the elements",
-    "dumps": "pickle.dumps(x) returns a tensor and its sharding",
-    "getfield": "tensors have no fields; x.view(dtype) and x.real are views of the elements",
-    "resize": "the layout of a tensor does not change; st.resize(x, shape) returns another one",
-    "setfield": "tensors have no fields; x.view(dtype)[...] = value and x.real = value write to them",
 }
-"""The reasons why functions of NumPy are not called with tensors and why tensors lack attributes of NumPy's arrays, and
-what to use instead.
-"""
+"""The reasons why functions of NumPy are not called with tensors, and what to use instead."""
 
 
 def refusal(name: str) -> ArgumentTypeError:

@@ -84,10 +84,21 @@ LEAF_TYPES: set[type] = {
 """Types of common leaves, for which optree is not needed: it cannot be imported while the interpreter shuts down."""
 
 
-def _flat(tree: Any) -> tuple[list[Any], PyTreeSpec]:
+def flattened(tree: Any, is_leaf: Callable[[Any], bool] | None, *, none_is_leaf: bool) -> tuple[list[Any], PyTreeSpec]:
+    """Returns the leaves of a tree, from left to right, and its structure.
+
+    Args:
+        tree: the tree.
+        is_leaf: a function that says of a subtree whether it is a leaf.
+        none_is_leaf: whether None is a leaf, or a tree without leaves.
+    """
     import optree
 
-    return optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
+    return optree.tree_flatten(tree, is_leaf, none_is_leaf=none_is_leaf, namespace=_NAMESPACE)
+
+
+def _flat(tree: Any) -> tuple[list[Any], PyTreeSpec]:
+    return flattened(tree, None, none_is_leaf=True)
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:

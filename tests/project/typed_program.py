@@ -102,6 +102,7 @@ def placement(x: st.ShardedTensor, mesh: st.Mesh) -> None:
         typing.assert_type(made, st.ShardedTensor)
     typing.assert_type(st.device_put({"weights": np.ones(3)}), dict[str, st.ShardedTensor])
     typing.assert_type(st.device_put([x, x], mesh), Tensors)
+    typing.assert_type(st.device_get({"weights": x})["weights"].ndim, int)
     with st.use_mesh(mesh) as used, st.transfer_guard("allow"), st.transfers() as log:
         typing.assert_type((used, log, log.bytes), tuple[st.Mesh, st.TransferLog, int])
         st.visualize_sharding(x, file=io.StringIO())

@@ -150,7 +150,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "sort": (lambda x: x.sort(kind="bogo"), ValueError, "NumPy's kinds"),
     "flags": (lambda x: x.flags["Z"], ValueError, "'Z' is no flag"),
     "resize": (lambda x: x.resize(3), AttributeError, "st.resize"),
-    "at": (lambda x: x.at[0].set(1), AttributeError, r"x\[i\] = value"),
+    "at": (lambda x: x.at[0].set(1), AttributeError, r"x\[i\] = v"),
     "ctypes": (lambda x: x.ctypes, AttributeError, r"np\.asarray\(x\)\.ctypes"),
     "data": (lambda x: x.data, AttributeError, "addressable_shards"),
     "nonsense": (lambda x: x.nonsense, AttributeError, "has no attribute 'nonsense'$"),

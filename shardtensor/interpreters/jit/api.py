@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
-from shardtensor.core import call, innermost
+from shardtensor.core import call, hinted, innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions.random_keys import Key, SymbolicKey, key_of
 from shardtensor.host import fork
@@ -433,6 +433,7 @@ def _line_of(fn: Any) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code else type(fn).__name__
 
 
+@hinted
 def jit(
     fn: Callable[Arguments, Result],
     /,
