@@ -15,7 +15,6 @@ one device inside a mapped function (`shardtensor.interpreters.device`), or infe
 from __future__ import annotations
 
 import abc
-import ast
 import contextlib
 import dataclasses
 import functools
@@ -597,7 +596,8 @@ def _compiled(
     }
     scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
     header = ", ".join([*filter(None, [_header(arguments)]), *more])
-    exec(_code(f"def _function({header}): return {result}"), scope)
+    # Beyond the end of a line of the declaration, tracebacks mark no columns.
+    exec(_code(f"def _function({header}): return {' ' * 120}{result}"), scope)
     function: Function = scope["_function"]
     function.__code__ = function.__code__.replace(
         co_name=op.name, co_filename=declaration.co_filename, co_firstlineno=declaration.co_firstlineno
@@ -607,11 +607,7 @@ def _compiled(
 
 @functools.cache  # Many operators have the same signature, and compiling takes most of the time of a declaration.
 def _code(source: str) -> Any:
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if hasattr(node, "col_offset"):  # The columns would be those of another line: Python takes -1 for none.
-            node.col_offset = node.end_col_offset = -1  # type: ignore[attr-defined]
-    return compile(tree, "<operator>", "exec")
+    return compile(source, "<operator>", "exec")
 
 
 def _extended(op: Op, operands: Operands, params: Params, /, **options: Any) -> Any:
