@@ -188,7 +188,6 @@ class Methods(Operators):
         """The transpose of the last two dimensions, as a view."""
         return call("matrix_transpose", self)  # type: ignore[no-any-return]
 
-    @hinted
     def transpose(self, *axes: Any) -> ShardedTensor:
         """Returns a view with the dimensions in the order ``axes``; in reverse order if none are given."""
         order = _integers(axes)
@@ -199,14 +198,12 @@ class Methods(Operators):
         """Returns a view with two dimensions exchanged: see `st.swapaxes`."""
         return call("swapaxes", self, axis1, axis2)  # type: ignore[no-any-return]
 
-    @hinted
     def ravel(self, order: str = "C") -> ShardedTensor:
         """Returns the elements in one dimension: a view if they are contiguous in that order, otherwise a copy. See
         `st.ravel`.
         """
         return call("ravel", self, order)  # type: ignore[no-any-return]
 
-    @hinted
     def flatten(self, order: str = "C") -> ShardedTensor:
         """Returns a copy of the elements in one dimension, in row-major order or, for ``order="F"``, column-major."""
         x = self.T if is_column_major(order, "flatten") else self
@@ -222,7 +219,6 @@ class Methods(Operators):
         given = from_lists(value, "flat") if isinstance(value, (list, tuple)) else value
         self[...] = call("resize", given, self.shape)
 
-    @hinted
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> ShardedTensor:
         """Returns the elements in another shape, read and placed in row-major order, or in column-major order for
         ``order="F"``: see `st.reshape`.
@@ -232,7 +228,6 @@ class Methods(Operators):
             return call("reshape", self.T, shape=tuple(sizes)[::-1], copy=copy).T  # type: ignore[no-any-return]
         return call("reshape", self, shape=sizes, copy=copy)  # type: ignore[no-any-return]
 
-    @hinted
     def astype(
         self, dtype: npt.DTypeLike, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> ShardedTensor:
