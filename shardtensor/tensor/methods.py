@@ -62,12 +62,11 @@ class _Lacking:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.__doc__ = f"Not an attribute of tensors: {shown(TENSOR[name])}."  # for ``help``
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
-        raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}: {self!r}")
-
-    def __repr__(self) -> str:
-        return shown(TENSOR[self._name])
+        name, hint = self._name, shown(TENSOR[self._name])
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {name!r}: {hint}")
 
 
 class Methods(Operators):
