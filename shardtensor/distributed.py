@@ -40,6 +40,7 @@ from shardtensor.communication.launch import engine_and_launch
 from shardtensor.communication.processes import JOB, connected
 from shardtensor.communication.rounds import as_bytes
 from shardtensor.communication.transfer import gather_across
+from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError
 from shardtensor.functions.global_arrays import (
     gather_to as gather_to,
@@ -96,6 +97,7 @@ _TOGETHER = 5.0
 # -- the job ---------------------------------------------------------------------------------------
 
 
+@hinted
 def initialize(
     coordinator_address: str | None = None,
     num_processes: int | None = None,
@@ -185,12 +187,20 @@ def is_initialized() -> bool:
 
 
 def process_index() -> int:
-    """Returns the number of this process, from 0 on; 0 before `initialize`."""
+    """Returns the number of this process, from 0 on; 0 before `initialize`.
+
+    >>> st.process_index()
+    0
+    """
     return JOB.agreement.engine.process_index if JOB.agreement else 0
 
 
 def process_count() -> int:
-    """Returns the number of processes; 1 before `initialize`."""
+    """Returns the number of processes; 1 before `initialize`.
+
+    >>> st.process_count()
+    1
+    """
     return JOB.agreement.engine.process_count if JOB.agreement else 1
 
 

@@ -217,7 +217,8 @@ _JAXS = {
         "`st.distributed` in place of multihost_utils are part of the package"
     ),
     "mesh_utils": "`st.make_mesh((2, 2), ('x', 'y'))` takes the place of create_device_mesh",
-    "create_device_mesh": "`st.make_mesh((2, 2), ('x', 'y'))`",
+    **_each("create_device_mesh create_hybrid_device_mesh", "`st.make_mesh((2, 2), ('x', 'y'))`"),
+    "inspect_array_sharding": "`x.sharding` is known at all times, also under st.jit",
     "multihost_utils": "`st.distributed`",
     "tree_util": "`st.tree.map(f, params)`, `st.tree.leaves(params)` and `st.register_pytree_node`",
     "tree_map": "`st.tree.map(f, params)`",
@@ -230,7 +231,7 @@ _JAXS = {
     "profiler": "`st.transfers()` records what is transferred",
     "block_until_ready": "`x.block_until_ready()`; of a tree: `st.tree.map(lambda a: a.block_until_ready(), params)`",
     "make_jaxpr": "`st.jit(f).lower(x).as_text()` is the program of a function",
-    "AxisType": _AXIS_TYPES,
+    **_each("AxisType auto_axes explicit_axes", _AXIS_TYPES),
     **_each("get_abstract_mesh", "`st.get_mesh()`"),
     **_each("use_abstract_mesh", "`st.set_mesh(mesh)`"),
     **_each("PositionalSharding GSPMDSharding PmapSharding Sharding", "`st.NamedSharding(mesh, st.P('x'))`"),
@@ -312,7 +313,8 @@ MODULES: dict[str, Hints] = {
     "linalg": _LINALG,
     "random": _RANDOM,
     "sharding": {
-        **_chosen(_JAXS, "AxisType get_abstract_mesh use_abstract_mesh PositionalSharding GSPMDSharding Sharding"),
+        **_chosen(_JAXS, "AxisType auto_axes explicit_axes get_abstract_mesh use_abstract_mesh"),
+        **_chosen(_JAXS, "PositionalSharding GSPMDSharding PmapSharding Sharding"),
         **_each("set_mesh use_mesh make_mesh reshard Device", "it is `st.{}`"),
     },
     "tree": _TREE,
@@ -430,7 +432,9 @@ KEYWORDS = {
     "sharding": "device sharding out_sharding", "devices": "device", "where_to": "device", "placement": "device",
     "shape": "axis_sizes", "names": "axis_names", "mesh_shape": "axis_sizes", "mesh_axes": "axis_names",
     "minval": "low lower", "maxval": "high upper", "lambda_": "lam", "probs": "p", "alpha": "a",
-    "check_rep": "check_vma", "static_args": "static_argnums", "donate_args": "donate_argnums",
+    "check_rep": "check_vma", "static_args": "static_argnums", "static_broadcasted_argnums": "static_argnums",
+    "heartbeat_timeout_seconds": "timeout", "rank": "process_id", "world_size": "num_processes",
+    "init_method": "coordinator_address", "donate_args": "donate_argnums",
     "axis_names": "axis_name", "axis_name": "axis_names", "in_axes": "axes", "in_spec": "in_specs",
     "out_spec": "out_specs", "sections": "indices_or_sections", "index": "indices",
     "tensors": "arrays", "num_samples": "shape", "seed": "key", "rng": "key", "generator": "key",
@@ -454,6 +458,7 @@ ARGUMENTS: Hints = {
     "dtype": "cast the result: `x.astype('float32')`",
     "ndmin": "`st.atleast_2d(x)`",
     "descending": "`st.flip(st.sort(x, axis=-1), axis=-1)`",
+    **_each("keep_unused inline compiler_options spmd_axis_name", "leave it out: it is an option of XLA"),
     "approximate": "leave it out: results are exact",
 }
 """What to write in place of arguments that no function, or not this one, has under any name."""

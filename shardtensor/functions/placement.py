@@ -80,6 +80,8 @@ def _put_leaves(
             transfer_to, array, target, caller, committed=given, donate=donate, may_alias=may_alias
         )
 
+    if donate:
+        _check_no_twins(tree, caller)
     puts = map_with_prefix(checked, tree, wanted, caller, what, "x")
     return replaced(tree, [put() for put in puts])
 
@@ -244,26 +246,33 @@ def reshard_to(
 
 
 def check_donated(tree: Any, caller: str) -> None:
-    """Checks that the memory of the arrays in a pytree can be donated: none is a host array, whose memory remains its
-    owner's, and none is there twice.
+    """Checks that no leaf of a pytree is a host array where the memory of the arrays in it is donated: the memory of a
+    host array remains its owner's.
 
     Raises:
-        ArgumentError: a leaf is a host array, or two leaves are one tensor.
+        ArgumentError: a leaf is a host array.
     """
-    seen: dict[int, str] = {}
-    found = leaves(tree)
-    for path, leaf in zip(paths(tree, "x"), found, strict=True) if len(found) > 1 else ():
-        if isinstance(leaf, ShardedTensor) and seen.setdefault(id(leaf), path) != path:
-            raise ArgumentError(
-                f"{caller}: donate=True gives the memory of each tensor away once, and {path} is the same tensor as "
-                f"{seen[id(leaf)]}; leave out donate, or give a copy"
-            )
-    for leaf in found:
+    for leaf in leaves(tree):
         if isinstance(leaf, np.ndarray):
             raise ArgumentError(
                 f"{caller}: donate=True gives away the memory of tensors, and there is a host array of shape "
                 f"{leaf.shape}, whose memory remains its owner's; leave out donate, or make a tensor of the array "
                 "first (st.asarray, st.device_put)"
+            )
+
+
+def _check_no_twins(tree: Any, caller: str) -> None:
+    """Checks that no tensor is in a pytree twice, whose memory could be donated only once.
+
+    Raises:
+        ArgumentError: two leaves are one tensor.
+    """
+    seen: dict[int, str] = {}
+    for path, leaf in zip(paths(tree, "x"), leaves(tree), strict=True):
+        if isinstance(leaf, ShardedTensor) and seen.setdefault(id(leaf), path) != path:
+            raise ArgumentError(
+                f"{caller}: donate=True gives the memory of each tensor away once, and {path} is the same tensor as "
+                f"{seen[id(leaf)]}; leave out donate, or give a copy"
             )
 
 

@@ -63,12 +63,11 @@ class _Lacking:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.__doc__ = f"Not an attribute of tensors: {shown(TENSOR[name])}."  # for ``help``
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
-        raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}: {self!r}")
-
-    def __repr__(self) -> str:
-        return shown(TENSOR[self._name])
+        name, hint = self._name, shown(TENSOR[self._name])
+        raise AttributeError(f"{owner.__name__!r} object has no attribute {name!r}: {hint}")
 
 
 class Methods(Operators):
@@ -189,7 +188,6 @@ class Methods(Operators):
         """The transpose of the last two dimensions, as a view."""
         return call("matrix_transpose", self)  # type: ignore[no-any-return]
 
-    @hinted
     def transpose(self, *axes: Any) -> ShardedTensor:
         """Returns a view with the dimensions in the order ``axes``; in reverse order if none are given."""
         order = _integers(axes)
@@ -200,14 +198,12 @@ class Methods(Operators):
         """Returns a view with two dimensions exchanged: see `st.swapaxes`."""
         return call("swapaxes", self, axis1, axis2)  # type: ignore[no-any-return]
 
-    @hinted
     def ravel(self, order: str = "C") -> ShardedTensor:
         """Returns the elements in one dimension: a view if they are contiguous in that order, otherwise a copy. See
         `st.ravel`.
         """
         return call("ravel", self, order)  # type: ignore[no-any-return]
 
-    @hinted
     def flatten(self, order: str = "C") -> ShardedTensor:
         """Returns a copy of the elements in one dimension, in row-major order or, for ``order="F"``, column-major."""
         x = self.T if is_column_major(order, "flatten") else self
@@ -223,7 +219,6 @@ class Methods(Operators):
         given = from_lists(value, "flat") if isinstance(value, (list, tuple)) else value
         self[...] = call("resize", given, self.shape)
 
-    @hinted
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> ShardedTensor:
         """Returns the elements in another shape, read and placed in row-major order, or in column-major order for
         ``order="F"``: see `st.reshape`.
@@ -233,7 +228,6 @@ class Methods(Operators):
             return call("reshape", self.T, shape=tuple(sizes)[::-1], copy=copy).T  # type: ignore[no-any-return]
         return call("reshape", self, shape=sizes, copy=copy)  # type: ignore[no-any-return]
 
-    @hinted
     def astype(
         self, dtype: npt.DTypeLike, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
     ) -> ShardedTensor:

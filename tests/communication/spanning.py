@@ -102,6 +102,12 @@ def tensors_are_made_of_parts() -> None:
     assert_gathered(distributed.make_array_from_process_local_data(sharding, part), ROWS)
     assert_gathered(distributed.make_array_from_process_local_data(sharding, part, (7, 3)), ROWS)
     assert_gathered(distributed.host_local_array_to_global_array({"a": part}, mesh, st.P("x"))["a"], ROWS)
+    whole = st.NamedSharding(mesh, st.P())
+    tree = st.device_put({"a": ROWS, "b": [ROWS, None]}, {"a": sharding, "b": whole})
+    assert (tree["a"].sharding, tree["b"][0].sharding, tree["b"][1]) == (sharding, whole, None)
+    assert_gathered(tree["a"], ROWS)
+    parts = distributed.global_array_to_host_local_array(tree["b"][:1], mesh, [st.P("x")])
+    assert_gathered(distributed.host_local_array_to_global_array({"c": parts}, mesh, {"c": st.P("x")})["c"][0], ROWS)
     own = [st.asarray(np.array([float(d.id)]), device=d) for d in st.local_devices()]
     n = st.device_count()
     assert_gathered(distributed.make_array_from_single_device_arrays((n,), sharding, own), np.arange(float(n)))

@@ -206,7 +206,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "sum": (lambda x: st.sum(x, keepdim=True), "sum: got an unexpected keyword argument 'keepdim'; it is called keepdims"),
     "x.sum": (lambda x: x.sum(dim=0), "numpy.sum: got an unexpected keyword argument 'dim'; it is called axis here"),
     "x.cumsum": (lambda x: x.cumsum(dim=0), "cumsum: got an unexpected keyword argument 'dim'; it is called axis here"),
-    "x.reshape": (lambda x: x.reshape(shape=(2, 8)), "reshape: got an unexpected keyword argument 'shape'; it is given by"),
+    "by position": (lambda x: st.sum(x, x=1), "sum: got an unexpected keyword argument 'x'; it is given by position"),
     "reshape": (lambda x: st.reshape(x, newshape=-1), "reshape: got an unexpected keyword argument 'newshape'; it is cal"),
     "no shape": (lambda x: st.reshape(x), "reshape: missing the argument shape"),
     "normal": (lambda x: st.random.normal(size=3), "normal: got an unexpected keyword argument 'size'; it is called shape"),
@@ -226,6 +226,7 @@ CALLS: dict[str, tuple[Any, str]] = {
     "the host": (lambda x: st.device_put(x, "cpu"), "st.devices('numpy')[0] is such a device"),
     "a backend": (lambda x: st.devices("gpu"), "st.devices('cupy')[0] is such a device"),
     "another": (lambda x: st.devices("tpu"), "st.devices() lists the devices"),
+    "initialize": (lambda x: st.distributed.initialize(rank=0), "'rank'; it is called process_id here"),
     "save": (lambda x: st.save(x, "f.npy"), "save: arr is the path 'f.npy'; the file comes first: st.save('f.npy', x)"),
     "load": (lambda x: st.load(io.BytesIO(b"1,2,3,4\n5,6,7,8")), "st.asarray(np.loadtxt(path)) reads text"),
 }  # fmt: skip
@@ -308,9 +309,10 @@ TYPED: Mapping[str, str] = {
         "Array block_until_ready checkpoint clear_caches config custom_vjp debug default_backend default_device "
         "device_get experimental grad hessian jacfwd jacrev jit jvp lax live_arrays local_device_count make_jaxpr nn "
         "numpy process_count process_index profiler pure_callback scipy tree tree_util value_and_grad vjp vmap "
-        "make_array_from_callback make_array_from_process_local_data make_array_from_single_device_arrays"
+        "make_array_from_callback make_array_from_process_local_data make_array_from_single_device_arrays "
+        "device_put_sharded device_put_replicated shard_map set_mesh typeof reshard xmap"
     ),
-    "jax.sharding": "AbstractMesh AxisType Mesh NamedSharding PartitionSpec SingleDeviceSharding get_abstract_mesh",
+    "jax.sharding": "PositionalSharding auto_axes use_abstract_mesh AbstractMesh AxisType Mesh NamedSharding PartitionSpec SingleDeviceSharding get_abstract_mesh",
     "jax.lax": (
         "associative_scan cond dynamic_slice dynamic_update_slice eq fori_loop iota map mul rsqrt scan stop_gradient "
         "switch top_k while_loop psum pmean all_gather ppermute axis_index all_to_all psum_scatter select"
@@ -357,4 +359,4 @@ def test_hints_cost_nothing_while_names_are_found() -> None:
         "import sys, shardtensor as st; st.zeros(3).sum(); print([m for m in sys.modules if m.startswith('difflib')])"
     )
     assert output_of(new_process("-c", code)).strip() in ("[]", "['difflib']")
-    assert sys.meta_path[-1].__class__.__module__ == "shardtensor.hints"
+    assert [type(finder).__module__ for finder in sys.meta_path].count("shardtensor.hints") == 1
