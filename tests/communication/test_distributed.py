@@ -26,7 +26,7 @@ import shardtensor as st
 from shardtensor import distributed, launcher
 from shardtensor.backend import registry
 from shardtensor.backend.protocol import hardware_shares
-from shardtensor.communication import gloo_engine
+from shardtensor.communication import gloo_engine, mpi_engine
 from shardtensor.communication.engine import Launch
 from shardtensor.communication.launch import first_host, found_launches
 from shardtensor.errors import ArgumentError, BackendError, DistributedError
@@ -619,6 +619,29 @@ def test_launchers_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -
 )  # fmt: skip
 def test_what_launchers_leave_in_the_environment(environ: dict[str, str], expected: dict[str, object]) -> None:
     assert {kind: launch[:3] for kind, launch in found_launches(environ).items()} == expected
+
+
+SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[3-4]", "SLURM_JOB_ID": "5"}
+REMEDIES = r"srun has started 4 processes.*knows 1,.*srun --mpi=pmix.*srun --mpi=pmi2.*initialize\(engine=\"gloo\"\)"
+
+
+@pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
+def test_srun_that_does_not_pass_numbers_to_this_mpi_is_an_error_with_remedies() -> None:
+    """Each process is alone then: the library of MPI starts as a job of one process."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "OMPI"))} | SLURM
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FAULTS.parents[2]), os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-c", "from shardtensor import distributed as d; d.initialize()"]
+    ended = subprocess.run(command, env=environ, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert re.search(f"BackendError: engine 'mpi': {REMEDIES}", ended.stderr), ended.stderr
+
+
+def test_variables_of_pmi_that_the_library_of_mpi_does_not_read() -> None:
+    launch, library = Launch(1, 4, None, "the launcher of MPI"), "Open MPI"
+    assert re.search(REMEDIES, mpi_engine._mismatch(launch, library, 1, {"PMI_RANK": "1", "PMI_SIZE": "4", **SLURM}))
+    other = mpi_engine._mismatch(launch, library, 1, {"PMI_RANK": "1", "PMI_SIZE": "4"})
+    assert re.search("the launcher of MPI says that there are 4.*Open MPI.*belongs to another MPI", other)
+    assert "srun" not in other
 
 
 @pytest.mark.parametrize(
