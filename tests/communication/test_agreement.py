@@ -83,7 +83,7 @@ def test_calls_that_differ_are_named_with_their_places() -> None:
     [
         (("gather(float64[3])", "gather(float64[4])"), "the processes call gather with different arguments: process 0: a.py:1 gather(float64[3]); process 1: a.py:2 gather(float64[4])"),
         ((SUM, SUM.replace("5", "derived(3, 4) after 2 writes")), "the processes pass different tensors to sum: process 0: a.py:1 sum; process 1: a.py:2 sum"),
-        (("add(#3, host array int64[2] with checksum 12345678)", "add(#3, host array int64[2] with checksum 12345679)"), "the processes pass arrays with different elements to add: process 0: a.py:1 add; process 1: a.py:2 add"),
+        (("add(#3, host array int64[2] with checksum 12345678)", "add(#3, host array int64[2] with checksum 12345679)"), "the processes have host arrays with different elements: process 0: a.py:1 add; process 1: a.py:2 add"),
         (("exp(#3, 1)", "log(#3, 1)"), "the processes make different calls: process 0: exp before a.py:1 sum; process 1: log before a.py:2 sum"),
     ],
 )  # fmt: skip
