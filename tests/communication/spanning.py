@@ -472,8 +472,15 @@ def calls_that_differ_are_errors() -> None:
         in_specs=st.P("x"),
         out_specs=st.P(),
     )
-    with pytest.raises(st.CollectiveError, match="programs in other processes make another call"):
+    at = r"\S*spanning\.py:\d+"
+    named = rf"different collectives.*process 0: {at} psum over 'x'; process(es)? [\d-]+: {at} pmax over 'x'"
+    with pytest.raises(st.CollectiveError, match=named):
         over(np.arange(st.device_count()))
+    early = st.shard_map(
+        lambda b: b if first else st.pmax(b, "x"), mesh=everything(), in_specs=st.P("x"), out_specs=st.P("x")
+    )
+    with pytest.raises(st.CollectiveError, match=rf"process 0: no collective; process(es)? [\d-]+: {at} pmax over 'x'"):
+        early(np.arange(st.device_count()))
 
 
 def shifted(u: Any, a: Any) -> None:
