@@ -35,6 +35,7 @@ from shardtensor.backend.protocol import hardware_shares
 from shardtensor.backend.registry import local_devices as local_devices
 from shardtensor.backend.registry import processes_of
 from shardtensor.communication.agreement import Agreement
+from shardtensor.communication.difference import processes_text
 from shardtensor.communication.engine import LateError, LostError
 from shardtensor.communication.launch import engine_and_launch
 from shardtensor.communication.processes import JOB, connected
@@ -319,7 +320,7 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
     for i, path in enumerate(paths(in_tree)):
         part = slice(_DIGEST * i, _DIGEST * (i + 1))
         if others := [k for k, row in enumerate(rows) if row[part] != rows[0][part]]:
-            raise AssertionError(f"{start}: in_tree{path} is not the same in process 0 and in {others}")
+            raise AssertionError(f"{start}: in_tree{path} is not the same in process 0 and in {processes_text(others)}")
 
 
 # -- how it is done --------------------------------------------------------------------------------

@@ -43,14 +43,17 @@ class Place(NamedTuple):
         return f"{_shown(self.file)}:{self.line}"
 
 
-def user_place() -> Place | None:
+def user_place(frame: FrameType | None = None) -> Place | None:
     """Returns the place of the innermost call in the program of the user, or None if there is none on this stack, such
     as in a thread of this package.
 
     That is the innermost frame which is neither in this package nor in an installed library; where all frames are in
     libraries, the innermost one outside of this package.
+
+    Args:
+        frame: the innermost frame of a stack; by default that of the caller.
     """
-    return _innermost(_frames(sys._getframe(1)))
+    return _innermost(_frames(frame or sys._getframe(1)))
 
 
 def user_call() -> tuple[Place | None, str]:

@@ -100,7 +100,7 @@ def difference(headers: Sequence[Header], reports: Sequence[Report]) -> tuple[st
             message = f"{processes_text(ended)} {_has(ended)} ended{_at([reports[k].place for k in ended])}, and "
             message += _positions(made, reports)
             return message, f"{processes_text(ended)} {_has(ended)} ended after call {n - 1}; {details}"
-        return _other_calls(made | dict.fromkeys(ended, "nothing"), headers, reports), details
+        return _other_calls(n, made | dict.fromkeys(ended, "nothing"), headers, reports), details
     message = "the processes have made different calls some time ago; " + _positions(range(len(reports)), reports)
     return message, f"the calls differ in call {begin}, or before it"
 
@@ -160,30 +160,32 @@ def _error_of_some(errors: Sequence[int], n: int, reports: Sequence[Report]) -> 
     return text, f"{them} raised {call} after call {n - 1}, and the others did not: {message}"
 
 
-def _other_calls(made: Mapping[int, str], headers: Sequence[Header], reports: Sequence[Report]) -> str:
-    """Returns the message where the processes make different calls of one number."""
+def _other_calls(n: int, made: Mapping[int, str], headers: Sequence[Header], reports: Sequence[Report]) -> str:
+    """Returns the message where the processes make different calls of number ``n``."""
     names = {k: function_of(text) for k, text in made.items()}
-    plain = {k: _CHECKSUM.sub("", _without_identities(text)) for k, text in made.items()}
+    known = {k: _without_identities(text) for k, text in made.items()}
+    plain = {k: _CHECKSUM.sub("", text) for k, text in known.items()}
+    problem, shown = f"the processes call {names[0]} with different arguments", names
     if len(set(names.values())) > 1:
-        problem, shown = "the processes make different calls", names
+        problem = "the processes make different calls"
     elif len(set(plain.values())) > 1:
-        problem, shown = f"the processes call {names[0]} with different arguments", plain
-    elif len({_without_identities(text) for text in made.values()}) > 1:
-        problem, shown = f"the processes pass arrays with different elements to {names[0]}", names
+        shown = plain
+    elif len(set(known.values())) > 1:
+        problem = "the processes have host arrays with different elements"
     elif len(set(made.values())) > 1:
-        problem, shown = f"the processes pass different tensors to {names[0]}", names
-    else:
-        problem, shown = f"the processes call {names[0]} with different arguments", names
-    entries = {}
-    for k, label in shown.items():
-        report = reports[k]
-        if headers[k].state == State.ENDED:
-            entries[k] = f"{label} before it ended{_at([report.place])}"
-        elif names[k] in (report.function, function_of(report.calls[max(report.calls)][1])):
-            entries[k] = f"{report.place} {label}".strip()
-        else:
-            entries[k] = f"{label} before {report.where}"
-    return f"{problem}: " + "; ".join(f"{processes_text(ks)}: {entry}" for entry, ks in grouped(entries).items())
+        problem = f"the processes pass different tensors to {names[0]}"
+    digests = {k: report.calls[n][0] if n in report.calls else "" for k, report in enumerate(reports)}
+    entries = {k: (digests[k], _entry(shown[k], names[k], headers[k], reports[k])) for k in made}
+    return f"{problem}: " + "; ".join(f"{processes_text(ks)}: {entry}" for (_, entry), ks in grouped(entries).items())
+
+
+def _entry(label: str, name: str, header: Header, report: Report) -> str:
+    """Returns where a process makes the call ``label`` of the function ``name``, as far as this is known."""
+    if header.state == State.ENDED:
+        return f"{label} before it ended{_at([report.place])}"
+    if name in (report.function, function_of(report.calls[max(report.calls)][1])):
+        return f"{report.place} {label}".strip()
+    return f"{label} before {report.where}"
 
 
 def _positions(numbers: Iterable[int], reports: Sequence[Report]) -> str:

@@ -160,8 +160,10 @@ class GlooEngine(Engine):
     def close(self, deadline: float) -> None:
         """See `Engine`."""
         # The store ends with process 0, which therefore waits until the others have left.
-        self._call(lambda: self._leave(deadline), deadline)
-        self._lifelines.leave()
+        try:
+            self._call(lambda: self._leave(deadline), deadline)
+        finally:
+            self._lifelines.leave()
 
     def _leave(self, deadline: float) -> None:
         self._group.shutdown()

@@ -40,6 +40,11 @@ _SIGNS = 3.0
 _FINALIZES = 5
 """Seconds that finalizing MPI may take when the job ends after an error."""
 
+_TASKS = "SLURM_STEP_NUM_TASKS"
+"""The variable in which srun tells a process how many it has started."""
+
+_WITHOUT_MPI = 'st.distributed.initialize(engine="gloo"), which needs PyTorch in place of MPI'
+
 _DATA, _PRESENT, _NOTICE = 1, 2, 3
 """The tags of messages, and after an error of signs of life and of notices."""
 
@@ -82,7 +87,8 @@ class MPIEngine(Engine):
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:  # mpi4py looks for the library of MPI when it is imported.
-            raise BackendError(f"engine 'mpi': mpi4py finds no library of MPI: {error}") from error
+            otherwise = f"; {_WITHOUT_MPI}" if _TASKS in os.environ else ""
+            raise BackendError(f"engine 'mpi': mpi4py finds no library of MPI: {error}{otherwise}") from error
         if is_ours:
             atexit.register(_finalize, MPI, os.getpid())
         if MPI.Query_thread() < MPI.THREAD_SERIALIZED and MPI.COMM_WORLD.Get_size() > 1:
@@ -92,12 +98,7 @@ class MPIEngine(Engine):
             )
         size = MPI.COMM_WORLD.Get_size()
         if launch is not None and launch.process_count != size:
-            raise BackendError(
-                f"engine 'mpi': {launch.source} says that there are "
-                f"{counted(launch.process_count, 'process', 'processes')}, and {MPI.get_vendor()[0]}, the library of "
-                f"MPI that mpi4py uses, has started {size}; the launcher belongs to another MPI: use the mpiexec that "
-                "is installed with this library"
-            )
+            raise BackendError(_mismatch(launch, MPI.get_vendor()[0], size, os.environ))
         return cls(MPI)
 
     def agree(self, record: bytes, deadline: float) -> list[bytes]:
@@ -189,6 +190,22 @@ class MPIEngine(Engine):
             if time.monotonic() > deadline:
                 raise LateError
         self._given_up = None
+
+
+def _mismatch(launch: Launch, library: str, size: int, environ: Mapping[str, str]) -> str:
+    """Returns the message of an error: the library of MPI knows another number of processes than the launcher."""
+    if _TASKS in environ:
+        return (
+            f"engine 'mpi': srun has started {environ[_TASKS]} processes, and {library}, the library of MPI that "
+            f"mpi4py uses, knows {size}, because srun does not pass the numbers in the form (PMI) that this library "
+            "reads; use `srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for most builds of MPICH and Intel MPI "
+            f"(`srun --mpi=list` shows which there are), or {_WITHOUT_MPI}"
+        )
+    return (
+        f"engine 'mpi': {launch.source} says that there are {counted(launch.process_count, 'process', 'processes')}, and {library}, the "
+        f"library of MPI that mpi4py uses, has started {size}; the launcher belongs to another MPI: use the mpiexec "
+        "that is installed with this library"
+    )
 
 
 def _finalize(mpi: Any, process: int) -> None:

@@ -19,9 +19,11 @@ from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import array_backend, backend_of, is_remote, is_spanning, processes_of
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
+from shardtensor.communication.difference import numbers_text, processes_text
 from shardtensor.communication.processes import compared, connected, described_array, gather_texts, note
 from shardtensor.errors import BackendError, CollectiveError, ShapeError
 from shardtensor.host.units import counted
+from shardtensor.places import user_place
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import P
@@ -186,13 +188,34 @@ def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Re
 
 
 def _apart(groups: dict[tuple[int, ...], _Collective], found: Sequence[Rendezvous]) -> CollectiveError:
-    """Returns the error of collectives in none of which all programs have arrived."""
-    calls = sorted(set.union(*[group.calls for group in groups.values()]))
+    """Returns the error of collectives in none of which all programs have arrived, the same in all processes: all of
+    them raise it.
+    """
+    own = {(_place_of(program), r.call.description, _call_of(r)) for r in found for program in r.arrived}
+    rows = _exchanged_places(sorted(own))
+    shown = 2 if len({call for row in rows for _, call, _ in row}) == 1 else 1  # Only the operands differ.
+    entries: dict[str, list[int]] = {}
+    for k, row in enumerate(rows):
+        for entry in dict.fromkeys(f"{at[0]} {at[shown]}".strip() for at in row) or ["no collective"]:
+            entries.setdefault(entry, []).append(k)
     arrived = sorted(number for n, group in groups.items() for k, number in enumerate(n) if k in group.kinds)
-    caller = found[0].call.description if found else calls[0]
     return CollectiveError(
-        f"{caller}: programs in other processes make another call, or none: {calls}, by the programs {arrived}"
+        "the calls of a map make different collectives, or some make none: "
+        + "; ".join(f"{processes_text(entries[e])}: {e}" for e in sorted(entries, key=lambda e: len(entries[e])))
+        + f" (in a collective are the calls {numbers_text(arrived)})"
     )
+
+
+def _exchanged_places(own: Any) -> list[Any]:
+    import json  # See above.
+
+    return [json.loads(text) for text in gather_texts("places of collectives", json.dumps(own))]
+
+
+def _place_of(program: Program) -> str:
+    """Returns where a program is suspended, in the program of the user."""
+    place = user_place(getattr(program.suspended, "gr_frame", None))
+    return str(place) if place else ""
 
 
 class _Collective(NamedTuple):

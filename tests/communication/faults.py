@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 
+import shardtensor as st
 from shardtensor import distributed
 from shardtensor.communication.agreement import Agreement
 from shardtensor.communication.processes import JOB
@@ -61,6 +62,43 @@ def missing_call() -> None:
 
 def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_soon() -> None:
+    """The process is killed while it makes the same calls as the others, or while all are idle, or compute."""
+    threading.Timer(0.3, killed).start()
+    others(EVENT)
+
+
+def others(event: str) -> None:
+    """What the other processes do while one of them is killed."""
+    if event == "killed_in_a_collective":
+        while True:
+            after()
+    begin = time.monotonic()
+    while time.monotonic() < begin + 1 + distributed.process_index() / 4:
+        if event == "killed_while_computing":
+            np.ones((200, 200)) @ np.ones((200, 200))
+        else:
+            time.sleep(0.05)
+    after()
+
+
+killed_in_a_collective = killed_while_idle = killed_while_computing = killed_soon
+
+
+def reads_an_element() -> None:
+    """It is in process 0, and no read communicates, so that only this process raises an error."""
+    mesh = st.make_mesh((st.device_count(),), ("x",))
+    float(st.device_put(np.arange(2.0 * st.device_count()), st.NamedSharding(mesh, st.P("x")))[0])
+
+
+def reads_all_elements() -> None:
+    """The sum is not what the others call next."""
+    mesh = st.make_mesh((st.device_count(),), ("x",))
+    x = st.device_put(np.arange(2.0 * st.device_count()), st.NamedSharding(mesh, st.P("x")))
+    if bool((x > 3).any()):
+        after()
 
 
 def stopped() -> None:
@@ -138,6 +176,11 @@ if __name__ == "__main__":
     elif EVENT == "other_order":
         distributed.sync_global_devices("a")
         distributed.sync_global_devices("b")
+    elif EVENT.startswith("killed_"):
+        others(EVENT)
+    elif EVENT.startswith("reads_"):
+        mesh = st.make_mesh((st.device_count(),), ("x",))
+        st.device_put(np.arange(2.0 * st.device_count()), st.NamedSharding(mesh, st.P("x"))).sum()
     elif EVENT == "two_threads":
         time.sleep(0.5)
         after()

@@ -6,8 +6,10 @@ import contextlib
 import functools
 import gc
 import io
+import math
 import os
 import pickle
+import re
 import sys
 import tracemalloc
 from collections import OrderedDict
@@ -78,9 +80,14 @@ def reads_of_what_is_elsewhere_are_errors() -> None:
     reads["asarray"] = lambda: np.asarray(x)
     reads["tolist"] = x.tolist
     reads["iteration"] = lambda: [float(row.sum(axis=0)[0].item()) for row in [x.T.copy()[0]] if row.tolist()]
-    for read in reads.values():
-        with pytest.raises(st.NotAddressableError, match=r"process_allgather.*gather_to.*addressable_shards"):
+    for name, read in reads.items():
+        what = "this process does not hold all elements.*process_allgather.*gather_to.*addressable_shards"
+        with pytest.raises(st.NotAddressableError, match=("" if name == "iteration" else f"^{name}: ") + what):
             read()
+    for convert in (float, int, bool, complex, round, math.floor, lambda e: e.item(), lambda e: f"{e:.1f}"):
+        name = {"<lambda>": "item"}.get(convert.__name__, convert.__name__)
+        with pytest.raises(st.NotAddressableError, match=rf"^{name}: this process does not hold the element \(\d, 0\)"):
+            [convert(x[k, 0]) for k in range(7)]
     with pytest.raises(st.NotAddressableError):
         [float(x[k, 0]) for k in range(7)]  # Some of them are elsewhere.
 
@@ -471,8 +478,15 @@ def calls_that_differ_are_errors() -> None:
         in_specs=st.P("x"),
         out_specs=st.P(),
     )
-    with pytest.raises(st.CollectiveError, match="programs in other processes make another call"):
+    at = r"\S*spanning\.py:\d+"
+    named = rf"different collectives.*process 0: {at} psum over 'x'; process(es)? [\d-]+: {at} pmax over 'x'"
+    with pytest.raises(st.CollectiveError, match=named):
         over(np.arange(st.device_count()))
+    early = st.shard_map(
+        lambda b: b if first else st.pmax(b, "x"), mesh=everything(), in_specs=st.P("x"), out_specs=st.P("x")
+    )
+    with pytest.raises(st.CollectiveError, match=rf"process 0: no collective; process(es)? [\d-]+: {at} pmax over 'x'"):
+        early(np.arange(st.device_count()))
 
 
 def shifted(u: Any, a: Any) -> None:
@@ -608,6 +622,12 @@ def indirectly(a: Any) -> Any:
     return a * float(GLOBAL.sum())
 
 
+DIFFERENCE = (
+    r"^the processes .* different .*: process 0: .*spanning\.py:\d+ .*; process(es)? [\d-]*: .*spanning\.py:\d+ "
+)
+"""What an error says first, the same in all processes: no numbers of calls, identities or checksums."""
+
+
 def values_that_differ_are_errors() -> None:
     global GLOBAL
     engine, k = JOB.agreement.engine, distributed.process_index()
@@ -621,8 +641,10 @@ def values_that_differ_are_errors() -> None:
     for count, calls in ((1, what_differs(k)), (2, which_tensor_differs(min(k, 1)))):
         for text, call in calls.items():
             JOB.agreement = Agreement(engine, 20)
-            with mock.patch.object(groups, "LEAST", 0), pytest.raises(st.DistributedError, match=text):
+            with mock.patch.object(groups, "LEAST", 0), pytest.raises(st.DistributedError) as raised:
                 until_next_exchange(call, count)
+            assert re.search(text, raised.value.details), raised.value.details
+            assert re.search(DIFFERENCE, str(raised.value)), raised.value
     JOB.agreement = Agreement(engine, 20)
 
 

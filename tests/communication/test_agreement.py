@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
+from typing import ClassVar
 
 import pytest
 
@@ -17,6 +19,7 @@ from shardtensor.communication.difference import (
     numbers_text,
     processes_text,
 )
+from shardtensor.communication.engine import LateError, LostError
 from shardtensor.communication.local_engine import LocalEngine
 from shardtensor.errors import DistributedError
 
@@ -83,7 +86,7 @@ def test_calls_that_differ_are_named_with_their_places() -> None:
     [
         (("gather(float64[3])", "gather(float64[4])"), "the processes call gather with different arguments: process 0: a.py:1 gather(float64[3]); process 1: a.py:2 gather(float64[4])"),
         ((SUM, SUM.replace("5", "derived(3, 4) after 2 writes")), "the processes pass different tensors to sum: process 0: a.py:1 sum; process 1: a.py:2 sum"),
-        (("add(#3, host array int64[2] with checksum 12345678)", "add(#3, host array int64[2] with checksum 12345679)"), "the processes pass arrays with different elements to add: process 0: a.py:1 add; process 1: a.py:2 add"),
+        (("add(#3, host array int64[2] with checksum 12345678)", "add(#3, host array int64[2] with checksum 12345679)"), "the processes have host arrays with different elements: process 0: a.py:1 add; process 1: a.py:2 add"),
         (("exp(#3, 1)", "log(#3, 1)"), "the processes make different calls: process 0: exp before a.py:1 sum; process 1: log before a.py:2 sum"),
     ],
 )  # fmt: skip
@@ -127,3 +130,42 @@ def test_names_of_processes() -> None:
 def test_an_error_of_the_job_has_details_and_keeps_them_in_a_pickle() -> None:
     error = pickle.loads(pickle.dumps(DistributedError("a", "b")))
     assert (str(error), error.details, DistributedError("a").details) == ("a", "b", "")
+
+
+class Told(LocalEngine):
+    """An engine that loses another process, which has told why or has not."""
+
+    told: ClassVar[dict[int, str]] = {}
+    lost: ClassVar[list[int]] = []
+    error: ClassVar[type[Exception]] = LostError
+
+    def agree(self, record: bytes, deadline: float) -> list[bytes]:
+        raise self.error
+
+    def notices(self) -> dict[int, str]:
+        return self.told
+
+    def absent(self) -> list[int]:
+        return self.lost
+
+
+@pytest.mark.parametrize(
+    ("told", "lost", "error", "message"),
+    [
+        ({1: f"a.py:3{DETAIL}KeyboardInterrupt"}, [], LostError, "process 1 failed at a.py:3, in an exchange: KeyboardInterrupt"),
+        ({1: f"{DETAIL}ValueError: no"}, [2], LateError, "process 1 failed, in an exchange: ValueError: no"),
+        ({}, [1, 2, 4], LostError, "processes 1-2, 4 have ended or cannot be reached (killed, or the host is down)"),
+        ({}, [], LostError, "another process has ended or cannot be reached (killed, or the host is down)"),
+        ({}, [3], LateError, "process 3 has not come within 20 s to HERE sync_global_devices"),
+    ],
+)  # fmt: skip
+def test_a_process_that_is_lost_in_an_exchange(
+    told: dict[int, str], lost: list[int], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("told", told), ("lost", lost), ("error", error)):
+        monkeypatch.setattr(Told, name, value)
+    agreement = Agreement(Told(), 20)
+    with pytest.raises(DistributedError) as raised:
+        agreement.synchronize("sync_global_devices('a')")
+    assert re.sub(r"\S*test_agreement.py:\d+", "HERE", str(raised.value)) == message
+    assert raised.value.details.startswith("process 0, call 1, sync_global_devices('a'): ")

@@ -26,7 +26,7 @@ import shardtensor as st
 from shardtensor import distributed, launcher
 from shardtensor.backend import registry
 from shardtensor.backend.protocol import hardware_shares
-from shardtensor.communication import gloo_engine
+from shardtensor.communication import gloo_engine, mpi_engine
 from shardtensor.communication.engine import Launch
 from shardtensor.communication.launch import first_host, found_launches
 from shardtensor.errors import ArgumentError, BackendError, DistributedError
@@ -148,23 +148,34 @@ MESSAGES = {
     "other_dtype": rf"call process_allgather with different arguments: .*{AT} {GATHER}",
     "extra_call": rf"make different calls: .*process LAST: {AT} assert_equal",
     "missing_call": f"process LAST has ended, and {GATHERS}",
-    "killed": "(has|have) (ended or cannot be reached|not come within 2 s)",
+    "killed": "process LAST has ended or cannot be reached",
+    "killed_in_a_collective": "process LAST has ended or cannot be reached",
+    "killed_while_idle": "process LAST has ended or cannot be reached",
+    "killed_while_computing": "process LAST has ended or cannot be reached",
     "stopped": f"process LAST has not come within 2 s to {AT} process_allgather",
     "interrupted": rf"process LAST failed at {AT}, and the others did not: {GATHERS}; KeyboardInterrupt",
     "late": f"process LAST has not come within 2 s to {AT} process_allgather",
     "error_is_handled": rf"make different calls: .*process LAST: {AT} sync_global_devices",
+    "reads_an_element": rf"process LAST failed at {AT}, and the others did not: process(es)? [\d, ]* (is|are) at {AT} sum; "
+    "NotAddressableError: float: this process does not hold the element",
+    "reads_all_elements": rf"make different calls: .*process LAST: greater before {AT} any",
     "many_calls": rf"make different calls: .*process LAST: {AT} sync_global_devices",
 }
 """What every process that can still print has to print; LAST is the number of the process in which the fault is."""
 
-SILENT = {"killed", "stopped", "interrupted"}
+KILLED = {"killed", "killed_in_a_collective", "killed_while_idle", "killed_while_computing"}
+"""Faults in which the system ends the last process."""
+
+SILENT = {*KILLED, "stopped", "interrupted"}
 """Faults in which the last process itself prints something else, or nothing."""
 
 TOGETHER = 3
 """Jobs that run at the same time: they wait most of the time."""
 
 CASES = [(event, engine, n) for event in MESSAGES for engine in ENGINES for n in (2, 3, 4)]
-FEW = [(event, engine, n) for event, engine, n in CASES if (engine, n) == ("mpi", 2) and event not in DIFFERENT]
+RARE = {*DIFFERENT, *KILLED, "reads_all_elements"} - {"killed"}
+FEW = [(event, engine, n) for event, engine, n in CASES if (engine, n) == ("mpi", 2) and event not in RARE]
+FEW.append(("killed_in_a_collective", "gloo", 3))
 
 
 def test_an_array_for_each_device_is_given_once() -> None:
@@ -201,12 +212,15 @@ def end_all_within_the_time_limit(event: str, engine: str, processes: int) -> No
     assert "done" not in text or event in ("late", "missing_call")  # The last process may have come to its end.
     last = processes - 1
     message = MESSAGES[event].replace("LAST", str(last))
-    if event == "killed" and engine == "mpi":  # mpiexec ends all processes at once.
+    if event in KILLED and engine == "mpi":  # mpiexec ends all processes at once.
         assert "signal 9" in text
         return
-    if event == "killed":  # The connections of those that notice it first end, so that others may miss these.
-        assert re.search(rf"process(es)?[ ,0-9]* {last} (has|have) ended or cannot be reached", text)
-    speakers = range(last if event in SILENT | {"raises", "late"} else processes)
+    if event in KILLED:  # None is named that ends because of it.
+        assert set(re.findall("process.* ended or cannot be reached", text)) == {
+            f"process {last} has ended or cannot be reached"
+        }
+        assert text.rpartition("\n")[2].startswith(f"shardtensor launch: process {last} ended by signal 9 (SIGKILL); ")
+    speakers = range(last if event in SILENT | {"late"} else processes)
     for k in speakers:
         assert re.search(rf"\[{k}\].*({message})", text), f"process {k} does not say {message!r}:\n{text}"
     if event == "raises":
@@ -621,6 +635,29 @@ def test_what_launchers_leave_in_the_environment(environ: dict[str, str], expect
     assert {kind: launch[:3] for kind, launch in found_launches(environ).items()} == expected
 
 
+SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[3-4]", "SLURM_JOB_ID": "5"}
+REMEDIES = r"srun has started 4 processes.*knows 1,.*srun --mpi=pmix.*srun --mpi=pmi2.*initialize\(engine=\"gloo\"\)"
+
+
+@pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
+def test_srun_that_does_not_pass_numbers_to_this_mpi_is_an_error_with_remedies() -> None:
+    """Each process is alone then: the library of MPI starts as a job of one process."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "OMPI"))} | SLURM
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FAULTS.parents[2]), os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-c", "from shardtensor import distributed as d; d.initialize()"]
+    ended = subprocess.run(command, env=environ, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert re.search(f"BackendError: engine 'mpi': {REMEDIES}", ended.stderr), ended.stderr
+
+
+def test_variables_of_pmi_that_the_library_of_mpi_does_not_read() -> None:
+    launch, library = Launch(1, 4, None, "the launcher of MPI"), "Open MPI"
+    assert re.search(REMEDIES, mpi_engine._mismatch(launch, library, 1, {"PMI_RANK": "1", "PMI_SIZE": "4", **SLURM}))
+    other = mpi_engine._mismatch(launch, library, 1, {"PMI_RANK": "1", "PMI_SIZE": "4"})
+    assert re.search("the launcher of MPI says that there are 4.*Open MPI.*belongs to another MPI", other)
+    assert "srun" not in other
+
+
 @pytest.mark.parametrize(
     ("nodes", "first"),
     [("a", "a"), ("a,b", "a"), ("n[07-09,12],g", "n07"), ("g3,n[1-2]", "g3"), ("n[1-2]-ib", "n1-ib")],
@@ -663,7 +700,7 @@ assert (strided[count - 1] == np.arange(8).reshape(2, 4).T[:, ::-1] + count - 1)
 big = d.process_allgather(np.full(700_000, own), tiled=True)
 assert (big.reshape(count, -1) == np.arange(count)[:, None]).all()
 d.assert_equal({"nan": np.full(3, np.nan)})
-for tree, message in ((np.arange(3) + own, "in_tree is not"), ([1, 2, own], "in_tree[2] is not"), ([0] * own, "arrays")):
+for tree, message in ((np.arange(3) + own, "in_tree is not the same in process 0 and in process"), ([1, 2, own], "in_tree[2] is not"), ([0] * own, "arrays")):
     try:
         d.assert_equal(tree, "ours")
     except AssertionError as error:

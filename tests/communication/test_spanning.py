@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardtensor import launcher
 from tests.cases import CASES
 from tests.communication.spanning_programs import JITTED, MAPPED, wide_names
 from tests.communication.test_distributed import FULL, launch
+from tests.communication.test_engines import NO_MPI
 from tests.conftest import NO_GPU, NO_TORCH
 from tests.draws import drawn
 from tests.interpreters.test_state import Author, Dice, Program, quietly
@@ -46,6 +48,22 @@ def devices(monkeypatch: pytest.MonkeyPatch, count: int) -> int:
     """The number of devices of each process."""
     monkeypatch.setenv("SHARDTENSOR_NUM_DEVICES", str(count))
     return count
+
+
+@pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
+def test_the_error_of_the_page_is_printed_as_it_says(tmp_path: Path) -> None:
+    """The lines that stand for dots are those of the library."""
+    page = PAGE.read_text()
+    (code,) = [c for c in re.findall(r"^```py\n(.*?)^```", page, re.M | re.S) if "# km.py" in c]
+    (printed,) = [c for c in re.findall(r"^```console\n(.*?)^```", page, re.M | re.S) if "km.py:9" in c]
+    program, lines = tmp_path / "km.py", list[str]()
+    program.write_text(code)
+    environ = {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]))}
+    command = [sys.executable, str(program)]
+    assert launcher.launch(command, 4, "mpi", timeout=60, environ=environ, output=lines.append) == 1
+    found = iter(line.replace(f"{tmp_path}/", "") for line in lines)
+    for line in printed.splitlines():
+        assert line == "..." or line in found, (line, lines)
 
 
 @pytest.mark.parametrize(("engine", "processes", "count"), JOBS)
