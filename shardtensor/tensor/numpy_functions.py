@@ -233,10 +233,13 @@ def _broadcast_arrays(*args: Any, subok: bool = False) -> tuple[Any, ...]:
     return tuple(made)
 
 
+_NUMBERS = {bool, int, float, complex}
+
+
 def _has_no_numbers(x: Any) -> bool:
     """Whether an argument is None or text, or an array or a list of such objects."""
-    if isinstance(x, (list, tuple)):
-        return any(map(_has_no_numbers, x))
+    if isinstance(x, (list, tuple)):  # Lists of many numbers are looked through at the speed of C.
+        return not {*map(type, x)} <= _NUMBERS and any(map(_has_no_numbers, x))
     return x is None or isinstance(x, (str, bytes)) or getattr(getattr(x, "dtype", None), "kind", "") in {*"OSTU"}
 
 
