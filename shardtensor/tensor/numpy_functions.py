@@ -207,7 +207,10 @@ def _holds(x: Any, array: HostArray, share: Callable[[Any, Any], bool]) -> bool:
     storage = storage_of(x)
     if storage is None or not x._aval.backend.on_host:
         return False
-    return any(share(_placed_like(x, buffer), array) for buffer in storage.buffers)
+    buffers = storage.buffers
+    if len(buffers) == 1:
+        return share(_placed_like(x, buffers[0]), array)
+    return any(share(buffer, array) for buffer in buffers)  # They are joined, and copied, when a view is read.
 
 
 def _placed_like(x: Any, base: Any) -> Any:

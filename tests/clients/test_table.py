@@ -66,6 +66,8 @@ def test_arrays_of_a_tensor_may_share_its_memory(backend: str) -> None:
         assert np.shares_memory(export, y) == np.shares_memory(export, np.asarray(x)) == (backend == "numpy")
     assert not np.may_share_memory(x, a)
     assert not np.shares_memory(x, a)
+    parts = st.unshard(st.pmap(lambda part: part + 1, st.shard(a, devices=x.sharding.mesh)))
+    assert not np.may_share_memory(parts[1:, 1], a)
     with devices(3):
         shared = st.asarray(a, copy=False)
         assert np.shares_memory(shared, a)
