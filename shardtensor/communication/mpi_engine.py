@@ -202,9 +202,9 @@ def _mismatch(launch: Launch, library: str, size: int, environ: Mapping[str, str
             f"(`srun --mpi=list` shows which there are), or {_WITHOUT_MPI}"
         )
     return (
-        f"engine 'mpi': {launch.source} says that there are {counted(launch.process_count, 'process', 'processes')}, and {library}, the "
-        f"library of MPI that mpi4py uses, has started {size}; the launcher belongs to another MPI: use the mpiexec "
-        "that is installed with this library"
+        f"engine 'mpi': {launch.source} says that there are {counted(launch.process_count, 'process', 'processes')}, "
+        f"and {library}, the library of MPI that mpi4py uses, has started {size}; the launcher belongs to another MPI: "
+        "use the mpiexec that is installed with this library"
     )
 
 

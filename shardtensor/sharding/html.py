@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from shardtensor.host.units import readable
+from shardtensor.host.units import counted, readable
 from shardtensor.sharding.layout import NamedSharding, Shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.parts import Part, color, empty_devices, parts_of, rows_and_columns, slices
@@ -136,7 +136,7 @@ def picture(shape: Shape, sharding: NamedSharding, axes: Sequence[str] = ()) -> 
         title = slices([*block[0].block, *((0, n) for n in shape[-2:])], shape) if len(blocks) > 1 else ""
         figures.append(f"<div>{_svg(block, shape, labels, side)}{_note(title)}</div>")
     hidden = len(blocks) - len(figures)
-    notes = [f"{hidden} more blocks" if hidden else "", empty_devices(grid)]
+    notes = [counted(hidden, "more block") if hidden else "", empty_devices(grid)]
     return f'<div><div style="{_ROW}">{"".join(figures)}</div>{"".join(map(_note, notes))}</div>'
 
 

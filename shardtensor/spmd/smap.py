@@ -145,7 +145,9 @@ def _names(axis_name: Any, rank: int) -> tuple[str, ...]:
     given = axis_name if isinstance(axis_name, (list, tuple)) else (axis_name,)
     names = tuple(given)
     if len(names) != rank or not all(isinstance(n, str) and n for n in names):
-        raise ArgumentError(f"smap: axis_name is {axis_name!r:.60}; wanted a name for each of {rank} grid axes")
+        raise ArgumentError(
+            f"smap: axis_name is {axis_name!r:.60}; wanted a name for each of {counted(rank, 'grid axis', 'grid axes')}"
+        )
     return names
 
 

@@ -22,6 +22,7 @@ from shardtensor.tensor.flat import Flat
 from shardtensor.tensor.nested_lists import check_indices_fit, converted, from_lists
 from shardtensor.tensor.numpy_calls import call_numpy, with_out
 from shardtensor.tensor.numpy_protocols import Operators
+from shardtensor.tensor.ownership import storage_of
 
 if TYPE_CHECKING:
     from shardtensor.tensor.flags import Flags
@@ -93,7 +94,22 @@ class Methods(Operators):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """The strides that the array would have in NumPy, in bytes; see ``x.addressable_shards`` for the shards."""
+        """The strides in bytes. Where the devices share the memory of the host, they are those of ``np.asarray(x)``, as
+        programs need that compute addresses of them; elsewhere those that the array would have in NumPy. See
+        ``x.addressable_shards`` for the shards.
+        """
+        storage, view_spec = storage_of(self), getattr(self._storage, "view_spec", None)
+        if storage is not None and self._aval.backend.on_host and len(storage.buffers) == 1:
+            (whole,) = storage.buffers
+            if view_spec is None:
+                return whole.strides  # type: ignore[no-any-return]
+            if len(view_spec.boxes) == 1:  # The buffer of a reshaped view is made contiguous when it is read.
+                return view_spec.of(self._aval.backend, whole).strides  # type: ignore[no-any-return]
+        return self._numpys_strides
+
+    @property
+    def _numpys_strides(self) -> tuple[int, ...]:
+        """The strides that the array would have in NumPy, in bytes."""
         itemsize = (self if self.base is None else self.base).dtype.itemsize
         return tuple([n * itemsize for n in self._element_strides])
 
@@ -109,7 +125,8 @@ class Methods(Operators):
         """The flags of a NumPy array with the same views: see `Flags`."""
         from shardtensor.tensor.flags import flags_of
 
-        strides = tuple([n // self.dtype.itemsize for n in self.strides])  # Those of x.real are two elements or more.
+        # The strides of x.real are two elements or more.
+        strides = tuple([n // self.dtype.itemsize for n in self._numpys_strides])
         return flags_of(self.shape, strides, self.base is None, not self._is_scalar)
 
     def setflags(self, write: bool | None = None, align: bool | None = None, uic: bool | None = None) -> None:

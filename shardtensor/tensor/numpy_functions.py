@@ -207,7 +207,10 @@ def _holds(x: Any, array: HostArray, share: Callable[[Any, Any], bool]) -> bool:
     storage = storage_of(x)
     if storage is None or not x._aval.backend.on_host:
         return False
-    return any(share(_placed_like(x, buffer), array) for buffer in storage.buffers)
+    buffers = storage.buffers
+    if len(buffers) == 1:
+        return share(_placed_like(x, buffers[0]), array)
+    return any(share(buffer, array) for buffer in buffers)  # They are joined, and copied, when a view is read.
 
 
 def _placed_like(x: Any, base: Any) -> Any:
@@ -233,10 +236,13 @@ def _broadcast_arrays(*args: Any, subok: bool = False) -> tuple[Any, ...]:
     return tuple(made)
 
 
+_NUMBERS = {bool, int, float, complex}
+
+
 def _has_no_numbers(x: Any) -> bool:
     """Whether an argument is None or text, or an array or a list of such objects."""
-    if isinstance(x, (list, tuple)):
-        return any(map(_has_no_numbers, x))
+    if isinstance(x, (list, tuple)):  # Lists of many numbers are looked through at the speed of C.
+        return not {*map(type, x)} <= _NUMBERS and any(map(_has_no_numbers, x))
     return x is None or isinstance(x, (str, bytes)) or getattr(getattr(x, "dtype", None), "kind", "") in {*"OSTU"}
 
 

@@ -700,7 +700,7 @@ assert (strided[count - 1] == np.arange(8).reshape(2, 4).T[:, ::-1] + count - 1)
 big = d.process_allgather(np.full(700_000, own), tiled=True)
 assert (big.reshape(count, -1) == np.arange(count)[:, None]).all()
 d.assert_equal({"nan": np.full(3, np.nan)})
-for tree, message in ((np.arange(3) + own, "in_tree is not the same in process 0 and in process"), ([1, 2, own], "in_tree[2] is not"), ([0] * own, "arrays")):
+for tree, message in ((np.arange(3) + own, "in_tree is not the same in process 0 and in process"), ([1, 2, own], "in_tree[2] is not"), ([0] * own, "array")):
     try:
         d.assert_equal(tree, "ours")
     except AssertionError as error:

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor.testing.cases import axes
-from tests.layouts import DTYPES, array, assert_same, everywhere, mesh_of, meshes, placed, shapes
+from tests.layouts import DTYPES, array, assert_same, everywhere, mesh_of, meshes, placed, put, shapes
 
 WITH_INITIAL = ["sum", "prod", "max", "min", "nansum", "nanprod", "nanmax", "nanmin"]
 NAMES = [*WITH_INITIAL, "mean", "var", "std", "all", "any", "nanmean", "nanvar", "nanstd"]
@@ -94,3 +94,22 @@ def test_errors_name_the_function(name: str, backend: str) -> None:
     call, kind, words = ERRORS[name]
     with pytest.raises(kind, match=words):
         call(st.device_put(np.ones((4, 3)), mesh_of((2,), backend)))
+
+
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_ddof_is_numpys_name_of_correction(name: str, backend: str) -> None:
+    a = array((10, 3), "float64", 1)
+    x, mine, its = put(a, backend, (3,)), getattr(st, name), getattr(np, name)
+    for ddof in (0, 1, 0.5):
+        for params in (
+            {"axis": 0},
+            {"axis": None, "keepdims": True},
+            {"axis": 1, "where": a > 0},
+            {"dtype": "float32"},
+        ):
+            with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+                assert_same(mine(x, ddof=ddof, **params), its(a, ddof=ddof, **params))
+        assert_same(st.jit(lambda y, ddof=ddof: mine(y, axis=0, ddof=ddof))(x), its(a, axis=0, ddof=ddof))
+        assert_same(st.pmap(lambda y, ddof=ddof: mine(y, ddof=ddof), [x])[0], its(a, ddof=ddof))
+    replicated = st.NamedSharding(x.sharding.mesh, st.P())
+    assert mine(x, axis=1, ddof=1, out_sharding=replicated).sharding == replicated

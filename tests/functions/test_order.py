@@ -462,6 +462,8 @@ ERRORS: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda x: st.percentile(x, [50, 101]), st.ArgumentError, r"percentile: q is \[50, 101\]"),
     (lambda x: st.quantile(x, 0.5, method="no"), st.ArgumentError, "quantile: method is 'no'"),
     (lambda x: st.quantile(x * 1j, 0.5), st.ArgumentTypeError, "quantile: does not take complex128"),
+    (lambda x: st.var(x, ddof=1, correction=1), st.ArgumentError, "^var: ddof=1 and correction=1 are the same"),
+    (lambda x: st.std(x, ddof="1"), st.ArgumentTypeError, "^std: correction is '1'; wanted a real number"),
     (lambda x: st.nanvar(x, ddof=1, correction=1), st.ArgumentError, "nanvar: ddof=1 and correction=1 are the same"),
     (lambda x: st.nanmean(x, dtype="int8"), st.ArgumentTypeError, "nanmean: dtype is int8 for elements of float64"),
     (lambda x: st.nanargmax(x * math.nan), st.ArgumentError, "nanargmax: all elements along axis None are NaN"),

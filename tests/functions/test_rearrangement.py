@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import array_shapes
 import shardtensor as st
 from shardtensor import P
 from tests.draws import drawn
-from tests.layouts import assert_same, everywhere, mesh_of, placed
+from tests.layouts import array, assert_same, everywhere, mesh_of, placed, put
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "append": lambda xp, x: xp.append(x, x, axis=0),
@@ -377,3 +377,16 @@ def test_misuse(call: Any, kind: Any, message: str) -> None:
         call(x)
     assert isinstance(found.value, st.ShardTensorError)
     assert x.tolist() == np.arange(20.0).reshape(4, 5).tolist()
+
+
+def test_none_and_text_are_broadcast_as_in_numpy(backend: str) -> None:
+    a = array((4, 3), "float64", 1)
+    given = (None, "text", [1, 2, 3], ["a", None, "c"], np.array([[b"x"]]), 2.0)
+    found, wanted = np.broadcast_arrays(put(a, backend, (3,)), *given), np.broadcast_arrays(a, *given)
+    assert type(found) is type(wanted)
+    for mine, its in zip(found, wanted, strict=True):
+        assert isinstance(mine, st.ShardedTensor) == (its.dtype.kind in "if")
+        assert mine.dtype == its.dtype
+        np.testing.assert_array_equal(np.asarray(mine), its)
+    with pytest.raises(st.ShapeError, match="do not broadcast together"):
+        np.broadcast_arrays(put(a, backend, (3,)), ["a", "b"])

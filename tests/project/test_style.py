@@ -54,35 +54,36 @@ THINGS = frozenset(
 )
 
 SEVERAL = {
-    # expression: why there are several, wherever it is followed by the plural
-    "share": "only several are named",
-    "counts": "a text that names several numbers",
-    "parts": "the rows are split",
-    "_GATHERED": "a constant",
-    "header.nbytes": "more bytes than fit",
-    "number": "one buffer is named otherwise",
-    "self._processes": "one process is not named",
-    "count": "one device is named otherwise",
-    "axes": "the value of the argument",
-    "slices": "more slices than devices",
-    "index": "the type of CUDA's threads and blocks",
+    # module and expression: why there are several, wherever it is followed by the plural
+    "traffic_picture share": "one is not named",
+    "distributed counts": "a text that names several numbers",
+    "linalg parts": "the rows are split",
+    "linalg _GATHERED": "a constant",
+    "npy_files header.nbytes": "more bytes than fit",
+    "plan count": "one device is named otherwise",
+    "plan number": "one buffer is named otherwise",
+    "abstract_mesh self._processes": "one process is not named",
+    "rules axes": "the value of the argument",
+    "pmap slices": "more slices than devices",
+    "random_kernel index": "the type of CUDA's threads and blocks",
 }
 
 
 def counts_before_plurals(root: Path) -> Iterator[tuple[str, str]]:
-    """Yields the expressions in f-strings after which the plural of a thing stands, with the file and the line."""
+    """Yields the module and the expression where an f-string has the plural of a thing after a value, and the place."""
     for path in sorted(root.rglob("*.py")):
         for text in ast.walk(ast.parse(path.read_text())):
             for value, rest in itertools.pairwise(text.values) if isinstance(text, ast.JoinedStr) else ():
                 if isinstance(value, ast.FormattedValue) and isinstance(rest, ast.Constant):
                     word = rest.value[1:].replace(",", " ").replace(";", " ").replace(")", " ").partition(" ")[0]
                     if rest.value[0] == " " and word in THINGS:
-                        yield ast.unparse(value.value), f"{path.relative_to(root)}:{text.lineno}"
+                        yield f"{path.stem} {ast.unparse(value.value)}", f"{path.relative_to(root)}:{text.lineno}"
 
 
 def test_printed_counts_are_in_the_singular_or_the_plural() -> None:
     """`shardtensor.host.units.counted` gives "1 device" and "2 devices"."""
     package = Path(st.__file__).parent
     roots = (package, package.parent / "backends")
-    found = [place for root in roots for expression, place in counts_before_plurals(root) if expression not in SEVERAL]
-    assert not found
+    found = [found for root in roots for found in counts_before_plurals(root)]
+    assert [place for expression, place in found if expression not in SEVERAL] == []
+    assert {expression for expression, _ in found} == {*SEVERAL}

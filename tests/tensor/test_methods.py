@@ -129,6 +129,21 @@ def test_memory_is_described_as_numpys(backend: str) -> None:
     assert (x.real.strides, put(A + 1j, backend, (3,)).real.strides) == (A.strides, (A + 1j).real.strides)
 
 
+def test_addresses_that_are_computed_of_strides_are_those_of_the_elements() -> None:
+    """Matplotlib does so. The buffer of a broadcast tensor has strides of 0, and that of a sum NumPy's."""
+    x, a = put(A, "numpy", (3,)), A.copy()
+    for make in (
+        lambda y: np.broadcast_to(y[:, :1], (5, 6)),
+        lambda y: np.broadcast_to(y[:, :1], (5, 6))[1:, ::2],
+        lambda y: y.T + 1,
+        lambda y: (y.T + 1)[1:, :-1],
+        lambda y: (y.T + 1)[::2].reshape(-1),
+    ):
+        mine, its = make(x), make(a)
+        assert mine.strides == np.asarray(mine).strides
+        np.testing.assert_array_equal(np.lib.stride_tricks.as_strided(mine, mine.shape, mine.strides), its)
+
+
 def test_elements_are_found_and_converted(backend: str) -> None:
     x = put(A, backend, (3,))
     assert 3 in x

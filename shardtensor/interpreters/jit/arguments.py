@@ -13,6 +13,7 @@ from shardtensor.backend.registry import array_backend
 from shardtensor.backend.small_floats import is_element
 from shardtensor.errors import ArgumentError, ArgumentTypeError
 from shardtensor.functions.random_keys import Key, bits_of
+from shardtensor.host.units import counted
 from shardtensor.interpreters.jit.program import exact_key
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import as_operand, host_aval
@@ -75,7 +76,9 @@ class Signature:
         count = len(positional)
         for n in self.numbers:
             if not -count <= n < count and inspect.Parameter.VAR_POSITIONAL not in several:
-                raise ArgumentError(f"jit: {what}_argnums has {n}, and the function has {count} positional arguments")
+                raise ArgumentError(
+                    f"jit: {what}_argnums has {n}, and the function has {counted(count, 'positional argument')}"
+                )
         for name in self.names:
             if name not in [a.name for a in arguments] and inspect.Parameter.VAR_KEYWORD not in several:
                 raise ArgumentError(f"jit: {what}_argnames has {name!r}, and the function has no such argument")

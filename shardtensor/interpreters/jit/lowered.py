@@ -68,6 +68,11 @@ class Cost:
         )
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        from shardtensor.sharding.html import text_html
+
+        return text_html(str(self))
+
 
 class Lowered:
     """A traced function that does not run yet; ``jit(f).lower(*args)`` returns it.
@@ -112,6 +117,11 @@ class Lowered:
 
     def __str__(self) -> str:
         return self.as_text()
+
+    def _repr_html_(self) -> str:
+        from shardtensor.sharding.html import text_html
+
+        return text_html(str(self))
 
     def _groups(self) -> Iterator[str]:
         kernels = {id(fused.equations): fused.kernel for fused in self._executable.kernels}

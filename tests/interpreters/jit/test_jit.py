@@ -9,6 +9,7 @@ import gc
 import threading
 import types
 import weakref
+import xml.etree.ElementTree as ET
 from typing import Any
 
 import numpy as np
@@ -541,6 +542,8 @@ def test_programs_are_printed_and_compared() -> None:
   in (v5, v4) }"""
     )
     assert "getitem: 8 bytes" in lowered.as_text("layouts")
+    for shown in (lowered, lowered.cost()):
+        assert ET.fromstring(shown._repr_html_()).text == str(shown)
     assert lowered.program == st.jit(f).lower(x, 2.0).program
     assert lowered.program != st.jit(f).lower(x, 2).program
     cost = lowered.cost()
