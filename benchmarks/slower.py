@@ -157,7 +157,7 @@ INSTEAD_TEXTS = {
     "draws": "one draw of shape (100, 10)",
     "lstsq": "NumPy's function of `np.asarray(x)`",
     "solves": "one call for the stack of systems",
-    "uniform": "`dtype=\"float32\"`",
+    "uniform": '`dtype="float32"`',
     "integers": "NumPy's generator: `st.asarray(array, copy=False)`",
     "gamma": "NumPy's generator: `st.asarray(array, copy=False)`",
     "permutation": "NumPy's generator: `st.asarray(array, copy=False)`",

@@ -58,7 +58,12 @@ html_css_files = ["site.css"]
 
 BELOW = {
     "docs/from_jax": ["/docs/from_pmap_and_xmap"],
-    "docs/contributing": ["/docs/tests", "/docs/adding_an_operator", "/docs/writing_a_backend", "/docs/writing_an_engine"],
+    "docs/contributing": [
+        "/docs/tests",
+        "/docs/adding_an_operator",
+        "/docs/writing_a_backend",
+        "/docs/writing_an_engine",
+    ],
     "benchmarks/README": ["/docs/jit_figures"],
 }
 """The pages that the navigation shows below another page."""

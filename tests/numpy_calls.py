@@ -269,7 +269,9 @@ LINALG: dict[str, Call] = {
     "solve": lambda o: np.linalg.solve(o.q, o.r),
     "tensordot": lambda o: np.linalg.tensordot(o.x, o.y, axes=([0], [0])),
     "tensorinv": lambda o: np.linalg.tensorinv(_with_side_divided(o.q)),
-    "tensorsolve": lambda o: np.linalg.tensorsolve(x := _with_side_divided(o.q), o.v[: x.shape[2]].reshape(x.shape[:2])),
+    "tensorsolve": lambda o: np.linalg.tensorsolve(
+        x := _with_side_divided(o.q), o.v[: x.shape[2]].reshape(x.shape[:2])
+    ),
     "vecdot": lambda o: np.linalg.vecdot(o.x, o.y),
 }
 

@@ -98,7 +98,9 @@ def measure(name: str, call: Call) -> Measured:
     elif most <= max(whole, made) / DEVICES:
         kind = "distributed"
     else:
-        kind = "everything is exchanged" if most >= whole * (DEVICES - 1) / DEVICES else "distributed, more is exchanged"
+        kind = (
+            "everything is exchanged" if most >= whole * (DEVICES - 1) / DEVICES else "distributed, more is exchanged"
+        )
     return Measured(kind, result)
 
 

@@ -12,15 +12,13 @@ import pytest
 import shardtensor as st
 from shardtensor.functions.algorithms import panels, sample_sort
 from tests.numpy_calls import METHODS, MODULES, NO_ARRAYS, functions_of
-from tests.numpy_table import ARRAYS, PAGE, SIZES, TITLES, Measured, leaves, measured, operands_of, page, section
+from tests.numpy_table import ARRAYS, PAGE, SIZES, TITLES, leaves, measured, operands_of, page, section
 
 CALLS = {title: calls for title, (_, calls) in MODULES.items()} | {ARRAYS: METHODS}
 
 measured = functools.cache(measured)
 
-TITLES_BY_TIER = [
-    pytest.param(title, marks=pytest.mark.full if title == "numpy.linalg" else ()) for title in TITLES
-]
+TITLES_BY_TIER = [pytest.param(title, marks=pytest.mark.full if title == "numpy.linalg" else ()) for title in TITLES]
 """The functions of `numpy.linalg` take as long as all others, on matrices that are large enough to be divided."""
 
 OTHERWISE = {
