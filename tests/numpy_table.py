@@ -149,11 +149,11 @@ def page(sections: Iterable[str]) -> str:
 
 def section(title: str, rows: dict[str, Measured]) -> str:
     """Returns the text of a section: the names of each kind, and the errors."""
-    parts = [f"\n## {title}\n\n| kind | number | names |\n|---|--:|---|"]
+    parts = [f"\n## {title}\n\n| kind (number) | names |\n|---|---|"]
     for kind in KINDS:
         names = [name for name, row in rows.items() if row.kind == kind]
         if names:
-            parts.append(f"| {kind} | {len(names)} | {', '.join(f'`{name}`' for name in names)} |")
+            parts.append(f"| {kind} ({len(names)}) | {', '.join(f'`{name}`' for name in names)} |")
     refused = {name: row.error for name, row in rows.items() if row.kind == "refused"}
     if refused:
         parts.append("\n| refused | error |\n|---|---|")
