@@ -149,11 +149,11 @@ def page(sections: Iterable[str]) -> str:
 
 def section(title: str, rows: dict[str, Measured]) -> str:
     """Returns the text of a section: the names of each kind, and the errors."""
-    parts = [f"\n## {title}\n\n| kind | number | names |\n|---|--:|---|"]
+    parts = [f"\n## {title}\n\n| kind (number) | names |\n|---|---|"]
     for kind in KINDS:
         names = [name for name, row in rows.items() if row.kind == kind]
         if names:
-            parts.append(f"| {kind} | {len(names)} | {', '.join(f'`{name}`' for name in names)} |")
+            parts.append(f"| {kind} ({len(names)}) | {', '.join(f'`{name}`' for name in names)} |")
     refused = {name: row.error for name, row in rows.items() if row.kind == "refused"}
     if refused:
         parts.append("\n| refused | error |\n|---|---|")
@@ -166,13 +166,13 @@ def _wrapped(text: str) -> str:
 
 
 _INTRODUCTION = """\
-What each function of NumPy {version} does with tensors: `np.f(x)` calls the function of that name in `st` where there is one. Each kind was measured
+This page lists what each function of NumPy {version} does with tensors. `np.f(x)` calls the function of that name in `st`, if there is one. Each kind was measured
 by one call, with operands that are split by their first dimension over {devices} devices with separate memories, on which
 the counted transfers are those of a cluster.
 
-The operands are matrices of {rows} × 6 float64, vectors of {rows} elements, and square matrices of {side} rows. These are sizes at which work and
-elements are divided. Smaller operands can be gathered instead, where that takes less time than several messages: those of
-sorting and set functions up to 64 KiB, square matrices for solvers up to 1,024 rows. Some functions, whose cost grows with the square or the
+The operands are matrices of {rows} × 6 float64, vectors of {rows} elements, and square matrices of {side} rows. At these sizes, work and
+elements are divided. Smaller operands may be gathered instead, if that takes less time than several messages: by
+sorting and set functions up to 64 KiB, and by solvers up to 1,024 rows. Some functions, whose cost grows with the square or the
 cube of the size, were called with {few} rows, and matrices of {few_side}: {steep}.
 
 Another layout or size can need fewer transfers or more: `st.transfers` counts them, and `st.explain` names them.

@@ -341,9 +341,9 @@ def array_backend(x: object) -> Backend | None:
 def set_num_devices(n: int, backend: str | None = None) -> None:
     """Sets the number of logical devices of a backend, or of all backends. It must be called before their first use.
 
-    The number takes precedence over the environment variable ``SHARDTENSOR_NUM_DEVICES``. Without either, the ``numpy``
-    backend has one device for each usable core, and a backend for GPUs one for each GPU. Logical devices share the
-    cores, or the GPUs, so that programs for eight devices can be run and tested on any machine.
+    The number takes precedence over the environment variable ``SHARDTENSOR_NUM_DEVICES``. If neither is set, the
+    ``numpy`` backend has one device for each usable core, and a backend for GPUs one for each GPU. Logical devices
+    share the cores, or the GPUs: programs for eight devices can be run and tested on any machine.
 
     Args:
         n: an integer from 1 to 65,536.

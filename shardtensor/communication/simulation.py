@@ -29,9 +29,9 @@ def simulate(
 ) -> SimulationReport:
     """Simulates ``fn(*args)`` on devices that do not exist, and reports the messages that it would send.
 
-    Operators on tensors of an `AbstractMesh` are propagated, planned and counted as any others; no elements are
-    allocated, computed or moved. `shard_map`, `pmap`, `smap` and the collectives work too: the mapped functions receive
-    single-device tensors.
+    For tensors on an `AbstractMesh`, layouts are propagated, and transfers are planned and counted, as for any other
+    tensors. No elements are allocated, computed or moved. `shard_map`, `pmap`, `smap` and the collectives work, too:
+    mapped functions receive tensors on one device.
 
     Args:
         fn: the function. It may return any object.

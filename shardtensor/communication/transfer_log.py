@@ -426,8 +426,8 @@ _policy: ContextVar[str] = ContextVar("shardtensor_transfer_guard", default="all
 def transfer_guard(policy: str) -> Iterator[None]:
     """Sets the policy for implicit transfers, in this thread and in the maps that it starts.
 
-    A thread that is started in the block has the policy only where threads inherit context variables, as by default on
-    a Python without a GIL.
+    A thread that is started in the block has the policy only if threads inherit context variables, as they do by
+    default on a Python without a GIL.
 
     Args:
         policy: ``"allow"``; ``"log"``, which logs each one to the logger ``shardtensor``; or ``"disallow"``, which

@@ -35,9 +35,8 @@ def asarray(
 ) -> ShardedTensor:
     """Converts an array, a scalar or nested lists of scalars or of arrays to a tensor.
 
-    Lists that contain tensors with dimensions are stacked on the devices of the tensors, as by `shardtensor.stack`.
-    (`shardtensor.unshard` joins the list of shards that a map returns.) Tensors without dimensions in lists are read,
-    as scalars.
+    Lists of tensors are stacked on the devices of the tensors, as by `shardtensor.stack`. (`shardtensor.unshard` joins
+    the list of shards that a map returns.) Tensors without dimensions in a list are read, and count as scalars.
 
     Args:
         obj: a tensor, a host or backend array, a scalar, nested lists of scalars, tensors and host arrays, or an object

@@ -48,10 +48,10 @@ def einsum(
 ) -> ShardedTensor:
     """Evaluates a sum of products in Einstein's notation, as `numpy.einsum` does.
 
-    Two operands are contracted at a time, in the order that opt_einsum proposes if it is installed, and else
-    `numpy.einsum_path`. All dimensions keep their sharding where no other operand uses the same mesh axis for another
-    one; sums over sharded dimensions are partial sums, which are added along a fixed tree. A diagonal of an operand is
-    a copy here, not a view.
+    Two operands are contracted at a time, in the order that opt_einsum proposes if it is installed, and otherwise that
+    of `numpy.einsum_path`. A dimension keeps its sharding unless another operand uses the same mesh axis for another
+    dimension. Sums over sharded dimensions are partial sums, which are added along a fixed tree. A diagonal of an
+    operand is a copy here, not a view.
 
     Args:
         subscripts: the labels of the operands' dimensions and, after ``->``, of the result, such as ``"ij,jk->ik"``; an

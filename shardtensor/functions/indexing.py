@@ -198,9 +198,9 @@ def _put_on_device(xp: Any, context: None, x: Any, value: Any, *, view_spec: Vie
 def take(x: ArrayLike, indices: Any, /, *, axis: int | None = None, mode: str = "raise") -> ShardedTensor:
     """Returns the elements of x at ``indices`` along ``axis``, as an independent tensor of x's dtype.
 
-    The result has the dimensions of ``indices`` in place of ``axis``. As in ``x[..., indices]``, the first of them is
-    split by the mesh axes that split ``axis``, the other dimensions of x keep their sharding, ``indices`` are read as
-    there, and only the selected elements are sent, from the devices that hold them.
+    The result has the dimensions of ``indices`` instead of ``axis``. Layouts are those of ``x[..., indices]``: the
+    first of the new dimensions is split by the mesh axes that split ``axis``, and the other dimensions of x keep their
+    sharding. Only the selected elements are sent, by the devices that hold them.
 
     Args:
         x: a tensor or a host array.

@@ -34,10 +34,10 @@ Operand = Aval | HostAval
 def concat(arrays: Sequence[ArrayLike], /, axis: int | None = 0) -> ShardedTensor:
     """Concatenates arrays along an existing dimension.
 
-    If each array is a tensor on a single device and the devices are several of one backend (a list that `shard` or
-    `pmap` returned), the result is sharded along ``axis`` over those devices; if moreover they are distinct and the
-    sizes follow the split rule, no data moves. Otherwise the result has the sharding of the operand that would be most
-    expensive to move. The dtype is that to which the arrays are promoted.
+    If each array is a tensor on a single device, and these are several devices of one backend (as in a list that
+    `shard` or `pmap` returned), the result is sharded along ``axis`` over them. If, moreover, the devices are distinct
+    and the sizes follow the split rule, no data moves. For any other arrays, the result has the sharding of the operand
+    that would be most expensive to move. The dtype is that to which the arrays are promoted.
 
     Args:
         arrays: a sequence of tensors or host arrays, or of scalars for ``axis=None``; an array is the sequence of its
@@ -158,8 +158,8 @@ def _unshard(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> DataMovem
 def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> ShardedTensor:
     """Stacks arrays of equal shape along a new dimension.
 
-    If each array is a tensor on a single device and the devices are several of one backend, the new dimension is
-    sharded over those devices. Otherwise the new dimension is not sharded, and the others have the sharding of the
+    If each array is a tensor on a single device, and these are several devices of one backend, the new dimension is
+    sharded over them. Otherwise the new dimension is not sharded, and the other dimensions have the sharding of the
     operand that would be most expensive to move. The dtype is that to which the arrays are promoted.
 
     Args:

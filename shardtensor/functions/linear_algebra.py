@@ -43,14 +43,13 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
 def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the matrix product of x1, of shape (..., n, k), and x2, of shape (..., k, m): shape (..., n, m).
 
-    The leading dimensions broadcast. A 1-d operand is treated as one row (x1) or one column (x2), and the result lacks
-    that dimension. The rows of x1, the columns of x2 and the leading dimensions keep their sharding. Where the
-    contracted dimension is sharded, each device multiplies its parts, and partial sums are added along a fixed tree.
-    Where several mesh axes split both operands, and an axis splits the rows or columns of one of them and the
-    contracted dimension of the other, the layout is taken that transfers the fewest bytes: either operand moves, or
-    both do, panel by panel (SUMMA), and the result is split as the rows of x1 and the columns of x2. An operand that
-    every device has to read whole moves part by part around a ring (see
-    `shardtensor.functions.algorithms.ring_product`), unless it is small.
+    The leading dimensions broadcast. A 1-d operand is treated as one row (x1) or one column (x2), and the result does
+    not have that dimension. The rows of x1, the columns of x2 and the leading dimensions keep their sharding. If the
+    contracted dimension is sharded, each device multiplies its parts, and the partial sums are added along a fixed
+    tree. If a mesh axis splits the rows or columns of one operand and the contracted dimension of the other one, the
+    layout that transfers the fewest bytes is used: one operand moves, or both move panel by panel (SUMMA), and the
+    result is split like the rows of x1 and the columns of x2. An operand that every device has to read as a whole moves
+    part by part around a ring (see `shardtensor.functions.algorithms.ring_product`), unless it is small.
 
     Raises:
         ShapeError: the contracted sizes differ, the leading dimensions do not broadcast, or an operand is 0-d.

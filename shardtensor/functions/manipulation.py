@@ -312,9 +312,9 @@ def reshape(
 ) -> ShardedTensor:
     """Reshapes x to ``shape``, with the elements in row-major order.
 
-    Dimensions that are unchanged keep their sharding. Where dimensions are merged or divided, the first of the new ones
-    takes over the sharding. If the boundaries between devices differ then, only the elements between the old and the
-    new boundaries are transferred.
+    Dimensions that do not change keep their sharding. Where dimensions are merged or divided, the first of the new
+    dimensions takes over the sharding. If the boundaries between devices change, only the elements between the old and
+    the new boundaries are transferred.
 
     Args:
         x: a tensor or a host array.

@@ -352,7 +352,7 @@ def device_put(x: Any, device: Any = None, *, donate: bool = False, may_alias: b
     """Transfers x, an array or a pytree of arrays, to a device, a mesh or a sharding.
 
     Returns a tensor with the shape and dtype of x, or a pytree of the same structure with a tensor for each leaf. Each
-    leaf is transferred as by `reshard`; the results are independent tensors.
+    leaf is transferred as by `reshard`. The results are independent tensors.
 
     Args:
         x: a tensor, a host array, a scalar, or a pytree of them, in which None stays None.

@@ -41,11 +41,11 @@ def cumulative_sum(
 ) -> ShardedTensor:
     """Computes the cumulative sum of elements along an axis: element i of the result is the sum of elements 0 to i.
 
-    The result has x's shape and sharding. Each device computes the cumulative sums of its shard; where the axis is
-    sharded, the totals of the shards are gathered along it, and the total of the shards before is added to each shard:
-    P devices send P (P - 1) sums of each line. Up to 64 KiB, the first device of one process receives all elements,
-    computes the same bits and sends the others their parts, unless the sums are not of integers and another dimension
-    is split, too. The rounding of floating-point sums depends on the mesh only.
+    The result has x's shape and sharding. Each device computes the cumulative sums of its shard. If the axis is
+    sharded, the totals of the shards are gathered along it, and each device adds the total of the shards before its
+    own: P devices send P (P - 1) sums of each line. For x of up to 64 KiB, the first device of a process receives all
+    elements, computes the same bits, and sends the other devices their parts (but not if another dimension is split,
+    too, and the elements are no integers). The rounding of floating-point sums depends only on the mesh.
 
     Args:
         x: a tensor or an array.

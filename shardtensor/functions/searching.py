@@ -74,8 +74,8 @@ def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> ShardedTenso
 def where(condition: ArrayLike, x1: ArrayLike | None = None, x2: ArrayLike | None = None, /) -> Any:
     """Selects elements of x1 where ``condition`` is true and elements of x2 elsewhere.
 
-    The operands broadcast against one another, and the result has the dtype to which x1 and x2 are promoted. Its
-    sharding is that of the operands; where they differ, the operands that are cheapest to move are transferred.
+    The operands broadcast against one another, and the result has the dtype to which x1 and x2 are promoted. It has the
+    sharding of the operands. If their shardings differ, the operands that are cheapest to move are transferred.
     Without x1 and x2, the result is that of `shardtensor.nonzero`, as in NumPy.
 
     Args:

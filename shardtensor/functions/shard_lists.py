@@ -36,9 +36,9 @@ from shardtensor.tensor.value import Aval, aval
 def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | None = None) -> list[ShardedTensor]:
     """Splits x along ``axis`` into a list of tensors, one for each device.
 
-    Item k is a tensor on device k only, with x's dtype. Sizes follow the split rule: 10 rows over 4 devices are 3, 3,
-    2, 2. If the dimension is smaller than the number of devices, the last items are empty. The parts are transferred
-    as by `reshard`.
+    Item k is a tensor on device k only, with x's dtype. Sizes follow the split rule: 10 rows over 4 devices are split
+    as 3, 3, 2, 2. If the dimension is smaller than the number of devices, the last items are empty. The parts are
+    transferred as by `reshard`.
 
     Args:
         x: a tensor or a host array of at least one dimension.

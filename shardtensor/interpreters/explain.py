@@ -89,8 +89,8 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Lists for each operator that ``fn(*args, **kwargs)`` calls what is transferred, where it runs, and what is
-    combined, with bytes. No elements are computed or transferred.
+    """Lists the operators that ``fn(*args, **kwargs)`` calls: where each one runs, and how many bytes it transfers and
+    combines. No elements are computed or transferred.
 
     The bytes are those that machines with separate memories would send, as `st.transfers` counts them. Inside of a
     map, the operators of its first program are listed; the transfers of all programs are listed with the map.

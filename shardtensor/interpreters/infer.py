@@ -316,7 +316,7 @@ def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Returns the shapes, dtypes and shardings of the results of ``fn(*args, **kwargs)``, without computing elements.
 
     The function is called once. Every operator infers the layout of its result by the rules that it follows when it
-    runs, so that results have exactly these shardings; nothing is transferred, allocated or written.
+    runs, so these are exactly the shardings of the results. Nothing is transferred, allocated or written.
 
     Args:
         fn: the function.
@@ -324,7 +324,7 @@ def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         **kwargs: likewise.
 
     Returns:
-        The result of the function, with a `ShapeDtypeStruct` in place of each tensor.
+        The result of the function, in which each tensor is replaced by a `ShapeDtypeStruct`.
 
     Raises:
         ConcretizationError: the function needs elements: ``float(x)``, ``if x``, ``np.asarray(x)``, a mask as an index.

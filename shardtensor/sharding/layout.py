@@ -56,11 +56,11 @@ def offsets(size: int, counts: tuple[int, ...]) -> Ints:
 
 
 class NamedSharding:
-    """The placement of an array's elements: a mesh, and a spec with the mesh axes that split each dimension.
+    """The placement of an array on devices: a mesh, and a spec that names the mesh axes that split each dimension.
 
-    A sharding and a shape determine the index of every shard; nothing else does. Sizes need not be divisible by the
-    number of parts: see `shardtensor.sharding.layout` for the split rule. The array is replicated along mesh axes that
-    the spec does not contain.
+    A sharding and a shape determine the index of every shard. Sizes need not be divisible by the number of parts: 10
+    rows over 4 devices are split as 3, 3, 2, 2 (see `shardtensor.sharding.layout` for the split rule). The array is
+    replicated along mesh axes that the spec does not contain.
 
     Args:
         mesh: the devices.

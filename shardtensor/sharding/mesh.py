@@ -211,9 +211,9 @@ class set_mesh:  # noqa: N801 - used like a function
     Maps without ``devices=`` or ``mesh=`` run on it. A bare `P` stands for the `NamedSharding` of that spec on it,
     wherever a sharding is accepted. Inside a mapped function, the devices that the call owns form the mesh in use.
 
-    A call sets the mesh for the whole process. As a context manager, it sets the mesh for the calls inside the
-    ``with``, in this thread and in the maps that it starts, and takes precedence there. (Other threads may see the mesh
-    between the call and the ``with``; `use_mesh` never shows it to them.)
+    A call sets the mesh for the whole process. As a context manager, it sets the mesh inside the ``with``, in this
+    thread and in the maps that it starts, and takes precedence there. (Other threads may use the mesh between the call
+    and the ``with``; with `use_mesh` they never do.)
 
     Args:
         mesh: the mesh; None for no mesh: arrays are then placed on all devices of the default backend.
@@ -249,8 +249,8 @@ class set_mesh:  # noqa: N801 - used like a function
 def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
     """Makes ``mesh`` the mesh in use of this thread inside the ``with`` block: see `set_mesh`.
 
-    A thread that is started in the block has the mesh only where threads inherit context variables, as by default on a
-    Python without a GIL.
+    A thread that is started in the block uses the mesh only if threads inherit context variables, as they do by default
+    on a Python without a GIL.
 
     >>> with st.use_mesh(st.make_mesh((2,), ("x",))):
     ...     st.zeros((4, 3)).sharding.spec
@@ -291,8 +291,8 @@ def default_mesh() -> Mesh:
 def get_mesh() -> Mesh:
     """Returns the mesh on which arrays without ``device=`` are created, and maps without ``devices=`` run.
 
-    It is the mesh of `set_mesh` or `use_mesh`; inside a mapped function, the devices that the call owns; else all
-    devices of the default backend along the axis ``d``.
+    It is the mesh of `set_mesh` or `use_mesh`. Inside a mapped function, it is the mesh of the devices that the call
+    owns. Otherwise, it has all devices of the default backend, along the axis ``d``.
 
     >>> with st.set_mesh(st.make_mesh((2, 2), ("X", "Y"))):
     ...     st.get_mesh()

@@ -234,7 +234,7 @@ def _psum_scatter(x: Any, axis_name: AxisName, scatter_dimension: int, axis_inde
 def all_gather(
     x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None, axis: int = 0, tiled: bool = False
 ) -> Any:
-    """Joins the arrays of all devices along a named axis; every device gets the whole.
+    """Joins the arrays of all devices along a named axis; every device gets all of the result.
 
     Args:
         x: a pytree of arrays.

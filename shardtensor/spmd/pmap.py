@@ -75,7 +75,7 @@ def pmap(
     devices: Devices = None,
     donate: bool = False,
 ) -> Any:
-    """Runs ``fn`` on every device concurrently. Results stay on their devices, so that maps chain without gathering.
+    """Calls ``fn`` for every device, concurrently. Results stay on their devices, where the next map finds them.
 
     ``pmap(fn)`` without arguments returns the mapped function. The arguments of a call determine its semantics:
 
@@ -91,32 +91,32 @@ def pmap(
     result              a list of results                  one tensor, stacked along ``out_axes``
     ==================  =================================  =================================================
 
-    Lists: a call runs on the device of the tensor in its item; where lists differ, the first list with a tensor
+    Lists: a call runs on the device of the tensor in its item. Where lists differ, the first list with a tensor
     determines the device, and the other items are transferred to it. Items without a tensor are distributed over the
-    devices in blocks by the split rule (10 over 4 devices: 3, 3, 2, 2), so that `stack` of the results transfers
-    nothing. Items and results may be pytrees; shapes and dtypes may differ from shard to shard.
+    devices in blocks, by the split rule (10 over 4 devices are split as 3, 3, 2, 2), so that `stack` of the results
+    transfers nothing. Items and results may be pytrees. Shapes and dtypes may differ from shard to shard.
 
-    Arrays: an array whose sharding already matches the slices is not transferred; others are resharded.
-    ``out_axes=None`` declares that the results of all calls are equal, which is checked, and returns them as one tensor
+    Arrays: an array whose sharding already matches the slices is not transferred; other arrays are resharded.
+    ``out_axes=None`` declares that the results of all calls are equal. This is checked, and the result is one tensor
     that is replicated over the calls.
 
     Nested: maps inside of a call use the devices that the call owns. A map of a map, ``pmap(pmap(fn))``, takes one
     device for each call of the innermost one, and gives each call of the outer one a row of these. Where ``devices`` is
     a grid, or an item is itself a tensor over several devices (or a list of tensors), each call owns those. In all of
-    these cases slices and items are passed to the inner map unchanged; ``fn`` receives the backend's arrays at the
-    innermost level. Any other call runs on one device. Without ``devices`` and without tensors in the lists, the
-    remaining devices are shared out: of n calls, call i owns the devices i, i + n, i + 2 n, …, which are the default
-    mesh for the maps in it.
+    these cases slices and items are passed to the inner map unchanged, and ``fn`` receives the backend's arrays at the
+    innermost level. Any other call runs on one device. Without ``devices`` and without tensors in the lists, the calls
+    divide all devices: of n calls, call i owns the devices i, i + n, i + 2 n, …, which are the default mesh for the
+    maps in it.
 
-    ``fn`` may be any Python function. It receives the backend's own arrays, which it must not write to, with their
-    device current; `st` functions on them run on that device, too, and collectives (`st.psum`, …) run along
-    ``axis_name``. The order of the calls, and how many run at once, is unspecified. Arrays that ``fn`` returns become
-    tensors on the device; other leaves are returned unchanged.
+    ``fn`` may be any Python function. It receives the backend's own arrays, and must not write to them. Their device is
+    current, and `st` functions run on it. Collectives (`st.psum`, …) run along ``axis_name``. The order of the calls,
+    and the number of calls that run at the same time, are unspecified. Arrays that ``fn`` returns become tensors on the
+    device; other leaves are returned unchanged.
 
     Several calls share a thread, which switches between them in collectives and inner maps. Context variables and
     `numpy.errstate` belong to a call, thread-local data and the owner of a `threading.RLock` to the thread. A call must
-    not hold a lock while it calls a collective or a map: another call of the same thread that acquires it blocks both,
-    without an error. See docs/programs.md, also for asyncio, signals and forks.
+    not hold a lock while it calls a collective or a map: if another call of the same thread acquires the lock, both are
+    blocked, without an error. See docs/programs.md, also for asyncio, signals and forks.
 
     Args:
         fn: the function.

@@ -59,13 +59,13 @@ def shard_map(
     axis_names: Sequence[str] | set[str] | frozenset[str] | None = None,
     check_vma: bool = True,
 ) -> Any:
-    """Returns a function that runs ``f`` on every device of a mesh concurrently, on the device's blocks of the
+    """Returns a function that calls ``f`` for every device of a mesh, concurrently, with the device's blocks of the
     arguments.
 
-    It is JAX's shard_map for this array type: blocks keep the rank of the arrays, and collectives (`st.psum`, …) run
-    along the axes of the mesh. Sizes need not be divisible: blocks follow the split rule, so that they may differ by
-    one, or be empty. ``f`` may be any Python function; it is called, not traced, and must not hold a lock while it
-    calls a collective or a map (see `pmap` for how calls share threads). Without ``f``, a decorator is returned.
+    It corresponds to `jax.shard_map`: blocks keep the rank of the arrays, and collectives (`st.psum`, …) run along the
+    axes of the mesh. Sizes need not be divisible: blocks follow the split rule, so their sizes may differ by one, and
+    they may be empty. ``f`` may be any Python function. It is called, not traced, and must not hold a lock while it
+    calls a collective or a map (`pmap` says how calls share threads). Without ``f``, a decorator is returned.
 
     Args:
         f: the function.

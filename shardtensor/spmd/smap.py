@@ -63,7 +63,7 @@ def smap(
     axis_name: str | Sequence[str] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Splits the arguments, runs ``fn`` on the parts concurrently, and joins the results into one sharded tensor.
+    """Splits the arguments, calls ``fn`` with the parts concurrently, and joins the results to one sharded tensor.
 
     ===============================  ===================================================================================
     `jax.smap`                       here

@@ -57,11 +57,12 @@ class Shard:
 class ShardedTensor(Methods, Conversions):
     """A NumPy-like array sharded over many devices.
 
-    Tensors are created by `st.asarray`, `st.zeros`, `st.device_put` and similar functions, and by every operator;
-    calling the class raises an error. Operators return new tensors, whose sharding follows from the operands' by the
-    operator's rule. Indexing, ``T``, ``reshape`` and whatever else returns a view in NumPy return views: writing to a
-    view writes to its base, and reading it sees the base's current value. Writes (``x[i] = v``, ``x += y``, ``out=x``)
-    keep sharding and dtype, and are visible only through the tensor and its views.
+    Tensors are created by `st.asarray`, `st.zeros`, `st.device_put` and similar functions, and by every operator.
+    Calling the class raises an error. Operators return new tensors. The sharding of a result follows from the shardings
+    of the operands, by the operator's rule. Indexing, ``T``, ``reshape`` and other operations that return a view in
+    NumPy return a view here, too: writing to a view writes to its base, and reading it returns the base's current
+    elements. Writes (``x[i] = v``, ``x += y``, ``out=x``) keep sharding and dtype, and are visible only through the
+    tensor and its views.
 
     Tensors, meshes, shardings and devices can be pickled. A tensor is loaded onto the devices that it had, which are
     identified by backend and number. If one of them does not exist in the loading process, the tensor is loaded onto

@@ -28,6 +28,7 @@ from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES
 from tests.draws import drawn
 from tests.layouts import DTYPES, MESHES, array, everywhere, mesh_of, shapes, specs
+from tests.project import test_docs_pages
 
 N = st.NamedSharding
 Function = Callable[[Any, N], Any]
@@ -1012,13 +1013,10 @@ def test_logs_and_reports_name_the_devices_of_all_processes(processes: int) -> N
 
 
 def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) >= 4
-    scope: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, "docs/simulate.md", "exec"), scope)
-    assert capsys.readouterr().out == "".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL))
+    """The page is docs/simulate.md. Its blocks print what comments and blocks of text show."""
+    code, printed = test_docs_pages.program((Path(__file__).parents[2] / "docs" / "simulate.md").read_text())
+    exec(compile(code, "docs/simulate.md", "exec"), {})
+    assert capsys.readouterr().out == printed
 
 
 def test_notebooks_show_the_report():

@@ -133,6 +133,7 @@ def test_a_transformer_block_has_the_losses_of_numpy(engine: str, processes: int
     status, text = launch(engine, processes, str(program), limit=60)
     assert status == 0, text
     assert text.count("4.4169 2.1766 True") == processes
+    assert text.count("True") == 2 * processes
 
 
 def lines_of(path: Path) -> dict[str, str]:

@@ -451,8 +451,8 @@ def jit(
     Tensors, host arrays and Python scalars among the leaves of the arguments are traced; everything else is static. The
     function is traced again for other shapes, dtypes, shardings, statics, default meshes, or another aliasing of its
     arguments, and not for other elements or numbers. Results, their layouts, and writes to arguments and to tensors
-    that the function closes over are those of ``fn``; the writes show after the call, all of them or, after an error,
-    none.
+    that the function closes over are those of ``fn``. The writes are visible after the call: all of them, or none if
+    the call raises an error.
 
     Args:
         fn: the function. It is called while it is traced, with tensors that have no elements.
