@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import NamedTuple
 
-_PACKAGE = (os.path.dirname(os.path.abspath(__file__)) + os.sep, "<operator ", "<frozen ")
-"""How the names of the files of this package begin, those of the functions that it generates, and Python's own."""
+_PACKAGES = frozenset(("shardtensor", "shardtensor_numpy", "shardtensor_cupy", "shardtensor_torch"))
+"""This package and those of its backends."""
+
+_PROGRAMS = ("shardtensor.cli", "shardtensor.demo", "shardtensor.launcher", "shardtensor.testing")
+"""The modules of them that call the library as programs of the user do."""
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 """Parts of the paths of installed libraries."""
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 """The folder of the standard library."""
-
 
 _PUBLIC = ["shardtensor"] + [
     f"shardtensor.{name}" for name in ("distributed", "linalg", "fft", "random", "lib", "einops")
@@ -43,73 +45,85 @@ class Place(NamedTuple):
         return f"{_shown(self.file)}:{self.line}"
 
 
-def user_place(frame: FrameType | None = None) -> Place | None:
-    """Returns the place of the innermost call in the program of the user, or None if there is none on this stack, such
+def is_in_package(name: str) -> bool:
+    """Whether a module of this name belongs to this package, and not to the user."""
+    return name.partition(".")[0] in _PACKAGES and not name.startswith(_PROGRAMS)
+
+
+def is_inside(frame: FrameType) -> bool:
+    """Whether a frame belongs to this package."""
+    return is_in_package(frame.f_globals.get("__name__") or "")
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """Returns the frame of the innermost call in the program of the user, or None if there is none on this stack, such
     as in a thread of this package.
 
     That is the innermost frame which is neither in this package nor in an installed library; where all frames are in
     libraries, the innermost one outside of this package.
 
     Args:
-        frame: the innermost frame of a stack; by default that of the caller.
+        frame: the innermost frame of a stack.
     """
-    return _innermost(_frames(frame or sys._getframe(1)))
+    return next((found for found, _ in _of_user(_stack(frame))), None)
+
+
+def user_place(frame: FrameType | None = None) -> Place | None:
+    """Returns the place of `user_frame`, by default on the stack of the caller."""
+    return next(_places(_stack(frame or sys._getframe(1))), None)
 
 
 def user_call() -> tuple[Place | None, str]:
     """Returns the place of `user_place`, and the public function of this package that is called there; empty for an
     operator of Python or a method that only this package calls.
     """
-    place, frame, function = user_place(), sys._getframe(1), ""
+    inner, function = sys._getframe(1), ""
+    user = user_frame(inner)
     public = {name for module in _PUBLIC for name in getattr(sys.modules.get(module), "__all__", ())}
-    for code, line in _frames(frame):
-        if place == Place(code.co_filename, line, code.co_name):
+    for frame, _ in _stack(inner):
+        if frame is user:
             break
-        if is_in_package(code.co_filename):  # The outermost one is what the user calls.
-            names = code.co_name, Path(code.co_filename).stem  # shard_map.py has what `st.shard_map` returns.
+        if is_inside(frame):  # The outermost one is what the user calls.
+            names = frame.f_code.co_name, Path(frame.f_code.co_filename).stem  # shard_map.py has what it returns.
             function = next((name for name in names if name in public), function)
-    return place, function
+    return user_place(inner), function
 
 
 def place_of(error: BaseException) -> Place | None:
     """Returns the place in the program of the user where an exception was raised, or from where the library that raised
     it was called; None for an exception without such a frame in its traceback.
     """
-    frames, traceback = [], error.__traceback__
+    entries, traceback = [], error.__traceback__
     while traceback is not None:
-        frames.append((traceback.tb_frame.f_code, traceback.tb_lineno))
+        entries.append((traceback.tb_frame, traceback.tb_lineno))
         traceback = traceback.tb_next
-    return _innermost(reversed(frames))
+    return next(_places(reversed(entries)), None)
 
 
-def is_in_package(file: str) -> bool:
-    """Whether a file, or the name of generated code, belongs to this package."""
-    return file.startswith(_PACKAGE)
-
-
-def is_in_library(file: str) -> bool:
-    """Whether a file belongs to an installed library or to the standard library."""
-    return any(part in file for part in _INSTALLED) or file.startswith(_STANDARD)
-
-
-def _frames(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
-    """Yields the code and the line of a frame and of those that called it."""
+def _stack(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+    """Yields a frame and those that called it, each with its line."""
     while frame is not None:
-        yield frame.f_code, frame.f_lineno
+        yield frame, frame.f_lineno
         frame = frame.f_back
 
 
-def _innermost(frames: Iterator[tuple[CodeType, int]]) -> Place | None:
-    """Returns the place of the user's frame among frames, of which the innermost comes first; see `user_place`."""
-    found = None
-    for code, line in frames:
-        if is_in_package(code.co_filename):
-            continue
-        place = Place(code.co_filename, line, code.co_name)
-        if not is_in_library(code.co_filename):
-            return place
-        found = found or place
-    return found
+def _places(frames: Iterable[tuple[FrameType, int]]) -> Iterator[Place]:
+    for frame, line in _of_user(frames):
+        yield Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+
+
+def _of_user(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
+    """Yields the frames outside of this package, of which the innermost come first: those of the user's program, or
+    those of libraries if there are no others.
+    """
+    outside = [(frame, line) for frame, line in frames if not is_inside(frame)]
+    users = [(frame, line) for frame, line in outside if not _is_in_library(frame.f_code.co_filename)]
+    yield from users or outside
+
+
+def _is_in_library(file: str) -> bool:
+    """Whether a file belongs to an installed library or to Python."""
+    return any(part in file for part in _INSTALLED) or file.startswith((_STANDARD, "<frozen "))
 
 
 def _shown(file: str) -> str:

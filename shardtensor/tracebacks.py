@@ -18,27 +18,10 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
-_PACKAGES = frozenset(("shardtensor", "shardtensor_numpy", "shardtensor_cupy", "shardtensor_torch"))
-"""The packages whose frames are hidden."""
-
-_PROGRAMS = ("shardtensor.cli", "shardtensor.demo", "shardtensor.launcher", "shardtensor.testing")
-"""The modules of them that use the library as a program of the user does."""
+from shardtensor.places import is_in_package, is_inside, user_frame
 
 _CALLED = sys.stdlib_module_names | {"cupy", "greenlet", "mpi4py", "numpy", "optree", "threadpoolctl", "torch"}
 """The packages whose frames are hidden where the library calls them."""
-
-
-def is_inside(frame: FrameType) -> bool:
-    """Returns whether a frame belongs to this package."""
-    name = frame.f_globals.get("__name__") or ""
-    return name.partition(".")[0] in _PACKAGES and not name.startswith(_PROGRAMS)
-
-
-def user_frame(frame: FrameType | None) -> FrameType | None:
-    """Returns the innermost frame of the user's program among a frame and its callers; None if there is none."""
-    while frame is not None and (is_inside(frame) or _is_called(frame)):
-        frame = frame.f_back
-    return frame
 
 
 def _is_called(frame: FrameType) -> bool:
@@ -181,7 +164,7 @@ class _Hidden:
     """A finder of the package's modules that marks them for pytest before they are executed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name.partition(".")[0] not in _PACKAGES or name.startswith(_PROGRAMS):
+        if not is_in_package(name):
             return None
         others = (f.find_spec(name, path, target) for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
         spec = next(filter(None, others), None)
@@ -206,6 +189,6 @@ def is_hidden(info: object) -> bool:
 
 def _hide_from_pytest() -> None:
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in _PACKAGES and not name.startswith(_PROGRAMS):
+        if is_in_package(name):
             vars(module)[HIDING] = is_hidden
     sys.meta_path.insert(0, _Hidden())
