@@ -776,7 +776,7 @@ def map_cases() -> None:
         ("smap of sizes that differ", sm(same, x, x.T, axes=[0, 0]),
          S, ("smap: argument 1 has 3 elements along axis 0",)),
         ("smap with a name too many", sm(same, x, axes=[0], axis_name=("i", "j")),
-         E, ("smap: axis_name is ('i', 'j')", "1 grid axes")),
+         E, ("smap: axis_name is ('i', 'j')", "1 grid axis")),
         ("smap with a name too few", sm(same, x, axes=(0, 1), axis_name="i"),
          E, ("smap: axis_name is 'i'", "2 grid axes")),
         ("smap with a number for a name", sm(same, x, axes=[0], axis_name=3), E, ("smap: axis_name is 3",)),
