@@ -19,7 +19,7 @@ import scipy.special
 import shardtensor as st
 from shardtensor import hints
 from tests.layouts import everywhere, mesh_of
-from tests.scripts import new_process, output_of
+from tests.scripts import ROOT, new_process, output_of
 
 CODE = re.compile(r"`([^`]+)`")
 UNUSABLE = (st.BackendError,)
@@ -88,7 +88,7 @@ def test_hints_name_only_what_exists() -> None:
                 if callable(value) or isinstance(value, st.ShardedTensor):
                     break
         for page in re.findall(r"docs/\S+\.md", text):
-            assert (importlib.resources.files("shardtensor").joinpath("..", page)).is_file(), page  # type: ignore[attr-defined]
+            assert (ROOT / page).is_file(), page
     assert missing == []
 
 
@@ -200,6 +200,13 @@ def test_keywords_of_other_libraries_are_explained_by_every_function() -> None:
             if f"it is called {ours} here" not in str(caught.value):
                 failed.append((name, theirs, str(caught.value)))
     assert not failed, "\n".join(map(str, failed))
+
+
+def test_arguments_are_called_as_the_table_says() -> None:
+    functions = [f for _, f in public_functions()] + [st.distributed.initialize]
+    taken = {name for function in functions for name in inspect.signature(function).parameters}
+    assert {name for names in hints.KEYWORDS.values() for name in names.split()} - taken == set()
+    assert [name for name, names in hints.KEYWORDS.items() if name in names.split()] == []
 
 
 CALLS: dict[str, tuple[Any, str]] = {
