@@ -37,7 +37,6 @@ LARGE = (
     Row("integers", "random integers, 4 M"),
     Row("gamma", "gamma distribution, 256 Ki"),
     Row("permutation", "permutation of 256 Ki"),
-    Row("tall", "least squares, 10000 × 20"),
     Row("argsort", "argsort, 4 M"),
     Row("cumsum", "cumsum, 4 M"),
 )
@@ -45,7 +44,7 @@ LARGE = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers of rows that are read one by one, of draws, of elements of large arrays, and sides of matrices.
+    """The numbers of rows that are read one by one, of draws, and of elements of large arrays.
 
     Attributes:
         crossing: the numbers of elements of the rows `CROSSING`.
@@ -55,7 +54,6 @@ class Sizes:
     draws: int = 100
     large: int = 1 << 22
     medium: int = 1 << 18
-    tall: int = 10_000
     crossing: tuple[int, ...] = (1 << 10, 1 << 15, 1 << 20, 1 << 24)
 
 
@@ -78,8 +76,6 @@ def _operands(sizes: Sizes) -> dict[str, Any]:
         "s": systems,
         "r": rng.normal(size=(sizes.draws, 5)),
         "l": rng.normal(size=sizes.large),
-        "c": rng.normal(size=(sizes.tall, 20)),
-        "d": rng.normal(size=sizes.tall),
         **{row.name: rng.normal(size=n) for row, n in zip(CROSSING, sizes.crossing, strict=True)},
     }
 
@@ -108,7 +104,6 @@ def _same(xp: Any, o: Mapping[str, Any]) -> dict[str, Case]:
         "mask": lambda: t[t > 0],
         "lstsq": lambda: xp.linalg.lstsq(o["a"], o["b"])[0],
         "solves": lambda: [xp.linalg.solve(s, r) for s, r in zip(o["s"], o["r"], strict=True)],
-        "tall": lambda: xp.linalg.lstsq(o["c"], o["d"])[0],
         "argsort": lambda: xp.argsort(o["l"]),
         "cumsum": lambda: xp.cumsum(o["l"]),
         **{row.name: lambda x=o[row.name]: x + x for row in CROSSING},
@@ -161,7 +156,6 @@ INSTEAD_TEXTS = {
     "integers": "NumPy's generator: `st.asarray(array, copy=False)`",
     "gamma": "NumPy's generator: `st.asarray(array, copy=False)`",
     "permutation": "NumPy's generator: `st.asarray(array, copy=False)`",
-    "tall": "NumPy's function of `np.asarray(x)`",
     "argsort": "`st.sort`, if the values are enough",
     "cumsum": "",  # no other way
 }
@@ -207,7 +201,6 @@ def instead_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
         "integers": lambda: st.asarray(draw.integers(0, 1000, sizes.large), copy=False),
         "gamma": lambda: st.asarray(draw.gamma(2.5, size=sizes.medium), copy=False),
         "permutation": lambda: st.asarray(draw.permutation(sizes.medium), copy=False),
-        "tall": lambda: np.linalg.lstsq(np.asarray(o["c"]), np.asarray(o["d"]))[0],
         "argsort": lambda: st.sort(o["l"]),
     }
 

@@ -16,7 +16,7 @@ DRAWN = {"draws", "uniform", "integers", "gamma", "permutation"}
 
 def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with modules_of(monkeypatch, "slower") as (benchmark,):
-        tiny = benchmark.Sizes(rows=10, draws=3, large=40, medium=20, tall=30, crossing=(1, 2, 3, 4))
+        tiny = benchmark.Sizes(rows=10, draws=3, large=40, medium=20, crossing=(1, 2, 3, 4))
         table, results = rehearse(benchmark, tiny)
         other = benchmark.instead_cases(tiny)
         for name, (mine, numpys) in results.items():
