@@ -34,7 +34,7 @@ class Operands:
     ) -> None:
         self.place = place
         self.used: dict[str, Any] = {}
-        self._arrays = _arrays(rows, columns, min(rows, 16) if side is None else side)
+        self._arrays = dict(_arrays(rows, columns, min(rows, 16) if side is None else side))
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._arrays:

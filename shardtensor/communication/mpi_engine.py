@@ -194,17 +194,18 @@ class MPIEngine(Engine):
 
 def _mismatch(launch: Launch, library: str, size: int, environ: Mapping[str, str]) -> str:
     """Returns the message of an error: the library of MPI knows another number of processes than the launcher."""
+    started = counted(launch.process_count, "process", "processes")
     if _TASKS in environ:
         return (
-            f"engine 'mpi': srun has started {environ[_TASKS]} processes, and {library}, the library of MPI that "
-            f"mpi4py uses, knows {size}, because srun does not pass the numbers in the form (PMI) that this library "
-            "reads; use `srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for most builds of MPICH and Intel MPI "
+            f"engine 'mpi': srun has started {started}, and {library}, the library of MPI that mpi4py uses, knows "
+            f"{size}, because srun does not pass the numbers in the form (PMI) that this library reads; use "
+            "`srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for most builds of MPICH and Intel MPI "
             f"(`srun --mpi=list` shows which there are), or {_WITHOUT_MPI}"
         )
     return (
-        f"engine 'mpi': {launch.source} says that there are {counted(launch.process_count, 'process', 'processes')}, "
-        f"and {library}, the library of MPI that mpi4py uses, has started {size}; the launcher belongs to another MPI: "
-        "use the mpiexec that is installed with this library"
+        f"engine 'mpi': {launch.source} says that there are {started}, and {library}, the library of MPI that mpi4py "
+        f"uses, has started {size}; the launcher belongs to another MPI: use the mpiexec that is installed with this "
+        "library"
     )
 
 

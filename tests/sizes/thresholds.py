@@ -115,13 +115,14 @@ OTHERS = {
         interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c_executor._FUNCTION
         interpreters.jit.compiler._POLL interpreters.jit.kernel_files.MOST_SECONDS
         interpreters.jit.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
-        spmd.scheduler._POLL""",
+        communication.gloo_engine._NOTICED job_output.HELD job_output._QUIET spmd.scheduler._POLL""",
     "texts and pictures": """
-        communication.agreement._LINE communication.agreement._MESSAGE communication.agreement._REPORT
+        communication.agreement._MESSAGE communication.difference._LINE communication.difference._SIZE
         communication.rounds._LISTED communication.traffic_picture._NAMES communication.traffic_picture._NUMBERS
         communication.traffic_picture._PIXELS communication.traffic_picture._ROWS communication.traffic_picture._WIDTH
         host.limits._SHOWN sharding.html._BLOCKS sharding.html._CHARACTER sharding.html._LEAST_SIDE sharding.html._SIDE
-        sharding.visualize._CELL sharding.visualize._LINES tensor.identity._LONGEST""",
+        sharding.visualize._CELL sharding.visualize._LINES job_output._MOST
+        tensor.identity._LONGEST""",
     "sizes of caches": """
         communication.agreement._KEPT host.threads._KEPT interpreters.device._AVALS interpreters.infer._KEPT
         interpreters.jit.api._KEPT interpreters.jit.c_executor._LAYOUTS interpreters.jit.c_executor._MOST
@@ -132,7 +133,8 @@ OTHERS = {
         cupy.reductions._LAYOUTS cupy.reductions._STREAMS""",
     "sizes of formats, of dtypes and of limits of other libraries": """
         backend.device.HOST_MEMORY backend.protocol.MOST_DEVICES backend.small_floats._FIRST_OF_USERS
-        communication.agreement.SHORT communication.gloo_engine._CHUNK communication.mpi_engine._CHUNK
+        communication.agreement.SHORT communication.gloo_engine._CHUNK communication.lifelines._LEFT
+        communication.lifelines._TOKEN communication.mpi_engine._CHUNK
         communication.process_traffic._NUMBER communication.schedules.HOST_ID distributed._DEVICE distributed._DIGEST
         functions.dlpack_memory._ON_HOST functions.histograms._MOST_BINS functions.npy_files._LONGEST_HEADER
         functions.repetition._NEVER_WRAPS
