@@ -27,7 +27,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError, ShardTensorError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError, ShardTensorError, type_text
 from shardtensor.hints import unexpected
 from shardtensor.sequences import as_tuple
 from shardtensor.tracebacks import HIDING, is_hidden
@@ -653,8 +653,8 @@ def _several(op: Op, arrays: Any) -> Operands:
     try:
         items = iter(arrays)
     except TypeError:
-        kind = type(arrays).__name__
-        raise ArgumentTypeError(f"{op.error_name}: {op.operands[0]} is a {kind}; wanted a list of arrays") from None
+        kind = type_text(arrays)
+        raise ArgumentTypeError(f"{op.error_name}: {op.operands[0]} is {kind}; wanted a list of arrays") from None
     found = tuple(items)
     for k, item in enumerate(found):
         if item is None:

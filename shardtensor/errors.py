@@ -101,6 +101,14 @@ class NotAddressableError(ShardTensorError, RuntimeError):
     """Elements of a tensor are read in a process that does not hold them."""
 
 
+def type_text(x: object) -> str:
+    """Returns the name of an object's type with its article, for messages: ``a list``, ``an int``, or ``None``."""
+    if x is None:
+        return "None"
+    name = type(x).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+
+
 def message_of(error: BaseException) -> str:
     """Returns the class and the message of an exception of other code, as ``ValueError: message``. The ``__str__`` of
     such an exception may itself raise an error, whose class is given instead.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.errors import ArgumentTypeError, type_text
 
 
 def is_iterator(given: Any) -> bool:
@@ -16,7 +16,7 @@ def check_no_iterator(given: Any, name: str) -> None:
     """Raises ArgumentTypeError if an argument, which is read several times, is an iterator, as NumPy does."""
     if is_iterator(given):
         raise ArgumentTypeError(
-            f"{name} is a {type(given).__name__}, which can be read only once; wanted an integer, a list or a tuple"
+            f"{name} is {type_text(given)}, which can be read only once; wanted an integer, a list or a tuple"
         )
 
 
@@ -27,8 +27,8 @@ def as_list(given: Any, name: str) -> list[Any]:
         ArgumentTypeError: ``given`` is not iterable, or an iterator; the message calls it ``name``.
     """
     if is_iterator(given) or not hasattr(given, "__len__"):
-        kind = type(given).__name__
-        raise ArgumentTypeError(f"{name} is a {kind}; wanted a list or a tuple, such as list(…) of an iterator")
+        kind = type_text(given)
+        raise ArgumentTypeError(f"{name} is {kind}; wanted a list or a tuple, such as list(…) of an iterator")
     return list(given)
 
 

@@ -20,7 +20,7 @@ from shardtensor.backend.protocol import (
     starting,
 )
 from shardtensor.core import hinted
-from shardtensor.errors import ArgumentError, BackendError, ShardTensorError, message_of
+from shardtensor.errors import ArgumentError, BackendError, ShardTensorError, message_of, type_text
 from shardtensor.hints import of_device
 from shardtensor.host import fork
 from shardtensor.host.units import counted
@@ -123,7 +123,7 @@ def _check_devices(backend: Backend) -> None:
     devices = _started(backend.name, backend.devices)
     if not isinstance(devices, Sequence):
         raise BackendError(
-            f"backend {backend.name!r}: devices() returned a {type(devices).__name__}; wanted a list or a tuple of "
+            f"backend {backend.name!r}: devices() returned {type_text(devices)}; wanted a list or a tuple of "
             "devices, in order of their ids"
         )
     count = len(devices)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardtensor.backend.abstract import NAME
 from shardtensor.communication.schedules import Block, Collective, Listed, Schedule, by_id, device_of
 from shardtensor.communication.transfer_log import Recorded, Transfer, TransferRecords, html_table, opened, table
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError, type_text
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Ints
 from shardtensor.sharding.mesh import Mesh, default_mesh, use_mesh
@@ -62,7 +62,7 @@ def simulate(
     (4000, 1)
     """
     if not callable(fn):
-        raise ArgumentTypeError(f"simulate: fn is a {type(fn).__name__}; wanted a function")
+        raise ArgumentTypeError(f"simulate: fn is {type_text(fn)}; wanted a function")
     network = _Network(_mesh_for(args, mesh), latency, bandwidth)
     steps = _Steps(network)
     with opened(steps), use_mesh(network.mesh):
@@ -73,7 +73,7 @@ def simulate(
 def _mesh_for(args: Any, given: Mesh | None) -> Mesh:
     """Returns the mesh whose devices are simulated: the given one, that of the first tensor, or the default mesh."""
     if given is not None and not isinstance(given, Mesh):
-        raise ArgumentTypeError(f"simulate: mesh is a {type(given).__name__}; wanted an AbstractMesh")
+        raise ArgumentTypeError(f"simulate: mesh is {type_text(given)}; wanted an AbstractMesh")
     tensors = [x for x in leaves(args) if isinstance(x, ShardedTensor)]
     for x in tensors:
         if not x._aval.backend.simulated:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import implements, operator
-from shardtensor.errors import ShapeError
+from shardtensor.errors import ShapeError, type_text
 from shardtensor.functions.joining import stack
 from shardtensor.functions.placement import infer_transfer, reshard_to, transfer_to
 from shardtensor.sharding.layout import Where, as_sharding
@@ -114,7 +114,7 @@ def _array_and_aval(obj: Any, dtype: Any, device: Where | None, copy: bool | Non
     """Returns ``obj`` as a tensor or a host array, of its own dtype, and the aval of the result, after all checks."""
     wanted = None if dtype is None else sharded_dtype(dtype)
     if copy is False and isinstance(obj, (list, tuple, bool, int, float, complex)):
-        raise ShapeError(f"asarray: copy=False, and a {type(obj).__name__} has no memory to share; wanted an array")
+        raise ShapeError(f"asarray: copy=False, and {type_text(obj)} has no memory to share; wanted an array")
     if copy is False and not isinstance(obj, ShardedTensor) and (backend := array_backend(obj)):
         raise ShapeError(
             f"asarray: copy=False, and an array of the backend {backend.name!r} is copied; st.from_dlpack(x, "

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, type_text
 from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import copy_into
@@ -231,7 +231,7 @@ for _function in (empty, empty_like, zeros, zeros_like, ones, ones_like, full, f
 def _steps(start: Any, stop: Any, step: Any) -> tuple[Any, Any, Any]:
     for name, value in (("start", start), ("stop", stop), ("step", step)):
         if (value is not None or name != "stop") and not isinstance(value, (int, float, np.number)):
-            raise ArgumentTypeError(f"{name} is a {type(value).__name__}; wanted a real number")
+            raise ArgumentTypeError(f"{name} is {type_text(value)}; wanted a real number")
     if step == 0:
         raise ArgumentError("step is 0; wanted a number that leads from start to stop")
     return (0, start, step) if stop is None else (start, stop, step)

@@ -12,7 +12,7 @@ from shardtensor.backend.device import HOST_MEMORY, Device
 from shardtensor.backend.registry import backend_names, backend_of, devices, to_get_devices
 from shardtensor.communication.messages import copied
 from shardtensor.communication.transfer_log import record_copy
-from shardtensor.errors import ArgumentTypeError, BackendError, InterchangeError, ShardingError
+from shardtensor.errors import ArgumentTypeError, BackendError, InterchangeError, ShardingError, type_text
 from shardtensor.host.units import counted
 from shardtensor.sharding.mesh import Mesh, default_mesh
 
@@ -32,7 +32,7 @@ def memory_of(x: Any, what: str) -> Memory:
     """
     if isinstance(x, type) or not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
         raise ArgumentTypeError(
-            f"from_dlpack: {what} is a {type(x).__name__} without __dlpack__ and __dlpack_device__; wanted an array of "
+            f"from_dlpack: {what} is {type_text(x)} without __dlpack__ and __dlpack_device__; wanted an array of "
             "a library that has them, or a list of such arrays (st.asarray converts whatever NumPy does)"
         )
     if getattr(x, "is_neg", bool)():

@@ -23,6 +23,7 @@ from shardtensor.errors import (
     ArgumentError,
     ArgumentTypeError,
     InterchangeError,
+    type_text,
 )
 from shardtensor.functions.dlpack_export import array_of, export
 from shardtensor.functions.dlpack_memory import Memory, as_memory, described, is_reversed, recorded_copy
@@ -257,7 +258,7 @@ def _devices_of(x: Any, caller: str) -> Sequence[Device]:
         DonatedError: x was donated.
     """
     if not isinstance(x, ShardedTensor):
-        raise ArgumentTypeError(f"{caller}: x is a {type(x).__name__}; wanted a tensor")
+        raise ArgumentTypeError(f"{caller}: x is {type_text(x)}; wanted a tensor")
     if x.is_donated:
         shard_arrays(x)  # This raises the DonatedError.
     return x.sharding.mesh.flat

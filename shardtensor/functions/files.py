@@ -20,7 +20,7 @@ import numpy as np
 from shardtensor.backend.device import HostArray
 from shardtensor.backend.registry import backend_of, is_remote
 from shardtensor.core import call, hinted
-from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions import npy_files
 from shardtensor.functions.npy_files import broken_as_error, read_elements, read_header
 from shardtensor.host.replacement import is_special, replaced
@@ -207,7 +207,7 @@ def _path_of(file: Any, caller: str, *methods: str) -> str | None:
         or not all(callable(getattr(file, m, None)) for m in methods)
     ):
         raise ArgumentTypeError(
-            f"{caller}: file is {file!r:.60}, a {type(file).__name__}; wanted a path as text or a pathlib.Path, or a "
+            f"{caller}: file is {file!r:.60}, {type_text(file)}; wanted a path as text or a pathlib.Path, or a "
             f"file that is open for bytes, with {', '.join(methods)}"
         )
     if getattr(file, "closed", False) is True:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.core import call, composition, hinted, implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, type_text
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import arange
 from shardtensor.functions.data_types import astype, result_type
@@ -41,7 +41,7 @@ def _computed(start: Any, stop: Any) -> np.dtype[Any]:
     """Returns the dtype in which `linspace` computes."""
     for name, value in (("start", start), ("stop", stop)):
         if not isinstance(value, (int, float, complex, np.number)):
-            raise ArgumentTypeError(f"{name} is a {type(value).__name__}; wanted a number")
+            raise ArgumentTypeError(f"{name} is {type_text(value)}; wanted a number")
     return np.result_type(start, stop, 1.0)
 
 

@@ -24,6 +24,7 @@ from shardtensor.errors import (
     ShardingError,
     ShardTensorError,
     message_of,
+    type_text,
 )
 from shardtensor.functions.dlpack_memory import (
     Memory,
@@ -216,7 +217,7 @@ class _Exported:
 
 def _refused(what: str, x: Any, error: Exception, where: str = "") -> InterchangeError:
     return InterchangeError(
-        f"from_dlpack: {what}, a {type(x).__name__}{where}, cannot be imported: {message_of(error)}; wanted an array "
+        f"from_dlpack: {what}, {type_text(x)}{where}, cannot be imported: {message_of(error)}; wanted an array "
         "of bools, native integers, floats or complex numbers that NumPy has; convert it in its own library first"
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardtensor.backend.small_floats import is_small_float, promoted
 from shardtensor.core import call, composition, hinted, implements, named, recorded
-from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError, type_text
 from shardtensor.functions import products
 from shardtensor.functions.algorithms.blocked import (
     blocked_cholesky,
@@ -275,7 +275,7 @@ def matrix_power(x: ArrayLike, n: int, /) -> ShardedTensor:
     try:
         rest = int(n.__index__())
     except AttributeError:
-        raise ArgumentTypeError(f"matrix_power: n is a {type(n).__name__}; wanted an integer") from None
+        raise ArgumentTypeError(f"matrix_power: n is {type_text(n)}; wanted an integer") from None
     if rest < 0:
         x, rest = inv(x), -rest
     if not rest:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import hinted
-from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.functions import distributions
 from shardtensor.functions.conversion import asarray
 from shardtensor.functions.creation import full
@@ -234,7 +234,7 @@ def _elements(a: Any) -> Any:
         return None
     array = a if isinstance(a, ShardedTensor) or array_backend(a) is not None else asarray(a)
     if not array.ndim:
-        raise ArgumentTypeError(f"choice: a is a {type(a).__name__}; wanted an array or an integer")
+        raise ArgumentTypeError(f"choice: a is {type_text(a)}; wanted an array or an integer")
     return array
 
 
@@ -256,8 +256,8 @@ def _parameter(value: Any, caller: str, name: str, fits: Callable[[float], bool]
     if isinstance(value, np.ndarray) and value.ndim:
         return value
     if not isinstance(value, (bool, int, float, np.generic, np.ndarray)) or isinstance(value, np.complexfloating):
-        kind = type(value).__name__
-        raise ArgumentTypeError(f"{caller}: {name} is a {kind}; wanted a tensor, an array or a real number")
+        kind = type_text(value)
+        raise ArgumentTypeError(f"{caller}: {name} is {kind}; wanted a tensor, an array or a real number")
     number = float(value)
     if not fits(number):
         raise ArgumentError(f"{caller}: {name} is {number:g}; wanted {wanted}")

@@ -7,7 +7,7 @@ import operator
 from typing import Any, NoReturn
 
 from shardtensor.core import Op, bind
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
 from shardtensor.host import philox
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -122,7 +122,7 @@ def integer(value: Any, caller: str, name: str) -> int:
     except ConcretizationError:
         raise  # It is a TypeError, too, and says what to do.
     except TypeError:
-        raise ArgumentTypeError(f"{caller}: {name} is a {type(value).__name__}; wanted an integer") from None
+        raise ArgumentTypeError(f"{caller}: {name} is {type_text(value)}; wanted an integer") from None
 
 
 def bits_of(key: Any, caller: str) -> Any:
@@ -130,7 +130,7 @@ def bits_of(key: Any, caller: str) -> Any:
     if type(key) is SymbolicKey:
         return key.bits
     if type(key) is not Key:
-        raise ArgumentTypeError(f"{caller}: key is a {type(key).__name__}; wanted a key, such as st.random.key(0)")
+        raise ArgumentTypeError(f"{caller}: key is {type_text(key)}; wanted a key, such as st.random.key(0)")
     return key.seed | key.stream << 64
 
 

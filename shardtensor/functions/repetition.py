@@ -24,7 +24,7 @@ from shardtensor.backend.small_floats import is_element
 from shardtensor.communication import transfer
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements, innermost, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, type_text
 from shardtensor.functions.creation import arange, full, zeros
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.elementwise import add, divide, floor, multiply, subtract
@@ -211,7 +211,7 @@ def on_host(x: Any) -> np.ndarray[Any, Any]:
     if backend is None or isinstance(x, (np.ndarray, np.generic)):
         host = np.asarray(x)
         if host is not x and host.dtype == object and not host.ndim and np.iterable(x):
-            raise ArgumentTypeError(f"{x!r:.60} is a {type(x).__name__}; wanted a number, a list or an array")
+            raise ArgumentTypeError(f"{x!r:.60} is {type_text(x)}; wanted a number, a list or an array")
         return host
     device = current_device() or backend.device_of(x)
     backend.wait_for_caller(device)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import call, composition, hinted, named
-from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, RangeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, RangeError, ShapeError, type_text
 from shardtensor.functions.comparisons import array_like
 from shardtensor.functions.creation import full, zeros_like
 from shardtensor.functions.data_types import astype, result_type
@@ -289,7 +289,7 @@ def _ends(used: Any, axes: tuple[int, ...]) -> tuple[int, int]:
 def _check_target(x: Any, name: str) -> None:
     """Raises ArgumentTypeError if the argument that is written is not an array."""
     if not hasattr(x, "dtype"):
-        raise ArgumentTypeError(f"{name} is a {type(x).__name__}; wanted a tensor, which is written")
+        raise ArgumentTypeError(f"{name} is {type_text(x)}; wanted a tensor, which is written")
 
 
 @named

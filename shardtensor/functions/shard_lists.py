@@ -17,7 +17,7 @@ from shardtensor.communication.processes import is_common
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, type_text
 from shardtensor.functions.joining import concat
 from shardtensor.functions.placement import transfer_to
 from shardtensor.sharding.layout import NamedSharding, as_sharding
@@ -197,7 +197,7 @@ def device_row(devices: Any, caller: str) -> Mesh:
         return mesh_of(devices.flat if devices else own_devices(default_mesh().flat))
     if not isinstance(devices, (list, tuple, np.ndarray)):
         raise ArgumentTypeError(
-            f"{caller}: devices is a {type(devices).__name__}; wanted a list of devices, such as st.devices()[:4]"
+            f"{caller}: devices is {type_text(devices)}; wanted a list of devices, such as st.devices()[:4]"
         )
     row = tuple(np.asarray(devices, dtype=object).flat)
     if not row:
@@ -205,7 +205,7 @@ def device_row(devices: Any, caller: str) -> Mesh:
     for device in row:
         if not isinstance(device, Device):
             raise ArgumentTypeError(
-                f"{caller}: {device!r:.60} is a {type(device).__name__}, not a Device; take them from st.devices()"
+                f"{caller}: {device!r:.60} is {type_text(device)}, not a Device; take them from st.devices()"
             )
     return mesh_of(row)
 
@@ -240,7 +240,7 @@ def _to_batched_list(x: Any, batch_size: int, leftover: str) -> list[ShardedTens
     if leftover not in ("keep", "repeat", "discard"):
         raise ArgumentError(f'to_batched_list: leftover is {leftover!r}; wanted "keep", "repeat" or "discard"')
     if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__"):
-        raise ArgumentTypeError(f"to_batched_list: batch_size is a {type(batch_size).__name__}; wanted an integer")
+        raise ArgumentTypeError(f"to_batched_list: batch_size is {type_text(batch_size)}; wanted an integer")
     if batch_size < 1:
         raise ArgumentError(f"to_batched_list: batch_size is {batch_size}; wanted at least 1")
     x = host_array(x, "to_batched_list")

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS, Op, bind_into, call
-from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.functions import ufunc_methods as methods
 from shardtensor.functions.masked_reductions import (
     is_empty,
@@ -172,7 +172,7 @@ def _check_out(name: str, result: Any, out: Any, casting: Any) -> None:
     if out is None:
         return
     if not isinstance(out, (ShardedTensor, np.ndarray)):
-        raise ArgumentTypeError(f"{name}: out is a {type(out).__name__}; wanted a tensor or a host array")
+        raise ArgumentTypeError(f"{name}: out is {type_text(out)}; wanted a tensor or a host array")
     given = dtype_of(result)
     if not np.can_cast(given, out.dtype, casting):
         raise ArgumentTypeError(
@@ -391,7 +391,7 @@ def _at(ufunc: np.ufunc, operands: list[Any], options: Options) -> None:
     x, index, *values = operands
     op = _operator_of(ufunc, what, 1 + len(values))
     if not isinstance(x, ShardedTensor):
-        raise ArgumentTypeError(f"numpy.{what}: a is a {type(x).__name__}; wanted a tensor, which is written")
+        raise ArgumentTypeError(f"numpy.{what}: a is {type_text(x)}; wanted a tensor, which is written")
     methods.update(x, index, op.name, values, what)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.host.units import counted
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, arguments, derived, struct
@@ -117,7 +117,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     128 bytes are transferred
     """
     if not callable(fn):
-        raise ArgumentTypeError(f"explain: fn is a {type(fn).__name__}; wanted a function")
+        raise ArgumentTypeError(f"explain: fn is {type_text(fn)}; wanted a function")
     explainer = _Explainer(INFER)
     given = arguments((args, kwargs))
     with interpreting(explainer), recorded_by():

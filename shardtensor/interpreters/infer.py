@@ -14,7 +14,7 @@ from shardtensor.communication.abstract_communicator import on_device
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import is_recording, recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, bind, interpreting, raise_in_the_name_of
-from shardtensor.errors import ArgumentTypeError, LinearAlgebraError, RangeError, ShardTensorError
+from shardtensor.errors import ArgumentTypeError, LinearAlgebraError, RangeError, ShardTensorError, type_text
 from shardtensor.host.memory_pool import out_of_memory
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
@@ -336,7 +336,7 @@ def eval_shape(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     ShapeDtypeStruct(shape=(8,), dtype=float32, sharding=P('d'))
     """
     if not callable(fn):
-        raise ArgumentTypeError(f"eval_shape: fn is a {type(fn).__name__}; wanted a function")
+        raise ArgumentTypeError(f"eval_shape: fn is {type_text(fn)}; wanted a function")
     given = arguments((args, kwargs))
     with interpreting(INFER), recorded_by():
         result = fn(*given[0], **given[1])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, IndexingError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, IndexingError, type_text
 from shardtensor.host.units import counted
 from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Shape
@@ -107,7 +107,7 @@ def _integer(entry: Any, dimension: int) -> int:
         raise
     except TypeError:
         raise IndexingError(
-            f"index {entry!r:.60} in dimension {dimension} is a {type(entry).__name__}; wanted integers, "
+            f"index {entry!r:.60} in dimension {dimension} is {type_text(entry)}; wanted integers, "
             "slices, '...', None, and arrays of integers or bools"
         ) from None
 

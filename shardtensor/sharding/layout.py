@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.registry import backend_of_group
-from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError, type_text
 from shardtensor.hints import of_device
 from shardtensor.host.fork import cached_property
 from shardtensor.host.units import counted
@@ -80,9 +80,9 @@ class NamedSharding:
 
     def __init__(self, mesh: Mesh, spec: PartitionSpec, *, memory_kind: str | None = None) -> None:
         if not isinstance(mesh, Mesh):
-            raise ArgumentTypeError(f"NamedSharding: mesh is a {type(mesh).__name__}; wanted a Mesh (see st.make_mesh)")
+            raise ArgumentTypeError(f"NamedSharding: mesh is {type_text(mesh)}; wanted a Mesh (see st.make_mesh)")
         if not isinstance(spec, PartitionSpec):
-            raise ArgumentTypeError(f"NamedSharding: spec is a {type(spec).__name__}; wanted a P, such as P('x', None)")
+            raise ArgumentTypeError(f"NamedSharding: spec is {type_text(spec)}; wanted a P, such as P('x', None)")
         for axis in spec.axes:
             if axis not in mesh.shape:
                 raise ShardingError(f"NamedSharding: {spec} names axis {axis!r}; the mesh has {mesh.axis_names}")
@@ -164,7 +164,7 @@ class NamedSharding:
             ShardingError: a spec has more than ``ndim`` dimensions.
         """
         if not isinstance(other, NamedSharding):
-            raise ArgumentTypeError(f"is_equivalent_to: other is a {type(other).__name__}; wanted a NamedSharding")
+            raise ArgumentTypeError(f"is_equivalent_to: other is {type_text(other)}; wanted a NamedSharding")
         for sharding in (self, other):
             sharding.check_rank(ndim, "is_equivalent_to")
         return self.memory_kind == other.memory_kind and _placement(self, ndim) == _placement(other, ndim)
@@ -201,9 +201,7 @@ class SingleDeviceSharding(NamedSharding):
 
     def __init__(self, device: Device, *, memory_kind: str | None = None) -> None:
         if not isinstance(device, Device):
-            raise ArgumentTypeError(
-                f"SingleDeviceSharding: device is a {type(device).__name__}; take one from st.devices()"
-            )
+            raise ArgumentTypeError(f"SingleDeviceSharding: device is {type_text(device)}; take one from st.devices()")
         super().__init__(mesh_of((device,)), P(), memory_kind=memory_kind)
 
 
@@ -303,8 +301,7 @@ def as_sharding(where: Where, ndim: int, caller: str) -> NamedSharding:
             raise ShardingError(f"{caller}: tensors cannot be on the host; np.asarray(x) returns a host array")
         return _single(where)
     raise ArgumentTypeError(
-        f"{caller}: {where!r} is a {type(where).__name__}; wanted a Device, a Mesh, a NamedSharding or a P"
-        f"{of_device(where)}"
+        f"{caller}: {where!r} is {type_text(where)}; wanted a Device, a Mesh, a NamedSharding or a P{of_device(where)}"
     )
 
 

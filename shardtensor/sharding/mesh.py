@@ -18,7 +18,7 @@ from shardtensor.backend import registry
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.core import hinted
-from shardtensor.errors import ArgumentTypeError, ShardingError
+from shardtensor.errors import ArgumentTypeError, ShardingError, type_text
 from shardtensor.host.units import counted
 from shardtensor.sharding.spec import Chain
 
@@ -56,13 +56,13 @@ class Mesh:
         for device in grid.flat:
             if not isinstance(device, Device):
                 raise ArgumentTypeError(
-                    f"Mesh: {device!r} is a {type(device).__name__}, not a Device; take them from st.devices()"
+                    f"Mesh: {device!r} is {type_text(device)}, not a Device; take them from st.devices()"
                 )
         try:
             names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         except TypeError:
-            kind = type(axis_names).__name__
-            raise ArgumentTypeError(f"Mesh: axis_names is a {kind}; wanted a name or a sequence of names") from None
+            kind = type_text(axis_names)
+            raise ArgumentTypeError(f"Mesh: axis_names is {kind}; wanted a name or a sequence of names") from None
         for name in names:
             if not isinstance(name, str) or not name:
                 raise ShardingError(f"Mesh: axis name {name!r} is not a non-empty string")
@@ -228,9 +228,7 @@ class set_mesh:  # noqa: N801 - used like a function
 
     def __init__(self, mesh: Mesh | None) -> None:
         if mesh is not None and not isinstance(mesh, Mesh):
-            raise ArgumentTypeError(
-                f"set_mesh: mesh is a {type(mesh).__name__}; wanted a Mesh (see st.make_mesh), or None"
-            )
+            raise ArgumentTypeError(f"set_mesh: mesh is {type_text(mesh)}; wanted a Mesh (see st.make_mesh), or None")
         self.mesh = mesh
         _settings.append(self)
         del _settings[:-_KEPT]
@@ -257,7 +255,7 @@ def use_mesh(mesh: Mesh) -> Iterator[Mesh]:
     P('x')
     """
     if not isinstance(mesh, Mesh):
-        raise ArgumentTypeError(f"use_mesh: mesh is a {type(mesh).__name__}; wanted a Mesh")
+        raise ArgumentTypeError(f"use_mesh: mesh is {type_text(mesh)}; wanted a Mesh")
     token = _mesh.set(mesh)
     try:
         yield mesh

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.spec import Chain
@@ -217,7 +217,7 @@ def normalize_axis(axis: Any, ndim: int) -> int:
     try:
         number = operator.index(axis)
     except TypeError:
-        raise ArgumentTypeError(f"axis {axis!r} is a {type(axis).__name__}; wanted an integer") from None
+        raise ArgumentTypeError(f"axis {axis!r} is {type_text(axis)}; wanted an integer") from None
     if isinstance(axis, bool):  # A bool is an integer in Python, but NumPy rejects it as an axis, too.
         raise ArgumentTypeError(f"axis {axis!r} is a bool; wanted an integer")
     if not -ndim <= number < ndim:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from shardtensor.errors import ArgumentTypeError, ShardingError
+from shardtensor.errors import ArgumentTypeError, ShardingError, type_text
 
 Chain: TypeAlias = tuple[str, ...]
 """The mesh axes that split one dimension, major first."""
@@ -102,7 +102,5 @@ def _chain(part: object) -> Chain:
         return ()
     names = (part,) if isinstance(part, str) else part
     if not isinstance(names, (tuple, list)) or not all(isinstance(n, str) for n in names):
-        raise ArgumentTypeError(
-            f"P: {part!r} is a {type(part).__name__}; wanted None, an axis name or a tuple of names"
-        )
+        raise ArgumentTypeError(f"P: {part!r} is {type_text(part)}; wanted None, an axis name or a tuple of names")
     return tuple(names)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.sharding.html import picture
 from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape, with_mesh
 from shardtensor.sharding.parts import Part, Range, color, empty_devices, parts_of, rows_and_columns, slices
@@ -75,13 +75,13 @@ def visualize_sharding(
     else:
         if not isinstance(x, (tuple, list)):
             raise ArgumentTypeError(
-                f"visualize_sharding: x is a {type(x).__name__}; wanted a ShardedTensor, or a shape and a sharding; "
+                f"visualize_sharding: x is {type_text(x)}; wanted a ShardedTensor, or a shape and a sharding; "
                 "st.asarray converts an array to a tensor"
             )
         shape = checked_shape(x, "visualize_sharding")
         sharding = with_mesh(sharding, "visualize_sharding")
         if not isinstance(sharding, NamedSharding):
-            came = "missing" if sharding is None else f"a {type(sharding).__name__}"
+            came = "missing" if sharding is None else f"{type_text(sharding)}"
             raise ArgumentTypeError(
                 f"visualize_sharding: sharding is {came}; wanted a NamedSharding, because x is a shape: "
                 "pass one, such as st.NamedSharding(mesh, st.P('x')), or pass a tensor"

@@ -21,7 +21,7 @@ from shardtensor.backend.remote import RemoteArray
 from shardtensor.backend.small_floats import text_of
 from shardtensor.communication.difference import numbers_text, processes_text
 from shardtensor.communication.processes import compared, connected, described_array, gather_texts, note
-from shardtensor.errors import BackendError, CollectiveError, ShapeError
+from shardtensor.errors import BackendError, CollectiveError, ShapeError, type_text
 from shardtensor.host.units import counted
 from shardtensor.places import user_place
 from shardtensor.sharding.layout import NamedSharding, as_sharding
@@ -263,7 +263,7 @@ def _encoded(leaf: Any, devices: Devices) -> Any:
         return {"complex": [leaf.real, leaf.imag]} if type(leaf) is complex else leaf
     if not isinstance(leaf, ShardedTensor):
         if array_backend(leaf) is None and not isinstance(leaf, (np.ndarray, np.generic)):
-            raise BackendError(f"{leaf!r:.60} is a {type(leaf).__name__}; wanted arrays and numbers")
+            raise BackendError(f"{leaf!r:.60} is {type_text(leaf)}; wanted arrays and numbers")
         return text_of(backend_of(devices[0]).dtype_of(leaf)), list(leaf.shape)
     kind = text_of(leaf.dtype), list(leaf.shape)
     mesh = leaf.sharding.mesh

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError, type_text
 from shardtensor.sequences import is_iterator
 from shardtensor.spmd.program import current
 
@@ -155,7 +155,7 @@ def check_shared(given: Any, caller: str, what: str) -> None:
     for item in (given, *nested):
         if is_iterator(item):
             raise ArgumentTypeError(
-                f"{caller}: {what} has a {type(item).__name__}, which can be read only once; wanted lists, since every "
+                f"{caller}: {what} has {type_text(item)}, which can be read only once; wanted lists, since every "
                 "program reads them"
             )
 

@@ -18,7 +18,7 @@ from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
-from shardtensor.errors import ArgumentTypeError, AxisError, ShardingError
+from shardtensor.errors import ArgumentTypeError, AxisError, ShardingError, type_text
 from shardtensor.host.blockwise import copied as copied_array
 from shardtensor.interpreters.device import DeviceInterpreter, on_submesh
 from shardtensor.interpreters.infer import INFER
@@ -85,7 +85,7 @@ def argument_array(leaf: Any, what: str, otherwise: str) -> Any:
         ArgumentTypeError: the leaf is None or a string. The message calls the leaf ``what``, and says how to pass it.
     """
     if leaf is None or isinstance(leaf, (str, bytes)):
-        raise ArgumentTypeError(f"{what} is a {type(leaf).__name__}; wanted an array, or {otherwise}")
+        raise ArgumentTypeError(f"{what} is {type_text(leaf)}; wanted an array, or {otherwise}")
     array = np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
     return as_operand(array, what.partition(":")[0])
 

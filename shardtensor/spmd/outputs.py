@@ -18,7 +18,7 @@ from shardtensor.backend.small_floats import is_element
 from shardtensor.communication.messages import bring
 from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
 from shardtensor.core import implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.functions.joining import assemble
 from shardtensor.functions.placement import ensure_sharding, transfer_to
 from shardtensor.functions.shard_lists import split_over
@@ -83,7 +83,7 @@ def check_array(leaf: Any, what: str) -> None:
     if leaf is None or isinstance(leaf, (ShardedTensor, bool, int, float, complex)) or array_backend(leaf) is not None:
         return
     if not isinstance(leaf, (np.ndarray, np.generic)) or not is_element(leaf.dtype):
-        kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
+        kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else f"{type_text(leaf)}"
         raise ArgumentTypeError(
             f"{what} is {kind}; wanted an array of numbers, or a pytree of them{hint_to_register(leaf)}"
         )
@@ -96,7 +96,7 @@ def joined_leaf(
     if all(leaf is None for leaf in column):
         return None
     if spec is None:
-        raise ArgumentError(f"{what} is a {type(column[0]).__name__}, and out_specs says None for it; wanted a P")
+        raise ArgumentError(f"{what} is {type_text(column[0])}, and out_specs says None for it; wanted a P")
     caller = what.partition(":")[0]
     rest = tuple([name for name in mesh.axis_names if name not in mapped])
     submeshes = submeshes_along(mesh, rest)

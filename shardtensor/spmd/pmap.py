@@ -15,7 +15,7 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import is_spanning, own_devices
 from shardtensor.core import hinted
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError, type_text
 from shardtensor.functions.placement import check_donated, ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze_each
 from shardtensor.host.units import counted
@@ -160,7 +160,7 @@ def pmap(
     (2, 3)
     """
     if not callable(fn):
-        raise ArgumentTypeError(f"pmap: fn is a {type(fn).__name__}; wanted a function")
+        raise ArgumentTypeError(f"pmap: fn is {type_text(fn)}; wanted a function")
     if axis_name is not None and (not isinstance(axis_name, str) or not axis_name):
         raise ArgumentTypeError(f"pmap: axis_name is {axis_name!r:.60}; wanted a name, such as 'i'")
     mapped = _Pmap(fn, axis_name, in_axes, out_axes, static_argnums, devices, donate)

@@ -17,7 +17,7 @@ from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.communicator import Communicator
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.transfer import array_on
-from shardtensor.errors import ArgumentTypeError, BackendError, ShardTensorError
+from shardtensor.errors import ArgumentTypeError, BackendError, ShardTensorError, type_text
 from shardtensor.host.units import counted
 from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.program import Across, CollectiveCall, Program, current
@@ -173,7 +173,7 @@ def _contribution(leaf: Any, program: Program, caller: str, scalars: bool) -> An
 
 
 def _named(x: Any) -> str:
-    return f"a tensor on {x.device}" if isinstance(x, ShardedTensor) else f"a {type(x).__name__}"
+    return f"a tensor on {x.device}" if isinstance(x, ShardedTensor) else f"{type_text(x)}"
 
 
 def _kind(leaf: Any, alike: bool) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Unpack, overload
 
 from shardtensor.core import hinted
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, type_text
 from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import split_over
 from shardtensor.host.units import counted
@@ -110,9 +110,9 @@ def shard_map(
             shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axis_names, check_vma=check_vma
         )
     if not callable(f):
-        raise ArgumentTypeError(f"shard_map: f is a {type(f).__name__}; wanted a function")
+        raise ArgumentTypeError(f"shard_map: f is {type_text(f)}; wanted a function")
     if mesh is not None and not isinstance(mesh, Mesh):
-        raise ArgumentTypeError(f"shard_map: mesh is a {type(mesh).__name__}; wanted a Mesh (see st.make_mesh)")
+        raise ArgumentTypeError(f"shard_map: mesh is {type_text(mesh)}; wanted a Mesh (see st.make_mesh)")
     if in_specs is not _OWN:
         _check_specs(in_specs, "in_specs", "an argument that is passed unchanged")
     _check_specs(out_specs, "out_specs", "a result that is None")
@@ -130,8 +130,8 @@ def _given_names(axis_names: Any) -> Chain | None:
     if axis_names is None or isinstance(axis_names, str):
         return None if axis_names is None else (axis_names,)
     if not isinstance(axis_names, (tuple, list, set, frozenset)):
-        kind = type(axis_names).__name__
-        raise ArgumentTypeError(f"shard_map: axis_names is a {kind}; wanted a set of names of mesh axes")
+        kind = type_text(axis_names)
+        raise ArgumentTypeError(f"shard_map: axis_names is {kind}; wanted a set of names of mesh axes")
     return tuple(axis_names)
 
 
@@ -219,8 +219,8 @@ def _prefix(in_specs: Any, args: tuple[Any, ...]) -> Sequence[Any]:
     if in_specs is None or isinstance(in_specs, PartitionSpec):
         return [in_specs] * len(args)
     if not isinstance(in_specs, (tuple, list)):
-        kind = type(in_specs).__name__
-        raise ArgumentTypeError(f"shard_map: in_specs is a {kind}; wanted a tuple with an entry for each argument")
+        kind = type_text(in_specs)
+        raise ArgumentTypeError(f"shard_map: in_specs is {kind}; wanted a tuple with an entry for each argument")
     if len(in_specs) != len(args):
         counts = f"{counted(len(in_specs), 'entry', 'entries')} for {counted(len(args), 'argument')}"
         raise ArgumentError(f"shard_map: in_specs has {counts}; wanted one for each, or one for all")
@@ -261,7 +261,7 @@ def _check_specs(specs: Any, what: str, nothing: str) -> None:
     for spec in leaves(specs):
         if spec is not None and not isinstance(spec, PartitionSpec):
             raise ArgumentTypeError(
-                f"shard_map: {what} has a {type(spec).__name__} in it, {spec!r:.60}; wanted P, such as P('x', None), "
+                f"shard_map: {what} has {type_text(spec)} in it, {spec!r:.60}; wanted P, such as P('x', None), "
                 f"or None for {nothing}"
             )
         if spec is not None and spec.unreduced:

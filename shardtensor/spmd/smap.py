@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.core import hinted
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, type_text
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over
@@ -110,7 +110,7 @@ def smap(
     (2, 3, 8)
     """
     if not callable(fn):
-        raise ArgumentTypeError(f"smap: fn is a {type(fn).__name__}; wanted a function")
+        raise ArgumentTypeError(f"smap: fn is {type_text(fn)}; wanted a function")
     entries, rank = _entries(args, axes)
     names = _names(axis_name, rank)
     arrays, entries, sizes = _measured(args, entries, rank)
@@ -195,9 +195,7 @@ def _entries(args: Sequence[Any], axes: Any) -> tuple[list[Entry], int]:
     if axes is None or isinstance(axes, int):
         axes = [axes] * len(args)
     if not isinstance(axes, (list, tuple)):
-        raise ArgumentTypeError(
-            f"smap: axes is a {type(axes).__name__}; wanted a list with one entry for each argument"
-        )
+        raise ArgumentTypeError(f"smap: axes is {type_text(axes)}; wanted a list with one entry for each argument")
     flat = all(a is None or isinstance(a, int) for a in axes)
     given = [tuple(axes)] if len(args) == 1 and len(axes) > 1 and flat else list(axes)
     if len(given) != len(args):

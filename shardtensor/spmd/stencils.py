@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from shardtensor.core import composition, hinted
-from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError, ShapeError, ShardTensorError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError, ShapeError, ShardTensorError, type_text
 from shardtensor.functions.differences import convolve_part, same_dtype
 from shardtensor.functions.elementwise import conj
 from shardtensor.functions.halos import BOUNDARIES, Windows, parts_of_windows, with_halos, with_windows
@@ -87,7 +87,7 @@ def map_overlap(
     [8, 2, 4, 6, 8, 10, 12, 6]
     """
     if not callable(fn):
-        raise ArgumentTypeError(f"map_overlap: fn is a {type(fn).__name__}; wanted a function")
+        raise ArgumentTypeError(f"map_overlap: fn is {type_text(fn)}; wanted a function")
     first, *others = [host_array(a, "map_overlap") for a in (x, *more)]
     for number, other in enumerate(others, 1):
         if other.shape != first.shape:

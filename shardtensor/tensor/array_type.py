@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.registry import array_backend
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.sharding.layout import NamedSharding, Shape
 from shardtensor.sharding.spec import Chain
 
@@ -73,5 +73,5 @@ def typeof(x: Any) -> ArrayType:
         return ArrayType(tuple(x.shape), backend.dtype_of(x), None)
     sharding = getattr(x, "sharding", None)
     if not isinstance(x, (np.ndarray, np.generic)) and not isinstance(sharding, NamedSharding):
-        raise ArgumentTypeError(f"typeof: x is a {type(x).__name__}; wanted a tensor, an array or a scalar")
+        raise ArgumentTypeError(f"typeof: x is {type_text(x)}; wanted a tensor, an array or a scalar")
     return ArrayType(x.shape, x.dtype, sharding)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.small_floats import is_element
 from shardtensor.core import OPS, bind_into, call, hinted, named
-from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError, type_text
 from shardtensor.hints import TENSOR, shown
 from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
@@ -192,7 +192,7 @@ class Methods(Operators):
             ShapeError: ``value`` has dimensions.
         """
         if isinstance(value, (list, tuple)) or getattr(value, "ndim", False):
-            raise ShapeError(f"fill: value is a {type(value).__name__} with dimensions; wanted a scalar")
+            raise ShapeError(f"fill: value is {type_text(value)} with dimensions; wanted a scalar")
         self[...] = value
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.core import OPS, Function, Op, bind_into, call
-from shardtensor.errors import ArgumentTypeError, ShapeError
+from shardtensor.errors import ArgumentTypeError, ShapeError, type_text
 from shardtensor.hints import ARGUMENTS, KEYWORDS, unexpected
 from shardtensor.host.units import counted
 from shardtensor.tensor.handle import Handle
@@ -103,7 +103,7 @@ def _written(name: str, result: Any, out: Any) -> Any:
     if isinstance(out, Handle):
         return importlib.import_module(UFUNC_CALLS).into(name, result, out)
     if not isinstance(out, np.ndarray):
-        raise ArgumentTypeError(f"{name}: out is a {type(out).__name__}; wanted a tensor or a host array")
+        raise ArgumentTypeError(f"{name}: out is {type_text(out)}; wanted a tensor or a host array")
     np.copyto(out, np.asarray(result), casting="same_kind")
     return out
 
@@ -130,7 +130,7 @@ def call_numpy(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     if args and hasattr(type(args[0]), "__next__") and not hasattr(args[0], "write"):
         # NumPy has used the iterator up to find the tensors in it. Files are iterators, too.
         raise ArgumentTypeError(
-            f"numpy.{function.__name__}: the first argument is a {type(args[0]).__name__}, which can be read only "
+            f"numpy.{function.__name__}: the first argument is {type_text(args[0])}, which can be read only "
             "once; wanted a list or a tuple of arrays"
         )
     ours, op, translated = _counterpart(function)

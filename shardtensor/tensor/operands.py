@@ -13,7 +13,7 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.backend.small_floats import SMALL_FLOATS, is_element, small_float
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShardTensorError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShardTensorError, type_text
 from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
@@ -83,7 +83,7 @@ def integer_of(value: Any, name: str, wanted: str = "an integer") -> int:
     except ConcretizationError:
         raise  # It is a TypeError, too, and says what to do.
     except TypeError:
-        raise ArgumentTypeError(f"{name} is {value!r:.60}, a {type(value).__name__}; wanted {wanted}") from None
+        raise ArgumentTypeError(f"{name} is {value!r:.60}, {type_text(value)}; wanted {wanted}") from None
 
 
 def sharded_dtype(dtype: Any) -> np.dtype[Any]:
@@ -156,7 +156,7 @@ def as_operand(x: Any, caller: str) -> Any:
     if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):  # includes subclasses of Python's numbers
         return np.asarray(x)
     raise ArgumentTypeError(
-        f"{caller}: {x!r:.60} is a {type(x).__name__}; wanted a tensor, an array or a scalar "
+        f"{caller}: {x!r:.60} is {type_text(x)}; wanted a tensor, an array or a scalar "
         f"(st.asarray converts nested lists to a tensor){hint_to_register(x)}"
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
 from shardtensor.sharding.layout import NamedSharding, SingleDeviceSharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import PartitionSpec
@@ -54,10 +54,10 @@ def register_pytree_node(
     Device('numpy:1')
     """
     if not isinstance(nodetype, type):
-        raise ArgumentTypeError(f"register_pytree_node: nodetype is a {type(nodetype).__name__}; wanted a class")
+        raise ArgumentTypeError(f"register_pytree_node: nodetype is {type_text(nodetype)}; wanted a class")
     for name, function in (("flatten_func", flatten_func), ("unflatten_func", unflatten_func)):
         if not callable(function):
-            raise ArgumentTypeError(f"register_pytree_node: {name} is a {type(function).__name__}; wanted a function")
+            raise ArgumentTypeError(f"register_pytree_node: {name} is {type_text(function)}; wanted a function")
     import optree
 
     register: Any = optree.register_pytree_node  # Its annotations require a class of collections.
@@ -206,7 +206,7 @@ def spread(prefix: Any, tree: Any, what: str, of: str) -> list[Any]:
         return [prefix] * len(leaves(tree))
     there = items_of(tree)
     if there is None:
-        raise ArgumentError(f"{what} is a {type(prefix).__name__} of {len(given)}, and {of} is a leaf")
+        raise ArgumentError(f"{what} is {type_text(prefix)} of {len(given)}, and {of} is a leaf")
     covering = dict(given)
     if covering.keys() != dict(there).keys():
         raise ArgumentError(

@@ -912,7 +912,7 @@ def test_the_guard_judges_what_would_move() -> None:
 
 
 BAD: dict[str, tuple[type[Exception], str, Callable[[Any], Any]]] = {
-    "no function": (TypeError, "fn is a int", lambda x: st.simulate(3, x)),
+    "no function": (TypeError, "fn is an int", lambda x: st.simulate(3, x)),
     "a tensor with elements": (
         TypeError, "tensor on Mesh.* which has elements", lambda x: st.simulate(lambda x, y: x, x, st.ones((8,)))
     ),

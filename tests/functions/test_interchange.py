@@ -895,5 +895,5 @@ def test_objects_with_numpys_protocol_are_arrays(backend: str) -> None:
     shared = st.asarray(Described(host), copy=False)
     host[0] = 5
     assert (shared[0].item(), x[0].item()) == (5, 0)
-    with pytest.raises(st.ArgumentTypeError, match="is a object; wanted a tensor, an array"):
+    with pytest.raises(st.ArgumentTypeError, match="is an object; wanted a tensor, an array"):
         st.asarray(object())

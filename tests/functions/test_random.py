@@ -386,7 +386,7 @@ def test_elements_out_of_range() -> None:
 
 
 ERRORS = [
-    (lambda: st.random.uniform(7), TypeError, "uniform: key is a int; wanted a key, such as st.random.key"),
+    (lambda: st.random.uniform(7), TypeError, "uniform: key is an int; wanted a key, such as st.random.key"),
     (lambda: st.random.key(-1), ValueError, "key: seed is -1; wanted an integer from 0"),
     (lambda: st.random.key(2**64), ValueError, "key: seed is"),
     (lambda: st.random.key(1.0), TypeError, "key: seed is a float"),
@@ -396,7 +396,7 @@ ERRORS = [
     (lambda: st.random.normal(KEY, 2.5), TypeError, "normal: shape"),
     (lambda: st.random.normal(KEY, dtype=int), TypeError, "normal: dtype is int64; wanted float16, float32 or float64"),
     (lambda: st.random.normal(KEY, dtype="nothing"), TypeError, "normal: dtype is 'nothing'"),
-    (lambda: st.random.uniform(KEY, device=3), TypeError, "uniform: 3 is a int; wanted a Device"),
+    (lambda: st.random.uniform(KEY, device=3), TypeError, "uniform: 3 is an int; wanted a Device"),
     (
         lambda: st.random.uniform(KEY, (), device=st.NamedSharding(mesh_of((2,), "numpy"), P("x"))),
         ValueError,

@@ -257,7 +257,7 @@ def test_errors_do_not_name_operators_of_which_a_function_is_composed(backend: s
         "place: arr is a list; wanted a tensor": lambda: st.place([1, 2], [True, False], 1),  # type: ignore[arg-type]
         "putmask: a is a list; wanted a tensor": lambda: st.putmask([1], [True], 1),  # type: ignore[arg-type]
         "putmask: 'a' is a str": lambda: st.putmask(x, x > 3, text),
-        "fill_diagonal: a is a int; wanted a tensor": lambda: st.fill_diagonal(3, 1),  # type: ignore[arg-type]
+        "fill_diagonal: a is an int; wanted a tensor": lambda: st.fill_diagonal(3, 1),  # type: ignore[arg-type]
         "put_along_axis: arr is a list": lambda: st.put_along_axis([1], [0], 1, 0),  # type: ignore[arg-type]
         "put: index 12 is out of bounds for 12 elements": lambda: x.put([0, 12], 1),
         "put: indices are of complex128": lambda: x.put([1j], 1),

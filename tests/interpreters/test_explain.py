@@ -173,7 +173,7 @@ def test_nothing_is_recorded_elsewhere() -> None:
 def test_what_cannot_be_explained() -> None:
     with pytest.raises(st.ConcretizationError, match=r"^getitem: needs the elements"):
         st.explain(lambda x: x[st.argmax(x, axis=0)], split("numpy"))
-    with pytest.raises(st.ArgumentTypeError, match="explain: fn is a int"):
+    with pytest.raises(st.ArgumentTypeError, match="explain: fn is an int"):
         st.explain(3)  # type: ignore[arg-type]
 
 

@@ -248,7 +248,7 @@ def test_arguments_alias_as_they_do_otherwise() -> None:
 
 
 def test_only_functions_are_inferred() -> None:
-    with pytest.raises(st.ArgumentTypeError, match="eval_shape: fn is a int; wanted a function"):
+    with pytest.raises(st.ArgumentTypeError, match="eval_shape: fn is an int; wanted a function"):
         st.eval_shape(3)  # type: ignore[arg-type]
 
 

@@ -196,7 +196,7 @@ def test_mesh_without_axes() -> None:
         ([DEVICES[:2], DEVICES[2:4]], "xy", st.ShardingError, r"2 dimensions.*\('xy',\)"),
         ([], ("x",), st.ShardingError, "no device"),
         (np.empty((0, 2), object), ("x", "y"), st.ShardingError, "no device"),
-        ([0, 1], ("x",), st.ArgumentTypeError, "0 is a int, not a Device"),
+        ([0, 1], ("x",), st.ArgumentTypeError, "0 is an int, not a Device"),
         ([DEVICES[0], "numpy:1"], ("x",), st.ArgumentTypeError, "'numpy:1' is a str"),
         ([DEVICES[:2], DEVICES[2:3]], ("x", "y"), st.ArgumentTypeError, "list, not a Device"),
         (None, ("x",), st.ArgumentTypeError, "None is a NoneType"),

@@ -165,7 +165,7 @@ def test_canonical_indices_say_the_same(data: Any) -> None:
         ((..., ...), "one ellipsis"),
         (1.5, "index 1.5 in dimension 0 is a float"),
         ((0, "a"), "index 'a' in dimension 1 is a str"),
-        pytest.param(object(), "is a object", id="an object"),
+        pytest.param(object(), "is an object", id="an object"),
         ({}, "is a dict"),
         (slice(None, None, 0), "slice step"),
         (slice(0.5), "slice indices"),

@@ -660,7 +660,7 @@ def test_errors_name_the_argument_and_what_to_do():
         (st.ArgumentTypeError, ((4, 4), "x"), "sharding is a str; wanted a NamedSharding"),
         (st.ArgumentTypeError, (np.zeros(3), sharding), "x is a ndarray; wanted a ShardedTensor, or a shape"),
         (st.ArgumentTypeError, (None,), "x is a NoneType"),
-        (st.ArgumentTypeError, (4, sharding), "x is a int"),
+        (st.ArgumentTypeError, (4, sharding), "x is an int"),
         (st.ArgumentTypeError, ((4, 2.5), sharding), "shape is (4, 2.5); wanted an integer or a sequence of integers"),
         (st.ArgumentTypeError, ((x, x), sharding), "wanted an integer or a sequence of integers"),
         (st.ArgumentError, (x, sharding), "sharding is given, and x is a tensor, which has one"),

@@ -408,7 +408,7 @@ def test_results_without_dimensions_are_stacked(axes: Any, out_axes: Any, shape:
 
 @pytest.mark.parametrize(("call", "kind", "words"), [
     (lambda x: st.pmap(lambda a: a, 3.0), st.AxisError, "pmap: argument 0: axis 0 is out of range"),
-    (lambda x: st.pmap(3, [1]), st.ArgumentTypeError, "fn is a int"),
+    (lambda x: st.pmap(3, [1]), st.ArgumentTypeError, "fn is an int"),
     (lambda x: st.pmap(lambda a, b: a, [1, 2], [1]), st.ShapeError, "lists of 2 and of 1 shard"),
     (lambda x: st.pmap(lambda a: a, x, devices=x.device), st.ShapeError, "4 slices for 2 devices"),
     (lambda x: st.pmap(lambda a: a, [1], devices=[]), st.ShardingError, "devices is empty"),

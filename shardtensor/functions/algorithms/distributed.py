@@ -15,7 +15,7 @@ from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, Op, implements
-from shardtensor.errors import ArgumentTypeError
+from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.functions.algorithms.one_memory import may_run_on_first
 from shardtensor.functions.algorithms.shards import AbstractShards, MeshCommunicator, Shards, shards_of
 from shardtensor.functions.placement import infer_transfer, reshard_to
@@ -104,8 +104,8 @@ def check_hashable(params: dict[str, Any]) -> None:
         try:
             hash(value)
         except TypeError:
-            kind = type(value).__name__
-            raise ArgumentTypeError(f"{name} is {value!r:.60}, a {kind}; wanted a single value") from None
+            kind = type_text(value)
+            raise ArgumentTypeError(f"{name} is {value!r:.60}, {kind}; wanted a single value") from None
 
 
 class _Algorithm:

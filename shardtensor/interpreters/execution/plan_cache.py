@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import OPS, Op, Operands, Params
-from shardtensor.errors import ArgumentTypeError, ShardTensorError
+from shardtensor.errors import ArgumentTypeError, ShardTensorError, type_text
 from shardtensor.interpreters.execution.plan import Kind, Plan
 from shardtensor.interpreters.execution.planning import make_plan
 from shardtensor.sharding.layout import with_mesh
@@ -140,6 +140,6 @@ def _hashable(op: Op, name: str, value: Any) -> Any:
         return value.item()
     if not _is_hashable(value):
         raise ArgumentTypeError(
-            f"{op.error_name}: {name} is a {type(value).__name__}; wanted a Python value, such as a number"
+            f"{op.error_name}: {name} is {type_text(value)}; wanted a Python value, such as a number"
         )
     return value

@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 
 from shardtensor.core import call, hinted, innermost
-from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.random_keys import Key, SymbolicKey, key_of
 from shardtensor.host import fork
 from shardtensor.interpreters.infer import ShapeDtypeStruct
@@ -368,7 +368,7 @@ def _constant(path: str, x: Any) -> Output:
         return Output(constant=lambda: x)
     if not _is_constant(x):
         raise ArgumentTypeError(
-            f"jit: {path} is a {type(x).__name__}, which is no tensor and can change; return tensors, numbers, text, "
+            f"jit: {path} is {type_text(x)}, which is no tensor and can change; return tensors, numbers, text, "
             f"or containers of them{hint_to_register(x)}"
         )
     return Output(constant=lambda: x)
@@ -490,7 +490,7 @@ def jit(
       in () v0 := v6 }
     """
     if not callable(fn):
-        raise ArgumentTypeError(f"jit: fn is a {type(fn).__name__}; wanted a function")
+        raise ArgumentTypeError(f"jit: fn is {type_text(fn)}; wanted a function")
     if executor not in (None, "numpy", "c"):
         raise ArgumentError(f'jit: executor is {executor!r}; wanted "numpy", "c" or None')
     return JitFunction(

@@ -11,7 +11,7 @@ import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.backend.small_floats import is_element
-from shardtensor.errors import ArgumentError, ArgumentTypeError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.random_keys import Key, bits_of
 from shardtensor.host.units import counted
 from shardtensor.interpreters.jit.program import exact_key
@@ -266,7 +266,7 @@ def static_key(mine: Sequence[tuple[int | str, Any]]) -> tuple[Any, ...]:
             made.append((name, _Static(x)))
         except _NotHashable:
             raise ArgumentTypeError(
-                f"jit: the static argument {name!r} is a {type(x).__name__}, which is not hashable; give a tuple in "
+                f"jit: the static argument {name!r} is {type_text(x)}, which is not hashable; give a tuple in "
                 "place of a list, or let it be traced"
             ) from None
     return tuple(made)
@@ -282,7 +282,7 @@ def checked_call(
         x = error.args[0]
         at = next(k for k, leaf in enumerate(found) if leaf is x)
         raise ArgumentTypeError(
-            f"jit: the argument {names()[at]} is a {type(x).__name__}, which is neither an array nor hashable; give "
+            f"jit: the argument {names()[at]} is {type_text(x)}, which is neither an array nor hashable; give "
             f"arrays, scalars, or objects that can be hashed{hint_to_register(x)}"
         ) from None
 
