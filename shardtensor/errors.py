@@ -102,9 +102,7 @@ class NotAddressableError(ShardTensorError, RuntimeError):
 
 
 def type_text(x: object) -> str:
-    """Returns the name of an object's type with its article, for messages: ``a list``, ``an int``, or ``None``."""
-    if x is None:
-        return "None"
+    """Returns the name of an object's type with its article, for messages: ``a list``, ``an int``."""
     name = type(x).__name__
     return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
 

@@ -797,7 +797,7 @@ def map_cases() -> None:
         ("shard_map on devices", lambda d: st.shard_map(same, mesh=d, in_specs=P(), out_specs=P()),
          T, ("shard_map: mesh is a",)),
         ("shard_map with in_specs of text", sh(in_specs="x"), T, ("shard_map: in_specs has a str in it",)),
-        ("shard_map with in_specs of numbers", sh(in_specs=(0,)), T, ("shard_map: in_specs has a int in it",)),
+        ("shard_map with in_specs of numbers", sh(in_specs=(0,)), T, ("shard_map: in_specs has an int in it",)),
         ("shard_map with out_specs of text", sh(out_specs="x"), T, ("shard_map: out_specs has a str in it",)),
         ("shard_map with out_specs None", sh(out_specs=None),
          E, ("shard_map: the result is a", "out_specs says None for it")),

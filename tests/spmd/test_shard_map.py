@@ -898,7 +898,7 @@ def mapped(x: Any, in_specs: Any = ROWS, out_specs: Any = ROWS, body: Any = lamb
     (lambda x: mapped(x, out_specs=(st.P("x"), st.P("x"))), st.ArgumentError, ["out_specs", "the result is a leaf"]),
     (lambda x: mapped(x, out_specs={"a": st.P("x")}, body=lambda x: {"b": x}), st.ArgumentError, ["['a']", "['b']"]),
     (lambda x: mapped(x, "x"), st.ArgumentTypeError, ["in_specs has a str", "P('x', None)", "None for an argument"]),
-    (lambda x: mapped(x, (st.P("x"), 0)), st.ArgumentTypeError, ["in_specs has a int"]),
+    (lambda x: mapped(x, (st.P("x"), 0)), st.ArgumentTypeError, ["in_specs has an int"]),
     (lambda x: mapped(x, x.sharding), st.ArgumentTypeError, ["in_specs has a NamedSharding"]),
     (lambda x: mapped(x, out_specs=["x"]), st.ArgumentTypeError, ["out_specs has a str"]),
     (lambda x: mapped(x, body=3), st.ArgumentTypeError, ["f is an int; wanted a function"]),
