@@ -136,7 +136,7 @@ from shardtensor.tensor.numpy_functions import NUMPY_NAMES as _NUMPY_NAMES
 from shardtensor.tensor.array_type import typeof as typeof
 from shardtensor.tensor.pytree import register_pytree_node as register_pytree_node
 from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTensor
-from shardtensor.tracebacks import install as _install_hooks
+from shardtensor.tracebacks import hide_from_pytest as _hide_from_pytest, install as _install_hooks
 
 __version__ = "0.2.0"
 """The version of the library."""
@@ -559,11 +559,14 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
         if name in _NUMPY_NAMES:
             return globals()[_NUMPY_NAMES[name]]
         if name in OPS.chapters:
-            value = getattr(_importlib.import_module(OPS.chapters[name]), name)
-            globals()[name] = _without_quotes(value)
+            module = _importlib.import_module(OPS.chapters[name])
+            _hide_from_pytest(module)
+            value = globals()[name] = _without_quotes(getattr(module, name))
             return value
         if name in _EXTENSIONS:
-            return _without_quotes(_importlib.import_module(f"shardtensor.{name}"))
+            module = _importlib.import_module(f"shardtensor.{name}")
+            _hide_from_pytest(module)
+            return _without_quotes(module)
         raise _missing(__name__, name)
 
 

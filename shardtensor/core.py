@@ -30,7 +30,7 @@ import numpy as np
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError, ShardTensorError, type_text
 from shardtensor.hints import unexpected
 from shardtensor.sequences import as_tuple
-from shardtensor.tracebacks import HIDING, is_hidden
+from shardtensor.tracebacks import GENERATED
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -485,7 +485,7 @@ def _raise_named(name: str, error: ShardTensorError) -> NoReturn:
     inner, _, rest = text.partition(":")
     try:
         if isinstance(error, DistributedError):  # Its message is that of all processes.
-            raise error.with_traceback(None) from None
+            raise error
         if not name.startswith("_") and inner != name and inner in OPS:
             text = rest.strip()
         elif name.startswith("_") or all(part.isidentifier() for part in inner.split(".")):
@@ -508,7 +508,7 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
         # `place_result` is called with the operator that the user called.
         composed = op.composite and not op.spmd and "op" not in op.params and name != op.error_name and name in OPS
         if isinstance(error, DistributedError):  # See above.
-            raise error.with_traceback(None) from None
+            raise error
         if internal or composed:
             text = rest.strip()
         elif name.isidentifier():
@@ -583,8 +583,7 @@ def _compiled(
     that of the declaration.
     """
     scope: dict[str, Any] = {
-        HIDING: is_hidden,
-        "__name__": __name__,
+        **GENERATED,
         "_as_tuple": as_tuple,
         "_bind": bind,
         "_extended": _extended,

@@ -23,7 +23,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from traceback import format_exception, format_exception_only
+from traceback import format_exception_only
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -65,7 +65,7 @@ from shardtensor.host.fork import in_children
 from shardtensor.host.units import counted
 from shardtensor.tensor.pytree import leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tracebacks import shortened
+from shardtensor.tracebacks import text_of
 
 __all__ = [
     "assert_equal",
@@ -457,13 +457,13 @@ def _excepthook(
     replaced: object, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     """Prints an exception that ends this process, and tells the other processes; it replaces another hook."""
-    # As one text, so that lines of several processes are not mixed.
-    with shortened(error):
-        text = "".join(format_exception(error))
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    if JOB.agreement is not None and (told := JOB.agreement.fail(error)):
-        _say(DistributedError(told))
+    try:
+        # As one text, so that lines of several processes are not mixed.
+        sys.stderr.write(text_of(error, traceback))
+        sys.stderr.flush()
+    finally:  # Methods of the exception may raise errors.
+        if JOB.agreement is not None and (told := JOB.agreement.fail(error)):
+            _say(DistributedError(told))
 
 
 def _say(error: DistributedError) -> None:

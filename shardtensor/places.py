@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,8 +13,8 @@ from typing import NamedTuple
 _PACKAGES = frozenset(("shardtensor", "shardtensor_numpy", "shardtensor_cupy", "shardtensor_torch"))
 """This package and those of its backends."""
 
-_PROGRAMS = ("shardtensor.cli", "shardtensor.demo", "shardtensor.launcher", "shardtensor.testing")
-"""The modules of them that call the library as programs of the user do."""
+_PROGRAMS = frozenset(("cli", "demo", "launcher", "testing"))
+"""The modules of this package that call the library as programs of the user do."""
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 """Parts of the paths of installed libraries."""
@@ -22,7 +23,7 @@ _STANDARD = os.path.dirname(os.__file__) + os.sep
 """The folder of the standard library."""
 
 _PUBLIC = ["shardtensor"] + [
-    f"shardtensor.{name}" for name in ("distributed", "linalg", "fft", "random", "lib", "einops")
+    f"shardtensor.{name}" for name in ("distributed", "linalg", "fft", "random", "lib", "tree", "einops")
 ]
 """The modules whose public names users call."""
 
@@ -47,7 +48,8 @@ class Place(NamedTuple):
 
 def is_in_package(name: str) -> bool:
     """Whether a module of this name belongs to this package, and not to the user."""
-    return name.partition(".")[0] in _PACKAGES and not name.startswith(_PROGRAMS)
+    package, _, rest = name.partition(".")
+    return package in _PACKAGES and rest.partition(".")[0] not in _PROGRAMS
 
 
 def is_inside(frame: FrameType) -> bool:
@@ -116,11 +118,22 @@ def _of_user(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameTyp
     """Yields the frames outside of this package, of which the innermost come first: those of the user's program, or
     those of libraries if there are no others.
     """
-    outside = [(frame, line) for frame, line in frames if not is_inside(frame)]
-    users = [(frame, line) for frame, line in outside if not _is_in_library(frame.f_code.co_filename)]
-    yield from users or outside
+    outside, has_user = [], False
+    for frame, line in frames:
+        if is_inside(frame):
+            continue
+        file = frame.f_code.co_filename
+        # Code that a library has generated has no file of its own.
+        if _is_in_library(frame.f_globals.get("__file__") or file if file[0] == "<" else file):
+            outside.append((frame, line))
+        else:
+            has_user = True
+            yield frame, line
+    if not has_user:
+        yield from outside
 
 
+@functools.cache
 def _is_in_library(file: str) -> bool:
     """Whether a file belongs to an installed library or to Python."""
     return any(part in file for part in _INSTALLED) or file.startswith((_STANDARD, "<frozen "))

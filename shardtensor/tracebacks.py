@@ -1,31 +1,31 @@
 """Tracebacks and warnings that name the lines of the user's program, without the frames of this package.
 
-An exception keeps its whole traceback, so that debuggers can go to every frame: frames are hidden where a traceback is
-printed. `install` sets the hooks of Python and of IPython, and marks the modules of the package for pytest. The
-environment variable ``SHARDTENSOR_TRACEBACK=full`` shows all frames.
+Exceptions are not changed, so that debuggers have all frames: frames are left out where a traceback is printed.
+`install` sets the hooks of Python and of IPython, unless the program has set its own. The environment variable
+``SHARDTENSOR_TRACEBACK=full`` shows all frames.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardtensor.places import is_in_package, is_inside, user_frame
+
+if TYPE_CHECKING:
+    from traceback import TracebackException
 
 _CALLED = sys.stdlib_module_names | {"cupy", "greenlet", "mpi4py", "numpy", "optree", "threadpoolctl", "torch"}
 """The packages whose frames are hidden where the library calls them."""
 
-
-def _is_called(frame: FrameType) -> bool:
-    return (frame.f_globals.get("__name__") or "").partition(".")[0] in _CALLED
+_HIDING = "__tracebackhide__"
+"""The variable, of a frame or of its module, from which pytest and IPython's debugger know that a frame is hidden."""
 
 
 def shows_all() -> bool:
@@ -33,62 +33,84 @@ def shows_all() -> bool:
     return os.environ.get("SHARDTENSOR_TRACEBACK") == "full"
 
 
-@contextlib.contextmanager
-def shortened(error: BaseException | None) -> Iterator[None]:
-    """Hides the frames of this package in the tracebacks of an exception and of those that led to it.
+# -- exceptions ------------------------------------------------------------------------------------
 
-    A note says how many are hidden. After the ``with`` block the tracebacks are whole again. (Programs may call the
-    hooks of Python without an exception, and so does Python when the memory is full.)
+
+def text_of(error: BaseException, traceback: TracebackType | None) -> str:
+    """Returns what Python prints of an exception, without the frames of this package; a last line says how many.
+
+    Args:
+        error: the exception, which is printed with those that led to it.
+        traceback: its traceback.
     """
-    whole = [] if shows_all() else [(e, e.__traceback__) for e in _printed(error)]
-    hidden = 0
-    for e, traceback in whole:
-        e.__traceback__, count = _without_hidden(traceback)
-        hidden += count
-    if error is not None and hidden:
-        frames, them = ("frame of shardtensor is", "it") if hidden == 1 else ("frames of shardtensor are", "them")
-        error.add_note(f"({hidden} {frames} hidden; set SHARDTENSOR_TRACEBACK=full to see {them})")
-    try:
-        yield
-    finally:
-        for e, traceback in whole:
-            e.__traceback__ = traceback
-        if error is not None and hidden:
-            error.__notes__.pop()
+    report, hidden = _short_report(error, traceback)
+    return "".join(report.format()) + (f"{_note(hidden)}\n" if hidden else "")
 
 
-def _printed(error: BaseException | None) -> list[BaseException]:
-    """Returns the exceptions that Python prints with one: itself, what led to it, and the members of groups."""
-    found: dict[int, BaseException] = {}
-    pending = [error]
+def _short_report(error: BaseException, traceback: TracebackType | None) -> tuple[TracebackException, int]:
+    """Returns the report of an exception without the frames of this package, and the number of these."""
+    from traceback import TracebackException  # Imported late: programs without errors do without it.
+
+    made = TracebackException(type(error), error, traceback, compact=True)
+    count, pending = 0, [] if shows_all() else [(made, error, traceback)]
     while pending:
-        e = pending.pop()
-        if e is not None and id(e) not in found:
-            found[id(e)] = e
-            pending.append(e.__cause__ if e.__suppress_context__ else e.__context__)
-            pending += e.exceptions if isinstance(e, BaseExceptionGroup) else ()
-    return list(found.values())
+        report, error, traceback = pending.pop()
+        hidden = [hides for _, hides in _entries(traceback)]
+        if len(hidden) == len(report.stack) and not all(hidden):  # `sys.tracebacklimit` may have made it shorter.
+            report.stack[:] = [line for line, hides in zip(report.stack, hidden, strict=True) if not hides]
+            count += sum(hidden)
+        group = zip(report.exceptions or (), getattr(error, "exceptions", ()), strict=False)
+        others = [(report.__cause__, error.__cause__), (report.__context__, error.__context__), *group]
+        pending += [(r, e, e.__traceback__) for r, e in others if r is not None and e is not None]
+    return made, count
 
 
-def _without_hidden(traceback: TracebackType | None) -> tuple[TracebackType | None, int]:
-    """Returns a traceback without the frames of this package and of what it calls, and the number of these frames.
+def _note(hidden: int) -> str:
+    frames, them = ("frame of shardtensor is", "it") if hidden == 1 else ("frames of shardtensor are", "them")
+    return f"({hidden} {frames} hidden; set SHARDTENSOR_TRACEBACK=full to see {them})"
 
-    A traceback that has no other frames stays whole.
+
+def _entries(traceback: TracebackType | None) -> Iterator[tuple[TracebackType, bool]]:
+    """Yields the entries of a traceback, and whether they are hidden: frames of this package, and of what it calls."""
+    hides = False
+    while traceback is not None:
+        frame = traceback.tb_frame
+        hides = is_inside(frame) or (hides and (frame.f_globals.get("__name__") or "").partition(".")[0] in _CALLED)
+        yield traceback, hides
+        traceback = traceback.tb_next
+
+
+def _print_exception(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Prints an exception that ends the program: Python's hook does, unless frames are hidden."""
+    if (text := _short_text(error, traceback)) is None:
+        sys.__excepthook__(kind, error, traceback)
+    else:
+        sys.stderr.write(text)
+
+
+def _print_thread_exception(args: Any) -> None:
+    """Prints an exception that ends a thread, as `_print_exception` does."""
+    if (text := _short_text(args.exc_value, args.exc_traceback)) is None:
+        threading.__excepthook__(args)
+    else:
+        thread = args.thread.name if args.thread is not None else threading.get_ident()
+        sys.stderr.write(f"Exception in thread {thread}:\n{text}")
+
+
+def _short_text(error: BaseException | None, traceback: TracebackType | None) -> str | None:
+    """Returns the text of an exception without hidden frames; None where Python prints it: if no frames are hidden, or
+    if there is no exception or no place to print it.
     """
-    kept, count, hides = [], 0, False
-    entry = traceback
-    while entry is not None:
-        hides = is_inside(entry.tb_frame) or (hides and _is_called(entry.tb_frame))
-        if hides:
-            count += 1
-        else:
-            kept.append(entry)
-        entry = entry.tb_next
-    if not kept or not count:
-        return traceback, 0
-    for one in reversed(kept):
-        entry = TracebackType(entry, one.tb_frame, one.tb_lasti, one.tb_lineno)
-    return entry, count
+    if sys.stderr is None or error is None:
+        return None
+    try:
+        report, hidden = _short_report(error, traceback)
+        return f"{''.join(report.format())}{_note(hidden)}\n" if hidden else None
+    except Exception:  # Raised by methods of the exception. It is printed as if this package were not there.
+        return None
+
+
+# -- warnings --------------------------------------------------------------------------------------
 
 
 def warn_caller(message: str) -> None:
@@ -102,93 +124,101 @@ def _warn_at(frame: FrameType | None, message: Warning | str, category: type[War
     place = (frame.f_code.co_filename, frame.f_lineno) if frame else ("sys", 1)
     scope = frame.f_globals if frame else vars(sys)
     registry = scope.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(message, category, *place, scope.get("__name__"), registry, source=source)
+    warnings.warn_explicit(message, category, *place, scope.get("__name__") or "<string>", registry, source=source)
+
+
+def _show_warning(show: Callable[[Any], None], message: warnings.WarningMessage) -> None:
+    """Shows a warning. One that a call from this package gives, such as those of NumPy, is given again at the line of
+    the user's program, where the filters are applied again.
+    """
+    frames = []
+    frame, user = sys._getframe(1), user_frame(sys._getframe(1))
+    while user is not None and frame is not user and frame.f_back is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    found = next((frame for frame in frames if frame.f_code.co_filename == message.filename), None)
+    if found is None or not any(map(is_inside, frames)):
+        show(message)
+        return
+    # Python has noted the line of the package: it would not show the next warning there, from another line of the user.
+    seen = found.f_globals.get("__warningregistry__") or {}
+    seen.pop((str(message.message), message.category, message.lineno), None)
+    _warn_at(user, message.message, message.category, message.source)
+
+
+# -- hooks -----------------------------------------------------------------------------------------
 
 
 def install() -> None:
-    """Sets the hooks that print exceptions and warnings; those that a program has set before are called by them."""
-    sys.excepthook = functools.partial(_print_exception, sys.excepthook)
-    threading.excepthook = functools.partial(_print_thread_exception, threading.excepthook)
+    """Sets the hooks that print exceptions and warnings, once."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_exception
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = _print_thread_exception
     # Python calls it before `warnings.showwarning`, which programs and `warnings.catch_warnings` replace, and which
     # does not get the source of a ResourceWarning.
-    vars(warnings)["_showwarnmsg"] = functools.partial(_show_warning, vars(warnings)["_showwarnmsg"])
-    if "_pytest" in sys.modules:
-        _hide_from_pytest()
+    show = vars(warnings).get("_showwarnmsg")
+    if show is not None and getattr(show, "func", None) is not _show_warning:
+        vars(warnings)["_showwarnmsg"] = functools.partial(_show_warning, show)
+    for name, module in list(sys.modules.items()):
+        if is_in_package(name):
+            hide_from_pytest(module)
     if (ipython := sys.modules.get("IPython")) and (shell := ipython.get_ipython()):
-        shell.showtraceback = functools.partial(_show_in_ipython, shell.showtraceback)
+        tracebacks = shell.InteractiveTB
+        if getattr(tracebacks.structured_traceback, "func", None) is not _structured:
+            tracebacks.structured_traceback = functools.partial(_structured, tracebacks.structured_traceback)
 
 
-def _print_exception(
-    print_it: Any, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-) -> None:
-    with shortened(error):
-        print_it(kind, error, traceback if error is None else error.__traceback__)
-
-
-def _print_thread_exception(print_it: Any, args: Any) -> None:
-    error = args.exc_value
-    with shortened(error):
-        traceback = args.exc_traceback if error is None else error.__traceback__
-        print_it(threading.ExceptHookArgs((args.exc_type, error, traceback, args.thread)))
-
-
-def _show_in_ipython(show: Any, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-    """Shows an exception in IPython, where ``%debug`` then has all frames."""
-    error = (exc_tuple or sys.exc_info())[1]
-    if error is None:  # The last one, which ``%tb`` shows with all frames.
-        show(exc_tuple, *args, **kwargs)
-    else:
-        with shortened(error):
-            show((type(error), error, error.__traceback__), *args, **kwargs)
-        sys.last_traceback = error.__traceback__
-
-
-def _show_warning(show: Any, message: warnings.WarningMessage) -> None:
-    """Shows a warning that NumPy gave in a call from this package, at the line of the user's program instead.
-
-    Python has looked for the line of the package among those that have warned already: the next warning of that module
-    must be shown, too, if it comes from another line of the user. The filters are applied again, to the user's line.
+def _structured(
+    structure: Callable[..., list[str]], kind: Any, error: Any, traceback: Any = None, *args: Any, **kwargs: Any
+) -> list[str]:
+    """Returns the lines of an exception in IPython. ``%tb``, which shows it again, shows all frames; the debugger of
+    ``%debug`` steps over those that are hidden.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") in ("warnings", "_py_warnings", __name__):
-        frame = frame.f_back
-    user = user_frame(frame)
-    if frame is None or user is None or not is_inside(frame) or frame.f_code.co_filename != message.filename:
-        show(message)
-    else:
-        frame.f_globals["__warningregistry__"] = None
-        _warn_at(user, message.message, message.category, message.source)
+    is_first = sys.exc_info()[1] is not None
+    if isinstance(error, BaseException):
+        _mark_frames(error, is_first and not shows_all())
+    entries = list(_entries(traceback))
+    kept = [entry for entry, hides in entries if not hides]
+    if shows_all() or not is_first or not kept or len(kept) == len(entries):
+        return structure(kind, error, traceback, *args, **kwargs)
+    short = None
+    for entry in reversed(kept):
+        short = TracebackType(short, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return [*structure(kind, error, short, *args, **kwargs), _note(len(entries) - len(kept))]
 
 
-class _Hidden:
-    """A finder of the package's modules that marks them for pytest before they are executed."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if not is_in_package(name):
-            return None
-        others = (f.find_spec(name, path, target) for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
-        spec = next(filter(None, others), None)
-        if spec and spec.loader:
-            spec.loader.exec_module = functools.partial(_execute_hidden, spec.loader.exec_module)  # type: ignore[method-assign]
-        return spec
+def hide_from_pytest(module: ModuleType) -> None:
+    """Makes pytest hide the frames of a module of this package."""
+    if "_pytest" in sys.modules:
+        vars(module)[_HIDING] = _is_hidden
 
 
-def _execute_hidden(execute: Any, module: ModuleType) -> None:
-    vars(module)[HIDING] = is_hidden
-    execute(module)
-
-
-HIDING = "__tracebackhide__"
-"""The global variable with which a module tells pytest whether to hide its frames."""
-
-
-def is_hidden(info: object) -> bool:
-    """Returns whether pytest hides the frames of the package; it calls this with the exception."""
+def _is_hidden(info: Any) -> bool:
+    """Returns whether pytest hides a frame. Pytest calls it with the exception, whose frames of modules that were
+    imported later are marked now; its debugger begins at the innermost frame without the mark.
+    """
+    if info is not None:
+        _mark_frames(info.value, not shows_all())
     return not shows_all()
 
 
-def _hide_from_pytest() -> None:
-    for name, module in list(sys.modules.items()):
-        if is_in_package(name):
-            vars(module)[HIDING] = is_hidden
-    sys.meta_path.insert(0, _Hidden())
+GENERATED = {"__name__": __name__, _HIDING: _is_hidden}
+"""The global variables by which the frames of functions that this package generates are hidden."""
+
+
+def _mark_frames(error: BaseException, hidden: bool) -> None:
+    """Marks the frames of this package as hidden or not, for the debuggers of IPython and pytest: those of an exception
+    and of those that led to it.
+    """
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        e = pending.pop()
+        if e is None or id(e) in seen:
+            continue
+        seen.add(id(e))
+        for entry, hides in _entries(e.__traceback__):
+            if hides:
+                entry.tb_frame.f_locals[_HIDING] = hidden
+        pending += [e.__cause__, e.__context__, *getattr(e, "exceptions", ())]

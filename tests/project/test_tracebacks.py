@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import json
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import shardtensor as st
-from shardtensor import tracebacks
+from shardtensor import places, tracebacks
 from tests.scripts import VARIABLES, new_process, output_of, run_script
 
 ERRORS = """
@@ -199,7 +202,7 @@ def test_pytest_hides_the_frames(tmp_path: Path) -> None:
     )
     debugged = new_process("-m", "pytest", "--pdb", *options, cwd=tmp_path, stdin=commands).stdout
     assert int(re.search(r"\('frames', (\d+)\)", debugged)[1]) > 5  # type: ignore[index]
-    assert "'shardtensor." in debugged  # The debugger starts where the exception was raised.
+    assert "'test_program'" in debugged  # The debugger starts at the line of the program.
 
 
 @pytest.mark.skipif(not find_spec("IPython"), reason="needs IPython")
@@ -215,6 +218,8 @@ shell = InteractiveShell.instance(colors="nocolor")
 shell.run_cell("import shardtensor as st")
 shell.run_cell("st.ones(3)[7]")
 print("=====", len(traceback.extract_tb(sys.last_traceback)))
+hidden = [frame.f_locals.get("__tracebackhide__") for frame, _ in traceback.walk_tb(sys.last_traceback)]
+assert hidden[-1] and not hidden[1], hidden  # The debugger steps over frames of the library.
 shell.run_cell("%tb")
 print("=====")
 shell.run_cell("st.zeros(3) / 0")
@@ -279,9 +284,138 @@ def test_resource_warnings_keep_their_source() -> None:
     assert "Object allocated at" in done.stderr
 
 
+def test_warnings_of_numpys_functions_and_in_code_without_a_module_name_the_line_of_the_caller() -> None:
+    done = run_script(
+        """
+import warnings
+import numpy as np
+import shardtensor as st
+from numpy.testing import clear_and_catch_warnings
+
+warnings.resetwarnings()
+np.nanmedian(st.zeros(3) * np.nan)  # line 8
+st.zeros(0).mean()  # line 9
+np.mean(np.zeros(0))
+exec(compile("x / 0", "<code>", "exec"), {"x": st.zeros(3)})
+import shardtensor.interpreters.execution.strategies
+with clear_and_catch_warnings(modules=[shardtensor.interpreters.execution.strategies]):
+    pass
+""",
+        **VARIABLES,
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^(\S+):(\d+): (\w+)", done.stderr, re.M)
+    assert ("<string>", "8", "RuntimeWarning") in found
+    assert ("<string>", "9", "RuntimeWarning") in found
+    assert ("<code>", "1", "RuntimeWarning") in found
+    numpys = [file for file, _, _ in found if file.endswith(".py")]
+    assert numpys  # Warnings of calls of NumPy alone are NumPy's.
+    assert not any("shardtensor" in file for file in numpys)
+
+
+def test_exceptions_that_take_no_attributes_are_printed() -> None:
+    """So are those of threads, and those whose methods raise."""
+    text = output_of(
+        run_script(
+            ERRORS
+            + """
+import dataclasses, threading
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    text: str
+
+class Broken(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    @property
+    def exceptions(self):
+        raise RuntimeError("no group")
+
+def fails(kind):
+    st.pmap(lambda v: (_ for _ in ()).throw(kind("mine")), x)
+
+for kind in (Frozen, Broken):
+    try:
+        fails(kind)
+    except Exception as error:
+        print(shown(error))
+    sys.stderr = io.StringIO()
+    thread = threading.Thread(target=fails, args=(kind,), name="third")
+    thread.start()
+    thread.join()
+    print(sys.stderr.getvalue())
+    sys.stderr = sys.__stderr__
+""",
+            **VARIABLES,
+        )
+    )
+    assert text.count("Frozen") >= 2
+    assert text.count("Broken") >= 2
+    assert text.count("Exception in thread third:") == 2
+    assert text.count("hidden; set") == 2  # those of `Frozen`
+
+
+def test_hooks_of_a_program_are_not_replaced() -> None:
+    text = output_of(
+        new_process(
+            "-c",
+            """
+import sys, threading, traceback
+seen = []
+sys.excepthook = lambda kind, error, tb: seen.append(len(traceback.extract_tb(tb)))
+threading.excepthook = hook = lambda args: None
+import importlib, warnings
+import shardtensor as st
+assert threading.excepthook is hook
+show = warnings._showwarnmsg
+importlib.reload(st)
+assert warnings._showwarnmsg is show
+try:
+    st.ones(3)[7]
+except IndexError as error:
+    sys.excepthook(type(error), error, error.__traceback__)
+print(seen[0])
+""",
+        )
+    )
+    assert int(text) > 5
+
+
+def test_the_hook_prints_the_traceback_that_it_is_given() -> None:
+    """Interactive interpreters leave their own frames out of it."""
+    text = output_of(
+        run_script(
+            ERRORS
+            + """
+try:
+    CASES["index"]()
+except IndexError as error:
+    sys.stderr = sys.stdout
+    sys.excepthook(type(error), error, error.__traceback__.tb_next)
+""",
+            **VARIABLES,
+        )
+    )
+    assert [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("  File")] == ["<lambda>"]
+
+
+def test_only_frames_up_to_that_of_the_user_are_looked_at() -> None:
+    """The stacks of traced programs may be deep."""
+    frame = sys._getframe()
+    assert next(places._of_user(itertools.repeat((frame, 1)))) == (frame, 1)
+    code = compile("frame = __import__('sys')._getframe()", "<generated>", "exec")
+    scope = {"__name__": "library", "__file__": json.__file__}
+    exec(code, scope)
+    assert places.user_frame(scope["frame"]) is frame  # type: ignore[arg-type]
+
+
 def test_a_traceback_without_other_frames_stays_whole() -> None:
     try:
         exec(compile("1 / 0", "inside.py", "exec"), {"__name__": "shardtensor.inside"})
     except ZeroDivisionError as error:
         inside = error.__traceback__.tb_next  # type: ignore[union-attr]
-    assert tracebacks._without_hidden(inside) == (inside, 0)
+        text = tracebacks.text_of(error, inside)
+    assert [hides for _, hides in tracebacks._entries(inside)] == [True]
+    assert "inside.py" in text
