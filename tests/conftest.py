@@ -30,7 +30,7 @@ import hypothesis
 import pytest
 
 import shardtensor as st
-from shardtensor.backend import registry
+from shardtensor.backend import protocol, registry
 from shardtensor.errors import BackendError
 from shardtensor.testing.checked import CheckedBackend
 from tests import fakecupy, scripts
@@ -143,6 +143,16 @@ def no_races(request: pytest.FixtureRequest) -> Iterator[Any]:
         races = list(fakecupy.races)
         fakecupy.races.clear()
         assert not races, races
+
+
+@pytest.fixture(autouse=True)
+def numbers_of_devices() -> Iterator[None]:
+    """Removes the numbers of devices that a test has set: pages and notebooks call `st.set_num_devices`."""
+    before = dict(protocol.device_counts)
+    yield
+    if protocol.device_counts != before:
+        protocol.device_counts.clear()
+        protocol.device_counts.update(before)
 
 
 def clear_caches() -> None:
