@@ -37,14 +37,22 @@ def shows_all() -> bool:
 
 
 def text_of(error: BaseException, traceback: TracebackType | None) -> str:
-    """Returns what Python prints of an exception, without the frames of this package; a last line says how many.
+    """Returns what Python prints of an exception, without the frames of this package; a line says how many.
 
     Args:
         error: the exception, which is printed with those that led to it.
         traceback: its traceback.
     """
-    report, hidden = _short_report(error, traceback)
-    return "".join(report.format()) + (f"{_note(hidden)}\n" if hidden else "")
+    return _text(*_short_report(error, traceback))
+
+
+def _text(report: TracebackException, hidden: int) -> str:
+    """Returns the text of a report, with the number of hidden frames before the message: that stays the last line."""
+    lines = list(report.format())
+    if hidden:
+        after = 0 if report.exceptions else len(list(report.format_exception_only()))  # Groups have boxes below.
+        lines.insert(len(lines) - after, f"  {_note(hidden)}\n")
+    return "".join(lines)
 
 
 def _short_report(error: BaseException, traceback: TracebackType | None) -> tuple[TracebackException, int]:
@@ -67,7 +75,7 @@ def _short_report(error: BaseException, traceback: TracebackType | None) -> tupl
 
 def _note(hidden: int) -> str:
     frames, them = ("frame of shardtensor is", "it") if hidden == 1 else ("frames of shardtensor are", "them")
-    return f"({hidden} {frames} hidden; set SHARDTENSOR_TRACEBACK=full to see {them})"
+    return f"[{hidden} {frames} hidden; set SHARDTENSOR_TRACEBACK=full to see {them}]"
 
 
 def _entries(traceback: TracebackType | None) -> Iterator[tuple[TracebackType, bool]]:
@@ -105,7 +113,7 @@ def _short_text(error: BaseException | None, traceback: TracebackType | None) ->
         return None
     try:
         report, hidden = _short_report(error, traceback)
-        return f"{''.join(report.format())}{_note(hidden)}\n" if hidden else None
+        return _text(report, hidden) if hidden else None
     except Exception:  # Raised by methods of the exception. It is printed as if this package were not there.
         return None
 

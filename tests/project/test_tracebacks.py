@@ -82,7 +82,8 @@ for name, case in CASES.items():
         files = [line for line in text.splitlines() if line.startswith("  File ")]
         assert all('"<string>"' in line for line in files), (name, text)
         hidden = frames - len(files)
-        assert 0 < hidden and f"({hidden} frame" in text.splitlines()[-1], (name, text)
+        assert 0 < hidden and f"  [{hidden} frame" in text, (name, text)
+        assert str(error).splitlines()[-1] in text.splitlines()[-1 - len(notes)], (name, text)
         assert len(files) == 2 or "undefined" in str(error) or "pmap" in name or "map" in name or name == "jit", text
         print(name, hidden, len(text.splitlines()))
     else:
@@ -128,7 +129,7 @@ try:
 except RuntimeError as error:
     text = shown(error)
 assert "direct cause" in text and "statsmodels.py" in text and "shardtensor/" not in text, text
-assert text.count("hidden") == 1 and text.endswith("see them)\\n"), text
+assert text.count("hidden") == 1 and text.endswith("see them]\\nRuntimeError: mine\\n"), text
 
 try:
     try:
