@@ -116,7 +116,7 @@ OTHERS = {
         interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c_executor._FUNCTION
         interpreters.jit.compiler._POLL interpreters.jit.kernel_files.MOST_SECONDS
         interpreters.jit.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
-        communication.gloo_engine._NOTICED job_output.HELD job_output._QUIET spmd.scheduler._POLL""",
+        communication.gloo_engine._NOTICED job_output.HELD job_output._PRINTED spmd.scheduler._POLL""",
     "texts and pictures": """
         communication.agreement._MESSAGE communication.difference._LINE communication.difference._SIZE
         communication.rounds._LISTED communication.traffic_picture._NAMES communication.traffic_picture._NUMBERS
