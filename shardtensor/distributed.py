@@ -86,6 +86,11 @@ __all__ = [
     "sync_global_devices",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 T = TypeVar("T")
 
 _DIGEST = 16
