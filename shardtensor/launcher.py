@@ -84,7 +84,7 @@ def launch(
         KeyboardInterrupt: Ctrl-C has ended the job.
     """
     if processes < 1:
-        raise ArgumentError(f"launch: the number of processes is {processes}; wanted a number from 1 on")
+        raise ArgumentError(f"launch: the number of processes is {processes}; it must be at least 1")
     mpiexec = find_mpiexec()
     engine = engine or ("mpi" if mpiexec and find_spec("mpi4py") else "gloo")
     if engine not in ("mpi", "gloo"):

@@ -72,17 +72,19 @@ class GlooEngine(Engine):
             raise BackendError("engine 'gloo' needs PyTorch: `pip install 'shardtensor[torch]'`") from None
         if launch is None or launch.address is None:
             raise ArgumentError(
-                "engine 'gloo' needs the address of process 0, such as '10.0.0.1:8476', the number of processes and "
-                "the number of this process; give them to st.distributed.initialize"
+                "engine 'gloo' needs the address of process 0, the number of processes and the number of this "
+                "process, such as initialize('10.0.0.1:8476', num_processes=4, process_id=2)"
             )
-        deadline = time.monotonic() + timeout
+        refused = _wrong_number(launch)
+        # A process that is refused tells the others, if process 0 is there already.
+        deadline = time.monotonic() + (min(timeout, _SIGNS) if refused else timeout)
         host, port = host_and_port(launch.address)
         is_first, thread = launch.process_index == 0, _Thread()
         starting = thread.submit(lambda: dist.TCPStore(host, port, None, is_first, _until(deadline), False))
         try:
             store = _result(starting, deadline)
         except _StoreError as error:
-            raise _unreachable(launch, is_first, error) from error
+            raise (ArgumentError(refused) if refused else _unreachable(launch, is_first, error)) from error
         rendezvous = _Rendezvous(_Calls(store, thread, deadline), launch, deadline)
         rendezvous.join()
         lifelines = rendezvous.lifelines()
@@ -291,8 +293,8 @@ class _Rendezvous:
 
     def _announce(self) -> None:
         index, count = self.launch[:2]
-        if not 0 <= index < count:
-            self._refuse(f"process_id is {index}; wanted a number from 0 to {count - 1}, one less than num_processes")
+        if reason := _wrong_number(self.launch):
+            self._refuse(reason)
         if self.store.add(f"taken/{index}", 1) > 1:
             self._refuse(f"two processes have the number {index} of {count}; give each its own process_id")
         self.store.set(f"count/{index}", str(count))
@@ -357,6 +359,13 @@ class _Rendezvous:
         with contextlib.suppress(_StoreError):  # The store has gone if process 0 has raised its own error.
             self.store.set("refused", reason)
         raise ArgumentError(reason)
+
+
+def _wrong_number(launch: Launch) -> str:
+    index, count = launch[:2]
+    if 0 <= index < count:
+        return ""
+    return f"process_id is {index}; wanted a number from 0 to {count - 1}, one less than num_processes"
 
 
 def host_and_port(address: str) -> tuple[str, int]:

@@ -600,8 +600,28 @@ def test_some_of_the_three_arguments_are_missing() -> None:
 
 def test_a_process_that_no_launcher_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {})
-    with pytest.raises(ArgumentError, match="started by no launcher that is known"):
+    with pytest.raises(ArgumentError, match="not started by a known launcher; .*, pass three arguments"):
         st.distributed.initialize()
+    monkeypatch.setattr(os, "environ", {"SHARDTENSOR_COORDINATOR_ADDRESS": "127.0.0.1:80"})
+    wanted = "initialize: SHARDTENSOR_COORDINATOR_ADDRESS is set, but not SHARDTENSOR_NUM_PROCESSES and SHARDTENSOR_PROC"
+    with pytest.raises(ArgumentError, match=wanted):
+        st.distributed.initialize()
+
+
+def test_a_number_that_no_process_has_is_refused_though_process_0_does_not_answer(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(gloo_engine, "_SIGNS", 0.2)
+    with pytest.raises(ArgumentError, match="process_id is 9; wanted a number from 0 to 3"):
+        st.distributed.initialize(f"127.0.0.1:{port}", num_processes=4, process_id=9)
+
+
+def test_the_time_limit_of_the_environment_is_that_of_the_start_too(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("SHARDTENSOR_TIMEOUT", "0.2")
+    with pytest.raises(DistributedError, match="process 0 does not answer"):
+        st.distributed.initialize(f"127.0.0.1:{port}", num_processes=4, process_id=1)
 
 
 def test_launchers_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

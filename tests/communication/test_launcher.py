@@ -257,6 +257,7 @@ WORKER = "subprocess.run([sys.executable, '-c', 'import shardtensor as st; st.ze
     [
         pytest.param("mpi", "import shardtensor as st; st.zeros(3)", 1, id="forgotten"),
         pytest.param("mpi", "import shardtensor as st; st.distributed.initialize(); st.zeros(3)", 0, id="called"),
+        pytest.param("mpi", "import shardtensor as st; st.process_count()", 1, id="counted"),
         pytest.param("mpi", f"import subprocess, sys; {WORKER}", 0, id="worker"),
         pytest.param("gloo", "import shardtensor as st; st.zeros(3)", 1, id="forgotten-gloo"),
         pytest.param("gloo", "import shardtensor", 0, id="not used", marks=pytest.mark.full),
