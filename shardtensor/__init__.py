@@ -50,7 +50,7 @@ from shardtensor.backend.registry import (
     set_num_devices as set_num_devices,
 )
 from shardtensor.backend.small_floats import SMALL_FLOATS as _SMALL_FLOATS, small_float as _small_float
-from shardtensor.communication.forgotten import say_if_forgotten as _say_if_forgotten
+from shardtensor.communication.forgotten import remind as _remind
 from shardtensor.communication.transfer_log import (
     Transfer as Transfer,
     TransferLog as TransferLog,
@@ -225,7 +225,7 @@ def _register_with_einops() -> None:
 _install_hooks()
 _explain_imports()
 _after_loading.append(_register_with_einops)
-_after_loading.append(_say_if_forgotten)
+_after_loading.append(_remind)
 
 if _typing.TYPE_CHECKING:
     from shardtensor import (

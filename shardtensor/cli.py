@@ -127,6 +127,8 @@ def _demo(**options: Any) -> int:
 def _launch(processes: int, engine: str | None, timeout: float | None, program: str, arguments: list[str]) -> int:
     from shardtensor.launcher import launch
 
+    if program.endswith(".py") and not os.path.isfile(program):
+        raise ArgumentError(f"launch: there is no file {program!r}")
     command = [sys.executable, program] if program.endswith(".py") else [program]
     return launch([*command, *arguments], processes, engine, timeout=timeout, output=_print_line)
 

@@ -37,6 +37,7 @@ from shardtensor.backend.registry import processes_of
 from shardtensor.communication.agreement import Agreement
 from shardtensor.communication.difference import processes_text
 from shardtensor.communication.engine import LateError, LostError
+from shardtensor.communication.forgotten import remind
 from shardtensor.communication.launch import engine_and_launch
 from shardtensor.communication.processes import JOB, connected
 from shardtensor.communication.rounds import as_bytes
@@ -86,6 +87,11 @@ __all__ = [
     "sync_global_devices",
 ]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 T = TypeVar("T")
 
 _DIGEST = 16
@@ -106,7 +112,7 @@ def initialize(
     *,
     engine: str | None = None,
     timeout: float | None = None,
-    initialization_timeout: float = 300,
+    initialization_timeout: float | None = None,
 ) -> None:
     """Connects this process to the others of its job. All of them call this once, at their start.
 
@@ -126,7 +132,7 @@ def initialize(
             default the one that belongs to the launcher, and ``"gloo"`` for an address.
         timeout: seconds that each exchange waits for the other processes; by default 300, or the environment variable
             ``SHARDTENSOR_TIMEOUT``.
-        initialization_timeout: seconds that this call waits for them, not counting imports.
+        initialization_timeout: seconds that this call waits for them, not counting imports; by default the same.
 
     Raises:
         ArgumentError: arguments are missing, or contradict each other, the environment, or those of other processes.
@@ -143,8 +149,7 @@ def initialize(
         if JOB.agreement.is_child:
             JOB.agreement.note("initialize")  # This raises the error.
         raise DistributedError("initialize: this process is initialized already; call it once, at the start")
-    given = os.environ.get("SHARDTENSOR_TIMEOUT", "300") if timeout is None else timeout
-    limit = _seconds("SHARDTENSOR_TIMEOUT" if timeout is None else "timeout", given)
+    limit = _seconds("timeout", timeout)
     start_limit = _seconds("initialization_timeout", initialization_timeout)
     try:
         chosen, launch = engine_and_launch(engine, coordinator_address, num_processes, process_id)
@@ -193,7 +198,10 @@ def process_index() -> int:
     >>> st.process_index()
     0
     """
-    return JOB.agreement.engine.process_index if JOB.agreement else 0
+    if JOB.agreement is None:
+        remind()
+        return 0
+    return JOB.agreement.engine.process_index
 
 
 def process_count() -> int:
@@ -202,7 +210,10 @@ def process_count() -> int:
     >>> st.process_count()
     1
     """
-    return JOB.agreement.engine.process_count if JOB.agreement else 1
+    if JOB.agreement is None:
+        remind()
+        return 1
+    return JOB.agreement.engine.process_count
 
 
 # -- utilities -------------------------------------------------------------------------------------
@@ -327,6 +338,9 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
 
 
 def _seconds(name: str, given: object) -> float:
+    """Returns the time limit of an argument, or of the environment if it is None."""
+    if given is None:
+        name, given = "SHARDTENSOR_TIMEOUT", os.environ.get("SHARDTENSOR_TIMEOUT", "300")
     try:
         seconds = float(given)  # type: ignore[arg-type]
     except (TypeError, ValueError):

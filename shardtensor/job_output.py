@@ -1,4 +1,6 @@
-"""What the processes of a job print: each line with the number of its process, a traceback of several of them once."""
+"""`Lines`: the output of the processes of a job. Each line has the number of its process; a traceback that several
+processes print is passed on once.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from shardtensor.communication.difference import grouped, numbers_text
 HELD = 2.0
 """Seconds that a traceback is held back, until other processes have printed theirs."""
 
-_QUIET = 0.1
-"""Seconds without a line after which tracebacks of all processes are complete."""
+_PRINTED = 0.5
+"""Seconds within which a process prints a traceback, and what belongs to it; lines that follow later do not."""
 
-_MOST = 2000
-"""The number of lines of a process that are held back."""
+_MOST = 1 << 22
+"""The number of characters that are held back."""
 
 _BEGIN = re.compile(
     r"Traceback \(most recent call last\):$"
@@ -39,25 +41,27 @@ class Lines:
     """Passes on the lines of several processes, each with the number of its process, and keeps the first error of the
     function that receives them.
 
-    A traceback, and what its process prints just after it, is held back for a moment. Where several processes print the
+    A traceback, and what its process prints just after it, is held back for a moment: until the process goes on, all
+    others have printed one too, or `HELD` is over. Where several processes print the
     same one it is passed on once, with the numbers of all of them, and so are the last lines where only these are the
     same: the message of an error that has other places in each process.
 
     Args:
         output: receives the lines.
+        clock: returns the time in seconds.
 
     Attributes:
         error: the first error of ``output``; lines are dropped afterwards, so that no process waits until they are
             read.
     """
 
-    def __init__(self, output: Callable[[str], object]) -> None:
+    def __init__(self, output: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
         self.error: BaseException | None = None
-        self._output = output
+        self._output, self._clock = output, clock
         self._lock = threading.Lock()  # fork: the launcher's process runs no user code.
         self._open: set[int] = set()
         self._held: dict[int, _Held] = {}
-        self._last = 0.0
+        self._size = 0  # The number of characters in it.
 
     def write(self, line: str) -> None:
         """Passes on a line of the launcher, or of the program that has started the processes."""
@@ -72,36 +76,47 @@ class Lines:
     def read(self, process: int, line: str) -> None:
         """Passes on or holds back a line that a process has printed."""
         with self._lock:
+            complete = self._complete()
+            if process in complete and not line.startswith(" "):
+                self._release(complete)
             if process not in self._held:
                 if not _BEGIN.match(line):
                     self._write(f"[{process}] {line}")
                     return
-                self._held[process] = _Held(time.monotonic(), [])
+                self._held[process] = _Held(self._clock(), [])
             self._held[process].lines.append(line)
-            self._last = time.monotonic()
-            if len(self._held[process].lines) > _MOST:
-                self._release()
+            self._size += len(line)
+            if self._size > _MOST:
+                self._release(list(self._held))
 
     def close(self, process: int) -> None:
         """Removes a process, of which all lines have been read."""
         with self._lock:
             self._open.discard(process)
             if not self._open:
-                self._release()
+                self._release(list(self._held))
 
     def look(self) -> None:
         """Passes on what has been held back long enough, or until all processes have printed a traceback."""
         if not self._held:
             return
         with self._lock:
-            now = time.monotonic()
-            is_complete = self._open <= set(self._held) and now - self._last > _QUIET
-            if is_complete or any(now - held.since > HELD for held in self._held.values()):
-                self._release()
+            complete = self._complete()
+            now = self._clock()
+            if self._open <= set(complete) or any(now - held.since > HELD for held in self._held.values()):
+                self._release(complete)
 
-    def _release(self) -> None:
-        """Passes on all that is held back. The lock is held."""
-        held, self._held = self._held, {}
+    def _complete(self) -> list[int]:
+        """Returns the processes whose tracebacks are complete. The lock is held."""
+        if not self._held:
+            return []
+        now = self._clock()
+        return [k for k, held in self._held.items() if now - held.since > _PRINTED]
+
+    def _release(self, some: Iterable[int]) -> None:
+        """Passes on the held lines of some processes. The lock is held."""
+        held = {k: self._held.pop(k) for k in some}
+        self._size = sum(len(line) for h in self._held.values() for line in h.lines)
         for processes in grouped({k: tuple(h.lines[-1:]) for k, h in held.items()}).values():
             alike = grouped({k: tuple(held[k].lines) for k in processes})
             common = _common_end(list(alike)) if len(alike) > 1 else 0

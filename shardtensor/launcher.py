@@ -78,13 +78,13 @@ def launch(
         the number of the signal for a process that a signal ended.
 
     Raises:
-        ArgumentError: there is no such engine, or ``processes`` is less than 1.
+        ArgumentError: there is no such engine or program, or ``processes`` is less than 1.
         BackendError: mpiexec is not installed, or other users can replace temporary files.
         SystemExit: SIGTERM or SIGHUP has ended the job; the status is 128 plus the number of the signal.
         KeyboardInterrupt: Ctrl-C has ended the job.
     """
     if processes < 1:
-        raise ArgumentError(f"launch: the number of processes is {processes}; wanted a number from 1 on")
+        raise ArgumentError(f"launch: the number of processes is {processes}; it must be at least 1")
     mpiexec = find_mpiexec()
     engine = engine or ("mpi" if mpiexec and find_spec("mpi4py") else "gloo")
     if engine not in ("mpi", "gloo"):
@@ -92,6 +92,8 @@ def launch(
     if engine == "mpi" and mpiexec is None:
         raise BackendError("launch: there is no mpiexec; `pip install 'shardtensor[mpi-local]'` brings one")
     base = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHERS_VARIABLES)} | dict(environ or {})
+    if shutil.which(command[0], path=base.get("PATH")) is None:
+        raise ArgumentError(f"launch: {command[0]!r} is no program; wanted a Python file (.py) or an executable")
     base.pop(PARENT, None)
     with _Signals() as signals, tempfile.TemporaryDirectory(prefix="shardtensor-launch-") as folder:
         _check_trusted(folder)
@@ -102,6 +104,11 @@ def launch(
                 status = _run_mpi(_mpi_command(mpiexec or "", processes), command, base, folder, processes, watch)
             else:
                 status = _run_gloo(command, base, processes, watch)
+            if signals.received:
+                line = f"shardtensor launch: ended by {signal.Signals(signals.received).name}"
+                writer = threading.Thread(target=lines.write, args=(line,), daemon=True)  # This may block.
+                writer.start()
+                signals.join(writer)
         if lines.error is not None:
             raise lines.error
     if signals.received == signal.SIGINT:
@@ -315,7 +322,7 @@ def _run_mpi(
         watch.lines.write(failed)
     # MPICH kills the others after the first that fails, and its own status may be that of a process it has killed.
     first = next((code for _, code in ended if code), 0)
-    return first if first > 0 and status not in (0, TIMED_OUT) else status
+    return _exit_status(first) if first and status not in (0, TIMED_OUT) else status
 
 
 def _end_groups(record: Path) -> None:
@@ -381,11 +388,21 @@ def _run(
                     if not status:
                         watch.lines.write(f"shardtensor launch: the job was ended after {watch.timeout:g} s")
                         status = TIMED_OUT
+                    elif len(commands) > 1:  # mpiexec is one command for all processes.
+                        watch.lines.write(f"shardtensor launch: {processes_text(left)} did not end, and had to be killed")
                     break
                 time.sleep(0.01)
         finally:
+            for process in running:  # All before any has ended: the others would print an error about it.
+                if process.poll() is None:
+                    _signal(process, signal.SIGTERM)
             for process in running:
                 _end(process)
+    return _exit_status(status)
+
+
+def _exit_status(status: int) -> int:
+    """Returns the exit status of a process as shells report it: 128 plus the number of a signal."""
     return 128 - status if status < 0 else status
 
 
@@ -417,12 +434,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends a process and those that it has started; mpiexec passes SIGTERM on, and a stopped one only gets SIGKILL."""
     for number, seconds in ((signal.SIGTERM, 2), (signal.SIGKILL, None)):
         if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+            _signal(process, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(seconds)
-    with contextlib.suppress(ProcessLookupError):  # Those that outlive the process that started them.
-        os.killpg(process.pid, signal.SIGKILL)
+    _signal(process, signal.SIGKILL)  # Those that outlive the process that started them.
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 @contextlib.contextmanager

@@ -403,12 +403,11 @@ class Agreement:
             place, _, message = told[first].rpartition(DETAIL)
             return f"process {first} failed{f' at {place}' if place else ''}, in an exchange: {message}"
         them = processes_text(absent) if absent else "another process"
-        verb = "has" if len(absent) < 2 else "have"
         if late:
             here, function = user_call()
             to = f"{_shown(here)} {function or self._function()}".strip()
-            return f"{them} {verb} not come within {self.timeout:g} s to {to}"
-        return f"{them} {verb} ended or cannot be reached (killed, or the host is down)"
+            return f"{them} did not reach {to} within {self.timeout:g} s"
+        return f"{them} {'has' if len(absent) < 2 else 'have'} ended or cannot be reached (killed, or the host is down)"
 
     @contextlib.contextmanager
     def _in_the_middle(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""How processes that do not call the same are named: their reports, and the message of the error in all of them.
+"""`difference`: the message of the error that is raised in all processes when they do not make the same calls.
 
 The message is the same in all processes. It names, for each group of processes, the place in the user's program, and
 the function. Numbers of calls, identities of tensors and checksums are details.
@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeVar
 Value = TypeVar("Value", bound=Hashable)
 
 DETAIL = "\x01"
-"""What follows it in a call need not be the same in all processes: the place and the message of an error, which are
-separated by it, too.
+"""Ends the part of a call that has to be the same in all processes. Of an error, the place and the message follow, each
+after this character.
 """
 
 _SIZE = 8192
@@ -26,7 +26,7 @@ _LINE = 100
 
 
 class State(enum.IntEnum):
-    """What a process does."""
+    """The state of a process."""
 
     RUNNING = 0
     FAILED = 1
@@ -34,7 +34,7 @@ class State(enum.IntEnum):
 
 
 class Header(NamedTuple):
-    """What the processes compare: the number of the exchange, how many calls there were, their hash, and the state."""
+    """The header that processes compare: the number of the exchange and of calls, the hash of these, and the state."""
 
     sequence: int
     calls: int
@@ -43,12 +43,12 @@ class Header(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a process tells the others when their headers differ.
+    """The report that a process sends to the others when their headers differ.
 
     Attributes:
         failure: the message of the error that has ended the process.
         place: where in the user's program the process is, or has failed; empty if this is not known.
-        function: what the program calls there.
+        function: the function that the program calls there.
         calls: the hash and the text of its last calls, by their numbers.
     """
 
@@ -58,7 +58,7 @@ class Report(NamedTuple):
     calls: Mapping[int, tuple[str, str]]
 
     def packed(self) -> bytes:
-        """Returns the report as bytes, of which there are always as many."""
+        """Returns the report as bytes; their number is always the same."""
         lines = [self.failure[: _SIZE // 4], self.place[: _SIZE // 8], self.function]
         # The oldest calls, which come last, may be cut off.
         lines += [f"{n} {digest} {_cut(text)}" for n, (digest, text) in sorted(self.calls.items(), reverse=True)]
@@ -94,11 +94,12 @@ def difference(headers: Sequence[Header], reports: Sequence[Report]) -> tuple[st
         made = {k: c[n][1] for k, c in enumerate(calls) if n in c}
         if 0 < len(errors := [k for k, text in made.items() if DETAIL in text]) < len(headers):
             return _error_of_some(errors, n, reports)
-        who = grouped({k: text.replace(DETAIL, ": ") for k, text in made.items()})
-        details = f"call {n} is " + ", and ".join(f"{text} in {processes_text(ks)}" for text, ks in who.items())
+        texts = grouped({k: text.replace(DETAIL, ": ") for k, text in made.items()})
+        details = f"call {n} is " + ", and ".join(f"{text} in {processes_text(ks)}" for text, ks in texts.items())
         if ended and all(headers[k].state == State.RUNNING for k in made):
-            message = f"{processes_text(ended)} {_has(ended)} ended{_at([reports[k].place for k in ended])}, and "
-            message += _positions(made, reports)
+            at, positions = _at([reports[k].place for k in ended]), _positions(made, reports)
+            message = f"{processes_text(ended)} {_has(ended)} ended without an exception{at}, and {positions}"
+            message += "; all processes have to make the same calls"
             return message, f"{processes_text(ended)} {_has(ended)} ended after call {n - 1}; {details}"
         return _other_calls(n, made | dict.fromkeys(ended, "nothing"), headers, reports), details
     message = "the processes have made different calls some time ago; " + _positions(range(len(reports)), reports)
@@ -123,7 +124,7 @@ def numbers_text(numbers: Iterable[int]) -> str:
 
 
 def grouped(values: Mapping[int, Value]) -> dict[Value, list[int]]:
-    """Returns the processes that have each value, the smallest groups first: these are the ones to look at."""
+    """Returns the processes that have each value, the smallest groups first: an error is most likely there."""
     groups: dict[Value, list[int]] = {}
     for k, value in values.items():
         groups.setdefault(value, []).append(k)
@@ -131,7 +132,7 @@ def grouped(values: Mapping[int, Value]) -> dict[Value, list[int]]:
 
 
 def compared(call: str) -> str:
-    """Returns what has to be the same of a call in all processes."""
+    """Returns the part of a call that has to be the same in all processes."""
     return call.partition(DETAIL)[0]
 
 
@@ -142,10 +143,10 @@ def function_of(text: str) -> str:
 
 def _failure(failed: Sequence[int], headers: Sequence[Header], reports: Sequence[Report]) -> tuple[str, str]:
     """Returns the message and the details where an error has ended some processes."""
-    who: dict[tuple[str, str], list[int]] = grouped({k: (reports[k].place, reports[k].failure) for k in failed})
+    groups: dict[tuple[str, str], list[int]] = grouped({k: (reports[k].place, reports[k].failure) for k in failed})
     others = _positions([k for k in range(len(reports)) if k not in failed], reports)
     between = f", and the others did not: {others}; " if others else ": "
-    parts = [f"{processes_text(ks)} failed{_at([place])}{between}{failure}" for (place, failure), ks in who.items()]
+    parts = [f"{processes_text(ks)} failed{_at([place])}{between}{failure}" for (place, failure), ks in groups.items()]
     details = [f"process {k} has failed after call {headers[k].calls}: {reports[k].failure}" for k in failed]
     return "; ".join(parts), "; ".join(details)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 
@@ -14,16 +15,17 @@ one starts inherit the variable, and have another parent.
 """
 
 
-def say_if_forgotten() -> None:
+@functools.cache
+def remind() -> None:
     """Registers the line, which process 0 prints at its end, if it was started by ``shardtensor launch``."""
     if os.environ.get(PARENT) == str(os.getppid()):
-        atexit.register(_say, os.getpid())
+        atexit.register(_print, os.getpid())
 
 
-def _say(process: int) -> None:
+def _print(process: int) -> None:
     if not JOB.was_requested and process == os.getpid():
         print(
             "shardtensor: this program did not call st.distributed.initialize(), so that each process of the job ran "
-            "all of it; call it before the first use of a device",
+            "all of it; call it first",
             file=sys.stderr,
         )

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from shardtensor.communication.engine import Bytes, Engine, LateError, Launch, LostError
 from shardtensor.communication.lifelines import Lifelines
 from shardtensor.errors import ArgumentError, BackendError
+from shardtensor.tracebacks import warn_caller
 
 _CHUNK = 1 << 30
 """Bytes of one message."""
@@ -31,6 +32,9 @@ _LOOKS = 0.5
 
 _NOTICED = 1.0
 """Seconds within which process 0 tells that a process has been lost."""
+
+_CONNECTED = 5.0
+"""Seconds within which a process connects to process 0, which answers others already."""
 
 _POLL = 0.02
 """Seconds between two looks at what has become of the other processes while they start."""
@@ -68,28 +72,33 @@ class GlooEngine(Engine):
             raise BackendError("engine 'gloo' needs PyTorch: `pip install 'shardtensor[torch]'`") from None
         if launch is None or launch.address is None:
             raise ArgumentError(
-                "engine 'gloo' needs the address of process 0, such as '10.0.0.1:8476', the number of processes and "
-                "the number of this process; give them to st.distributed.initialize"
+                "engine 'gloo' needs the address of process 0, the number of processes and the number of this "
+                "process, such as initialize('10.0.0.1:8476', num_processes=4, process_id=2)"
             )
-        deadline = time.monotonic() + timeout
+        refused = _wrong_number(launch)
+        # A process that is refused tells the others, if process 0 is there already.
+        deadline = time.monotonic() + (min(timeout, _SIGNS) if refused else timeout)
         host, port = host_and_port(launch.address)
         is_first, thread = launch.process_index == 0, _Thread()
         starting = thread.submit(lambda: dist.TCPStore(host, port, None, is_first, _until(deadline), False))
         try:
             store = _result(starting, deadline)
         except _StoreError as error:
-            raise _unreachable(launch, is_first, error) from error
+            raise (ArgumentError(refused) if refused else _unreachable(launch, is_first, error)) from error
         rendezvous = _Rendezvous(_Calls(store, thread, deadline), launch, deadline)
         rendezvous.join()
-        lifelines = rendezvous.lifelines(host)
+        lifelines = rendezvous.lifelines()
         try:
             engine = cls(store, lifelines, launch, host, deadline)
-        except (LateError, LostError) as error:
+            rendezvous.all_connected()
+        except BaseException as error:
+            lifelines.leave()
+            if not isinstance(error, LateError | LostError):
+                raise
             raise LateError(
                 f"the processes of {launch.process_count} have come, but one of them did not connect to the others in "
                 f"time, or has ended: {error}"
             ) from error
-        rendezvous.all_connected()
         return engine
 
     def agree(self, record: bytes, deadline: float) -> list[bytes]:
@@ -177,7 +186,7 @@ class GlooEngine(Engine):
     def linger(self, seconds: float) -> None:
         """See `Engine`. Process 0 has the store, and tells the others which process is lost."""
         if self.process_index == 0:
-            self._lifelines.wait_alone(seconds)
+            self._lifelines.wait_for_ends(self.process_count - 1, seconds)
 
     def abort(self, status: int) -> NoReturn:
         """See `Engine`. Gloo closes the connections, so that the other processes receive an error."""
@@ -284,8 +293,8 @@ class _Rendezvous:
 
     def _announce(self) -> None:
         index, count = self.launch[:2]
-        if not 0 <= index < count:
-            self._refuse(f"process_id is {index}; wanted a number from 0 to {count - 1}, one less than num_processes")
+        if reason := _wrong_number(self.launch):
+            self._refuse(reason)
         if self.store.add(f"taken/{index}", 1) > 1:
             self._refuse(f"two processes have the number {index} of {count}; give each its own process_id")
         self.store.set(f"count/{index}", str(count))
@@ -306,24 +315,34 @@ class _Rendezvous:
         if wrong := [k for k, n in enumerate(counts) if n != counts[0]]:
             self._refuse(f"process 0 has num_processes={counts[0]}, and process {wrong[0]} has {counts[wrong[0]]}")
 
-    def lifelines(self, host: str) -> Lifelines:
-        """Connects this process to process 0, so that each learns which one is killed."""
-        if self.launch.process_index == 0:
-            token = secrets.token_bytes(16)
-            made, port = Lifelines.listening(token)
-            self.store.set("lifelines", f"{port} {token.hex()}")
-            return made
+    def lifelines(self) -> Lifelines:
+        """Connects this process to process 0, so that each learns which one is killed.
+
+        Process 0 publishes its own address and a port, since the address of the store may be one that forwards a single
+        port. A process that cannot connect there goes on with the signs of life of `GlooEngine.absent`.
+        """
+        process, count = self.launch[:2]
+        seconds = max(self.deadline - time.monotonic(), 1)
         try:
-            text = self.store.get("lifelines").decode()
-            port, token = int(text.split()[0]), bytes.fromhex(text.split()[1])
-            return Lifelines.connecting(
-                self.launch.process_index, token, (host, port), max(self.deadline - time.monotonic(), 1)
+            if process == 0:
+                host = _own_address(host_and_port(self.launch.address or "")[0])
+                token = secrets.token_bytes(16)
+                made, port = Lifelines.listening(token, count, host, seconds)
+                self.store.set("lifelines", f"{host} {port} {token.hex()}")
+                return made
+            host, number, digits = self.store.get("lifelines").decode().split()
+        except _StoreError as error:
+            raise LateError(f"process 0 does not answer any more: {error}; start all of them again") from error
+        address = host, int(number)
+        try:
+            return Lifelines.connecting(process, bytes.fromhex(digits), address, min(seconds, _CONNECTED))
+        except OSError as error:
+            warn_caller(
+                f"initialize: process {process} cannot connect to process 0 at {host}:{number} ({error}), so that it "
+                "takes some seconds to find out which process has been killed; open the ports of the hosts to each "
+                "other"
             )
-        except (_StoreError, OSError) as error:
-            raise LateError(
-                f"process {self.launch.process_index} cannot connect to process 0 at {self.launch.address}: {error}; "
-                "the ports of the hosts have to be open to each other"
-            ) from error
+            return Lifelines(process)
 
     def all_connected(self) -> None:
         """Registers that this process is connected: one that comes later is not of this job."""
@@ -340,6 +359,13 @@ class _Rendezvous:
         with contextlib.suppress(_StoreError):  # The store has gone if process 0 has raised its own error.
             self.store.set("refused", reason)
         raise ArgumentError(reason)
+
+
+def _wrong_number(launch: Launch) -> str:
+    index, count = launch[:2]
+    if 0 <= index < count:
+        return ""
+    return f"process_id is {index}; wanted a number from 0 to {count - 1}, one less than num_processes"
 
 
 def host_and_port(address: str) -> tuple[str, int]:

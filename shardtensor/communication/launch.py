@@ -67,10 +67,7 @@ def engine_and_launch(
         found = {kind: launch for kind, launch in found.items() if kind in engine.launchers}
     if not found:
         if engine is None:
-            raise ArgumentError(
-                "this process was started by no launcher that is known; start the program by mpiexec, srun, torchrun "
-                "or `shardtensor launch`, or pass the address of process 0, num_processes and process_id"
-            )
+            raise ArgumentError(_not_started(os.environ))
         return engine, None
     if len({launch[:2] for launch in found.values()}) > 1:
         several = " and ".join(f"{x.source} (process {x.process_index} of {x.process_count})" for x in found.values())
@@ -112,8 +109,21 @@ def _given(address: str | None, num_processes: int | None, process_id: int | Non
     assert num_processes is not None
     assert process_id is not None
     if num_processes < 1:
-        raise ArgumentError(f"num_processes is {num_processes}; wanted a number from 1 on")
+        raise ArgumentError(f"num_processes is {num_processes}; it must be at least 1")
     return Launch(process_id, num_processes, address, "the call")
+
+
+def _not_started(environ: Mapping[str, str]) -> str:
+    """Returns the message of an error where no launcher is found."""
+    names = [f"SHARDTENSOR_{name}" for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")]
+    if set_here := [name for name in names if name in environ]:
+        missing = [name for name in names if name not in environ]
+        return f"{' and '.join(set_here)} {'is' if len(set_here) == 1 else 'are'} set, but not {' and '.join(missing)}"
+    return (
+        "this process was not started by a known launcher; start the program by mpiexec, srun, torchrun or "
+        "`shardtensor launch`, pass three arguments, such as initialize('10.0.0.1:8476', num_processes=4, "
+        'process_id=2), or pass engine="local" for a single process'
+    )
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

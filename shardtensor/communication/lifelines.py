@@ -1,9 +1,9 @@
 """`Lifelines`: how the processes of a job learn at once that one of them has been killed.
 
 Each process has a connection to process 0, over which nothing is sent as long as all is well. The operating system
-closes the connections of a process that ends, however it does. A process that leaves says so before; of one that has
-not, process 0 tells all others. So it is known which process was lost first, and none is blamed that ends because of
-it.
+closes the connections of a process that ends, however it does. A process that leaves sends a message first; if there
+was none, process 0 tells all others that the process is lost. So it is known which process was lost first, and a
+process that ends because of it is not reported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -23,45 +24,58 @@ _NUMBER = struct.Struct("<i")
 """The number of a lost process, as process 0 sends it."""
 
 _LEFT = -1
-"""What process 0 sends before it leaves itself; the others send their own number."""
+"""The message of process 0 before it leaves; the others send their own number."""
 
 _TOKEN = 16
-"""Bytes of the token that a process sends before its number, so that no stranger is taken for a process."""
+"""Bytes of the token that a process sends before its number: connections of other programs do not have it."""
 
 _ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds without an answer of the other host's system after which a connection is closed: about 25."""
+
+_PAUSE = 0.1
+"""Seconds until process 0 tries again to accept a connection: it may have reached the limit of open files."""
 
 
 class Lifelines:
     """The connections of this process: to process 0, or in that one to all others.
 
+    A process without a connection neither learns of lost processes nor is found to be lost.
+
     Args:
         process: the number of this process.
-        token: the same bytes in all processes of the job.
 
     Attributes:
         lost: the processes that have ended without leaving, in the order in which process 0 has noticed it.
     """
 
-    def __init__(self, process: int, token: bytes) -> None:
+    def __init__(self, process: int) -> None:
         self.lost: list[int] = []
-        self._process, self._token = process, token
+        self._process = process
         self._changed = threading.Condition()  # fork: no job in children
+        self._ended = 0  # The number of processes whose connections have been closed.
         self._sockets: set[socket.socket] = set()
+        self._processes: dict[socket.socket, int] = {}  # The processes at the other ends.
         self._is_leaving = False
-        self._said = threading.Event()  # fork: likewise
+        self._has_sent = threading.Event()  # fork: likewise
         _ALL.add(self)
 
     @classmethod
-    def listening(cls, token: bytes) -> tuple[Lifelines, int]:
-        """Returns those of process 0, and the port to which the others connect."""
-        made = cls(0, token)
-        if socket.has_dualstack_ipv6():
-            listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        else:
-            listener = socket.create_server(("", 0))
+    def listening(cls, token: bytes, count: int, address: str, seconds: float) -> tuple[Lifelines, int]:
+        """Returns those of process 0, and the port to which the others connect. It is open until all have, or for that
+        time.
+
+        Args:
+            token: secret bytes, which the other processes send.
+            count: the number of processes of the job.
+            address: the address of this host to listen on.
+            seconds: for how long.
+        """
+        made = cls(0)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family)
         made._sockets.add(listener)
-        made._start(lambda: made._serve(listener))
+        deadline = time.monotonic() + seconds
+        made._start(lambda: made._serve(listener, token, count, deadline))
         return made, int(listener.getsockname()[1])
 
     @classmethod
@@ -71,12 +85,13 @@ class Lifelines:
         Raises:
             OSError: process 0 cannot be reached at this address in time.
         """
-        made = cls(process, token)
+        made = cls(process)
         connection = socket.create_connection(address, seconds)
+        made._sockets.add(connection)
         connection.settimeout(None)
         _keep_alive(connection)
-        connection.sendall(token + _NUMBER.pack(process))
-        made._sockets.add(connection)
+        _send(connection, token + _NUMBER.pack(process))
+        made._processes[connection] = 0
         made._start(lambda: made._listen(connection))
         return made
 
@@ -86,25 +101,24 @@ class Lifelines:
             self._changed.wait_for(lambda: self.lost, seconds)
             return sorted(self.lost)
 
-    def wait_alone(self, seconds: float) -> None:
-        """In process 0: waits until all other processes have ended, or for that time."""
+    def wait_for_ends(self, count: int, seconds: float) -> None:
+        """In process 0: waits until that many other processes have ended, or for that time."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._sockets) == 1, seconds)
+            self._changed.wait_for(lambda: self._ended >= count, seconds)
 
     def leave(self) -> None:
-        """Says that this process ends, and closes its connections: it is not lost."""
+        """Tells the other end that this process is not lost, and closes the connections."""
         self._is_leaving = True
-        connections = list(self._sockets)
-        for connection in connections:
-            with contextlib.suppress(OSError):  # It is the one that listens, or the other end has gone.
-                connection.sendall(_NUMBER.pack(_LEFT if self._process == 0 else self._process))
-        for connection in connections:
+        for connection in list(self._processes):
+            with contextlib.suppress(OSError):  # The other end has gone.
+                _send(connection, _NUMBER.pack(_LEFT if self._process == 0 else self._process))
+        for connection in list(self._sockets):
             with contextlib.suppress(OSError):  # Likewise.
                 connection.shutdown(socket.SHUT_RDWR)  # This wakes the thread, which closes them.
-        self._said.set()
+        self._has_sent.set()
 
     def forget(self) -> None:
-        """Closes the connections without a word; in the child of a fork, since they would outlive the parent."""
+        """Only closes the connections; in the child of a fork, since they would outlive the parent."""
         for connection in list(self._sockets):
             connection.close()
 
@@ -112,7 +126,7 @@ class Lifelines:
         def run() -> None:
             function()
             if self._is_leaving:
-                self._said.wait()
+                self._has_sent.wait()
             self.forget()
 
         threading.Thread(target=run, name="shardtensor-lifeline", daemon=True).start()
@@ -124,61 +138,73 @@ class Lifelines:
                 self._changed.notify_all()
 
     def _listen(self, connection: socket.socket) -> None:
-        """Waits for what process 0 says, or for its end."""
-        while (number := _number(_received(connection, _NUMBER.size))) is not None:
+        """Notes the processes that process 0 reports as lost, until it leaves or is lost itself."""
+        while (number := _number(_received(connection, _NUMBER.size, socket.MSG_WAITALL))) is not None:
             if number == _LEFT:
                 return
             self._note(number)
         self._note(0)
 
-    def _serve(self, listener: socket.socket) -> None:
-        """Waits for the other processes, and for what each says, or for its end."""
+    def _serve(self, listener: socket.socket, token: bytes, count: int, deadline: float) -> None:
+        """Accepts the connections of the other processes, and reports those that are closed."""
         with selectors.DefaultSelector() as selector:
-            selector.register(listener, selectors.EVENT_READ)
-            peers: dict[socket.socket, bytes] = {}  # What each has said.
-            while not self._is_leaving:
-                for key, _ in selector.select():
-                    if key.fileobj is listener:
-                        self._accept(listener, selector, peers)
-                        continue
+            selector.register(listener, selectors.EVENT_READ, b"")
+            while self._sockets and not self._is_leaving:
+                is_open = listener in self._sockets
+                for key, _ in selector.select(max(deadline - time.monotonic(), 0) if is_open else None):
                     connection = key.fileobj
                     assert isinstance(connection, socket.socket)
-                    data = _received(connection, 64, whole=False)
-                    peers[connection] += data
-                    if not data or not self._is_known(peers[connection]):
-                        selector.unregister(connection)
-                        self._end(connection, peers.pop(connection), peers)
+                    if connection is listener:
+                        self._accept(listener, selector)
+                    elif data := _received(connection, 64):
+                        selector.modify(connection, selectors.EVENT_READ, key.data + data)
+                        self._identify(connection, key.data + data, token, selector)
+                    else:
+                        self._end(connection, key.data, selector)
+                if is_open and (len(self._processes) + self._ended == count - 1 or time.monotonic() > deadline):
+                    for other in self._sockets.difference(self._processes):  # Those of other programs, too.
+                        self._close(other, selector)
 
-    def _accept(
-        self, listener: socket.socket, selector: selectors.BaseSelector, peers: dict[socket.socket, bytes]
-    ) -> None:
+    def _accept(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
         try:
             connection, _ = listener.accept()
-        except OSError:  # This process leaves, or the other one has gone.
+        except OSError:
+            if not self._is_leaving:
+                time.sleep(_PAUSE)
             return
         _keep_alive(connection)
-        peers[connection] = b""
         self._sockets.add(connection)
-        selector.register(connection, selectors.EVENT_READ)
+        selector.register(connection, selectors.EVENT_READ, b"")
 
-    def _is_known(self, said: bytes) -> bool:
-        """Whether a process begins as one of the job does."""
-        return hmac.compare_digest(said[:_TOKEN], self._token[: len(said)])
+    def _identify(
+        self, connection: socket.socket, received: bytes, token: bytes, selector: selectors.BaseSelector
+    ) -> None:
+        """Notes the process of a connection, or closes that of another program."""
+        if not hmac.compare_digest(received[:_TOKEN], token[: len(received)]):
+            self._close(connection, selector)
+        elif (number := _number(received[_TOKEN : _TOKEN + _NUMBER.size])) is not None:
+            self._processes[connection] = number
 
-    def _end(self, connection: socket.socket, said: bytes, peers: dict[socket.socket, bytes]) -> None:
-        """Tells the others of a process that has ended without leaving."""
+    def _end(self, connection: socket.socket, received: bytes, selector: selectors.BaseSelector) -> None:
+        """Closes a connection, and tells the others of a process that has ended without leaving."""
+        number = self._processes.pop(connection, None)
+        self._close(connection, selector)
+        if number is None:
+            return
         with self._changed:
-            self._sockets.discard(connection)
+            self._ended += 1
             self._changed.notify_all()
-        connection.close()
-        number = _number(said[_TOKEN : _TOKEN + _NUMBER.size])
-        has_left = len(said) > _TOKEN + _NUMBER.size
-        if number is None or has_left or self._is_leaving or not self._is_known(said):
+        if len(received) > _TOKEN + _NUMBER.size or self._is_leaving:  # It has left.
             return
         self._note(number)
-        for other in peers:
+        for other in self._processes:
             with contextlib.suppress(OSError):  # It has ended, too: this is noticed next.
-                other.sendall(_NUMBER.pack(number))
+                _send(other, _NUMBER.pack(number))
+
+    def _close(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
+        selector.unregister(connection)
+        self._sockets.discard(connection)
+        connection.close()
 
 
 _ALL: weakref.WeakSet[Lifelines] = weakref.WeakSet()
@@ -198,10 +224,17 @@ def _keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _received(connection: socket.socket, size: int, whole: bool = True) -> bytes:
+def _send(connection: socket.socket, message: bytes) -> None:
+    """Sends a message; where the other end has gone this is an error and not the signal SIGPIPE, which a program may
+    have set to end it.
+    """
+    connection.sendall(message, getattr(socket, "MSG_NOSIGNAL", 0))
+
+
+def _received(connection: socket.socket, size: int, flags: int = 0) -> bytes:
     """Returns what the other end has sent; nothing once it has closed the connection."""
     try:
-        return connection.recv(size, socket.MSG_WAITALL if whole else 0)
+        return connection.recv(size, flags)
     except OSError:
         return b""
 

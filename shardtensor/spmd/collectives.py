@@ -521,5 +521,5 @@ def _agree(caller: str, devices: Sequence[Device], shapes: Sequence[Shape], free
     first = tuple(shapes[0])
     for device, shape in zip(devices, shapes, strict=True):
         if any(a != b and d != free for d, (a, b) in enumerate(zip(shape, first, strict=True))):
-            may = "equal shapes" if free is None else f"shapes that differ along dimension {free} only"
+            may = "equal shapes, or tiled=True" if free is None else f"shapes that differ along dimension {free} only"
             raise ShapeError(f"{caller}: {devices[0]} has shape {first} and {device} {tuple(shape)}; wanted {may}")

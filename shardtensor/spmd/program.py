@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.errors import CollectiveError, ShardTensorError, message_of
 from shardtensor.host.signals import hear
+from shardtensor.host.units import counted
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -334,12 +335,20 @@ class CollectiveCall:
     details: tuple[tuple[str, Any], ...] = ()
     key_at: Callable[[tuple[int, ...]], Any] | None = field(default=None, compare=False)
 
-    def beside(self, other: CollectiveCall) -> tuple[str, str]:
-        """Describes both calls by the first property in which they differ."""
+    def beside(self, other: CollectiveCall) -> tuple[str, str, str]:
+        """Describes both calls by the first property in which they differ, and what all devices have to do instead."""
         if self.description != other.description:
-            return self.description, other.description
+            return self.description, other.description, _SAME_CALLS
         (name, mine), (_, theirs) = next((a, b) for a, b in zip(self.details, other.details, strict=True) if a != b)
-        return f"{self.description} with {name} = {mine}", f"{other.description} with {name} = {theirs}"
+        rule = _SAME_ARRAYS if name == "x" else _SAME_CALLS
+        return f"{self.description} with {name} = {mine}", f"{other.description} with {name} = {theirs}", rule
+
+
+_SAME_CALLS = "make the same calls in the same order"
+_SAME_ARRAYS = (
+    "pass arrays of the same dtype and shape; if a split is uneven, reduce each block first (x.sum()), or join the "
+    "blocks by all_gather with tiled=True"
+)
 
 
 class Program:
@@ -537,10 +546,12 @@ class Program:
 
 def _disagreement(program: Program, call: CollectiveCall, rendezvous: Rendezvous) -> str:
     there = listed([str(member) for member in rendezvous.arrived])
-    mine, theirs = call.beside(rendezvous.call)
+    mine, theirs, rule = call.beside(rendezvous.call)
+    others = rendezvous.missing - 1
+    late = f" ({counted(others, 'other')} had not called yet)" if others else ""
     return (
-        f"{call.description}: {program} called {mine}, and {there} called {theirs}; all devices along "
-        "an axis must make the same calls in the same order"
+        f"{call.description}: {program} called {mine}, and {there} called {theirs}{late}; all devices along an axis "
+        f"must {rule}"
     )
 
 

@@ -104,7 +104,7 @@ def test_processes_that_have_failed_or_ended_are_named_and_the_places_of_the_oth
     failed, _ = said(*others, ("a.py:22", []), states="RRF", failure="ValueError: no rows")
     assert failed == f"process 2 failed at a.py:22, and the others did not: {at}; ValueError: no rows"
     ended, details = said(*others, ("", []), states="RRE")
-    assert ended == f"process 2 has ended, and {at}"
+    assert ended == f"process 2 has ended without an exception, and {at}; all processes have to make the same calls"
     assert details == f"process 2 has ended after call 1; call 2 is {MEAN} in processes 0-1"
     alone, _ = said(*others, ("a.py:23 mean", [f"ValueError in log{DETAIL}a.py:21{DETAIL}no", MEAN]))
     assert alone == f"process 2 raised ValueError in log at a.py:21, and the others did not: {at}; no"
@@ -156,7 +156,7 @@ class Told(LocalEngine):
         ({1: f"{DETAIL}ValueError: no"}, [2], LateError, "process 1 failed, in an exchange: ValueError: no"),
         ({}, [1, 2, 4], LostError, "processes 1-2, 4 have ended or cannot be reached (killed, or the host is down)"),
         ({}, [], LostError, "another process has ended or cannot be reached (killed, or the host is down)"),
-        ({}, [3], LateError, "process 3 has not come within 20 s to HERE sync_global_devices"),
+        ({}, [3], LateError, "process 3 did not reach HERE sync_global_devices within 20 s"),
     ],
 )  # fmt: skip
 def test_a_process_that_is_lost_in_an_exchange(

@@ -142,19 +142,19 @@ GATHERS = rf"process(es)? [\d, ]* (is|are) at {AT} process_allgather"
 
 MESSAGES = {
     "raises": rf"process LAST failed at {AT}, and the others did not: {GATHERS}; ValueError: no such file nor",
-    "exits": f"process LAST has ended, and {GATHERS}",
+    "exits": f"process LAST has ended without an exception, and {GATHERS}; all processes have to make the same calls",
     "other_order": rf"the processes call sync_global_devices with different arguments: .*{AT} sync_global_devices\('a'\)",
     "other_shape": rf"call process_allgather with different arguments: .*process LAST: {AT} {SHAPE.format(4)}",
     "other_dtype": rf"call process_allgather with different arguments: .*{AT} {GATHER}",
     "extra_call": rf"make different calls: .*process LAST: {AT} assert_equal",
-    "missing_call": f"process LAST has ended, and {GATHERS}",
+    "missing_call": f"process LAST has ended without an exception, and {GATHERS}; all processes have to make the same calls",
     "killed": "process LAST has ended or cannot be reached",
     "killed_in_a_collective": "process LAST has ended or cannot be reached",
     "killed_while_idle": "process LAST has ended or cannot be reached",
     "killed_while_computing": "process LAST has ended or cannot be reached",
-    "stopped": f"process LAST has not come within 2 s to {AT} process_allgather",
+    "stopped": f"process LAST did not reach {AT} process_allgather within 2 s",
     "interrupted": rf"process LAST failed at {AT}, and the others did not: {GATHERS}; KeyboardInterrupt",
-    "late": f"process LAST has not come within 2 s to {AT} process_allgather",
+    "late": f"process LAST did not reach {AT} process_allgather within 2 s",
     "error_is_handled": rf"make different calls: .*process LAST: {AT} sync_global_devices",
     "reads_an_element": rf"process LAST failed at {AT}, and the others did not: process(es)? [\d, ]* (is|are) at {AT} sum; "
     "NotAddressableError: float: this process does not hold the element",
@@ -314,7 +314,7 @@ def test_messages_that_mpiexec_reads_late_are_not_lost() -> None:
     status, text = ended.returncode, ended.stdout
     assert status == 1
     for k in range(2):
-        assert re.search(rf"\[{k}\].*process 1 has ended, and process 0 is at", text), text
+        assert re.search(rf"\[{k}\].*process 1 has ended without an exception, and process 0 is at", text), text
 
 
 @pytest.mark.parametrize("engine", [pytest.param(e, marks=() if e == "mpi" else FULL) for e in ENGINES])
@@ -600,8 +600,28 @@ def test_some_of_the_three_arguments_are_missing() -> None:
 
 def test_a_process_that_no_launcher_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {})
-    with pytest.raises(ArgumentError, match="started by no launcher that is known"):
+    with pytest.raises(ArgumentError, match="not started by a known launcher; .*, pass three arguments"):
         st.distributed.initialize()
+    monkeypatch.setattr(os, "environ", {"SHARDTENSOR_COORDINATOR_ADDRESS": "127.0.0.1:80"})
+    wanted = "initialize: SHARDTENSOR_COORDINATOR_ADDRESS is set, but not SHARDTENSOR_NUM_PROCESSES and SHARDTENSOR_PROC"
+    with pytest.raises(ArgumentError, match=wanted):
+        st.distributed.initialize()
+
+
+def test_a_number_that_no_process_has_is_refused_though_process_0_does_not_answer(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(gloo_engine, "_SIGNS", 0.2)
+    with pytest.raises(ArgumentError, match="process_id is 9; wanted a number from 0 to 3"):
+        st.distributed.initialize(f"127.0.0.1:{port}", num_processes=4, process_id=9)
+
+
+def test_the_time_limit_of_the_environment_is_that_of_the_start_too(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("SHARDTENSOR_TIMEOUT", "0.2")
+    with pytest.raises(DistributedError, match="process 0 does not answer"):
+        st.distributed.initialize(f"127.0.0.1:{port}", num_processes=4, process_id=1)
 
 
 def test_launchers_that_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

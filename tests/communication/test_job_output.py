@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -20,9 +19,21 @@ def printed() -> list[str]:
     return []
 
 
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-def lines(printed: list[str]) -> Iterator[Lines]:
-    made = Lines(printed.append)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lines(printed: list[str], clock: Clock) -> Iterator[Lines]:
+    made = Lines(printed.append, clock)
     for k in range(3):
         made.open(k)
     yield made
@@ -74,30 +85,55 @@ def test_lines_that_begin_no_traceback_are_printed_at_once(lines: Lines, printed
     assert printed[4:] == [f"[1] {text}" for text in STACK]
 
 
-def test_a_traceback_waits_for_those_of_the_others_but_not_long(
-    lines: Lines, printed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = time.monotonic()
-    monkeypatch.setattr(job_output.time, "monotonic", lambda: now)
+def test_a_traceback_waits_for_those_of_the_others_but_not_long(lines: Lines, printed: list[str], clock: Clock) -> None:
     read(lines, 0, *STACK, "ValueError: no")
-    now += 1
+    clock.now += 1
     lines.look()
     assert printed == []
     read(lines, 1, *STACK, "ValueError: no")
-    now += job_output.HELD - 0.5
+    clock.now += job_output.HELD - 0.5
     lines.look()
     assert printed == [f"[0-1] {text}" for text in (*STACK, "ValueError: no")]
     read(lines, 0, "the process goes on")
     assert printed[-1] == "[0] the process goes on"
-    for k in range(3):  # Nothing is to come when all processes have printed one, and are silent.
+    for k in range(3):  # Nothing is to come when all processes have printed one, some time ago.
         read(lines, k, *STACK, "KeyError: 1")
-    now += 0.2
+    clock.now += 0.6
     lines.look()
     assert printed[-1] == "[0-2] KeyError: 1"
 
 
-def test_a_program_that_prints_much_after_a_traceback_is_not_held_up(lines: Lines, printed: list[str]) -> None:
+def test_a_program_that_goes_on_after_a_traceback_is_not_held_up(
+    lines: Lines, printed: list[str], clock: Clock
+) -> None:
+    """It logs errors that it handles, for example."""
+    for k in range(5):
+        read(lines, 0, *STACK, "ValueError: no")
+        clock.now += 0.6
+        read(lines, 0, f"step {k}")
+        assert printed[-2:] == ["[0] ValueError: no", f"[0] step {k}"]
+        clock.now += 0.9
+        lines.look()
+    assert len(printed) == 5 * (len(STACK) + 2)
+
+
+def test_a_traceback_that_has_just_begun_is_not_split(lines: Lines, printed: list[str], clock: Clock) -> None:
+    read(lines, 0, *STACK, "ValueError: no")
+    clock.now += job_output.HELD
+    read(lines, 1, *OTHER)
+    clock.now += 0.1
+    lines.look()
+    assert printed == [f"[0] {text}" for text in (*STACK, "ValueError: no")]
+    read(lines, 2, *OTHER)
+    for k in (1, 2):
+        read(lines, k, "KeyError: 1")
+    close(lines)
+    assert printed[4:] == [f"[1-2] {text}" for text in (*OTHER, "KeyError: 1")]
+
+
+def test_few_characters_are_held_back(lines: Lines, printed: list[str]) -> None:
     read(lines, 0, *STACK)
-    for _ in range(3000):
-        lines.read(0, "line")
-    assert len(printed) == 3000 + len(STACK)
+    read(lines, 1, *STACK, *["x" * 1_000_000] * 3)
+    assert printed == []
+    read(lines, 0, *["y" * 1_000_000] * 2)
+    assert len(printed) == 2 * len(STACK) + 5

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from shardtensor import launcher
+from shardtensor.errors import ArgumentError
 from tests.communication.test_engines import NO_GLOO, NO_MPI
 from tests.timing import within
 
@@ -96,9 +97,11 @@ def test_a_signal_that_ends_the_launcher_ends_the_job(
 ) -> None:
     job, process = endless
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    printed, errors = process.communicate(timeout=20)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert errors == ""
+    if number != signal.SIGKILL:
+        assert printed.splitlines()[-1] == f"shardtensor launch: ended by {number.name}"
     job.assert_nothing_is_left()
 
 
@@ -219,7 +222,7 @@ def test_the_last_line_names_the_processes_that_ended_with_an_error(
         assert found == (f"shardtensor launch: {line}" if line else "")
 
 
-@pytest.mark.parametrize(("code", "status"), [("os._exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 9)])
+@pytest.mark.parametrize(("code", "status"), [("os._exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137)])
 def test_the_status_of_a_job_of_mpi_is_that_of_the_first_process_that_exits_with_an_error(
     code: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +233,38 @@ def test_the_status_of_a_job_of_mpi_is_that_of_the_first_process_that_exits_with
     monkeypatch.setattr(launcher, "find_mpiexec", lambda: str(mpiexec))
     program = f"import os, signal; {code}"
     assert launcher.launch([sys.executable, "-c", program], 1, "mpi", timeout=50, output=print) == status
+
+
+@pytest.mark.skipif(bool(NO_GLOO), reason=NO_GLOO)
+def test_processes_that_do_not_end_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "GRACE", 0.3)
+    lines: list[str] = []
+    program = f"{NUMBER}if k == 1: os._exit(7)\ntime.sleep(50)"
+    assert launcher.launch([sys.executable, "-c", program], 3, "gloo", timeout=50, output=lines.append) == 7
+    assert lines == [
+        "shardtensor launch: processes 0, 2 did not end, and had to be killed",
+        "shardtensor launch: process 1 ended with exit status 7",
+    ]
+
+
+@pytest.mark.skipif(bool(NO_GLOO), reason=NO_GLOO)
+def test_all_processes_are_told_to_end_at_the_same_time() -> None:
+    """Otherwise those that still run print errors about the end of the first one."""
+    lines: list[str] = []
+    program = (
+        f"{NUMBER}def end(*_):\n    print(time.monotonic(), flush=True)\n    time.sleep(1 - k)\n    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\ntime.sleep(50)"
+    )
+    assert launcher.launch([sys.executable, "-c", program], 2, "gloo", timeout=0.7, output=lines.append) == 124
+    first, other = (float(line.split()[1]) for line in sorted(lines) if line.startswith("["))
+    assert abs(first - other) < 0.8
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("command", [".", "exit", "no-such-program", "/no/such/program"])
+def test_a_command_that_is_no_program_is_refused(engine: str, command: str) -> None:
+    with pytest.raises(ArgumentError, match=f"'{command}' is no program; wanted a Python file"):
+        launcher.launch([command], 2, engine, output=print)
 
 
 def test_a_process_that_outlives_the_job_does_not_hold_it_up() -> None:
@@ -257,6 +292,7 @@ WORKER = "subprocess.run([sys.executable, '-c', 'import shardtensor as st; st.ze
     [
         pytest.param("mpi", "import shardtensor as st; st.zeros(3)", 1, id="forgotten"),
         pytest.param("mpi", "import shardtensor as st; st.distributed.initialize(); st.zeros(3)", 0, id="called"),
+        pytest.param("mpi", "import shardtensor as st; st.process_count()", 1, id="counted"),
         pytest.param("mpi", f"import subprocess, sys; {WORKER}", 0, id="worker"),
         pytest.param("gloo", "import shardtensor as st; st.zeros(3)", 1, id="forgotten-gloo"),
         pytest.param("gloo", "import shardtensor", 0, id="not used", marks=pytest.mark.full),

@@ -47,7 +47,7 @@ def naming(fault: Fault) -> str:
     if fault.kind == "sigint":
         return rf"{name}.*KeyboardInterrupt"
     if fault.kind in STUCK:
-        return rf"{name}.* (has|have) not come within"
+        return rf"{name}.* did not reach .* within"
     return name
 
 

@@ -184,15 +184,23 @@ def test_invalid_options_print_one_line_and_exit_with_1(arguments, reason, capsy
     assert reason in line
 
 
-def test_an_error_of_the_system_leaves_standard_output_as_it_is(capfd):
+def test_an_error_of_the_system_leaves_standard_output_as_it_is(capfd, tmp_path):
     """Also where a program calls the command, and has replaced standard output."""
+    path = tmp_path / "program"
+    path.write_text("#!/no/such/interpreter\n")
+    path.chmod(0o755)
     for output in (contextlib.nullcontext(), contextlib.redirect_stdout(io.StringIO())):
         with output:
-            assert cli.main(["launch", "-n", "1", "--engine", "gloo", "/no/such/program"]) == 1
+            assert cli.main(["launch", "-n", "1", "--engine", "gloo", str(path)]) == 1
     os.write(1, b"still here")
     out, error = capfd.readouterr()
     assert out == "still here"
-    assert error == 2 * "shardtensor: [Errno 2] No such file or directory: '/no/such/program'\n"
+    assert error == 2 * f"shardtensor: [Errno 2] No such file or directory: '{path}'\n"
+
+
+def test_a_program_that_is_missing_is_named_once(capsys):
+    assert cli.main(["launch", "-n", "2", "--engine", "gloo", "/no/such.py"]) == 1
+    assert capsys.readouterr().err == "shardtensor: launch: there is no file '/no/such.py'\n"
 
 
 def test_demo_takes_its_options(capsys):

@@ -101,6 +101,7 @@ def test_the_arithmetic_of_layouts_touches_no_array(name: str) -> None:
 
 def test_the_package_shows_its_public_names_only() -> None:
     assert dir(st) == sorted(st.__all__)
+    assert dir(st.distributed) == sorted(st.distributed.__all__)
     assert all(hasattr(st, name) for name in st.__all__)
 
 

@@ -110,12 +110,13 @@ OTHERS = {
         communication.mpi_engine._YIELDS host.threads.MOST_THREADS interpreters.jit.compiler._TIMEOUT
         spmd.helper_delays._LONG spmd.helper_delays._SHORT spmd.program._ROOM""",
     "seconds, and seconds of one step": """
-        communication.gloo_engine._LOOKS communication.gloo_engine._POLL communication.gloo_engine._SIGNS
-        communication.mpi_engine._SIGNS distributed._TOGETHER host.blockwise.BYTE host.threads._SHUTDOWN_WAIT
+        communication.gloo_engine._CONNECTED communication.gloo_engine._LOOKS communication.gloo_engine._POLL
+        communication.gloo_engine._SIGNS communication.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
+        host.blockwise.BYTE host.threads._SHUTDOWN_WAIT
         interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c_executor._FUNCTION
         interpreters.jit.compiler._POLL interpreters.jit.kernel_files.MOST_SECONDS
         interpreters.jit.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
-        communication.gloo_engine._NOTICED job_output.HELD job_output._QUIET spmd.scheduler._POLL""",
+        communication.gloo_engine._NOTICED job_output.HELD job_output._PRINTED spmd.scheduler._POLL""",
     "texts and pictures": """
         communication.agreement._MESSAGE communication.difference._LINE communication.difference._SIZE
         communication.rounds._LISTED communication.traffic_picture._NAMES communication.traffic_picture._NUMBERS

@@ -318,6 +318,11 @@ def order(d: Any) -> Any:
     return over(fn, d)
 
 
+@case("an odd device", st.CollectiveError, "{b}:1 called pmax", "{b}:0 called psum over 'i' (2 others had not called")
+def odd(d: Any) -> Any:
+    return over(lambda x: (st.pmax if st.axis_index("i") == 1 else st.psum)(x, "i"), d)
+
+
 @case("another order along two axes", st.CollectiveError, "psum over 'x'", "psum over 'y'", "{b}:0")
 def order_of_axes(d: Any) -> Any:
     mesh = st.make_mesh((2, 2), ("x", "y"), devices=d)
@@ -834,7 +839,8 @@ def map_cases() -> None:
         ("shard_map over the same axes inside", sh(again), D, ("shard_map: ", "mapped by a map around this one")),
         ("shard_map and an early return", sh(lambda b: b if st.axis_index(("x", "y")) == 3 else st.psum(b, ("x", "y"))),
          st.CollectiveError, ("psum over ('x', 'y')", "{b}:3 returned", "{b}:0, {b}:1, {b}:2 called")),
-        ("shard_map and blocks that differ", uneven, st.CollectiveError, ("psum over 'x'", "float64[1]", "float64[2]")),
+        ("shard_map and blocks that differ", uneven, st.CollectiveError,
+         ("psum over 'x'", "float64[1]", "float64[2]", "x.sum()", "all_gather with tiled=True")),
         ("shard_map called with keywords", sh(lambda **k: k), TypeError, ()),
     ]  # fmt: skip
     for name, call, kind, words in rows:

@@ -604,7 +604,7 @@ def test_random_schedules_with_one_fault_terminate(backend: str, helped: None, d
     elif errors or fault != "catch":  # there, who was told of the difference goes on, and so may meet
         assert type(errors[0]) is st.CollectiveError
         assert f"{backend}:" in str(errors[0])
-        assert "all devices along an axis must make the same calls in the same order" in str(errors[0])
+        assert "all devices along an axis must " in str(errors[0])
     total_works()
 
 
