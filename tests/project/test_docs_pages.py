@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import ROOT, new_process, output_of, run_script
+from tests.scripts import LAPTOP, ROOT, new_process, output_of, run_script
 
 DOCS = ROOT / "docs"
 
@@ -16,7 +16,6 @@ ELSEWHERE = {
     "from_cupy": "backends/test_gpu.py",
     "from_pmap_and_xmap": "project/test_docs_xmap.py",
     "gpus": "backends/test_gpu.py",
-    "simulate": "communication/test_simulation.py",
     "writing_a_backend": "testing/test_kit.py",
     "writing_an_engine": "communication/test_engines.py",
 }
@@ -39,9 +38,10 @@ def program(page: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in ELSEWHERE])
 def test_the_page_runs(name: str) -> None:
+    """On two cores, without a variable that chooses devices."""
     code, printed = program((DOCS / f"{name}.md").read_text())
     assert printed
-    assert output_of(run_script(code, seconds=300, SHARDTENSOR_NUM_DEVICES="8")) == printed
+    assert output_of(run_script(LAPTOP + code, seconds=300)) == printed
 
 
 def test_every_other_page_has_a_test() -> None:
