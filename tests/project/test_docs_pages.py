@@ -88,3 +88,25 @@ def test_debuggers_open_in_the_mapped_function_that_raised(tmp_path: Path) -> No
         shown = new_process("-m", *command, str(file), stdin=typed, SHARDTENSOR_NUM_DEVICES="3").stdout
         assert f"{file.name}(8)inverse()" in shown, shown
         assert "(Pdb) [0.0]" in shown, shown
+
+
+REFUSED = """
+import shardtensor as st
+
+
+def product(x, factor):
+    return x @ factor
+
+
+product(st.ones((4, 2)), st.ones((3, 2)))
+"""
+"""A program of which an operator raises an error; `docs/debugging.md` says how to get from there to its frames."""
+
+
+def test_the_note_of_a_traceback_says_how_far_up_the_frame_of_the_program_is(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(REFUSED)
+    (hidden,) = re.findall(r"\((\d+) frames of shardtensor are hidden", new_process(str(file)).stderr)
+    shown = new_process("-m", "pdb", str(file), stdin=f"c\nu {hidden}\np factor.shape\nq\nq\n").stdout
+    assert f"> {file}(6)product()" in shown, shown
+    assert "(Pdb) (3, 2)" in shown, shown
