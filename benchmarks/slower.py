@@ -39,7 +39,13 @@ LARGE = (
     Row("permutation", "permutation of 256 Ki"),
     Row("argsort", "argsort, 4 M"),
     Row("cumsum", "cumsum, 4 M"),
+    Row("scatter", "np.add.at(sums, groups, w), 1 M"),
+    Row("groups", "[w[groups == k].mean() for k in range(20)], 1 M"),
+    Row("rolling", "sliding_window_view(w, 20).mean(axis=1), 256 Ki"),
+    Row("blur", "mean of 3 × 3 pixels by nine slices, 1000 × 1000"),
 )
+GROUPS, WINDOW = 20, 20
+"""The number of groups of `scatter` and `groups`, and the number of elements in each window of `rolling`."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Sizes:
 
     Attributes:
         crossing: the numbers of elements of the rows `CROSSING`.
+        grouped: the number of elements in all groups.
+        side: the number of rows and columns of the image.
     """
 
     rows: int = 1000
@@ -55,6 +63,8 @@ class Sizes:
     large: int = 1 << 22
     medium: int = 1 << 18
     crossing: tuple[int, ...] = (1 << 10, 1 << 15, 1 << 20, 1 << 24)
+    grouped: int = 1 << 20
+    side: int = 1000
 
 
 SIZES = Sizes()
@@ -76,8 +86,22 @@ def _operands(sizes: Sizes) -> dict[str, Any]:
         "s": systems,
         "r": rng.normal(size=(sizes.draws, 5)),
         "l": rng.normal(size=sizes.large),
+        "m": rng.normal(size=sizes.medium),
+        "w": rng.normal(size=sizes.grouped),
+        "g": rng.permutation(np.arange(sizes.grouped) % GROUPS),
+        "i": rng.normal(size=(sizes.side, sizes.side)),
         **{row.name: rng.normal(size=n) for row, n in zip(CROSSING, sizes.crossing, strict=True)},
     }
+
+
+def _blurred(image: Any) -> Any:
+    """Returns the mean of each pixel and its eight neighbours."""
+    rows, columns = (size - 2 for size in image.shape)
+    total = 0
+    for i in range(3):
+        for j in range(3):
+            total = total + image[i : i + rows, j : j + columns]
+    return total / 9
 
 
 def _same(xp: Any, o: Mapping[str, Any]) -> dict[str, Case]:
@@ -95,7 +119,16 @@ def _same(xp: Any, o: Mapping[str, Any]) -> dict[str, Case]:
             y = y * 0.5 + 1
         return y
 
+    def scatter() -> Any:
+        sums = xp.zeros_like(o["w"][:GROUPS])
+        xp.add.at(sums, o["g"], o["w"])
+        return sums
+
     return {
+        "scatter": scatter,
+        "groups": lambda: [float(o["w"][o["g"] == k].mean()) for k in range(GROUPS)],
+        "rolling": lambda: xp.lib.stride_tricks.sliding_window_view(o["m"], WINDOW).mean(axis=1),
+        "blur": lambda: _blurred(o["i"]),
         "reads": lambda: [float(x[i, 0]) for i in range(len(x))],
         "writes": writes,
         "rows": lambda: [float(row.sum()) for row in x],
@@ -158,6 +191,10 @@ INSTEAD_TEXTS = {
     "permutation": "NumPy's generator: `st.asarray(array, copy=False)`",
     "argsort": "`st.sort`, if the values are enough",
     "cumsum": "",  # no other way
+    "scatter": "`np.bincount(groups, weights=w)`",
+    "groups": "two calls of `np.bincount`: sums and counts",
+    "rolling": "differences of `np.cumsum(w)`",
+    "blur": "`st.jit`",
 }
 """What to write instead of each case, for the page."""
 
@@ -187,7 +224,18 @@ def instead_cases(sizes: Sizes = SIZES) -> dict[str, Case]:
             y = y * 0.5 + 1
         return y
 
+    def rolling() -> Any:
+        sums = np.cumsum(o["m"])
+        means = sums[WINDOW - 1 :].copy()
+        means[1:] -= sums[:-WINDOW]
+        return means / WINDOW
+
+    blurred, w, g = st.jit(_blurred), o["w"], o["g"]
     return {
+        "scatter": lambda: np.bincount(g, weights=w),
+        "groups": lambda: np.bincount(g, weights=w) / np.bincount(g),
+        "rolling": rolling,
+        "blur": lambda: blurred(o["i"]),
         "reads": reads,
         "writes": writes,
         "rows": lambda: x.sum(axis=1),
@@ -276,7 +324,11 @@ def _ratio(number: float) -> str:
 
 def _code(title: str) -> str:
     """Returns a title with its expression in code quotes: what is left or right of a description."""
-    for text in ("float(x[i, 0])", "x[i, 0] = v", "for row in x: row.sum()", "x + y", "x * 0.5 + 1", "x[x > 0]"):
+    for text in (
+        "float(x[i, 0])", "x[i, 0] = v", "for row in x: row.sum()", "x + y", "x * 0.5 + 1", "x[x > 0]",
+        "np.add.at(sums, groups, w)", "[w[groups == k].mean() for k in range(20)]",
+        "sliding_window_view(w, 20).mean(axis=1)",
+    ):  # fmt: skip
         title = title.replace(text, f"`{text}`")
     return title
 

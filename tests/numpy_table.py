@@ -42,7 +42,7 @@ KINDS = {
     "everything is exchanged": "some device receives as many bytes as all elements that it lacks of the largest operand: part by part, as products of matrices do, or at once where [the function needs it](differences.md#operators-that-may-hold-whole-operands)",
     "creates": "takes no arrays: `st` has the function, which creates its result on the devices",
     "metadata": "shapes, dtypes and plans: no elements are read",
-    "on the host": "the call reads the elements to the host",
+    "on the host": "the call reads the elements to the host; so do `np.c_[…]`, `np.r_[…]` and `np.array([x, y])`: see [Coming from NumPy](from_numpy.md#functions-without-an-operator)",
     "NumPy's own": "takes no arrays: settings, files, dtypes and text",
     "refused": "an error says what to do instead",
 }

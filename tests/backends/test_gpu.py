@@ -744,7 +744,7 @@ def test_the_page_runs(name: str) -> None:
     printed = [f"{line}\n" for line in re.findall(r"# -> (.*)", code)]
     double = "import pytest\nfrom tests import fakecupy, kernels\n"
     double += "kernels.install(pytest.MonkeyPatch(), fakecupy.install(devices=1))\n"
-    variables = {"SHARDTENSOR_NUM_DEVICES": "8", "SHARDTENSOR_BACKEND": "cupy"}
+    variables = {"SHARDTENSOR_BACKEND": "cupy"}
     after = "\nassert not fakecupy.races, list(fakecupy.races)\n"
     code = f"{double}{code}{after}" if NO_GPU else code
     assert output_of(new_process("-c", code, **variables)) == "".join(printed)

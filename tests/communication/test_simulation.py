@@ -10,7 +10,6 @@ import re
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -28,7 +27,6 @@ from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES
 from tests.draws import drawn
 from tests.layouts import DTYPES, MESHES, array, everywhere, mesh_of, shapes, specs
-from tests.project import test_docs_pages
 
 N = st.NamedSharding
 Function = Callable[[Any, N], Any]
@@ -1010,13 +1008,6 @@ def test_logs_and_reports_name_the_devices_of_all_processes(processes: int) -> N
 
 
 # -- the page --------------------------------------------------------------------------------------
-
-
-def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The page is docs/simulate.md. Its blocks print what comments and blocks of text show."""
-    code, printed = test_docs_pages.program((Path(__file__).parents[2] / "docs" / "simulate.md").read_text())
-    exec(compile(code, "docs/simulate.md", "exec"), {})
-    assert capsys.readouterr().out == printed
 
 
 def test_notebooks_show_the_report():

@@ -16,7 +16,7 @@ DRAWN = {"draws", "uniform", "integers", "gamma", "permutation"}
 
 def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with modules_of(monkeypatch, "slower") as (benchmark,):
-        tiny = benchmark.Sizes(rows=10, draws=3, large=40, medium=20, crossing=(1, 2, 3, 4))
+        tiny = benchmark.Sizes(rows=10, draws=3, large=40, medium=30, crossing=(1, 2, 3, 4), grouped=40, side=5)
         table, results = rehearse(benchmark, tiny)
         other = benchmark.instead_cases(tiny)
         for name, (mine, numpys) in results.items():
@@ -24,6 +24,8 @@ def test_every_case_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
                 np.testing.assert_allclose(np.abs(mine), np.abs(numpys), atol=1e-12, err_msg=name)
             if name in other and name not in {"mask", "argsort", "writes"}:
                 assert np.shape(other[name]()) == np.shape(numpys), name
+            if name in {"scatter", "groups", "rolling", "blur"}:
+                np.testing.assert_allclose(other[name](), numpys, atol=1e-12, err_msg=name)
         benchmark.harness.report(table, tmp_path, "slower")
         assert "argsort, 4 M" in (tmp_path / "slower.txt").read_text()
 

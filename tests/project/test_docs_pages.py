@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import ROOT, new_process, output_of, run_script
+from tests.scripts import LAPTOP, ROOT, new_process, output_of, run_script
 
 DOCS = ROOT / "docs"
 
@@ -16,7 +16,6 @@ ELSEWHERE = {
     "from_cupy": "backends/test_gpu.py",
     "from_pmap_and_xmap": "project/test_docs_xmap.py",
     "gpus": "backends/test_gpu.py",
-    "simulate": "communication/test_simulation.py",
     "writing_a_backend": "testing/test_kit.py",
     "writing_an_engine": "communication/test_engines.py",
 }
@@ -39,9 +38,10 @@ def program(page: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name not in ELSEWHERE])
 def test_the_page_runs(name: str) -> None:
+    """On two cores, without a variable that chooses devices."""
     code, printed = program((DOCS / f"{name}.md").read_text())
     assert printed
-    assert output_of(run_script(code, seconds=300, SHARDTENSOR_NUM_DEVICES="8")) == printed
+    assert output_of(run_script(LAPTOP + code, seconds=300)) == printed
 
 
 def test_every_other_page_has_a_test() -> None:
@@ -88,3 +88,25 @@ def test_debuggers_open_in_the_mapped_function_that_raised(tmp_path: Path) -> No
         shown = new_process("-m", *command, str(file), stdin=typed, SHARDTENSOR_NUM_DEVICES="3").stdout
         assert f"{file.name}(8)inverse()" in shown, shown
         assert "(Pdb) [0.0]" in shown, shown
+
+
+REFUSED = """
+import shardtensor as st
+
+
+def product(x, factor):
+    return x @ factor
+
+
+product(st.ones((4, 2)), st.ones((3, 2)))
+"""
+"""A program of which an operator raises an error; `docs/debugging.md` says how to get from there to its frames."""
+
+
+def test_the_note_of_a_traceback_says_how_far_up_the_frame_of_the_program_is(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(REFUSED)
+    (hidden,) = re.findall(r"\((\d+) frames of shardtensor are hidden", new_process(str(file)).stderr)
+    shown = new_process("-m", "pdb", str(file), stdin=f"c\nu {hidden}\np factor.shape\nq\nq\n").stdout
+    assert f"> {file}(6)product()" in shown, shown
+    assert "(Pdb) (3, 2)" in shown, shown

@@ -84,6 +84,13 @@ def test_every_layer_exists() -> None:
     assert {module.partition(".")[2].partition(".")[0] for module in MODULES} == set(LAYERS)
 
 
+def test_the_architecture_says_what_every_layer_does() -> None:
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("| package |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    named = [name.partition(".")[0] for name in re.findall(r"`(\w+)(?:\.py|/)`", " ".join(cells))]
+    assert sorted(named) == sorted({*LAYERS} - {"", "__main__"})
+
+
 def test_plugins_see_only_the_protocol() -> None:
     found = {path: imports_of(path) for path in (ROOT / "backends").rglob("*.py")}
     assert found

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 
-from tests.scripts import ROOT, output_of, run_script
+from tests.scripts import LAPTOP, ROOT, output_of, run_script
 
 README = (ROOT / "README.md").read_text()
 
 BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "import cupy" not in block]
 """The blocks for machines without a GPU; `tests/backends/test_gpu.py` runs the one for GPUs."""
-
-LAPTOP = "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])\n"
-"""Chooses two cores."""
 
 CHECKS = """
 assert y.sharding.spec == st.P('data', 'model')
