@@ -203,7 +203,8 @@ class _Pmap:
     def _over_lists(self, fn: Callable[..., Any], call: Call) -> list[Any]:
         self._check_axes_of_lists(call.given, call.static)
         if self._donate:
-            check_donated(call.lists, "pmap")
+            others = [x for i, x in enumerate(call.given) if type(x) is not list and i not in call.static]
+            check_donated(call.lists, "pmap", "lists", others)
         count = _length(call.lists)
         columns = []
         for i, argument in enumerate(call.given):

@@ -172,6 +172,21 @@ def test_donated_trees(place: Place, backend: str) -> None:
     assert np.array_equal(kept["w"], W)
 
 
+@everywhere
+@pytest.mark.parametrize("place", [st.device_put, st.reshard])
+def test_donation_of_a_tensor_and_a_view_of_it(place: Place, backend: str) -> None:
+    x, where = st.device_put(W, mesh_of((2, 2), backend)), mesh_of((4,), backend)
+    for tree in ([x, x.reshape(-1)], [x.T, x], {"a": {"b": x[1:]}, "c": (x[1:][1:], x)}):
+        message = raised(lambda tree=tree: place(tree, where, donate=True))
+        assert message.startswith(f"ArgumentError: {place.__name__}: donate=True"), message
+        assert "is a view of x[" in message
+        np.testing.assert_array_equal(x, W)  # The error donated nothing.
+    first, second = place([x[:2], x[1:]], where, donate=True)  # Views leave the memory to their base.
+    np.testing.assert_array_equal(first, W[:2])
+    np.testing.assert_array_equal(second, W[1:])
+    np.testing.assert_array_equal(x, W)
+
+
 def test_host_local_arrays_are_placed_by_prefix_trees() -> None:
     mesh = mesh_of((2, 2), "numpy")
     tree, specs = {"w": [W, W], "b": B}, {"w": st.P("x"), "b": st.P()}

@@ -216,6 +216,29 @@ def test_donation(backend: str) -> None:
             assert "donated" in repr(x)
 
 
+@everywhere
+def test_a_tensor_is_donated_once(backend: str) -> None:
+    """Otherwise the first of its calls would have lost it when the error is raised."""
+    x, y = [st.device_put(np.zeros(4), d) for d in row(backend)[:2]]
+    calls = [
+        ([x, x],),
+        ([x, y], [y, x]),
+        ([x, y], [x[:2], y]),
+        ([y[1:], y],),
+        ([{"a": x}, {"a": (y, x.reshape(2, 2))}],),
+        ([x, y], x),
+        ([x, y], {"a": y[1:]}),
+    ]
+    for given in calls:
+        with pytest.raises(st.ArgumentError, match=r"pmap: donate=True .* is (the same tensor as|a view of) lists\["):
+            st.pmap(lambda *given: None, *given, donate=True)
+        assert not x.is_donated
+        assert not y.is_donated
+    made = st.pmap(lambda a, b: a.sum() + b, [x[:2], x[2:]], y[0], donate=True)
+    assert [float(m) for m in made] == [0, 0]
+    assert_same(x, np.zeros(4))
+
+
 @pytest.mark.parametrize("backend", ["numpy", "cupy", "torch"], indirect=True)
 def test_donated_memory_is_used_in_place(backend: str) -> None:
     """The checked backend copies every result."""
