@@ -142,6 +142,11 @@ def test_errors_name_the_path(name: str, backend: str) -> None:
     assert raised(lambda: st.jit(lambda t: t, out_shardings={"b": both})({"b": st.ones(4)})).startswith(
         "ShardingError: jit: the result['b']: out_shardings: P('x', 'y') has 2 dimensions"
     )
+    assert raised(lambda: st.jit(lambda a, b: a, in_shardings=(None,))(B, B)) == (
+        "ArgumentError: jit: in_shardings has the entries [0], and args has [0], [1]; wanted one for each, or one for "
+        "all"
+    )
+    assert raised(lambda: st.jit(lambda t: t, in_shardings=both)(B)).startswith("ShardingError: jit: args[0]: in_sh")
 
 
 @everywhere

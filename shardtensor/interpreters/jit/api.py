@@ -319,7 +319,7 @@ class JitFunction(Generic[Arguments, Result]):
         tree = tuple([args[n] for n in kept])
         wanted = self._in_shardings
         wanted = tuple(wanted) if isinstance(wanted, list) else wanted
-        placed = replaced(tree, _resharded(tree, wanted, "in_shardings", "the arguments"))
+        placed = replaced(tree, _resharded(tree, wanted, "in_shardings", "args"))
         made = list(args)
         for n, x in zip(kept, placed, strict=True):
             made[n] = x
