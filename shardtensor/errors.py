@@ -4,6 +4,8 @@ expect.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 
@@ -56,7 +58,13 @@ class InterchangeError(ShardTensorError, BufferError):
 
 
 class ConcretizationError(ShardTensorError, TypeError):
-    """The elements of a tensor are needed where only its shape, dtype and sharding are known."""
+    """The elements of a tensor are needed where only its shape, dtype and sharding are known.
+
+    Attributes:
+        message_for: returns the message for the name of the call that needs them; None if it is the same for all.
+    """
+
+    message_for: Callable[[str], str] | None = None
 
 
 class TransferError(ShardTensorError, RuntimeError):

@@ -28,11 +28,8 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     """
     # Indexing may have turned a single element into a NumPy scalar.
     given: Any = array if type(array) is np.ndarray else np.asarray(array)
-    base: Any = given.base
-    if type(base) is np.ndarray:  # NumPy skips all bases between a view and the array that refers to the buffer.
-        base = base.base
-    lender: Any = base.obj if type(base) is memoryview and base.readonly else None
-    if type(lender) is np.ndarray:
+    lender = lender_of(given)
+    if lender is not None:
         return given.view(), weakref.ref(lender)
     owner = given.view()
     try:
@@ -40,6 +37,17 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     except ValueError:  # The buffer protocol has no times and no small floats.
         owner = given.view(f"i{given.itemsize}")
         return np.asarray(memoryview(owner).toreadonly()).view(given.dtype), weakref.ref(owner)
+
+
+def lender_of(array: HostArray) -> HostArray | None:
+    """Returns the array whose memory a host array accesses through a read-only buffer, as `lend` returns it; None if it
+    accesses its memory otherwise.
+    """
+    base: Any = array.base
+    if type(base) is np.ndarray:  # NumPy skips all bases between a view and the array that refers to the buffer.
+        base = base.base
+    lender: Any = base.obj if type(base) is memoryview and base.readonly else None
+    return lender if type(lender) is np.ndarray else None
 
 
 def is_exclusive(held: list[Any], others: int = 0) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -59,6 +59,7 @@ class _Host(Backend):
 _host = _Host()
 _loaded: dict[str, Backend] = {}
 _rivals: dict[str, str] = {}  # The two plugins that are registered under one name, by that name.
+_meshed: set[str] = set()
 _lock = fork.lock()
 
 after_loading: list[Callable[[], None]] = []
@@ -144,6 +145,11 @@ def _check_devices(backend: Backend) -> None:
             f"backend {backend.name!r} has {counted(count, 'device')}, and cannot have {wanted}, the number that "
             "st.set_num_devices set; leave out that call"
         )
+
+
+def note_mesh(names: Iterable[str]) -> None:
+    """Records that there is a mesh of devices of these backends: arrays may refer to their devices from now on."""
+    _meshed.update(names)
 
 
 def install(backend: Backend) -> None:
@@ -339,7 +345,8 @@ def array_backend(x: object) -> Backend | None:
 
 
 def set_num_devices(n: int, backend: str | None = None) -> None:
-    """Sets the number of logical devices of a backend, or of all backends. It must be called before their first use.
+    """Sets the number of logical devices of a backend, or of all backends. It must be called before there is a mesh or
+    an array of them.
 
     The number takes precedence over the environment variable ``SHARDTENSOR_NUM_DEVICES``. If neither is set, the
     ``numpy`` backend has one device for each usable core, and a backend for GPUs one for each GPU. Logical devices
@@ -351,7 +358,8 @@ def set_num_devices(n: int, backend: str | None = None) -> None:
 
     Raises:
         ArgumentError: ``n`` is not such an integer, or no backend of that name is installed.
-        BackendError: the devices of a backend that the call concerns exist already, and are not ``n``.
+        BackendError: a backend that the call concerns has another number of devices, and there is a mesh or an array of
+            them.
 
     >>> st.set_num_devices(8)
     >>> st.device_count()
@@ -362,23 +370,31 @@ def set_num_devices(n: int, backend: str | None = None) -> None:
     if backend is not None and backend not in _entry_points():
         raise ArgumentError(f"set_num_devices: there is no backend named {backend!r}; installed are {backend_names()}")
     with _lock:
+        stale = []
         for name, used in _loaded.items():
             concerned = backend == name or (backend is None and name not in device_counts)
-            if concerned and not used.simulated and len(used.devices()) != n:
+            if not concerned or used.simulated or len(used.devices()) == n:
+                continue
+            stale.append(name)
+            if name in _meshed or _spanning:
                 raise BackendError(
                     f"set_num_devices: backend {name!r} is in use already, with "
                     f"{counted(len(used.devices()), 'device')}, and its number of devices cannot change to {n}; call "
-                    "st.set_num_devices at the start of the program, before the first mesh, array or list of devices "
+                    "st.set_num_devices at the start of the program, before the first mesh or array "
                     "(in a notebook, restart the kernel first)"
                 )
         device_counts[backend] = int(n)
+        for name in stale:  # Its devices have been counted, or listed, only: it starts again with others.
+            del _loaded[name]
+        if stale:
+            _forget_devices()
 
 
 def to_get_devices(count: int) -> str:
     """Returns the part of an error message that says how to get as many logical devices."""
     return (
-        f"call st.set_num_devices({count}) before the first use of the devices (logical ones; in a notebook, after a "
-        f"restart of the kernel), or set SHARDTENSOR_NUM_DEVICES={count}"
+        f"call st.set_num_devices({count}) before the first mesh or array (the devices are logical; in a notebook, "
+        f"after a restart of the kernel), or set SHARDTENSOR_NUM_DEVICES={count}"
     )
 
 
@@ -466,5 +482,10 @@ def join_processes(process: int, name: str, devices: Sequence[Sequence[tuple[str
         _process = process
         _spanning[name] = SpanningBackend(plugin, found, process)  # type: ignore[assignment]
         _loaded[name] = ProcessBackend(plugin, found, process)  # type: ignore[assignment]
+    _forget_devices()
+
+
+def _forget_devices() -> None:
+    """Clears what is known of devices: they have changed."""
     for cached in (default_backend, backend_of_group, shared_memory, memory_space, is_spanning, processes_of):
         cached.cache_clear()

@@ -80,8 +80,6 @@ def _put_leaves(
             transfer_to, array, target, caller, committed=given, donate=donate, may_alias=may_alias
         )
 
-    if donate:
-        _check_no_twins(tree, caller)
     puts = map_with_prefix(checked, tree, wanted, caller, what, "x")
     return replaced(tree, [put() for put in puts])
 
@@ -122,7 +120,7 @@ def reshard(x: Any, /, sharding: Any, *, donate: bool = False, may_alias: bool |
     Raises:
         ShardingError: the spec has more dimensions than x.
         ArgumentError: both ``donate`` and ``may_alias`` are true, or ``donate`` is and x is a host array or has a
-            tensor twice; the structures of the pytrees differ.
+            tensor twice, or a tensor and a view of it; the structures of the pytrees differ.
         ArgumentTypeError: ``sharding`` is neither a Device nor a Mesh nor a NamedSharding nor a P.
 
     >>> mesh = st.make_mesh((4,), ("x",))
@@ -245,35 +243,44 @@ def reshard_to(
     return mark_array(tensor(value, storage))
 
 
-def check_donated(tree: Any, caller: str) -> None:
-    """Checks that no leaf of a pytree is a host array where the memory of the arrays in it is donated: the memory of a
-    host array remains its owner's.
+def check_donated(tree: Any, caller: str, name: str = "x", others: Any = ()) -> None:
+    """Checks that the memory of the arrays in a pytree can be donated: that none is a host array, whose memory remains
+    its owner's, and that none is there twice, itself or in a view of it.
+
+    Args:
+        tree: the pytree.
+        caller: the function that errors name.
+        name: the name of the pytree in errors.
+        others: a pytree of the arguments that are not donated, but read by the same call.
 
     Raises:
-        ArgumentError: a leaf is a host array.
+        ArgumentError: a leaf is a host array; two leaves are one tensor, or a tensor and a view of it.
     """
-    for leaf in leaves(tree):
+    donated: dict[int, str] = {}
+    for path, leaf in zip(paths(tree, name), leaves(tree), strict=True):
         if isinstance(leaf, np.ndarray):
             raise ArgumentError(
                 f"{caller}: donate=True gives away the memory of tensors, and there is a host array of shape "
                 f"{leaf.shape}, whose memory remains its owner's; leave out donate, or make a tensor of the array "
                 "first (st.asarray, st.device_put)"
             )
+        if isinstance(leaf, ShardedTensor) and donated.setdefault(id(leaf), path) != path:
+            raise _donated_twice(caller, f"{path} is the same tensor as {donated[id(leaf)]}")
+    for path, leaf in zip((*paths(tree, name), *paths(others, "")), (*leaves(tree), *leaves(others)), strict=True):
+        if isinstance(leaf, ShardedTensor):
+            what = path or "another argument"
+            # A donated view leaves the memory to its base, so that two views of one tensor may be donated.
+            if id(leaf.base) in donated:
+                raise _donated_twice(caller, f"{what} is a view of {donated[id(leaf.base)]}")
+            if donated.get(id(leaf), path) != path:
+                raise _donated_twice(caller, f"{what} is the same tensor as {donated[id(leaf)]}")
 
 
-def _check_no_twins(tree: Any, caller: str) -> None:
-    """Checks that no tensor is in a pytree twice, whose memory could be donated only once.
-
-    Raises:
-        ArgumentError: two leaves are one tensor.
-    """
-    seen: dict[int, str] = {}
-    for path, leaf in zip(paths(tree, "x"), leaves(tree), strict=True):
-        if isinstance(leaf, ShardedTensor) and seen.setdefault(id(leaf), path) != path:
-            raise ArgumentError(
-                f"{caller}: donate=True gives the memory of each tensor away once, and {path} is the same tensor as "
-                f"{seen[id(leaf)]}; leave out donate, or give a copy"
-            )
+def _donated_twice(caller: str, found: str) -> ArgumentError:
+    return ArgumentError(
+        f"{caller}: donate=True gives the memory of each tensor away once, and {found}; leave out donate, or give a "
+        "copy"
+    )
 
 
 def ensure_sharding(x: Any, target: NamedSharding, caller: str) -> ShardedTensor:
@@ -363,8 +370,8 @@ def device_put(x: Any, device: Any = None, *, donate: bool = False, may_alias: b
 
     Raises:
         ShardingError: the spec has more dimensions than an array.
-        ArgumentError: both ``donate`` and ``may_alias`` are true, or ``donate`` is and x contains a host array, or a
-            tensor twice; the structures of the pytrees differ.
+        ArgumentError: both ``donate`` and ``may_alias`` are true, or ``donate`` is and x contains a host array, a
+            tensor twice, or a tensor and a view of it; the structures of the pytrees differ.
         ArgumentTypeError: ``device`` is neither a Device nor a Mesh nor a NamedSharding nor a P, or a leaf is not an
             array.
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
+from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError, type_text
 from shardtensor.hints import of_device
@@ -264,6 +265,10 @@ def with_mesh(where: Any, caller: str) -> Any:
             f"{caller}: {where} is a spec without a mesh, and no mesh is in use; call st.set_mesh(mesh) first, or give "
             f"st.NamedSharding(mesh, st.{where})"
         )
+    for axis in where.axes:
+        if axis not in mesh.shape:
+            inside = " (inside a mapped function, that of the devices of the call)" if current_device() else ""
+            raise ShardingError(f"{caller}: {where} names axis {axis!r}; the mesh in use{inside} has {mesh.axis_names}")
     return NamedSharding(mesh, where)
 
 

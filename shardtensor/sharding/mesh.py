@@ -88,6 +88,7 @@ class Mesh:
         self.shape: Mapping[str, int] = MappingProxyType(dict(zip(names, grid.shape, strict=True)))
         self._key = (flat, grid.shape, names)
         self._hash = hash(self._key)
+        registry.note_mesh({device.backend for device in flat})
 
     @property
     def devices(self) -> npt.NDArray[Any]:

@@ -19,6 +19,7 @@ from shardtensor.communication.transfer import array_on
 from shardtensor.communication.transfer_log import record_copy
 from shardtensor.core import Interpreter, implements, innermost, interpret_by, interpreting, operator
 from shardtensor.errors import ArgumentTypeError, AxisError, ShardingError, type_text
+from shardtensor.functions.random_keys import Key
 from shardtensor.host.blockwise import copied as copied_array
 from shardtensor.interpreters.device import DeviceInterpreter, on_submesh
 from shardtensor.interpreters.infer import INFER
@@ -82,12 +83,24 @@ def argument_array(leaf: Any, what: str, otherwise: str) -> Any:
     """Returns a leaf of a mapped argument as a tensor or a host array.
 
     Raises:
-        ArgumentTypeError: the leaf is None or a string. The message calls the leaf ``what``, and says how to pass it.
+        ArgumentTypeError: the leaf is None, a string or a Key. The message calls the leaf ``what``, and says how to
+            pass it.
     """
+    if isinstance(leaf, Key):
+        raise key_is_not_split(what, otherwise)
     if leaf is None or isinstance(leaf, (str, bytes)):
         raise ArgumentTypeError(f"{what} is {type_text(leaf)}; wanted an array, or {otherwise}")
     array = np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
     return as_operand(array, what.partition(":")[0])
+
+
+def key_is_not_split(what: str, otherwise: str) -> ArgumentTypeError:
+    """Returns the error for a Key where an array is to be split; see `argument_array`."""
+    return ArgumentTypeError(
+        f"{what} is a Key, which has no elements to split. st.random.fold_in(key, st.axis_index(name)) in the function "
+        "makes the key of each call from one that all calls have (the function may close over it); or map over a list "
+        f"of keys by st.pmap(f, st.random.split(key, n)); or give {otherwise}"
+    )
 
 
 def checked_axis(axis: int, ndim: int, what: str) -> int:
@@ -96,6 +109,13 @@ def checked_axis(axis: int, ndim: int, what: str) -> int:
         return normalize_axis(axis, ndim)
     except (ArgumentTypeError, AxisError) as error:
         raise type(error)(f"{what}: {error}") from None
+
+
+_READ_ONLY = (
+    "The arrays that a mapped function is given, also those of collectives, are read-only. Write to a copy "
+    "(x = x.copy()); st.pmap(..., donate=True) gives the function the memory of the tensors in lists, for writing."
+)
+"""The note of an error of NumPy about a write to such an array."""
 
 
 def _code_of(fn: Any) -> Any:
@@ -206,8 +226,11 @@ class _Map:
             number, error = failure.number, failure.error
         if number >= 0:
             note = f"{self.caller}: raised for shard {number} on {_described(self.submeshes[number])}"
-            if note not in getattr(error, "__notes__", ()):  # A RecursionError may pass through a hundred maps.
+            notes = getattr(error, "__notes__", ())
+            if note not in notes:  # A RecursionError may pass through a hundred maps.
                 error.add_note(note)
+            if type(error) is ValueError and "read-only" in str(error) and _READ_ONLY not in notes:
+                error.add_note(_READ_ONLY)
         try:
             raise error
         finally:

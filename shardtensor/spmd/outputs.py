@@ -89,6 +89,12 @@ def check_array(leaf: Any, what: str) -> None:
         )
 
 
+_AXIS_FOR_SCALARS = (
+    "; st.psum and st.P() in out_specs make one result of those of all calls; to join them, return an axis "
+    "(keepdims=True, or st.expand_dims)"
+)
+
+
 def joined_leaf(
     column: Sequence[Any], spec: PartitionSpec | None, mesh: Mesh, mapped: Chain, what: str, *, check: bool = True
 ) -> Any:
@@ -103,7 +109,10 @@ def joined_leaf(
     blocks = [_block(leaf, submesh, what, caller) for leaf, (_, submesh) in zip(column, submeshes, strict=True)]
     first = blocks[0]
     if len(spec) > first.ndim:
-        raise AxisError(f"{what} has shape {first.shape}, and {spec} has entries for {counted(len(spec), 'dimension')}")
+        fix = "" if first.ndim else _AXIS_FOR_SCALARS
+        raise AxisError(
+            f"{what} has shape {first.shape}, and {spec} has entries for {counted(len(spec), 'dimension')}{fix}"
+        )
     for block in blocks:
         if block.ndim != first.ndim:
             raise ShapeError(f"{what} has shapes {first.shape} and {block.shape} on {first.device} and {block.device}")

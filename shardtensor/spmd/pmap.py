@@ -15,7 +15,15 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.registry import is_spanning, own_devices
 from shardtensor.core import hinted
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, ShardTensorError, type_text
+from shardtensor.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    AxisError,
+    ShapeError,
+    ShardingError,
+    ShardTensorError,
+    type_text,
+)
 from shardtensor.functions.placement import check_donated, ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze_each
 from shardtensor.host.units import counted
@@ -179,6 +187,10 @@ class _Pmap:
     _devices: Devices
     _donate: bool
 
+    def __repr__(self) -> str:
+        name = None if type(self._fn) is _Pmap else getattr(self._fn, "__name__", None)
+        return f"<pmap of {name or repr(self._fn)}>"
+
     @property
     def _names(self) -> tuple[str, ...]:
         """The name of the axis, if it has one."""
@@ -203,7 +215,8 @@ class _Pmap:
     def _over_lists(self, fn: Callable[..., Any], call: Call) -> list[Any]:
         self._check_axes_of_lists(call.given, call.static)
         if self._donate:
-            check_donated(call.lists, "pmap")
+            others = [x for i, x in enumerate(call.given) if type(x) is not list and i not in call.static]
+            check_donated(call.lists, "pmap", "lists", others)
         count = _length(call.lists)
         columns = []
         for i, argument in enumerate(call.given):
@@ -337,9 +350,11 @@ class _Pmap:
             for leaf, axis, path in zip(leaves(argument), axes, paths(argument, f"argument {i}"), strict=True):
                 _check_axis(axis, f"in_axes[{i}]")
                 array = leaf if axis is None else argument_array(leaf, f"pmap: {path}", "None for it in in_axes")
-                cuts[i].append(
-                    Cut(array, (axis if axis is None else checked_axis(axis, array.ndim, f"pmap: {path}"),), path)
-                )
+                if axis is not None:
+                    if not array.ndim:
+                        raise _no_axis_to_map(path, axis, i, positional)
+                    axis = checked_axis(axis, array.ndim, f"pmap: {path}")
+                cuts[i].append(Cut(array, (axis,), path))
         return cuts
 
     def _grid(self, levels: Levels) -> tuple[Mesh, Sequence[Mesh]]:
@@ -472,6 +487,17 @@ def _length(lists: Sequence[list[Any]]) -> int:
         if len(other) != count:
             raise ShapeError(f"pmap: lists of {count} and of {counted(len(other), 'shard')}; wanted as many of each")
     return count
+
+
+def _no_axis_to_map(path: str, axis: int, number: int, count: int) -> AxisError:
+    """Returns the error for a scalar in argument ``number`` of ``count`` positional ones, which is to be sliced."""
+    if path != f"argument {number}" or number >= count:
+        fix = "; None for it in in_axes passes it whole, if it is given by position"
+    elif count == 1:
+        fix = "; wanted an array or a list to map over"
+    else:
+        fix = f"; in_axes=({', '.join(['None' if k == number else '0' for k in range(count)])}) passes it whole"
+    return AxisError(f"pmap: {path}: axis {axis} is out of range for an array without dimensions{fix}")
 
 
 def _check_axis(axis: Any, what: str) -> None:

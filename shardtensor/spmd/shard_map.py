@@ -13,7 +13,7 @@ from shardtensor.functions.placement import ensure_sharding
 from shardtensor.functions.shard_lists import split_over
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding
-from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, submesh, submeshes_along
+from shardtensor.sharding.mesh import Mesh, default_mesh, groups_along, mesh_in_use, submesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
 from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, map_shards
 from shardtensor.spmd.outputs import joined, same_forms
@@ -120,8 +120,8 @@ def shard_map(
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
-        here, over = _mesh_here(mesh or default_mesh(), given)
-        return _run(f, args, here, over, in_specs, out_specs, check_vma)
+        here, over = _mesh_here(mesh or default_mesh(), given, mesh is not None)
+        return _run(f, args, here, over, in_specs, out_specs, check_vma, mesh is not None)
 
     return mapped
 
@@ -136,12 +136,19 @@ def _given_names(axis_names: Any) -> Chain | None:
 
 
 def _run(
-    f: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh, over: Chain, in_specs: Any, out_specs: Any, check: bool
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    mesh: Mesh,
+    over: Chain,
+    in_specs: Any,
+    out_specs: Any,
+    check: bool,
+    is_given: bool,
 ) -> Any:
     own = in_specs is _OWN
     for what, specs in (("in_specs", None if own else in_specs), ("out_specs", out_specs)):
         for spec in leaves(specs):
-            _check_axes(spec, mesh, over, what)
+            _check_axes(spec, mesh, over, what, is_given)
     prefix = [None] * len(args) if own else _prefix(in_specs, args)
     columns = []
     for i, (argument, spec) in enumerate(zip(args, prefix, strict=True)):
@@ -227,7 +234,7 @@ def _prefix(in_specs: Any, args: tuple[Any, ...]) -> Sequence[Any]:
     return in_specs
 
 
-def _mesh_here(mesh: Mesh, axis_names: Chain | None) -> tuple[Mesh, Chain]:
+def _mesh_here(mesh: Mesh, axis_names: Chain | None, is_given: bool) -> tuple[Mesh, Chain]:
     """Returns the part of the mesh that belongs to the calling program, and the axes to map."""
     program = around()
     if program is not None:
@@ -239,7 +246,7 @@ def _mesh_here(mesh: Mesh, axis_names: Chain | None) -> tuple[Mesh, Chain]:
     for name in over:
         if name not in mesh.shape:
             taken = program is not None and name in program.run.axes
-            why = "it is mapped by a map around this one" if taken else f"the mesh has {mesh.axis_names}"
+            why = "it is mapped by a map around this one" if taken else _axes_of(mesh, is_given)
             raise ShardingError(f"shard_map: axis_names has {name!r}; {why}")
     return mesh, over
 
@@ -271,9 +278,18 @@ def _check_specs(specs: Any, what: str, nothing: str) -> None:
             )
 
 
+def _axes_of(mesh: Mesh, is_given: bool) -> str:
+    """Returns the part of an error that names the axes of the mesh, and says which mesh that is."""
+    if is_given:
+        return f"the mesh has {mesh.axis_names}"
+    if mesh_in_use() is not None:
+        return f"no mesh is given, and the mesh in use has {mesh.axis_names}"
+    return f"no mesh is given or set (mesh=, st.set_mesh), and the default one has {mesh.axis_names}"
+
+
 @functools.lru_cache(1024)
-def _check_axes(spec: PartitionSpec | None, mesh: Mesh, over: Chain, what: str) -> None:
+def _check_axes(spec: PartitionSpec | None, mesh: Mesh, over: Chain, what: str, is_given: bool) -> None:
     for axis in (axis for chain in (spec.chains if spec else ()) for axis in chain):
         if axis not in over:
-            why = f"the map is over {over}" if axis in mesh.shape else f"the mesh has {mesh.axis_names}"
+            why = f"the map is over {over}" if axis in mesh.shape else _axes_of(mesh, is_given)
             raise ShardingError(f"shard_map: {what} has {spec}, which names axis {axis!r}; {why}")

@@ -14,12 +14,13 @@ from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, type_text
 from shardtensor.functions.manipulation import reshape
 from shardtensor.functions.placement import ensure_sharding
+from shardtensor.functions.random_keys import Key
 from shardtensor.functions.shard_lists import device_row, split_over
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of, shares
 from shardtensor.sharding.spec import P, PartitionSpec
-from shardtensor.spmd.launch import MappedArgument, checked_axis, map_shards
+from shardtensor.spmd.launch import MappedArgument, checked_axis, key_is_not_split, map_shards
 from shardtensor.spmd.outputs import check_array, joined, same_forms
 from shardtensor.tensor.operands import host_array
 from shardtensor.tensor.pytree import leaves, map_leaves
@@ -164,6 +165,8 @@ def _measured(
             arrays.append(argument)
             found.append(entry)
             continue
+        if isinstance(argument[0] if type(argument) in (list, tuple) and argument else argument, Key):
+            raise key_is_not_split(f"smap: argument {number}", "None for it in axes")
         array = host_array(argument, "smap")
         arrays.append(array)
         if not array.ndim:

@@ -126,7 +126,10 @@ class Conversions(Handle):
         """Returns the elements as a host array. Errors name ``caller``, since the call may be an `if`."""
         try:
             return np.asarray(self)
-        except (ConcretizationError, DonatedError, NotAddressableError) as error:
+        except ConcretizationError as error:
+            message = error.message_for(caller) if error.message_for else f"{caller}: {str(error).partition(': ')[2]}"
+            raise ConcretizationError(message) from None
+        except (DonatedError, NotAddressableError) as error:
             raise type(error)(f"{caller}: {str(error).partition(': ')[2]}") from None
 
     def __int__(self) -> int:

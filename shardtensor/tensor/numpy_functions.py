@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST, HostArray
+from shardtensor.backend.ownership import lender_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError
@@ -176,12 +177,15 @@ def _copy(a: Any, order: str = "K", subok: bool = False) -> Any:
 def _may_share_memory(a: Any, b: Any, max_work: Any = None) -> bool:
     """`numpy.may_share_memory`: whether the extents of two tensors in one base overlap.
 
-    A write to one of the tensors is visible in the other only if they do. A host array that is read-only, as
-    `numpy.asarray` returns it, may be the memory of a tensor: programs that write to what they convert copy it then.
+    A write to one of the tensors is visible in the other only if they do. For a tensor whose memory is not one host
+    array, `numpy.asarray` returns a copy that is read-only, too: such an array is taken for the memory of the tensor,
+    because programs that write to what they convert copy it then.
     """
     if not (isinstance(a, Handle) and isinstance(b, Handle)):
         x, array = (a, b) if isinstance(a, Handle) else (b, a)
-        return isinstance(array, np.ndarray) and (not array.flags.writeable or _holds(x, array, np.may_share_memory))
+        if not isinstance(array, np.ndarray):
+            return False
+        return _holds(x, array, np.may_share_memory) or (not _is_one_host_array(x) and lender_of(array) is not None)
     (base, low, high), (other, start, end) = _extent(a), _extent(b)
     return base is other and low < end and start < high
 
@@ -211,6 +215,12 @@ def _holds(x: Any, array: HostArray, share: Callable[[Any, Any], bool]) -> bool:
     if len(buffers) == 1:
         return share(_placed_like(x, buffers[0]), array)
     return any(share(buffer, array) for buffer in buffers)  # They are joined, and copied, when a view is read.
+
+
+def _is_one_host_array(x: Any) -> bool:
+    """Whether `numpy.asarray` of a tensor returns its memory, whatever part of it the tensor is a view of."""
+    storage = storage_of(x)
+    return storage is not None and x._aval.backend.on_host and len(storage.buffers) == 1
 
 
 def _placed_like(x: Any, base: Any) -> Any:

@@ -122,6 +122,7 @@ def test_a_program_sets_the_number_of_devices() -> None:
         st.set_num_devices(2, "checked")
         counts = [st.device_count(b) for b in (None, "numpy", "checked")]
         st.set_num_devices(5), st.set_num_devices(2, backend="checked")
+        arrays = [st.ones(3, device=st.devices(b)[0]) for b in ("numpy", "checked")]
         def error(*arguments):
             try:
                 st.set_num_devices(*arguments)
@@ -136,6 +137,31 @@ def test_a_program_sets_the_number_of_devices() -> None:
             assert message.startswith(f"set_num_devices: backend {name!r} is in use already, with {count} devices")
             assert "start of the program" in message
             assert "restart the kernel" in message
+
+
+def test_devices_that_were_only_counted_do_not_fix_their_number() -> None:
+    """A call that fails because there are too few devices names the remedy, which must be possible."""
+    code = """
+        import json, shardtensor as st
+        counts = [st.device_count(), len(st.devices()), st.local_device_count("checked")]
+        first = st.devices()[0]
+        try:
+            st.make_mesh((4, 2), ("x", "y"))
+        except st.ShardingError:
+            st.set_num_devices(8)
+        mesh = st.make_mesh((4, 2), ("x", "y"))
+        counts += [st.device_count(), st.device_count("checked"), st.ones(8).sharding.mesh.size]
+        counts += [st.ones(8, device=first).sum().item(), first == mesh.flat[0]]
+        st.set_num_devices(3, "checked")
+        counts += [st.device_count("checked")]
+        try:
+            st.set_num_devices(9)
+        except st.BackendError as e:
+            print(json.dumps([counts, str(e)]))
+    """
+    counts, error = printed(code, SHARDTENSOR_NUM_DEVICES="2", SHARDTENSOR_BACKEND="numpy")
+    assert counts == [2, 2, 2, 8, 8, 8, 8.0, True, 3]
+    assert "'numpy' is in use already, with 8 devices" in error
 
 
 @pytest.mark.parametrize("given", [0, -1, 2.0, True, None, "8", 65537])
@@ -154,7 +180,7 @@ def test_a_mesh_of_too_many_devices_names_the_call_to_make_first() -> None:
         except st.ShardingError as e:
             print(json.dumps(str(e)))
     """
-    assert "call st.set_num_devices(198) before the first use" in printed(code)
+    assert "call st.set_num_devices(198) before the first mesh or array" in printed(code)
 
 
 WRONG_NUMBERS = ["0", "abc", "", " ", "-1", "2.5", "²", " 8", "1e3", "65537", "99999999999", "9" * 5000]

@@ -66,6 +66,15 @@ def test_arrays_of_a_tensor_may_share_its_memory(backend: str) -> None:
         assert np.shares_memory(export, y) == np.shares_memory(export, np.asarray(x)) == (backend == "numpy")
     assert not np.may_share_memory(x, a)
     assert not np.shares_memory(x, a)
+    frozen = a.copy()
+    frozen.flags.writeable = False
+    for other in (frozen, frozen[1:], np.broadcast_to(1.0, (3,)), np.frombuffer(b"12345678")):
+        for y in (x, x[1:, ::2], x.sum(), st.asarray(a)):
+            assert not np.may_share_memory(other, y)
+            assert not np.may_share_memory(y, other)
+    if backend == "numpy":
+        assert not np.may_share_memory(np.asarray(st.asarray(a)), x)
+        assert not np.may_share_memory(np.asarray(x[:2]), x[5:])
     parts = st.unshard(st.pmap(lambda part: part + 1, st.shard(a, devices=x.sharding.mesh)))
     assert not np.may_share_memory(parts[1:, 1], a)
     with devices(3):

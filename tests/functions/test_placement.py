@@ -142,6 +142,11 @@ def test_errors_name_the_path(name: str, backend: str) -> None:
     assert raised(lambda: st.jit(lambda t: t, out_shardings={"b": both})({"b": st.ones(4)})).startswith(
         "ShardingError: jit: the result['b']: out_shardings: P('x', 'y') has 2 dimensions"
     )
+    assert raised(lambda: st.jit(lambda a, b: a, in_shardings=(None,))(B, B)) == (
+        "ArgumentError: jit: in_shardings has the entries [0], and args has [0], [1]; wanted one for each, or one for "
+        "all"
+    )
+    assert raised(lambda: st.jit(lambda t: t, in_shardings=both)(B)).startswith("ShardingError: jit: args[0]: in_sh")
 
 
 @everywhere
@@ -170,6 +175,21 @@ def test_donated_trees(place: Place, backend: str) -> None:
     copies = place(kept, {"w": kept["w"].sharding, "b": kept["b"].sharding}, may_alias=False)
     copies["w"][...] = 0
     assert np.array_equal(kept["w"], W)
+
+
+@everywhere
+@pytest.mark.parametrize("place", [st.device_put, st.reshard])
+def test_donation_of_a_tensor_and_a_view_of_it(place: Place, backend: str) -> None:
+    x, where = st.device_put(W, mesh_of((2, 2), backend)), mesh_of((4,), backend)
+    for tree in ([x, x.reshape(-1)], [x.T, x], {"a": {"b": x[1:]}, "c": (x[1:][1:], x)}):
+        message = raised(lambda tree=tree: place(tree, where, donate=True))
+        assert message.startswith(f"ArgumentError: {place.__name__}: donate=True"), message
+        assert "is a view of x[" in message
+        np.testing.assert_array_equal(x, W)  # The error donated nothing.
+    first, second = place([x[:2], x[1:]], where, donate=True)  # Views leave the memory to their base.
+    np.testing.assert_array_equal(first, W[:2])
+    np.testing.assert_array_equal(second, W[1:])
+    np.testing.assert_array_equal(x, W)
 
 
 def test_host_local_arrays_are_placed_by_prefix_trees() -> None:

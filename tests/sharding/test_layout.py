@@ -388,7 +388,7 @@ def test_a_bare_spec_is_a_sharding_on_the_mesh_in_use(name: str, backend: str) -
         with st.use_mesh(mesh):
             assert call(spec).sharding == st.NamedSharding(mesh, spec)
             assert call(spec).committed
-            with pytest.raises(st.ShardingError, match=r"P\('z'\) names axis 'z'; the mesh has \('x', 'y'\)"):
+            with pytest.raises(st.ShardingError, match=r"P\('z'\) names axis 'z'; the mesh in use has \('x', 'y'\)"):
                 call(st.P("z"))
             with pytest.raises(st.ShardTensorError, match="3 dimensions"):
                 call(st.P(None, None, "x"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -359,6 +360,22 @@ def test_more_slices_than_devices(devices: Any, backend: str) -> None:
     parts = st.shard(np.zeros((3, 4)), devices=devices[:3])
     with pytest.raises(st.ShardingError, match="4 slices for the 1 device that"):
         st.pmap(lambda x: st.pmap(double, x, in_axes=1), parts)
+
+
+def test_scalars_that_are_mapped_name_the_in_axes_that_pass_them() -> None:
+    for given, in_axes in [((np.ones(4), 2), (0, None)), ((2, np.ones(4), 3), (None, 0, 0))]:
+        with pytest.raises(st.AxisError, match=re.escape(f"in_axes={in_axes} passes it whole")):
+            st.pmap(lambda *x: sum(x))(*given)
+    assert st.pmap(np.add, in_axes=(0, None))(np.ones(4), 2).tolist() == [3.0] * 4
+    with pytest.raises(st.AxisError, match=r"argument 0\['a'\]: axis 0 .*; None for it in in_axes passes it whole"):
+        st.pmap(lambda x: x["b"], {"a": 2, "b": np.ones(4)})
+    with pytest.raises(st.AxisError, match="wanted an array or a list to map over"):
+        st.pmap(np.sin)(3)
+
+
+def test_a_mapped_function_is_printed_with_its_name() -> None:
+    assert repr(st.pmap(test_errors_of_a_map_of_a_map_say_so)) == "<pmap of test_errors_of_a_map_of_a_map_say_so>"
+    assert repr(st.pmap(st.pmap(np.add))) == "<pmap of <pmap of add>>"
 
 
 def test_errors_of_a_map_of_a_map_say_so(devices: Any) -> None:

@@ -882,6 +882,31 @@ def mapped(x: Any, in_specs: Any = ROWS, out_specs: Any = ROWS, body: Any = lamb
     return st.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **more)(*args)
 
 
+def test_errors_say_which_mesh_lacks_an_axis() -> None:
+    """The default mesh has an axis that no program names."""
+    specs = {"in_specs": st.P("q"), "out_specs": st.P("q")}
+    mesh = mesh_of((2, 2), "numpy")
+    for options in (specs, {**specs, "axis_names": {"q"}}):
+        f = st.shard_map(lambda x: x, **options)
+        with pytest.raises(
+            st.ShardingError, match=r"no mesh is given or set .*st\.set_mesh.* default one has \('d',\)"
+        ):
+            f(np.ones(4))
+        with st.use_mesh(mesh), pytest.raises(st.ShardingError, match=r"and the mesh in use has \('x', 'y'\)"):
+            f(np.ones(4))
+    with pytest.raises(
+        st.ShardingError, match=r"reshard: P\('x'\) .* in use \(inside a mapped function.* has \('d',\)"
+    ):
+        mapped(st.device_put(np.ones(4), mesh), body=lambda x: st.reshard(x, st.P("x")))
+
+
+def test_a_scalar_result_that_is_to_be_joined_names_the_remedies() -> None:
+    x = st.device_put(np.ones(4), mesh_of((2, 2), "numpy"))
+    with pytest.raises(st.AxisError, match=r"shape \(\), and .*st\.psum and st\.P\(\).*keepdims=True"):
+        mapped(x, body=lambda x: x.sum())
+    assert mapped(x, body=lambda x: x.sum(keepdims=True)).shape == (2,)
+
+
 @pytest.mark.parametrize(("call", "kind", "words"), [
     (lambda x: mapped(x, st.P("q")), st.ShardingError, ["in_specs", "P('q')", "axis 'q'", "the mesh has ('x', 'y')"]),
     (lambda x: mapped(x, out_specs=st.P("q")), st.ShardingError, ["out_specs", "axis 'q'", "the mesh has ('x', 'y')"]),

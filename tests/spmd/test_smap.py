@@ -158,8 +158,42 @@ def test_shards_are_read_only_where_that_can_be_enforced(backend: str) -> None:
     def fn(x: Any) -> None:
         x[0] = 5
 
-    with pytest.raises(ValueError, match="read-only"):
-        st.pmap(fn, st.shard(value, devices=row(backend)))
+    for run in (
+        lambda: st.pmap(fn, st.shard(value, devices=row(backend))),
+        lambda: st.smap(fn, value, devices=row(backend)),
+        lambda: st.pmap(lambda x: st.pmap(fn, x), value.reshape(4, 1, 2), devices=row(backend)),
+    ):
+        with pytest.raises(ValueError, match="read-only") as caught:
+            run()
+        (note,) = [note for note in caught.value.__notes__ if "read-only" in note]
+        assert "x = x.copy()" in note
+        assert "donate=True" in note
+
+
+def test_other_errors_about_read_only_objects_have_no_note_about_arguments() -> None:
+    """NumPy's are ValueErrors."""
+
+    def fn(x: Any) -> None:
+        raise TypeError("the attribute is read-only")
+
+    with pytest.raises(TypeError, match="read-only") as caught:
+        st.pmap(fn, st.shard(np.zeros(4), devices=row("numpy")))
+    assert len(caught.value.__notes__) == 1
+
+
+def test_keys_are_not_split() -> None:
+    devices, key = row("numpy"), st.random.key(0)
+    mesh, x = st.Mesh(devices, ("i",)), np.zeros(8)
+    fold_in = r"st\.random\.fold_in\(key, st\.axis_index\(name\)\).*st\.pmap\(f, st\.random\.split"
+    for run in (
+        lambda: st.shard_map(print, mesh=mesh, in_specs=st.P("i"), out_specs=st.P("i"))(x, st.random.split(key, 4)),
+        lambda: st.shard_map(print, mesh=mesh, in_specs=st.P(), out_specs=st.P())(x, key),
+        lambda: st.pmap(print, devices=devices)(x, key),
+        lambda: st.smap(print, x, key, devices=devices),
+        lambda: st.smap(print, x, st.random.split(key, 8), devices=devices),
+    ):
+        with pytest.raises(st.ArgumentTypeError, match=rf"argument 1.* is a Key, which has no elements.*{fold_in}"):
+            run()
 
 
 @everywhere
@@ -214,6 +248,29 @@ def test_donation(backend: str) -> None:
                 with pytest.raises(st.DonatedError, match="pmap"):
                     use()
             assert "donated" in repr(x)
+
+
+@everywhere
+def test_a_tensor_is_donated_once(backend: str) -> None:
+    """Otherwise the first of its calls would have lost it when the error is raised."""
+    x, y = [st.device_put(np.zeros(4), d) for d in row(backend)[:2]]
+    calls = [
+        ([x, x],),
+        ([x, y], [y, x]),
+        ([x, y], [x[:2], y]),
+        ([y[1:], y],),
+        ([{"a": x}, {"a": (y, x.reshape(2, 2))}],),
+        ([x, y], x),
+        ([x, y], {"a": y[1:]}),
+    ]
+    for given in calls:
+        with pytest.raises(st.ArgumentError, match=r"pmap: donate=True .* is (the same tensor as|a view of) lists\["):
+            st.pmap(lambda *given: None, *given, donate=True)
+        assert not x.is_donated
+        assert not y.is_donated
+    made = st.pmap(lambda a, b: a.sum() + b, [x[:2], x[2:]], y[0], donate=True)
+    assert [float(m) for m in made] == [0, 0]
+    assert_same(x, np.zeros(4))
 
 
 @pytest.mark.parametrize("backend", ["numpy", "cupy", "torch"], indirect=True)

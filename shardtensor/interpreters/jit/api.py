@@ -292,7 +292,7 @@ class JitFunction(Generic[Arguments, Result]):
             if used.count(k) > 1 or id(made.units[k]) in self._cache.captured:
                 raise ArgumentError(
                     f"jit: an argument of {_name_of(self._fn)} is donated, and another argument or the function itself "
-                    "has the same tensor; do not donate it, or give a copy"
+                    "has the same tensor or a view of it; do not donate it, or give a copy"
                 )
         return units
 
@@ -319,7 +319,7 @@ class JitFunction(Generic[Arguments, Result]):
         tree = tuple([args[n] for n in kept])
         wanted = self._in_shardings
         wanted = tuple(wanted) if isinstance(wanted, list) else wanted
-        placed = replaced(tree, _resharded(tree, wanted, "in_shardings", "the arguments"))
+        placed = replaced(tree, _resharded(tree, wanted, "in_shardings", "args"))
         made = list(args)
         for n, x in zip(kept, placed, strict=True):
             made[n] = x

@@ -157,11 +157,11 @@ class Trace:
         """Returns the error for a call that needs the elements of values."""
         names = self.names(values)
         on = f"depend on {names}" if names else "are those of a tensor that the function closes over"
-        return ConcretizationError(
-            f"{caller}: needs the elements of a tensor, and jit traces {self.name} without elements ({user_line()}). "
-            f"They {on}. Use st.where or another operator in place of a branch, make the argument static "
-            "(static_argnames), or call this outside of jit; with st.disable_jit() it runs, to be debugged"
-        )
+        where = f"needs the elements of a tensor, and jit traces {self.name} without elements ({user_line()})"
+        message_for = functools.partial(_needs_elements, f"{where}. They {on}")
+        error = ConcretizationError(message_for(caller))
+        error.message_for = message_for
+        return error
 
     def left(self) -> str:
         """Returns the message for a traced value that is used after the function has returned."""
@@ -169,6 +169,49 @@ class Trace:
             f"a traced value left the function {self.name} ({self.where}), which jit traced, and has no elements; "
             "return it from the function, in place of storing it in a global variable, a container or an object"
         )
+
+
+_SIZE = "Sizes and numbers of iterations must be known: make the argument static (static_argnames)"
+_INDEX = (
+    "Make the argument static (static_argnames) if it is a size or a number of iterations, use st.take for an index"
+)
+_SELECTION = "The shape of the result depends on them: use st.where(condition, x, 0), which keeps the shape"
+_ADVICE = {
+    "bool": "Use st.where or another operator in place of a branch, make the argument static (static_argnames)",
+    **dict.fromkeys(["arange", "linspace", "zeros", "ones", "full", "empty", "eye", "reshape"], _SIZE),
+    **dict.fromkeys(
+        [
+            "getitem",
+            "nonzero",
+            "flatnonzero",
+            "argwhere",
+            "extract",
+            "compress",
+            "unique",
+            "unique_all",
+            "unique_counts",
+            "unique_inverse",
+            "unique_values",
+        ],
+        _SELECTION,
+    ),
+    "index": _INDEX,
+    "asarray": "Use the functions of shardtensor in place of those that need host arrays, which jit does not trace",
+}
+"""What to do in place of a call, by its name."""
+
+_OTHERWISE = (
+    "Leave it a tensor, which the functions of shardtensor take, make the argument static (static_argnames) if it is a "
+    "Python value"
+)
+
+
+def _needs_elements(what: str, caller: str) -> str:
+    """Returns the message for the call ``caller``, which needs elements as ``what`` says."""
+    return (
+        f"{caller}: {what}. {_ADVICE.get(caller, _OTHERWISE)}, or call this outside of jit; with st.disable_jit() it "
+        "runs, to be debugged"
+    )
 
 
 class Tracer(Interpreter):

@@ -429,6 +429,17 @@ def test_shardings(backend: str) -> None:
 
 # -- escapes ---------------------------------------------------------------------------------------
 
+ADVICE = {
+    "if": "st.where .* in place of a branch, make the argument static .static_argnames.",
+    "float": "Leave it a tensor, .* make the argument static .static_argnames.",
+    "asarray": "Use the functions of shardtensor in place of those that need host arrays",
+    "a function of NumPy": "Use the functions of shardtensor in place of those that need host arrays",
+    "mask": "The shape of the result depends on them: use st.where",
+    "nonzero": "The shape of the result depends on them: use st.where",
+    "iteration": "static .static_argnames. if it is a size or a number of iterations",
+    "shape": "Sizes .* must be known: make the argument static .static_argnames.",
+}
+
 ESCAPES = {
     "if": lambda x, n: 1 if x.sum() > 0 else 2,
     "float": lambda x, n: float(x[0, 0]),
@@ -446,7 +457,9 @@ ESCAPES = {
 @pytest.mark.parametrize("name", list(ESCAPES))
 def test_escapes_name_the_line_the_argument_and_the_way_out(name: str, backend: str) -> None:
     f = st.jit(ESCAPES[name])
-    with pytest.raises(st.ConcretizationError, match=r"test_jit\.py:\d+.*depend on (x|n|x, n)\. .*static_argnames"):
+    with pytest.raises(
+        st.ConcretizationError, match=r"test_jit\.py:\d+.*depend on (x|n|x, n)\. .*" + ADVICE.get(name, "")
+    ):
         f(split(backend), 3)
     with st.disable_jit():
         f(split(backend), 3)
