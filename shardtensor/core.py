@@ -28,8 +28,9 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 import numpy as np
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError, ShardTensorError, type_text
-from shardtensor.hints import unexpected
+from shardtensor.hints import wrong_arguments
 from shardtensor.sequences import as_tuple
+from shardtensor.signatures import without_quotes
 from shardtensor.tracebacks import GENERATED
 
 Arguments = ParamSpec("Arguments")
@@ -168,7 +169,8 @@ class Op:
         self.name = function.__name__
         self.error_name = self.error_name or self.name
         self.ufunc = self.ufunc or self.name
-        arguments = inspect.signature(function).parameters
+        signature = inspect.signature(without_quotes(function))
+        arguments = signature.parameters
         if self.operands is None:
             count = self.rule.partition("->")[0].count(",") + 1 if isinstance(self.rule, str) else 1
             self.operands = tuple(arguments)[:count]
@@ -181,6 +183,7 @@ class Op:
         self.creates = "device" in self.params and not isinstance(self.rule, str)
         dispatch = _dispatcher(self, function.__code__, list(arguments.values()))
         self.dispatch = functools.update_wrapper(dispatch, function)  # Editors find the declaration by __wrapped__.
+        self.dispatch.__signature__ = signature  # type: ignore[attr-defined]
         self.placeable = "out_sharding" in arguments
 
     def split(self, *args: Any, **kwargs: Any) -> tuple[Operands, Params]:
@@ -429,9 +432,9 @@ def composition(host: Function | None = None, error_name: str = "", *, fused: bo
     return declare
 
 
-def named(function: Body) -> Body:
-    """Declares that errors of the decorated function begin with its name in place of those of the operators that it
-    calls, as errors of a `composition` do. It is not meant for functions that call functions of the user.
+def hinted(function: Body, name: str = "") -> Body:
+    """Declares that the error of a call with arguments that the function does not take says which ones it takes, and
+    what to write in place of those of other libraries, as errors of operators do; see `named` for ``name``.
     """
 
     @functools.wraps(function)
@@ -439,7 +442,9 @@ def named(function: Body) -> Body:
         try:
             return function(*args, **kwargs)
         except ShardTensorError as error:
-            _raise_named(function.__name__, error)
+            if name:
+                _raise_named(name, error)
+            raise
         except TypeError:
             _explain_arguments(function, args, kwargs)
             raise
@@ -447,34 +452,20 @@ def named(function: Body) -> Body:
     return cast("Body", dispatch)
 
 
-def hinted(function: Body) -> Body:
-    """Declares that the error of a call with arguments that the function does not take says which ones it takes, and
-    what to write in place of those of other libraries, as errors of operators do.
+def named(function: Body) -> Body:
+    """Declares a function as `hinted`, of which errors begin with its name in place of those of the operators that it
+    calls, as errors of a `composition` do. It is not meant for functions that call functions of the user.
     """
-
-    @functools.wraps(function)
-    def dispatch(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except TypeError:
-            _explain_arguments(function, args, kwargs)
-            raise
-
-    return cast("Body", dispatch)
+    return hinted(function, function.__name__)
 
 
 def _explain_arguments(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raises an error with a hint if the function cannot be called with these arguments, whatever they are."""
-    signature = inspect.signature(function)
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        parameters = [p for p in signature.parameters.values() if p.name != "self"]
-        names, name = [p.name for p in parameters], function.__name__
-        by_name = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        wrong = next((key for key in kwargs if key not in by_name), None)
-        text = f"{name}: {error}; its arguments are {', '.join(names)}"
-        raise ArgumentTypeError(unexpected(name, names, wrong) if wrong else text) from None
+    parameters = dict(inspect.signature(function).parameters)
+    if parameters.pop("self", None):
+        args = args[1:]
+    if text := wrong_arguments(function.__name__, parameters, args, kwargs):
+        raise ArgumentTypeError(text) from None
 
 
 def _raise_named(name: str, error: ShardTensorError) -> NoReturn:
@@ -532,18 +523,16 @@ def _dispatcher(op: Op, declaration: CodeType, arguments: Sequence[inspect.Param
             f"({result}) if out_sharding is None else "
             f"_place(_op, {operands}, {params}, out_sharding, {given or False}{named})"
         )
-    # Arguments that can be given by name have a default, so that the error for another name comes first.
-    required = [a.name for a in arguments if a.kind is a.POSITIONAL_OR_KEYWORD and a.default is a.empty]
+    # All arguments have a default, so that `_refuse` raises the error for a call that lacks some.
+    required = [a.name for a in arguments if a.default is a.empty and a.kind is not a.VAR_POSITIONAL]
     declared = [a.replace(default=_REQUIRED) if a.name in required else a for a in arguments]
-    wrong = " or ".join(["_others", *[f"{n} is _REQUIRED" for n in required]])
-    values = f"({''.join(f'{n}, ' for n in required)})"
-    return _compiled(
-        op,
-        declaration,
-        declared,
-        f"_refuse(_op, _others, {required}, {values}) if {wrong} else {result}",
-        ["**_others"],
-    )
+    only_by_position = [a.name for a in arguments if a.kind is a.POSITIONAL_ONLY and a.name in required]
+    checked = [n for n in required if n not in only_by_position[:-1]]  # Whoever gives the last one gives those before.
+    more = "()" if any(a.kind is a.VAR_POSITIONAL for a in arguments) else "_more"
+    wrong = " or ".join(["_others", more, *[f"{n} is _REQUIRED" for n in checked]])
+    values = f"{{{', '.join(f'{n!r}: {n}' for n in required)}}}"
+    result = f"_refuse(_op, {more}, _others, {values}) if {wrong} else {result}"
+    return _compiled(op, declaration, declared, result, takes_all=True)
 
 
 class _Required:
@@ -553,13 +542,21 @@ class _Required:
 _REQUIRED = _Required()
 
 
-def _refuse(op: Op, others: dict[str, Any], required: Sequence[str], values: Sequence[Any]) -> NoReturn:
-    """Raises the error for arguments that an operator does not take, or lacks."""
-    if others:
-        names = list(inspect.signature(op.dispatch).parameters)
-        raise ArgumentTypeError(unexpected(op.error_name, names, next(iter(others))))
-    lacking = [n for n, value in zip(required, values, strict=True) if value is _REQUIRED]
-    raise ArgumentTypeError(f"{op.error_name}: missing the argument {' and '.join(lacking)}")
+def _refuse(op: Op, more: Operands, others: dict[str, Any], required: dict[str, Any]) -> NoReturn:
+    """Raises the error for arguments that an operator does not take, or lacks.
+
+    Args:
+        op: the operator.
+        more: the positional arguments beyond those that it takes.
+        others: the keyword arguments that it does not take.
+        required: the values of the arguments without defaults.
+    """
+    parameters = inspect.signature(op.dispatch).parameters
+    given = {n: value for n, value in required.items() if value is not _REQUIRED}
+    args = [given.pop(n) for n in list(given) if parameters[n].kind is inspect.Parameter.POSITIONAL_ONLY]
+    if more:
+        args, given = [None] * op.positional + list(more), {}
+    raise ArgumentTypeError(wrong_arguments(op.error_name, parameters, args, others | given))
 
 
 def _operands_and_params(op: Op) -> tuple[str, str]:
@@ -574,13 +571,13 @@ def _taken(name: str) -> str:
 
 
 def _compiled(
-    op: Op, declaration: CodeType, arguments: Sequence[inspect.Parameter], result: str, more: Sequence[str] = ()
+    op: Op, declaration: CodeType, arguments: Sequence[inspect.Parameter], result: str, takes_all: bool = False
 ) -> Function:
     """Returns a function with the signature of the operator whose result is an expression, given as source.
 
     The function is compiled from the declared signature, so that Python binds arguments and defaults, which is ten
-    times faster than `inspect.Signature.bind`; ``more`` has further parameters as source. In tracebacks its line is
-    that of the declaration.
+    times faster than `inspect.Signature.bind`; if it ``takes_all`` arguments, the others are ``_more`` and ``_others``.
+    In tracebacks its line is that of the declaration.
     """
     scope: dict[str, Any] = {
         **GENERATED,
@@ -594,7 +591,7 @@ def _compiled(
         "_several": _several,
     }
     scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
-    header = ", ".join([*filter(None, [_header(arguments)]), *more])
+    header = _header(arguments, "*_more") + ", **_others" if takes_all else _header(arguments, "*")
     # Beyond the end of a line of the declaration, tracebacks mark no columns.
     exec(_code(f"def _function({header}): return {' ' * 120}{result}"), scope)
     function: Function = scope["_function"]
@@ -625,14 +622,17 @@ def _place(op: Op, operands: Operands, params: Params, sharding: Any, has_option
     return call("place_result", operands, op=op, params=params, sharding=sharding)
 
 
-def _header(arguments: Sequence[inspect.Parameter]) -> str:
-    """Returns the arguments of a signature as source, with the defaults as variables."""
-    names = [f"*{a.name}" if a.kind is inspect.Parameter.VAR_POSITIONAL else a.name for a in arguments]
+def _header(arguments: Sequence[inspect.Parameter], star: str) -> str:
+    """Returns the arguments of a signature as source, with the defaults as variables, and ``star`` behind those that
+    are given by position.
+    """
+    names = [f"*{a.name}" if a.kind is a.VAR_POSITIONAL else a.name for a in arguments]
     parts = [n if a.default is a.empty else f"{n}=_default_{n}" for n, a in zip(names, arguments, strict=True)]
     kinds = [a.kind for a in arguments]
     positional = kinds.count(inspect.Parameter.POSITIONAL_ONLY)
-    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        parts.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    by_name = kinds.count(inspect.Parameter.KEYWORD_ONLY)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds and (by_name or star != "*"):
+        parts.insert(len(parts) - by_name, star)
     if positional:
         parts.insert(positional, "/")
     return ", ".join(parts)

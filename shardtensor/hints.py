@@ -1,470 +1,216 @@
-"""Names that people type because other libraries have them, and what to write here: one table for each place.
+"""Errors about names of other libraries: of attributes, imports, arguments and devices, with what to write here.
 
-The main nouns are the tables `MODULES` (names of modules, by module) and `TENSOR` (attributes of tensors), and
-`KEYWORDS` (names of arguments). A row has the text that an error adds to its message, with code between backticks,
-which the message leaves out; the tests run this code. A name with a row is one that does not exist: the error stays an
-`AttributeError` or an `ImportError`, so that ``hasattr`` and ``getattr`` with a default answer as for any other name.
-
-Nothing is looked up here unless a look-up has failed.
+A name with a row in `shardtensor.hint_tables` is one that does not exist: the error stays an `AttributeError` or an
+`ImportError`, so that ``hasattr`` and ``getattr`` with a default answer as for any other name. The tables are imported
+by the first error.
 """
 
 from __future__ import annotations
 
-import difflib
+import importlib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
+from inspect import Parameter
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
-Hints = dict[str, str]
+Class = TypeVar("Class", bound=type)
 
-
-def _each(names: str, text: str) -> Hints:
-    """Returns a row for each of several names, which replaces ``{}`` in the text."""
-    return {name: text.replace("{}", name) for name in names.split()}
-
-
-def _chosen(hints: Hints, names: str) -> Hints:
-    """Returns some rows of a table."""
-    return {name: hints[name] for name in names.split()}
-
-
-# -- texts of several rows -------------------------------------------------------------------------
-
-_KEY = "random numbers are functions of a key: `key = st.random.key(0)`"
-_GPU = 'the devices of GPUs are `st.devices("cupy")`'
-_GRADIENTS = (
-    "nothing here records or computes gradients; torch.func.grad works in functions that st.pmap maps over "
-    "`st.devices('torch')`"
-)
-_BATCHES = "functions broadcast as NumPy's do; torch.func.vmap works in functions that st.pmap maps over torch devices"
-_LOOPS = "functions run when they are called, so write Python's loop; st.jit repeats its body in the program"
-_AXIS_TYPES = (
-    "mesh axes have no types: outside of st.shard_map all are explicit, so leave axis_types out: "
-    "`st.make_mesh((2, 2), ('x', 'y'))`"
-)
-_DTYPES = "dtypes are NumPy's: `st.{}`"
-_INT, _FLOAT = _DTYPES.replace("{}", "int64"), _DTYPES.replace("{}", "float64")
-_LAYOUT = "the layout in memory is not visible here; `st.asarray(x)` makes a tensor"
-_RELU, _SIGMOID = "`st.maximum(x, 0)`", "`1 / (1 + st.exp(-x))`"
-_LOGSUMEXP = "`np.logaddexp.reduce(x, axis=-1)`"
-_SOFTMAX = "`st.exp(x - np.logaddexp.reduce(x, axis=-1, keepdims=True))`"
-_LOG_SOFTMAX = "`x - np.logaddexp.reduce(x, axis=-1, keepdims=True)`"
-_HOST = "`np.asarray(x)` is the array on the host"
-
-# -- modules ---------------------------------------------------------------------------------------
-
-ELSEWHERE = {
-    "linalg": (
-        "cholesky det eig eigh eigvals eigvalsh inv lstsq matrix_norm matrix_power matrix_rank multi_dot norm pinv qr "
-        "slogdet solve svd svdvals tensorinv tensorsolve vector_norm"
+LACKING = {
+    "ShardedTensor": (
+        "abs abs_ absolute acos add_ addmm addressable_data allclose angle append apply apply_ argwhere asin "
+        "asnumpy at atan atan2 aval backward bfloat16 bincount bmm bool broadcast_to byte byteswap cat ceil char "
+        "cholesky chunk chunks clamp clamp_ clone compute contiguous copy_ copy_to_host_async copysign corr "
+        "corrcoef cos cosh count_nonzero cov cpu cross ctypes cuda data data_ptr delete describe det detach "
+        "device_buffer device_buffers diag diff dim div div_ divide double dropna dump dumps eig eigh element_size "
+        "eq equal erf exp exp2 exp_ expand expand_as expm1 fill_ fillna flip fliplr flipud float floor floor_divide "
+        "fmax fmin fmod gather ge get get_device getfield global_shards grad grad_fn greater greater_equal groupby "
+        "gt half head histc histogram hypot iloc index_add index_add_ index_select inner int inv inverse "
+        "is_contiguous is_cpu is_cuda is_deleted is_ready isclose isfinite isinf isna isnan kron layout le lerp "
+        "less less_equal loc log log10 log1p log2 log_ log_softmax logaddexp logical_and logical_not logical_or "
+        "logical_xor logsumexp long lstsq lt map map_ masked_fill masked_fill_ masked_select matmul matrix_power "
+        "maximum median minimum mm moveaxis movedim mul mul_ multiply mv nan_to_num nanmean nanmedian nansum "
+        "ndimension ne neg negative nelement new_ones new_tensor new_zeros norm normal_ not_equal numel numpy "
+        "on_device_size_in_bytes outer permute permute_dims persist pin_memory pinv platform plot pow pow_ qr "
+        "quantile rechunk reciprocal register_hook relu remainder repeat_interleave requires_grad requires_grad_ "
+        "reshape_as resize retain_grad roll rolling rot90 rsqrt save scatter scatter_ scatter_add scatter_add_ "
+        "setfield short sigmoid sign sin sinc sinh slogdet softmax solve split sqrt sqrt_ square stride sub sub_ "
+        "subtract svd swapdims t tail take_along_dim tan tanh tensor_split tensordot tile to to_csv to_list "
+        "to_numpy toarray topk tril triu trunc type type_as unbind unfold uniform_ unique unsafe_buffer_pointer "
+        "unsqueeze value_counts values vdot view_as weak_type where zero_"
     ),
-    "random": "Key bernoulli binomial categorical choice exponential gamma integers normal permutation poisson uniform",
-    "fft": "fftfreq fftn fftshift ifft ifftn ifftshift irfft rfft rfftfreq",
-    "distributed": (
-        "make_array_from_callback make_array_from_process_local_data make_array_from_single_device_arrays "
-        "process_allgather sync_global_devices"
-    ),
+    "Device": "client device_kind index local_hardware_id memory_stats platform type",
+    "Mesh": "__enter__ abstract_mesh axis_types device_ids empty is_multi_process local_mesh",
+    "NamedSharding": "addressable_devices_indices_map update",
+    "PartitionSpec": "UNCONSTRAINED",
 }
-"""Names of the modules of the package that are looked for in the package itself."""
+"""The names of the rows of `shardtensor.hint_tables.CLASSES`, so that importing the package does not import them."""
 
-_CREATION = {
-    "array": "`st.asarray([1, 2])` makes a tensor; `st.asarray(x, copy=True)` always copies, as numpy.array does",
-    **_each("as_tensor from_numpy asanyarray", "`st.asarray([1, 2])` makes a tensor of lists and of arrays"),
-    **_each("ascontiguousarray asfortranarray require", _LAYOUT),
-    "asnumpy": _HOST,
-    **_each("ndarray Array Tensor", "the class of tensors is `st.ShardedTensor`; `st.asarray([1, 2])` makes one"),
-    "copy": "`x.copy()`",
-    "clone": "`x.copy()`",
-    "copyto": "`x[...] = y`",
-    **_each(
-        "frombuffer fromfile fromiter fromstring memmap", "`np.{}` makes a host array, and `st.asarray` a tensor of it"
-    ),
-    **_each("loadtxt genfromtxt", "`st.asarray(np.loadtxt(path))` reads text"),
-    "savetxt": "`np.savetxt(path, x)` writes a tensor, too",
-    **_each("matrix asmatrix mat", "tensors of two dimensions are matrices: `st.asarray([[1, 2], [3, 4]])`"),
-    "bmat": "`st.block([[x, y], [y, x]])`",
-    **_each("rand", "`st.random.uniform(st.random.key(0), (2, 3))`"),
-    **_each("randn", "`st.random.normal(st.random.key(0), (2, 3))`"),
-    **_each("randint", "`st.random.integers(st.random.key(0), 0, 10, (2, 3))`"),
-    **_each("randperm", "`st.random.permutation(st.random.key(0), 10)`"),
-    "multinomial": "`st.random.categorical(st.random.key(0), st.log(x))`",
-    **_each("manual_seed seed Generator default_rng", _KEY),
-    "iota": "`st.arange(3)`",
-    "range": "`st.arange(3)`",
-}
+_ELSEWHERE = ("linalg", "random", "fft", "distributed")
+"""The modules whose names are looked for in the package itself."""
 
-_DATA_TYPES = {
-    **_each("float float_ double", _FLOAT),
-    **_each("int int_ long", _INT),
-    "single": _DTYPES.replace("{}", "float32"),
-    "half": _DTYPES.replace("{}", "float16"),
-    "short": _DTYPES.replace("{}", "int16"),
-    "bool_": _DTYPES.replace("{}", "bool"),
-    **_each("complex cfloat cdouble complex_", _DTYPES.replace("{}", "complex128")),
-    "dtype": "dtypes are NumPy's: `np.dtype('float32')`",
-    **_each("datetime64 timedelta64", "dtypes are NumPy's: `np.{}`"),
-    **_each("issubdtype", "`st.isdtype(x.dtype, 'real floating')`, or `np.issubdtype(x.dtype, np.floating)`"),
-    **_each("floating integer inexact number", "`st.isdtype(x.dtype, 'numeric')`, or `np.issubdtype(x.dtype, np.{})`"),
-    **_each("is_floating_point", "`st.isdtype(x.dtype, 'real floating')`"),
-    **_each("is_tensor", "`isinstance(x, st.ShardedTensor)`"),
-    **_each("isscalar iterable", "`np.{}(x)`"),
-    **_each(
-        "set_default_dtype get_default_dtype", "the default is float64, as in NumPy: `st.zeros(3, dtype='float32')`"
-    ),
-    "convert_element_type": "`x.astype('float32')`",
-    "bitcast_convert_type": "`x.view('int64')`",
-    "euler_gamma": "`np.euler_gamma`",
-}
 
-_NUMPYS = {
-    **_each("shape ndim size", "`x.{}`"),
-    "rank": "`x.ndim`",
-    "numel": "`x.size`",
-    "row_stack": "`st.vstack([x, y])`",
-    **_each("r_ c_", "`st.concat([x, y])` and `st.column_stack([x, y])` join arrays"),
-    "s_": "`np.s_[1:]`",
-    "index_exp": "`np.index_exp[1:]`",
-    "trapz": "`st.trapezoid(x)`",
-    "in1d": "`st.isin(x.ravel(), y.ravel())`",
-    "msort": "`st.sort(x, axis=0)`",
-    "product": "`st.prod(x)`",
-    "cumproduct": "`st.cumprod(x, axis=0)`",
-    "alltrue": "`st.all(x)`",
-    "sometrue": "`st.any(x)`",
-    "asscalar": "`x[0, 0].item()`",
-    "put": "`x.put([0], [1.0])`",
-    **_each("may_share_memory shares_memory", "`np.{}(x, y)`"),
-    **_each("errstate", "`np.errstate(all='ignore')`"),
-    **_each("seterr", "NumPy's settings apply: `np.seterr()`"),
-    **_each("set_printoptions get_printoptions", "NumPy's settings apply: `np.get_printoptions()`"),
-    **_each("array_repr array2string array_str", "`np.{}(x)`"),
-    **_each("ndindex", "`np.ndindex(x.shape)`"),
-    **_each("ndenumerate nditer", "elements one by one are slow; on the host: `np.{}(np.asarray(x))`"),
-    **_each("vectorize frompyfunc", "`st.pmap(f, x)` calls a function of arrays on the shards"),
-    **_each("poly1d polynomial", "`st.polyval([1.0, 2.0], x)`, and `st.polyfit(x[0], y[0], 1)`"),
-    "ma": "there are no masked arrays: `x.sum(where=x > 0)`, `st.where(x > 0, x, 0)` or `st.nansum(x)`",
-}
+def _tables() -> Any:
+    return importlib.import_module("shardtensor.hint_tables")
 
-_TORCHS = {
-    "cat": "`st.concat([x, y], axis=0)`",
-    "unsqueeze": "`st.expand_dims(x, axis=0)`",
-    "permute": "`st.permute_dims(x, (1, 0))`",
-    "movedim": "`st.moveaxis(x, 0, 1)`",
-    "swapdims": "`st.swapaxes(x, 0, 1)`",
-    "view": "`x.reshape(-1)`",
-    "flatten": "`st.ravel(x)`",
-    "t": "`x.T`",
-    **_each("clamp clip_", "`st.clip(x, 0, 1)`"),
-    **_each("chunk tensor_split", "`st.array_split(x, 2)`"),
-    "unbind": "`st.unstack(x)`",
-    **_each("mm bmm mv", "`x @ y`"),
-    "mul": "`st.multiply(x, y)`",
-    "div": "`st.divide(x, y)`",
-    "sub": "`st.subtract(x, y)`",
-    "neg": "`st.negative(x)`",
-    "rem": "`st.remainder(x, y)`",
-    "rsub": "`y - x`",
-    "eq": "`st.equal(x, y)`",
-    "ne": "`st.not_equal(x, y)`",
-    "lt": "`st.less(x, y)`",
-    "le": "`st.less_equal(x, y)`",
-    "gt": "`st.greater(x, y)`",
-    "ge": "`st.greater_equal(x, y)`",
-    "rsqrt": "`1 / st.sqrt(x)`",
-    **_each("erf erfc lgamma digamma", "`st.pmap(scipy.special.erf, x)` calls a function of SciPy on the shards"),
-    **_each("gather take_along_dim", "`st.take_along_axis(x, st.argsort(x, axis=0), axis=0)`"),
-    **_each("scatter", "`st.put_along_axis(x, st.argsort(x, axis=0), 0.0, axis=0)`"),
-    **_each("scatter_add index_add", "`np.add.at(x, [0, 0], 1.0)`"),
-    "index_select": "`st.take(x, [0, 1], axis=0)`",
-    "masked_select": "`x[x > 0]`",
-    "masked_fill": "`st.where(x > 0, 0.0, x)`",
-    "repeat_interleave": "`st.repeat(x, 2, axis=0)`",
-    "inverse": "`st.linalg.inv(x)`",
-    "pinverse": "`st.linalg.pinv(x)`",
-    "dist": "`st.linalg.norm(x - y)`",
-    "addmm": "`x + x @ y`",
-    "lerp": "`x + 0.5 * (y - x)`",
-    "histc": "`st.histogram(x, 10)`",
-    "top_k": "`st.topk(x, 2)`",
-    "relu": _RELU,
-    "sigmoid": _SIGMOID,
-    "softmax": _SOFTMAX,
-    "log_softmax": _LOG_SOFTMAX,
-    "logsumexp": _LOGSUMEXP,
-    "compile": "`st.jit(f)`",
-    "device": "devices are listed: `st.devices()[0]`",
-    **_each("cuda get_device", _GPU),
-    "backends": "`st.backend_names()`",
-    **_each("set_default_device default_device", "`st.set_mesh(mesh)` sets the mesh of new arrays"),
-    **_each("no_grad enable_grad set_grad_enabled inference_mode autograd optim", _GRADIENTS),
-}
 
-_JAXS = {
-    "nn": (
-        f"there are no layers, but functions: ReLU is {_RELU}, sigmoid {_SIGMOID}, softmax {_SOFTMAX}; modules of "
-        "torch run in functions that st.pmap maps"
-    ),
-    "numpy": "its functions are those of the package: `import shardtensor as st` and `st.exp(x)`",
-    "scipy": "see st.linalg, st.fft and `st.convolve`; `st.pmap(scipy.special.erf, x)` calls a function on the shards",
-    "lax": (
-        "the collectives are st.psum, st.all_gather, st.ppermute and so on, and other functions are NumPy's: "
-        "`st.exp(x)`"
-    ),
-    "experimental": (
-        "`st.shard_map`, `st.make_mesh((2, 2), ('x', 'y'))` in place of mesh_utils.create_device_mesh, and "
-        "`st.distributed` in place of multihost_utils are part of the package"
-    ),
-    "mesh_utils": "`st.make_mesh((2, 2), ('x', 'y'))` takes the place of create_device_mesh",
-    **_each("create_device_mesh create_hybrid_device_mesh", "`st.make_mesh((2, 2), ('x', 'y'))`"),
-    "inspect_array_sharding": "`x.sharding` is known at all times, also under st.jit",
-    "multihost_utils": "`st.distributed`",
-    "tree_util": "`st.tree.map(f, params)`, `st.tree.leaves(params)` and `st.register_pytree_node`",
-    "tree_map": "`st.tree.map(f, params)`",
-    **_each(
-        "tree_leaves tree_flatten tree_structure", "`st.tree`: `st.tree.flatten(params)`, `st.tree.leaves(params)`"
-    ),
-    "tree_unflatten": "`st.tree.unflatten(st.tree.structure(params), st.tree.leaves(params))`",
-    "config": "`st.set_num_devices(2)` sets the number of logical devices; arrays are float64 by default",
-    "debug": "print and breakpoint() work in mapped functions; `st.visualize_sharding(x)` draws a layout",
-    "profiler": "`st.transfers()` records what is transferred",
-    "block_until_ready": "`x.block_until_ready()`; of a tree: `st.tree.map(lambda a: a.block_until_ready(), params)`",
-    "make_jaxpr": "`st.jit(f).lower(x).as_text()` is the program of a function",
-    **_each("AxisType auto_axes explicit_axes", _AXIS_TYPES),
-    **_each("get_abstract_mesh", "`st.get_mesh()`"),
-    **_each("use_abstract_mesh", "`st.set_mesh(mesh)`"),
-    **_each("PositionalSharding GSPMDSharding PmapSharding Sharding", "`st.NamedSharding(mesh, st.P('x'))`"),
-    "device_put_sharded": "`st.unshard(st.shard(x))` makes a tensor of a list of shards",
-    "device_put_replicated": "`st.device_put(x, st.NamedSharding(mesh, st.P()))`",
-    "xmap": "`st.shard_map` maps over named axes of a mesh; docs/from_pmap_and_xmap.md shows both",
-    "host_count": "`st.process_count()`",
-    "host_id": "`st.process_index()`",
-    "default_backend": "`st.devices()[0].backend`",
-    "live_arrays": "`st.cache_info()` counts the memory that is kept",
-    "clear_caches": "`st.free_cache()` frees memory that is kept",
-    **_each(
-        "grad value_and_grad vjp jvp jacfwd jacrev hessian linearize custom_vjp custom_jvp stop_gradient", _GRADIENTS
-    ),
-    "vmap": _BATCHES,
-    **_each("checkpoint remat", _GRADIENTS),
-    "cond": (
-        "functions run when they are called, so write Python's if; `st.where(x > 0, x, y)` chooses elements; "
-        "`st.linalg.cond(x)` is the condition number"
-    ),
-    **_each("while_loop fori_loop scan", _LOOPS),
-    "map": f"{_LOOPS}; `st.pmap(f, x)` calls a function on the shards",
-    "associative_scan": "`st.cumulative_sum(x, axis=0)` and `st.cumulative_prod(x, axis=0)`",
-    "switch": "`st.choose(st.argmax(x, axis=0) % 2, [x[0], y[0]])` chooses elements",
-    **_each("dynamic_slice", "`x[1:3]`"),
-    **_each("dynamic_update_slice", "`x[1:3] = 0.0`"),
-    "pure_callback": "functions run when they are called, so call it: `f(x)`",
-    **_each("pvary pcast", "leave it out: shard_map does not track what varies, and ignores check_vma"),
-}
+def shown(text: str) -> str:
+    """Returns the text of a row as a message shows it: without backticks, and as a sentence if it is only code."""
+    only_code = re.fullmatch(r"`[^`]+`(?:(?:, or|,| or| and) `[^`]+`)*", text)
+    return ("use " if only_code else "") + text.replace("`", "")
 
-_RANDOM = {
-    **_each("seed set_state get_state default_rng RandomState Generator PCG64 MT19937 Philox SeedSequence", _KEY),
-    "PRNGKey": "`st.random.key(0)`",
-    **_each("rand random random_sample ranf sample", "`st.random.uniform(key, (2, 3))`"),
-    **_each("randn standard_normal", "`st.random.normal(key, (2, 3))`"),
-    **_each("randint random_integers", "`st.random.integers(key, 0, 10, (2, 3))`"),
-    "shuffle": "`x[st.random.permutation(key, len(x))]`",
-    "permuted": "`x[st.random.permutation(key, len(x))]`",
-    "standard_exponential": "`st.random.exponential(key, (2, 3))`",
-    "standard_gamma": "`st.random.gamma(key, 2.0, (2, 3))`",
-    "lognormal": "`st.exp(st.random.normal(key, (2, 3)))`",
-    "gumbel": "`-st.log(st.random.exponential(key, (2, 3)))`",
-    "chisquare": "`2 * st.random.gamma(key, 3 / 2, (2, 3))` has 3 degrees of freedom",
-    "rademacher": "`2 * st.random.bernoulli(key, 0.5, (2, 3)) - 1`",
-    "weibull": "`st.random.exponential(key, (2, 3)) ** (1 / 2.0)` has the shape 2",
-    "multinomial": "`st.random.categorical(key, st.log(x))` draws indices",
-    "multivariate_normal": "`st.random.normal(key, (10, 4)) @ st.linalg.cholesky(cov).T`",
-    "bits": "`st.random.integers(key, 0, 2**32, (2, 3))`",
-    **_each("clone key_data wrap_key_data", "keys are values, which are never used up: `st.random.fold_in(key, 1)`"),
-}
 
-_LINALG = {
-    "inverse": "`st.linalg.inv(x)`",
-    "pinverse": "`st.linalg.pinv(x)`",
-    **_each("solve_triangular lu_solve cho_solve", "`st.linalg.solve(cov, x)`"),
-    "cholesky_ex": "`st.linalg.cholesky(cov)`",
-    "inv_ex": "`st.linalg.inv(cov)`",
-    "vander": "`st.vander([1.0, 2.0])`",
-    **_each("einsum", "`st.einsum('ij,jk->ik', x, y)`"),
-    **_each("dot kron vdot inner", "`st.{}(x[0], y[0])`"),
-}
+# -- attributes and imports ------------------------------------------------------------------------
 
-_TREE = {
-    **_each("reduce", "`functools.reduce(f, st.tree.leaves(params))`"),
-    **_each("all", "`all(leaf is not None for leaf in st.tree.leaves(params))`"),
-    "tree_map": "`st.tree.map(f, params)`",
-    "tree_leaves": "`st.tree.leaves(params)`",
-    "tree_flatten": "`st.tree.flatten(params)`",
-    "tree_unflatten": "`st.tree.unflatten(st.tree.structure(params), st.tree.leaves(params))`",
-    "tree_structure": "`st.tree.structure(params)`",
-    "register_pytree_node": "`st.register_pytree_node`",
-}
 
-MODULES: dict[str, Hints] = {
-    "": {
-        **{name: f"`st.{module}.{name}`" for module, names in ELSEWHERE.items() for name in names.split()},
-        **_CREATION, **_DATA_TYPES, **_NUMPYS, **_TORCHS, **_JAXS,
-    },
-    "linalg": _LINALG,
-    "random": _RANDOM,
-    "sharding": {
-        **_chosen(_JAXS, "AxisType auto_axes explicit_axes get_abstract_mesh use_abstract_mesh"),
-        **_chosen(_JAXS, "PositionalSharding GSPMDSharding PmapSharding Sharding"),
-        **_each("set_mesh use_mesh make_mesh reshard Device", "it is `st.{}`"),
-    },
-    "tree": _TREE,
-}  # fmt: skip
-"""What to write in place of names that modules lack; the empty name is that of the package."""
+def _error(owner: str, name: str, text: str | None) -> AttributeError:
+    """Returns the error for a missing attribute. One with a hint names no object, in which Python would look for a name
+    that is spelled alike, to add it to the hint.
+    """
+    message = f"{owner} has no attribute {name!r}"
+    return AttributeError(f"{message}: {shown(text)}", name=name, obj=None) if text else AttributeError(message)
 
-TENSOR_PACKAGE = "`st.asarray([1, 2])` makes a tensor; st.tensor is an internal package"
 
-# -- tensors ---------------------------------------------------------------------------------------
+def missing(module: str, name: str) -> AttributeError:
+    """Returns the AttributeError of a module that lacks a name, with its hint if there is one.
 
-_AS_FUNCTIONS = (
-    "abs absolute acos allclose angle argwhere asin atan atan2 bincount broadcast_to ceil copysign corrcoef cos cosh "
-    "count_nonzero cov cross diag diff divide equal exp exp2 expm1 flip fliplr flipud floor "
-    "floor_divide fmax fmin fmod greater greater_equal hypot inner isclose isfinite isinf isnan kron less less_equal "
-    "log log10 log1p log2 logaddexp logical_and logical_not logical_or logical_xor matmul maximum median minimum "
-    "moveaxis multiply nan_to_num nanmean nanmedian nansum negative not_equal outer permute_dims pow quantile "
-    "reciprocal remainder roll rot90 sign sin sinc sinh split sqrt square subtract tan tanh tensordot tile topk "
-    "tril triu trunc unique vdot where"
-)
+    Args:
+        module: the full name of the module.
+        name: the name.
+    """
+    return _error(f"module {module!r}", name, None if name.startswith("_") else _of_module(module, name))
 
-_IN_PLACE = {
-    "add_": "`x += y`",
-    "sub_": "`x -= y`",
-    "mul_": "`x *= y`",
-    "div_": "`x /= y`",
-    "pow_": "`x **= 2`",
-    "copy_": "`x[...] = y`",
-    "zero_": "`x[...] = 0`",
-    "fill_": "`x.fill(0)`",
-    "clamp_": "`x[...] = st.clip(x, 0, 1)`",
-    "masked_fill_": "`x[x > 0] = 0.0`",
-    **_each("exp_ sqrt_ abs_ log_", "`x[...] = st.exp(x)`"),
-    **_each("normal_ uniform_", "`x[...] = st.random.normal(st.random.key(0), x.shape)`"),
-    **_each("scatter_ index_add_ scatter_add_", "`np.add.at(x, [0, 0], 1.0)`"),
-}
 
-TENSOR: Hints = {
-    # NumPy's
-    "at": "tensors are mutable; `x[i] = v`, `x[i] += v` and `np.add.at(x, i, v)` write to them",
-    "byteswap": "the bytes of elements are in the order of the machine; `np.asarray(x).byteswap()` gives a host array",
-    "ctypes": "the elements are in the memories of several devices; `np.asarray(x).ctypes` gives those of a host array",
-    "data": "the elements are in the memories of several devices; `x.addressable_shards` has the array of each device",
-    "dump": "pickle.dump(x, file) writes a tensor and its sharding, `st.save(file, x)` only the elements",
-    "dumps": "`pickle.dumps(x)` returns a tensor and its sharding",
-    "getfield": "tensors have no fields; `x.view('int64')` and `x.real` are views of the elements",
-    "resize": "the layout of a tensor does not change; `st.resize(x, (2, 3))` returns another one",
-    "setfield": "tensors have no fields; `x.view('int64')[...] = 0` and `x.real = 0` write to them",
-    # functions
-    **_each(_AS_FUNCTIONS, "it is the function `st.{}`"),
-    **_each("det eig eigh inv lstsq matrix_power norm pinv qr slogdet svd", "it is the function `st.linalg.{}`"),
-    **_each("cholesky solve", "it is the function `st.linalg.{}`"),
-    **_chosen(
-        MODULES[""],
-        "addmm bmm cat chunk clamp clone div eq erf gather ge gt histc index_add index_select inverse le lerp "
-        "log_softmax logsumexp lt masked_fill masked_select mm movedim mul mv ne neg permute relu repeat_interleave "
-        "rsqrt scatter scatter_add sigmoid softmax sub swapdims t take_along_dim tensor_split unbind unsqueeze",
-    ),
-    **_IN_PLACE,
-    # hosts, devices and dtypes
-    **_each("numpy cpu get asnumpy to_numpy toarray values", _HOST),
-    **_each("cuda to", "`x.to_device(st.devices()[0])` transfers it, `x.astype('float32')` casts; " + _GPU),
-    **_each("float double half bfloat16", "`x.astype('float64')`"),
-    **_each("int long short byte char", "`x.astype('int64')`"),
-    "bool": "`x.astype(bool)`",
-    "type": "`x.astype('float32')`; its dtype is `x.dtype`",
-    "type_as": "`x.astype(y.dtype)`",
-    **_each("is_cuda get_device is_cpu platform", "`x.device`, or `x.sharding`"),
-    "layout": "`x.sharding`",
-    "pin_memory": "`x.reshard(x.sharding.with_memory_kind('pinned_host'))`",
-    "is_contiguous": "`x.flags.c_contiguous`",
-    "contiguous": "leave it out: the layout in memory is not visible here",
-    # shapes
-    **_each("dim ndimension", "`x.ndim`"),
-    **_each("numel nelement", "`x.size`"),
-    "element_size": "`x.itemsize`",
-    "stride": "`x.strides`",
-    **_each("expand expand_as", "`st.broadcast_to(x, (2, 4, 4))`"),
-    **_each("view_as reshape_as", "`x.reshape(y.shape)`"),
-    "unfold": "`st.lib.stride_tricks.sliding_window_view(x, 2, axis=0)`",
-    **_each("new_zeros", "`st.zeros((2, 3), dtype=x.dtype)`"),
-    **_each("new_ones", "`st.ones((2, 3), dtype=x.dtype)`"),
-    **_each("new_tensor", "`st.asarray([1, 2])`"),
-    # gradients
-    **_each("detach", "leave it out: " + _GRADIENTS),
-    **_each("backward grad grad_fn requires_grad requires_grad_ retain_grad register_hook", _GRADIENTS),
-    # JAX's and other libraries'
-    "addressable_data": "`x.addressable_shards[0].data`",
-    **_each("global_shards device_buffer device_buffers unsafe_buffer_pointer data_ptr", "`x.addressable_shards`"),
-    "is_deleted": "`x.is_donated`",
-    "delete": "`del x` drops it, and donate=True of `st.device_put` gives its memory away",
-    "is_ready": "`x.block_until_ready()` waits for the elements",
-    "copy_to_host_async": _HOST,
-    "on_device_size_in_bytes": "`x.nbytes`",
-    **_each("aval weak_type", "`st.typeof(x)`"),
-    **_each("apply apply_ map map_", "`st.pmap(f, x)` calls a function on the shards"),
-    **_each("compute persist", "leave it out: functions run when they are called"),
-    "rechunk": "`x.reshard(st.NamedSharding(mesh, st.P('x')))`",
-    "chunks": "`x.sharding.shard_shape(x.shape)`, and `x.addressable_shards`",
-    **_each("loc iloc", "`x[0]`"),
-    "append": "`st.append(x, y, axis=0)`",
-}  # fmt: skip
-"""What to write in place of attributes of other libraries' arrays that tensors lack."""
+def _of_module(module: str, name: str) -> str | None:
+    """Returns the hint for a name that a module lacks, if there is one."""
+    _, _, place = module.partition(".")
+    text: str | None = _tables().MODULES.get(place, {}).get(name)
+    if text is None and not place:
+        homes = [home for home in _ELSEWHERE if name in importlib.import_module(f"{module}.{home}").__all__]
+        return f"`st.{homes[0]}.{name}`" if homes else None
+    return text
+
+
+class _Lacking:
+    """Stands for an attribute of other libraries' objects that those of a class lack: the error says what to use.
+
+    A method ``__getattr__`` would do so, too, but Python 3.11 does not specialize any look-up in a class that has one
+    (``x[i]`` takes 7 % longer), and `numpy.asarray` would call it for each protocol that it tries before ``__array__``.
+    """
+
+    def __init__(self, owner: str, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]  # for ``help``
+        return f"Not an attribute: {shown(_tables().CLASSES[self._owner][self._name])}."
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise _error(f"{owner.__name__!r} object", self._name, _tables().CLASSES[self._owner][self._name])
+
+
+def explains_attributes(cls: Class) -> Class:
+    """Makes the error for an attribute that objects of a class lack name what to use instead."""
+    names = frozenset(LACKING[cls.__name__].split())
+    for name in names:
+        setattr(cls, name, _Lacking(cls.__name__, name))
+    cls.__dir__ = lambda self: [name for name in object.__dir__(self) if name not in names]  # type: ignore[assignment]
+    return cls
+
+
+class _Finder:
+    """The last of Python's finders of modules: it explains imports of names of other libraries from this package.
+
+    Python asks it only about modules that no other finder has, and ``from shardtensor import name`` asks for a module
+    if the package has no such attribute.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Returns None for all modules.
+
+        Raises:
+            ImportError: the name has a hint, and it is imported (`importlib.util.find_spec` only asks whether it can
+                be).
+        """
+        parent, _, last = name.rpartition(".")
+        if parent.partition(".")[0] != "shardtensor" or last.startswith("_"):
+            return None
+        steps = _steps_of_import()
+        text = _of_module(parent, last) if "_find_and_load" in steps else None
+        if text is None:
+            return None
+        if "_handle_fromlist" in steps:
+            raise ImportError(f"cannot import name {last!r} from {parent!r}: {shown(text)}", name=parent)
+        raise ModuleNotFoundError(f"No module named {name!r}: {shown(text)}", name=name)
+
+
+def _steps_of_import() -> set[str]:
+    """Returns the names of the functions of Python's importlib that call the finder."""
+    found, frame = set(), sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        found.add(frame.f_code.co_name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+def explain_imports() -> None:
+    """Makes errors of imports from the package name what to import."""
+    if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())
+
 
 # -- arguments -------------------------------------------------------------------------------------
 
-KEYWORDS = {
-    "keepdim": "keepdims", "keep_dims": "keepdims",
-    "dim": "axis axes axis_name", "dims": "axis axes", "axes": "axis", "axis": "axes axis_name",
-    "dim0": "axis1", "dim1": "axis2", "dimension": "axis axes",
-    "size": "shape", "sizes": "shape", "newshape": "shape", "new_shape": "shape",
-    "a_min": "min", "a_max": "max", "amin": "min", "amax": "max",
-    "ddof": "correction", "reps": "repetitions",
-    "rcond": "rtol", "tol": "rtol",
-    "fill": "fill_value", "value": "fill_value", "steps": "num", "end": "stop",
-    "sharding": "device out_sharding", "devices": "device", "placement": "device",
-    "shape": "axis_sizes", "names": "axis_names", "mesh_shape": "axis_sizes", "mesh_axes": "axis_names",
-    "minval": "low lower", "maxval": "high upper", "probs": "p", "alpha": "a",
-    "check_rep": "check_vma", "static_args": "static_argnums", "static_broadcasted_argnums": "static_argnums",
-    "heartbeat_timeout_seconds": "timeout", "rank": "process_id", "world_size": "num_processes",
-    "init_method": "coordinator_address", "donate_args": "donate_argnums",
-    "axis_names": "axis_name", "axis_name": "axis_names", "in_axes": "axes", "in_spec": "in_specs",
-    "out_spec": "out_specs", "sections": "indices_or_sections", "index": "indices",
-    "tensors": "arrays", "num_samples": "shape", "seed": "key", "rng": "key", "generator": "key",
-}  # fmt: skip
-"""The names of arguments in other libraries, and those that an argument may have here: the first one that the function
-takes is meant.
-"""
 
-ARGUMENTS: Hints = {
-    "unbiased": "unbiased=True is correction=1: `st.var(x, correction=1)`",
-    "requires_grad": f"leave it out: {_GRADIENTS}",
-    "order": "leave it out: the layout in memory is not visible here",
-    "layout": "leave it out: the layout in memory is not visible here",
-    **_each("subok like casting pin_memory memory_format non_blocking", "leave it out: tensors have no such variants"),
-    "out": "write the result: `x[...] = st.exp(y)`; NumPy's functions take out=: `np.exp(y, out=x)`",
-    "axis_types": _AXIS_TYPES,
-    **_each("minval maxval low high", "`st.random.uniform(key, (2, 3))` is in [0, 1): write low + (high - low) * it"),
-    **_each("loc scale mean std", "`st.random.normal(key, (2, 3))` has mean 0 and variance 1: write loc + scale * it"),
-    **_each(
-        "allow_pickle mmap_mode",
-        "leave it out: pickles are never read, and st.load chooses whether to map a file",
-    ),
-    **_each("delimiter skiprows usecols", "text is NumPy's: `st.asarray(np.loadtxt(path))`"),
-    "dtype": "cast the result: `x.astype('float32')`",
-    "ndmin": "`st.atleast_2d(x)`",
-    "descending": "`st.flip(st.sort(x, axis=-1), axis=-1)`",
-    **_each("keep_unused inline compiler_options spmd_axis_name", "leave it out: it is an option of XLA"),
-    "approximate": "leave it out: results are exact",
-}
-"""What to write in place of arguments that no function, or not this one, has under any name."""
+def wrong_arguments(
+    name: str, parameters: Mapping[str, Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str | None:
+    """Returns the message of the error for a call with arguments that a function does not take, or lacks; None if it
+    can be called with them.
+
+    Args:
+        name: the function.
+        parameters: its parameters.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+    """
+    kinds = {n: p.kind for n, p in parameters.items()}
+    if Parameter.VAR_KEYWORD not in kinds.values():
+        for keyword in kwargs:
+            if kinds.get(keyword, Parameter.POSITIONAL_ONLY) is Parameter.POSITIONAL_ONLY:
+                return unexpected(name, list(parameters), keyword)
+    by_position = [n for n, kind in kinds.items() if kind in (_BY_POSITION, Parameter.POSITIONAL_ONLY)]
+    if len(args) > len(by_position) and Parameter.VAR_POSITIONAL not in kinds.values():
+        return _too_many(name, parameters, by_position, len(args))
+    if twice := [n for n in by_position[: len(args)] if n in kwargs]:
+        return f"{name}: {twice[0]} is given twice, by position and by name"
+    given = {*by_position[: len(args)], *kwargs}
+    required = [n for n, p in parameters.items() if p.default is p.empty and p.kind not in _VARIADIC]
+    lacking = [n for n in required if n not in given]
+    return (
+        f"{name}: missing the argument {' and '.join(lacking)}; it takes {', '.join(parameters)}" if lacking else None
+    )
+
+
+_BY_POSITION = Parameter.POSITIONAL_OR_KEYWORD
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+def _too_many(name: str, parameters: Mapping[str, Parameter], by_position: Sequence[str], count: int) -> str:
+    """Returns the message of the error for too many positional arguments."""
+    by_name = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+    taken = f"by position it takes {', '.join(by_position) or 'none'}"
+    more = f", and by name {', '.join(f'{n}=' for n in by_name)}" if by_name else ""
+    text = _tables().POSITIONAL.get(name)
+    hint = f"; {shown(text)}" if text else ""
+    return f"{name}: {count} positional arguments are given; {taken}{more}{hint}"
+
+
+def is_known(keyword: str) -> bool:
+    """Whether other libraries have an argument of that name."""
+    return keyword in _tables().KEYWORDS or keyword in _tables().ARGUMENTS
 
 
 def unexpected(name: str, parameters: Sequence[str], keyword: str) -> str:
@@ -475,14 +221,15 @@ def unexpected(name: str, parameters: Sequence[str], keyword: str) -> str:
         parameters: the names of its parameters.
         keyword: the name of the argument.
     """
-    here = next((n for n in KEYWORDS.get(keyword, "").split() if n in parameters and n != keyword), None)
-    close = difflib.get_close_matches(keyword, parameters, 1, 0.7)
+    tables = _tables()
+    here = next((n for n in tables.KEYWORDS.get(keyword, "").split() if n in parameters and n != keyword), None)
+    close = importlib.import_module("difflib").get_close_matches(keyword, parameters, 1, 0.7)
     if keyword in parameters:
-        said = "it is given by position"
+        said = f"{keyword} is given by position only"
     elif here:
         said = f"it is called {here} here"
-    elif keyword in ARGUMENTS:
-        said = shown(ARGUMENTS[keyword])
+    elif keyword in tables.ARGUMENTS:
+        said = shown(tables.ARGUMENTS[keyword])
     elif close:
         said = f"did you mean {close[0]}?"
     else:
@@ -490,7 +237,7 @@ def unexpected(name: str, parameters: Sequence[str], keyword: str) -> str:
     return f"{name}: got an unexpected keyword argument {keyword!r}; {said}"
 
 
-# -- devices and files -----------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 _BACKENDS = {"gpu": "cupy", "cuda": "cupy", "rocm": "cupy", "cpu": "numpy", "host": "numpy"}
 
@@ -511,52 +258,3 @@ def of_device(text: object) -> str:
         return "; st.devices() lists the devices, and st.backend_names() the backends"
     known = f"st.devices({backend!r})"
     return f"; {known}[{number if number.isdigit() else 0}] is such a device, and {known} are all of them"
-
-
-# -- errors ----------------------------------------------------------------------------------------
-
-
-def shown(text: str) -> str:
-    """Returns the text of a row as a message shows it."""
-    return text.replace("`", "")
-
-
-def missing(module: str, name: str) -> AttributeError:
-    """Returns the AttributeError of a module that lacks a name, with its hint if there is one.
-
-    Args:
-        module: the full name of the module.
-        name: the name.
-    """
-    text = MODULES.get(module.partition(".")[2], {}).get(name)
-    return AttributeError(f"module {module!r} has no attribute {name!r}{f': {shown(text)}' if text else ''}")
-
-
-class _Finder:
-    """The last of Python's finders of modules: it explains imports of names of other libraries from this package.
-
-    Python asks it only about modules that no other finder has, and ``from shardtensor import name`` asks for a module
-    if the package has no such attribute.
-    """
-
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Returns None for all modules.
-
-        Raises:
-            ModuleNotFoundError: the name has a hint.
-        """
-        package, _, rest = name.partition(".")
-        if package != "shardtensor" or not rest:
-            return None
-        module, _, last = rest.rpartition(".")
-        text = MODULES.get(module, {}).get(last)
-        if text is None:
-            return None
-        parent = f"shardtensor.{module}".rstrip(".")
-        raise ModuleNotFoundError(f"cannot import name {last!r} from {parent!r}: {shown(text)}", name=parent)
-
-
-def explain_imports() -> None:
-    """Makes errors of imports from the package name what to import."""
-    if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())

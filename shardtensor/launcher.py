@@ -389,7 +389,9 @@ def _run(
                         watch.lines.write(f"shardtensor launch: the job was ended after {watch.timeout:g} s")
                         status = TIMED_OUT
                     elif len(commands) > 1:  # mpiexec is one command for all processes.
-                        watch.lines.write(f"shardtensor launch: {processes_text(left)} did not end, and had to be killed")
+                        watch.lines.write(
+                            f"shardtensor launch: {processes_text(left)} did not end, and had to be killed"
+                        )
                     break
                 time.sleep(0.01)
         finally:

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
+from shardtensor.hints import explains_attributes
+
 MEMORY_KINDS = ("device", "pinned_host")
 HOST_MEMORY = (1, 0)
 """The DLPack device of host memory: the device type kDLCPU and the device id 0."""
@@ -14,6 +16,7 @@ HOST_MEMORY = (1, 0)
 HostArray: TypeAlias = npt.NDArray[Any]
 
 
+@explains_attributes
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
     """A device that holds arrays and computes: a GPU, a logical share of a GPU, or a logical share of the host.

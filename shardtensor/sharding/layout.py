@@ -20,7 +20,7 @@ from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of_group
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError, type_text
-from shardtensor.hints import of_device
+from shardtensor.hints import explains_attributes, of_device
 from shardtensor.host.fork import cached_property
 from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
@@ -56,6 +56,7 @@ def offsets(size: int, counts: tuple[int, ...]) -> Ints:
 # -- shardings -------------------------------------------------------------------------------------
 
 
+@explains_attributes
 class NamedSharding:
     """The placement of an array on devices: a mesh, and a spec that names the mesh axes that split each dimension.
 

@@ -19,10 +19,12 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentTypeError, ShardingError, type_text
+from shardtensor.hints import explains_attributes
 from shardtensor.host.units import counted
 from shardtensor.sharding.spec import Chain
 
 
+@explains_attributes
 class Mesh:
     """An N-dimensional grid of devices with named axes.
 

@@ -6,11 +6,13 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from shardtensor.errors import ArgumentTypeError, ShardingError, type_text
+from shardtensor.hints import explains_attributes
 
 Chain: TypeAlias = tuple[str, ...]
 """The mesh axes that split one dimension, major first."""
 
 
+@explains_attributes
 class PartitionSpec:
     """The mesh axes that split each dimension of an array; `P` is short for it.
 

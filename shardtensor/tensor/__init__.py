@@ -6,20 +6,3 @@ A call enters through a method of the handle and leaves through `shardtensor.cor
 
 Nothing that transfers data or computes may be imported here: operators are called by name through `shardtensor.core`.
 """
-
-import sys
-from types import ModuleType
-from typing import Any, NoReturn
-
-from shardtensor.errors import ArgumentTypeError
-from shardtensor.hints import TENSOR_PACKAGE, shown
-
-
-class _Package(ModuleType):
-    """The class of this package, whose name in the public API, ``st.tensor``, is that of a function of PyTorch."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise ArgumentTypeError(f"tensor: {shown(TENSOR_PACKAGE)}")
-
-
-sys.modules[__name__].__class__ = _Package

@@ -6,7 +6,7 @@ import builtins
 import importlib
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ import numpy.typing as npt
 from shardtensor.backend.small_floats import is_element
 from shardtensor.core import OPS, bind_into, call, hinted, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError, type_text
-from shardtensor.hints import TENSOR, shown
 from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
 from shardtensor.tensor.conversions import is_column_major
@@ -55,22 +54,6 @@ def _integers(given: tuple[Any, ...]) -> Any:
     return tuple(given[0]) if getattr(given[0], "ndim", 0) else given[0]
 
 
-class _Lacking:
-    """Stands for an attribute of other libraries' arrays that tensors lack: the error says what to use instead.
-
-    A method ``__getattr__`` would do so, too, but `numpy.asarray` would call it for each protocol that it tries before
-    ``__array__``, and every look-up of an attribute would be slower.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.__doc__ = f"Not an attribute of tensors: {shown(TENSOR[name])}."  # for ``help``
-
-    def __get__(self, instance: object, owner: type) -> NoReturn:
-        name, hint = self._name, shown(TENSOR[self._name])
-        raise AttributeError(f"{owner.__name__!r} object has no attribute {name!r}: {hint}")
-
-
 class Methods(Operators):
     """The base class of tensors that has the methods of NumPy's arrays."""
 
@@ -81,9 +64,6 @@ class Methods(Operators):
 
     def __contains__(self, value: Any) -> bool:
         return bool(call("any", call("equal", self, value)))
-
-    def __dir__(self) -> list[str]:
-        return [name for name in object.__dir__(self) if name not in TENSOR]
 
     # -- memory ------------------------------------------------------------------------------------
 
@@ -377,7 +357,3 @@ class Methods(Operators):
     def conjugate(self, out: Any = None) -> ShardedTensor:
         """``x.conj`` by NumPy's other name."""
         return self.conj(out)
-
-
-for _name in TENSOR:
-    setattr(Methods, _name, _Lacking(_name))

@@ -18,7 +18,7 @@ import numpy as np
 
 from shardtensor.core import OPS, Function, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError, ShapeError, type_text
-from shardtensor.hints import ARGUMENTS, KEYWORDS, unexpected
+from shardtensor.hints import is_known, unexpected
 from shardtensor.host.units import counted
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
@@ -223,7 +223,7 @@ def _translated(name: str, op: Op | None, form: _Form, values: Iterable[Any]) ->
             continue
         if mine is None:
             if value is not None and not _is_ignored(theirs, value, op):
-                if op and default is inspect.Parameter.empty and (theirs in KEYWORDS or theirs in ARGUMENTS):
+                if op and default is inspect.Parameter.empty and is_known(theirs):
                     raise ArgumentTypeError(unexpected(name, list(inspect.signature(op.dispatch).parameters), theirs))
                 raise ArgumentTypeError(
                     f"{name}: has no sharded form here with {theirs}={value!r:.60}; leave {theirs} out, or take the "

@@ -25,6 +25,7 @@ from shardtensor.errors import (
     ConcretizationError,
     ShardTensorError,
 )
+from shardtensor.hints import explains_attributes
 from shardtensor.host import fork
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, on_existing_devices
 from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
@@ -54,6 +55,7 @@ class Shard:
     data: Any
 
 
+@explains_attributes
 class ShardedTensor(Methods, Conversions):
     """A NumPy-like array sharded over many devices.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import inspect
 import io
 import pickle
 import re
 import sys
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import scipy.special
 
 import shardtensor as st
-from shardtensor import hints
+from shardtensor import hint_tables, hints
 from tests.layouts import everywhere, mesh_of
 from tests.scripts import ROOT, new_process, output_of
 
@@ -33,20 +34,30 @@ def namespace() -> dict[str, Any]:
     return {
         "st": st, "np": np, "pickle": pickle, "functools": functools, "scipy": scipy, "mesh": mesh, "x": x,
         "y": x.copy(), "key": st.random.key(0), "f": lambda *given: given[0], "params": {"w": x, "b": [x]},
-        "i": 0, "v": 1.0, "file": io.BytesIO(), "path": io.StringIO("1 2\n3 4"),
+        "i": 0, "v": 1.0, "file": io.BytesIO(), "path": io.StringIO("1\n2"),
         "cov": st.asarray(np.eye(4)),
+        "pandas": types.SimpleNamespace(DataFrame=np.asarray, read_parquet=np.loadtxt),
     }  # fmt: skip
+
+
+OBJECTS = {
+    "ShardedTensor": "x", "Device": "mesh.flat[0]", "Mesh": "mesh", "NamedSharding": "x.sharding",
+    "PartitionSpec": "x.sharding.spec",
+}  # fmt: skip
+"""An object of each class whose attributes have hints."""
 
 
 def rows() -> Iterator[tuple[str, str, str]]:
     """Each hint with its place and its name."""
-    for module, texts in hints.MODULES.items():
+    for module, texts in hint_tables.MODULES.items():
         for name, text in texts.items():
             yield f"st.{module}".rstrip("."), name, text
-    for place, texts in (("x", hints.TENSOR), ("arguments", hints.ARGUMENTS)):
+    for cls, texts in hint_tables.CLASSES.items():
         for name, text in texts.items():
-            yield place, name, text
-    yield "st", "tensor()", hints.TENSOR_PACKAGE
+            yield OBJECTS[cls], name, text
+    for texts in (hint_tables.ARGUMENTS, hint_tables.POSITIONAL):
+        for name, text in texts.items():
+            yield "arguments", name, text
 
 
 ROWS = list(rows())
@@ -94,24 +105,27 @@ def test_hints_name_only_what_exists() -> None:
 
 def test_names_with_a_hint_do_not_exist() -> None:
     """Other libraries ask by ``hasattr`` and ``getattr`` what an array or a namespace is."""
-    x = namespace()["x"]
-    for module, texts in hints.MODULES.items():
+    for module, texts in hint_tables.MODULES.items():
         place = importlib.import_module(f"shardtensor.{module}".rstrip("."))
         assert [name for name in texts if hasattr(place, name)] == []
         assert [name for name in texts if getattr(place, name, None) is not None] == []
         assert {*texts} & {*dir(place)} == set()
-    assert [name for name in hints.TENSOR if hasattr(x, name) or hasattr(st.ShardedTensor, name)] == []
-    assert {*hints.TENSOR} & {*dir(x)} == set()
-    for module, names in hints.ELSEWHERE.items():
-        assert {*names.split()} <= {*getattr(st, module).__all__}, module
+    assert {cls: {*names.split()} for cls, names in hints.LACKING.items()} == {
+        cls: {*texts} for cls, texts in hint_tables.CLASSES.items()
+    }
+    for cls, texts in hint_tables.CLASSES.items():
+        owner = eval(OBJECTS[cls], namespace())
+        assert [name for name in texts if hasattr(owner, name) or hasattr(type(owner), name)] == []
+        assert {*texts} & {*dir(owner)} == set()
 
 
 def test_errors_have_the_hint() -> None:
-    x = namespace()["x"]
+    known = namespace()
+    x = known["x"]
     for place, name, text in ROWS:
-        if place == "arguments" or "(" in name:
+        if place == "arguments":
             continue
-        owner = eval(place, {"st": st, "x": x})
+        owner = eval(place, {**known})
         with pytest.raises(AttributeError) as caught:
             getattr(owner, name)
         assert str(caught.value).endswith(f"has no attribute {name!r}: {hints.shown(text)}")
@@ -119,8 +133,19 @@ def test_errors_have_the_hint() -> None:
         st.nonsense  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"^'ShardedTensor' object has no attribute 'nonsense'$"):
         x.nonsense  # type: ignore[attr-defined]
-    with pytest.raises(st.ArgumentTypeError, match=r"^tensor: st.asarray\(\[1, 2\]\) makes a tensor"):
-        st.tensor([1])
+    for module in ("linalg", "random", "fft", "distributed"):
+        for name in {*getattr(st, module).__all__} - {*st.__all__, *hint_tables.MODULES[""]}:
+            with pytest.raises(AttributeError, match=rf"has no attribute '{name}': use st\.{module}\.{name}$"):
+                getattr(st, name)
+
+
+def test_python_adds_no_guess_to_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    known = namespace()
+    for code in ("st.lax", "st.vmap", "st.random.PRNGKey", "x.numel", "mesh.axis_types", "st.arrange"):
+        with pytest.raises(AttributeError) as caught:
+            eval(code, known)
+        sys.__excepthook__(caught.type, caught.value, None)
+        assert ("Did you mean" in capsys.readouterr().err) == (code == "st.arrange"), code
 
 
 # -- imports ---------------------------------------------------------------------------------------
@@ -132,10 +157,10 @@ import shardtensor.random, shardtensor.tree, shardtensor.linalg, shardtensor.dis
 """
 
 FAILING = {
-    "import shardtensor.numpy as jnp": "cannot import name 'numpy' from 'shardtensor': its functions are those of the",
+    "import shardtensor.numpy as jnp": "No module named 'shardtensor.numpy': its functions are those of the package",
     "import shardtensor.numpy.linalg": "its functions are those of the package",
     "from shardtensor import numpy as jnp": "its functions are those of the package",
-    "from shardtensor import lax": "the collectives are st.psum",
+    "from shardtensor import lax": "cannot import name 'lax' from 'shardtensor': the collectives are st.psum",
     "from shardtensor.lax import psum": "the collectives are st.psum",
     "from shardtensor import nn": "there are no layers",
     "from shardtensor import array": "st.asarray([1, 2]) makes a tensor",
@@ -156,6 +181,19 @@ def test_imports_of_names_of_jax_say_what_to_write(line: str) -> None:
     with pytest.raises(ImportError) as caught:
         exec(line, {})
     assert FAILING[line] in str(caught.value)
+
+
+def test_asking_for_a_module_finds_none() -> None:
+    for name in ("shardtensor.nn", "shardtensor.random.PRNGKey"):
+        assert importlib.util.find_spec(name) is None
+    with pytest.raises(ModuleNotFoundError) as caught:
+        importlib.import_module("shardtensor.nn")
+    assert caught.value.name == "shardtensor.nn"
+    with pytest.raises(ImportError) as raised:
+        exec("from shardtensor import nn", {})
+    assert type(raised.value) is ImportError
+    for module in (st.linalg, st.random, st.tree):
+        assert module.__spec__.submodule_search_locations == module.__path__
 
 
 def test_imports() -> None:
@@ -205,19 +243,19 @@ def test_keywords_of_other_libraries_are_explained_by_every_function() -> None:
 def test_arguments_are_called_as_the_table_says() -> None:
     functions = [f for _, f in public_functions()] + [st.distributed.initialize]
     taken = {name for function in functions for name in inspect.signature(function).parameters}
-    assert {name for names in hints.KEYWORDS.values() for name in names.split()} - taken == set()
-    assert [name for name, names in hints.KEYWORDS.items() if name in names.split()] == []
+    assert {name for names in hint_tables.KEYWORDS.values() for name in names.split()} - taken == set()
+    assert [name for name, names in hint_tables.KEYWORDS.items() if name in names.split()] == []
 
 
 CALLS: dict[str, tuple[Any, str]] = {
     "sum": (lambda x: st.sum(x, keepdim=True), "sum: got an unexpected keyword argument 'keepdim'; it is called keepdims"),
     "x.sum": (lambda x: x.sum(dim=0), "numpy.sum: got an unexpected keyword argument 'dim'; it is called axis here"),
     "x.cumsum": (lambda x: x.cumsum(dim=0), "cumsum: got an unexpected keyword argument 'dim'; it is called axis here"),
-    "by position": (lambda x: st.sum(x, x=1), "sum: got an unexpected keyword argument 'x'; it is given by position"),
+    "by position": (lambda x: st.sum(x, x=1), "sum: got an unexpected keyword argument 'x'; x is given by position only"),
     "reshape": (lambda x: st.reshape(x, newshape=-1), "reshape: got an unexpected keyword argument 'newshape'; it is cal"),
     "no shape": (lambda x: st.reshape(x), "reshape: missing the argument shape"),
     "normal": (lambda x: st.random.normal(size=3), "normal: got an unexpected keyword argument 'size'; it is called shape"),
-    "normal of numbers": (lambda x: st.random.normal(0.0, 1.0, 3), "its arguments are key, shape, dtype, device, out_sh"),
+    "normal of numbers": (lambda x: st.random.normal(0.0, 1.0, 3), "by position it takes key, shape, and by name dtype="),
     "uniform": (lambda x: st.random.uniform(st.random.key(0), low=0), "write low + (high - low) * it"),
     "ones": (lambda x: st.ones(3, requires_grad=True), "'requires_grad'; leave it out: nothing here records"),
     "zeros": (lambda x: st.zeros(3, order="F"), "'order'; leave it out: the layout in memory"),
@@ -348,13 +386,15 @@ def test_common_names_of_other_libraries_exist_or_have_a_hint() -> None:
     x, count, lacking = st.ones((2, 2)), 0, set()
     for origin, names in TYPED.items():
         module = origin.partition(".")[2]
-        place = module if module in hints.MODULES else ""
+        place = module if module in hint_tables.MODULES else ""
         owner = x if module in ("ndarray", "Tensor") else importlib.import_module(f"shardtensor.{place}".rstrip("."))
-        texts = hints.TENSOR if owner is x else hints.MODULES[place]
         for name in names.split():
             count += 1
-            if not hasattr(owner, name) and name not in texts:
-                lacking.add(name)
+            try:
+                getattr(owner, name)
+            except AttributeError as error:
+                if ": " not in str(error):
+                    lacking.add(name)
     assert lacking == UNEXPLAINED
     assert count > 150
 
@@ -362,8 +402,6 @@ def test_common_names_of_other_libraries_exist_or_have_a_hint() -> None:
 def test_hints_cost_nothing_while_names_are_found() -> None:
     """A class with ``__getattr__`` would make each look-up of an attribute slower."""
     assert not hasattr(st.ShardedTensor, "__getattr__")
-    code = (
-        "import sys, shardtensor as st; st.zeros(3).sum(); print([m for m in sys.modules if m.startswith('difflib')])"
-    )
-    assert output_of(new_process("-c", code)).strip() in ("[]", "['difflib']")
+    code = "import sys, shardtensor as st; st.zeros(3).sum(); print({'difflib', 'shardtensor.hint_tables'} & {*sys.modules})"
+    assert output_of(new_process("-c", code)) == "set()\n"
     assert [type(finder).__module__ for finder in sys.meta_path].count("shardtensor.hints") == 1

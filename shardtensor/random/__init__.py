@@ -64,9 +64,6 @@ def __dir__() -> list[str]:
     return __all__
 
 
-__path__: list[str] = []
-"""Makes Python look for a module where this one lacks a name that is imported: see `shardtensor.hints`."""
-
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

@@ -1,0 +1,503 @@
+"""Names that people type because other libraries have them, and what to write here: one table for each place.
+
+The main nouns are the tables `MODULES` (names of modules, by module) and `CLASSES` (attributes of objects, by class),
+and `KEYWORDS` (names of arguments). A row has the text that an error adds to its message, with code between backticks,
+which the message leaves out; the tests run this code.
+
+`shardtensor.hints` imports this module when a look-up has failed, and not before.
+"""
+
+from __future__ import annotations
+
+Hints = dict[str, str]
+
+
+def _each(names: str, text: str) -> Hints:
+    """Returns a row for each of several names, which replaces ``{}`` in the text."""
+    return {name: text.replace("{}", name) for name in names.split()}
+
+
+def _chosen(hints: Hints, names: str) -> Hints:
+    """Returns some rows of a table."""
+    return {name: hints[name] for name in names.split()}
+
+
+# -- texts of several rows -------------------------------------------------------------------------
+
+_KEY = "random numbers are functions of a key: `key = st.random.key(0)`"
+_GPU = 'the devices of GPUs are `st.devices("cupy")`'
+_GRADIENTS = (
+    "nothing here records or computes gradients; torch.func.grad works in functions that st.pmap maps over "
+    "`st.devices('torch')`"
+)
+_BATCHES = "functions broadcast as NumPy's do; torch.func.vmap works in functions that st.pmap maps over torch devices"
+_LOOPS = "functions run when they are called, so write Python's loop; st.jit repeats its body in the program"
+_AXIS_TYPES = (
+    "mesh axes have no types: outside of st.shard_map all are explicit, so leave axis_types out: "
+    "`st.make_mesh((2, 2), ('x', 'y'))`"
+)
+_DTYPES = "dtypes are NumPy's: `st.{}`"
+_INT, _FLOAT = _DTYPES.replace("{}", "int64"), _DTYPES.replace("{}", "float64")
+_LAYOUT = "the layout in memory is not visible here; `st.asarray(x)` makes a tensor"
+_RELU, _SIGMOID = "`st.maximum(x, 0)`", "`1 / (1 + st.exp(-x))`"
+_LOGSUMEXP = "`np.logaddexp.reduce(x, axis=-1)`"
+_SOFTMAX = "`st.exp(x - np.logaddexp.reduce(x, axis=-1, keepdims=True))`"
+_LOG_SOFTMAX = "`x - np.logaddexp.reduce(x, axis=-1, keepdims=True)`"
+_HOST = "`np.asarray(x)` is the array on the host"
+_TEXT = "`st.asarray(np.loadtxt(path))` reads text"
+_CSV = "`st.asarray(np.loadtxt(path, delimiter=','))` reads text with commas"
+_FRAME = "on the host: `pandas.DataFrame(np.asarray(x))`"
+
+# -- modules ---------------------------------------------------------------------------------------
+
+_CREATION = {
+    "array": "`st.asarray([1, 2])` makes a tensor; `st.asarray(x, copy=True)` always copies, as numpy.array does",
+    **_each("as_tensor from_numpy asanyarray", "`st.asarray([1, 2])` makes a tensor of lists and of arrays"),
+    **_each("ascontiguousarray asfortranarray require", _LAYOUT),
+    "asnumpy": _HOST,
+    **_each("ndarray Array Tensor", "the class of tensors is `st.ShardedTensor`; `st.asarray([1, 2])` makes one"),
+    "copy": "`x.copy()`",
+    "clone": "`x.copy()`",
+    "copyto": "`x[...] = y`",
+    **_each(
+        "frombuffer fromfile fromiter fromstring memmap", "`np.{}` makes a host array, and `st.asarray` a tensor of it"
+    ),
+    **_each("loadtxt genfromtxt", _TEXT),
+    **_each("read_csv load_csv", _CSV),
+    "read_parquet": "`st.asarray(pandas.read_parquet(path))` reads a table of numbers",
+    "savetxt": "`np.savetxt(path, x)` writes a tensor, too",
+    **_each("matrix asmatrix mat", "tensors of two dimensions are matrices: `st.asarray([[1, 2], [3, 4]])`"),
+    "bmat": "`st.block([[x, y], [y, x]])`",
+    **_each("rand", "`st.random.uniform(st.random.key(0), (2, 3))`"),
+    **_each("randn", "`st.random.normal(st.random.key(0), (2, 3))`"),
+    **_each("randint", "`st.random.integers(st.random.key(0), 0, 10, (2, 3))`"),
+    **_each("randperm", "`st.random.permutation(st.random.key(0), 10)`"),
+    "multinomial": "`st.random.categorical(st.random.key(0), st.log(x))`",
+    **_each("manual_seed seed Generator default_rng", _KEY),
+    "to_numpy": _HOST,
+    "to_csv": "`np.savetxt(path, x, delimiter=',')`",
+    "one_hot": "`st.eye(5)[[0, 3]]`",
+    "corr": "`st.corrcoef(x)`",
+    "zscore": "`(x - st.mean(x, axis=0)) / st.std(x, axis=0)`",
+    "rolling": "`st.lib.stride_tricks.sliding_window_view(x[0], 2).mean(axis=1)`",
+    "iota": "`st.arange(3)`",
+    "range": "`st.arange(3)`",
+}
+
+_DATA_TYPES = {
+    **_each("float float_ double", _FLOAT),
+    **_each("int int_ long", _INT),
+    "single": _DTYPES.replace("{}", "float32"),
+    "half": _DTYPES.replace("{}", "float16"),
+    "short": _DTYPES.replace("{}", "int16"),
+    "bool_": _DTYPES.replace("{}", "bool"),
+    **_each("complex cfloat cdouble complex_", _DTYPES.replace("{}", "complex128")),
+    "dtype": "dtypes are NumPy's: `np.dtype('float32')`",
+    **_each("datetime64 timedelta64", "dtypes are NumPy's: `np.{}`"),
+    **_each("issubdtype", "`st.isdtype(x.dtype, 'real floating')`, or `np.issubdtype(x.dtype, np.floating)`"),
+    **_each("floating integer inexact number", "`st.isdtype(x.dtype, 'numeric')`, or `np.issubdtype(x.dtype, np.{})`"),
+    **_each("is_floating_point", "`st.isdtype(x.dtype, 'real floating')`"),
+    **_each("is_tensor", "`isinstance(x, st.ShardedTensor)`"),
+    **_each("isscalar iterable", "`np.{}(x)`"),
+    **_each(
+        "set_default_dtype get_default_dtype", "the default is float64, as in NumPy: `st.zeros(3, dtype='float32')`"
+    ),
+    "convert_element_type": "`x.astype('float32')`",
+    "bitcast_convert_type": "`x.view('int64')`",
+    "euler_gamma": "`np.euler_gamma`",
+}
+
+_NUMPYS = {
+    **_each("shape ndim size", "`x.{}`"),
+    "rank": "`x.ndim`",
+    "numel": "`x.size`",
+    "row_stack": "`st.vstack([x, y])`",
+    **_each("r_ c_", "`st.concat([x, y])` and `st.column_stack([x, y])` join arrays"),
+    "s_": "`np.s_[1:]`",
+    "index_exp": "`np.index_exp[1:]`",
+    "trapz": "`st.trapezoid(x)`",
+    "in1d": "`st.isin(x.ravel(), y.ravel())`",
+    "msort": "`st.sort(x, axis=0)`",
+    "product": "`st.prod(x)`",
+    "cumproduct": "`st.cumprod(x, axis=0)`",
+    "alltrue": "`st.all(x)`",
+    "sometrue": "`st.any(x)`",
+    "asscalar": "`x[0, 0].item()`",
+    "put": "`x.put([0], [1.0])`",
+    **_each("may_share_memory shares_memory", "`np.{}(x, y)`"),
+    **_each("errstate", "`np.errstate(all='ignore')`"),
+    **_each("seterr", "NumPy's settings apply: `np.seterr()`"),
+    **_each("set_printoptions get_printoptions", "NumPy's settings apply: `np.get_printoptions()`"),
+    **_each("array_repr array2string array_str", "`np.{}(x)`"),
+    **_each("ndindex", "`np.ndindex(x.shape)`"),
+    **_each("ndenumerate nditer", "elements one by one are slow; on the host: `np.{}(np.asarray(x))`"),
+    **_each("vectorize frompyfunc", "`st.smap(f, x)` calls a function of arrays on the shards"),
+    **_each("poly1d polynomial", "`st.polyval([1.0, 2.0], x)`, and `st.polyfit(x[0], y[0], 1)`"),
+    "ma": "there are no masked arrays: `x.sum(where=x > 0)`, `st.where(x > 0, x, 0)` or `st.nansum(x)`",
+}
+
+_TORCHS = {
+    "cat": "`st.concat([x, y], axis=0)`",
+    "unsqueeze": "`st.expand_dims(x, axis=0)`",
+    "permute": "`st.permute_dims(x, (1, 0))`",
+    "movedim": "`st.moveaxis(x, 0, 1)`",
+    "swapdims": "`st.swapaxes(x, 0, 1)`",
+    "view": "`x.reshape(-1)`",
+    "flatten": "`st.ravel(x)`",
+    "t": "`x.T`",
+    **_each("clamp clip_", "`st.clip(x, 0, 1)`"),
+    **_each("chunk tensor_split", "`st.array_split(x, 2)`"),
+    "unbind": "`st.unstack(x)`",
+    **_each("mm bmm mv", "`x @ y`"),
+    "mul": "`st.multiply(x, y)`",
+    "div": "`st.divide(x, y)`",
+    "sub": "`st.subtract(x, y)`",
+    "neg": "`st.negative(x)`",
+    "rem": "`st.remainder(x, y)`",
+    "rsub": "`y - x`",
+    "eq": "`st.equal(x, y)`",
+    "ne": "`st.not_equal(x, y)`",
+    "lt": "`st.less(x, y)`",
+    "le": "`st.less_equal(x, y)`",
+    "gt": "`st.greater(x, y)`",
+    "ge": "`st.greater_equal(x, y)`",
+    "rsqrt": "`1 / st.sqrt(x)`",
+    **_each("erf erfc lgamma digamma", "`st.smap(scipy.special.erf, x)` calls a function of SciPy on the shards"),
+    **_each("gather take_along_dim", "`st.take_along_axis(x, st.argsort(x, axis=0), axis=0)`"),
+    **_each("scatter", "`st.put_along_axis(x, st.argsort(x, axis=0), 0.0, axis=0)`"),
+    **_each("scatter_add index_add", "`np.add.at(x, [0, 0], 1.0)`"),
+    "index_select": "`st.take(x, [0, 1], axis=0)`",
+    "masked_select": "`x[x > 0]`",
+    "masked_fill": "`st.where(x > 0, 0.0, x)`",
+    "repeat_interleave": "`st.repeat(x, 2, axis=0)`",
+    "inverse": "`st.linalg.inv(x)`",
+    "pinverse": "`st.linalg.pinv(x)`",
+    "dist": "`st.linalg.norm(x - y)`",
+    "addmm": "`x + x @ y`",
+    "lerp": "`x + 0.5 * (y - x)`",
+    "histc": "`st.histogram(x, 10)`",
+    "top_k": "`st.topk(x, 2)`",
+    "relu": _RELU,
+    "sigmoid": _SIGMOID,
+    "softmax": _SOFTMAX,
+    "log_softmax": _LOG_SOFTMAX,
+    "logsumexp": _LOGSUMEXP,
+    "compile": "`st.jit(f)`",
+    "device": "devices are listed: `st.devices()[0]`",
+    **_each("cuda get_device", _GPU),
+    "backends": "`st.backend_names()`",
+    **_each("set_default_device default_device", "`st.set_mesh(mesh)` sets the mesh of new arrays"),
+    **_each("no_grad enable_grad set_grad_enabled inference_mode autograd optim", _GRADIENTS),
+}
+
+_JAXS = {
+    "nn": (
+        f"there are no layers, but functions: ReLU is {_RELU}, sigmoid {_SIGMOID}, softmax {_SOFTMAX}; modules of "
+        "torch run in functions that st.pmap maps"
+    ),
+    "numpy": "its functions are those of the package: `import shardtensor as st` and `st.exp(x)`",
+    "scipy": "see st.linalg, st.fft and `st.convolve`; `st.smap(scipy.special.erf, x)` calls a function on the shards",
+    "lax": (
+        "the collectives are st.psum, st.all_gather, st.ppermute and so on, other functions are NumPy's: `st.exp(x)`; "
+        "in place of scan, fori_loop, while_loop and cond, write Python's loops and if"
+    ),
+    "experimental": (
+        "`st.shard_map`, `st.make_mesh((2, 2), ('x', 'y'))` in place of mesh_utils.create_device_mesh, and "
+        "`st.distributed` in place of multihost_utils are part of the package"
+    ),
+    "mesh_utils": "`st.make_mesh((2, 2), ('x', 'y'))` takes the place of create_device_mesh",
+    **_each("create_device_mesh create_hybrid_device_mesh", "`st.make_mesh((2, 2), ('x', 'y'))`"),
+    "inspect_array_sharding": "`x.sharding` is known at all times, also under st.jit",
+    "multihost_utils": "`st.distributed`",
+    "tree_util": "`st.tree.map(f, params)`, `st.tree.leaves(params)` and `st.register_pytree_node`",
+    "tree_map": "`st.tree.map(f, params)`",
+    **_each(
+        "tree_leaves tree_flatten tree_structure", "`st.tree`: `st.tree.flatten(params)`, `st.tree.leaves(params)`"
+    ),
+    "tree_unflatten": "`st.tree.unflatten(st.tree.structure(params), st.tree.leaves(params))`",
+    "config": "`st.set_num_devices(2)` sets the number of logical devices; arrays are float64 by default",
+    "debug": "print and breakpoint() work in mapped functions; `st.visualize_sharding(x)` draws a layout",
+    "named_scope": "leave it out: tracebacks and st.transfers() name lines of the program",
+    "debug_nans": "NumPy's settings apply on the host: `np.errstate(all='raise')`",
+    "enable_x64": "leave it out: arrays are float64 by default",
+    "profiler": "`st.transfers()` records what is transferred",
+    "block_until_ready": "`x.block_until_ready()`; of a tree: `st.tree.map(lambda a: a.block_until_ready(), params)`",
+    "make_jaxpr": "`st.jit(f).lower(x).as_text()` is the program of a function",
+    **_each("AxisType auto_axes explicit_axes", _AXIS_TYPES),
+    **_each("get_abstract_mesh", "`st.get_mesh()`"),
+    **_each("use_abstract_mesh", "`st.set_mesh(mesh)`"),
+    **_each("PositionalSharding GSPMDSharding PmapSharding Sharding", "`st.NamedSharding(mesh, st.P('x'))`"),
+    "device_put_sharded": "`st.device_put(np.stack([x[0], y[0]]), st.NamedSharding(mesh, st.P('x')))`",
+    "device_put_replicated": "`st.device_put(x, st.NamedSharding(mesh, st.P()))`",
+    "xmap": "`st.shard_map` maps over named axes of a mesh; docs/from_pmap_and_xmap.md shows both",
+    "host_count": "`st.process_count()`",
+    "host_id": "`st.process_index()`",
+    "default_backend": "`st.devices()[0].backend`",
+    "live_arrays": "`st.cache_info()` counts the memory that is kept",
+    "clear_caches": "`st.free_cache()` frees memory that is kept",
+    **_each(
+        "grad value_and_grad vjp jvp jacfwd jacrev hessian linearize custom_vjp custom_jvp stop_gradient", _GRADIENTS
+    ),
+    "vmap": _BATCHES,
+    **_each("checkpoint remat", _GRADIENTS),
+    "cond": (
+        "functions run when they are called, so write Python's if; `st.where(x > 0, x, y)` chooses elements; "
+        "`st.linalg.cond(x)` is the condition number"
+    ),
+    **_each("while_loop fori_loop scan", _LOOPS),
+    "map": f"{_LOOPS}; `st.smap(f, x)` calls a function on the shards",
+    "associative_scan": "`st.cumulative_sum(x, axis=0)` and `st.cumulative_prod(x, axis=0)`",
+    "switch": "`st.choose(st.argmax(x, axis=0) % 2, [x[0], y[0]])` chooses elements",
+    **_each("dynamic_slice", "`x[1:3]`"),
+    **_each("dynamic_update_slice", "`x[1:3] = 0.0`"),
+    "pure_callback": "functions run when they are called, so call it: `f(x)`",
+    **_each("pvary pcast", "leave it out: the types of blocks do not say over which axes they vary"),
+}
+
+_RANDOM = {
+    **_each("seed set_state get_state default_rng RandomState Generator PCG64 MT19937 Philox SeedSequence", _KEY),
+    "PRNGKey": "`st.random.key(0)`",
+    **_each("rand random random_sample ranf sample", "`st.random.uniform(key, (2, 3))`"),
+    **_each("randn standard_normal", "`st.random.normal(key, (2, 3))`"),
+    **_each("randint random_integers", "`st.random.integers(key, 0, 10, (2, 3))`"),
+    "shuffle": "`x[st.random.permutation(key, len(x))]`",
+    "permuted": "`x[st.random.permutation(key, len(x))]`",
+    "standard_exponential": "`st.random.exponential(key, (2, 3))`",
+    "standard_gamma": "`st.random.gamma(key, 2.0, (2, 3))`",
+    "lognormal": "`st.exp(st.random.normal(key, (2, 3)))`",
+    "gumbel": "`-st.log(st.random.exponential(key, (2, 3)))`",
+    "chisquare": "`2 * st.random.gamma(key, 3 / 2, (2, 3))` has 3 degrees of freedom",
+    "rademacher": "`2 * st.random.bernoulli(key, 0.5, (2, 3)) - 1`",
+    "weibull": "`st.random.exponential(key, (2, 3)) ** (1 / 2.0)` has the shape 2",
+    "multinomial": "`st.random.categorical(key, st.log(x))` draws indices",
+    "multivariate_normal": "`st.random.normal(key, (10, 4)) @ st.linalg.cholesky(cov).T`",
+    "beta": "a / (a + b) of gamma variables: `st.random.gamma(key, 2.0, (2, 3))`",
+    "bits": "`st.random.integers(key, 0, 2**32, (2, 3))`",
+    **_each("clone key_data wrap_key_data", "keys are values, which are never used up: `st.random.fold_in(key, 1)`"),
+}
+
+_LINALG = {
+    "inverse": "`st.linalg.inv(x)`",
+    "pinverse": "`st.linalg.pinv(x)`",
+    **_each("solve_triangular lu_solve cho_solve", "`st.linalg.solve(cov, x)`"),
+    "cholesky_ex": "`st.linalg.cholesky(cov)`",
+    "inv_ex": "`st.linalg.inv(cov)`",
+    "vander": "`st.vander([1.0, 2.0])`",
+    **_each("einsum", "`st.einsum('ij,jk->ik', x, y)`"),
+    **_each("dot kron vdot inner", "`st.{}(x[0], y[0])`"),
+}
+
+_TREE = {
+    **_each("reduce", "`functools.reduce(f, st.tree.leaves(params))`"),
+    **_each("all", "`all(leaf is not None for leaf in st.tree.leaves(params))`"),
+    "tree_map": "`st.tree.map(f, params)`",
+    "tree_leaves": "`st.tree.leaves(params)`",
+    "tree_flatten": "`st.tree.flatten(params)`",
+    "tree_unflatten": "`st.tree.unflatten(st.tree.structure(params), st.tree.leaves(params))`",
+    "tree_structure": "`st.tree.structure(params)`",
+    "register_pytree_node": "`st.register_pytree_node`",
+    **_each("map_with_path leaves_with_path flatten_with_path", "leaves have no paths here: `st.tree.leaves(params)`"),
+    "transpose": "`st.tree.map(lambda *leaves: leaves, params, params)` makes a tree of tuples of several trees",
+}
+
+MODULES: dict[str, Hints] = {
+    "": {**_CREATION, **_DATA_TYPES, **_NUMPYS, **_TORCHS, **_JAXS},
+    "linalg": _LINALG,
+    "random": _RANDOM,
+    "sharding": {
+        **_chosen(_JAXS, "AxisType auto_axes explicit_axes get_abstract_mesh use_abstract_mesh"),
+        **_chosen(_JAXS, "PositionalSharding GSPMDSharding PmapSharding Sharding"),
+    },
+    "tree": _TREE,
+}  # fmt: skip
+"""What to write in place of names that modules lack; the empty name is that of the package."""
+
+# -- tensors ---------------------------------------------------------------------------------------
+
+_AS_FUNCTIONS = (
+    "abs absolute acos allclose angle argwhere asin atan atan2 bincount broadcast_to ceil copysign corrcoef cos cosh "
+    "count_nonzero cov cross diag diff divide equal exp exp2 expm1 flip fliplr flipud floor "
+    "floor_divide fmax fmin fmod greater greater_equal hypot inner isclose isfinite isinf isnan kron less less_equal "
+    "log log10 log1p log2 logaddexp logical_and logical_not logical_or logical_xor matmul maximum median minimum "
+    "moveaxis multiply nan_to_num nanmean nanmedian nansum negative not_equal outer permute_dims pow quantile "
+    "reciprocal remainder roll rot90 sign sin sinc sinh split sqrt square subtract tan tanh tensordot tile topk "
+    "tril triu trunc unique vdot where"
+)
+
+_IN_PLACE = {
+    "add_": "`x += y`",
+    "sub_": "`x -= y`",
+    "mul_": "`x *= y`",
+    "div_": "`x /= y`",
+    "pow_": "`x **= 2`",
+    "copy_": "`x[...] = y`",
+    "zero_": "`x[...] = 0`",
+    "fill_": "`x.fill(0)`",
+    "clamp_": "`x[...] = st.clip(x, 0, 1)`",
+    "masked_fill_": "`x[x > 0] = 0.0`",
+    **_each("exp_ sqrt_ abs_ log_", "`x[...] = st.exp(x)`"),
+    **_each("normal_ uniform_", "`x[...] = st.random.normal(st.random.key(0), x.shape)`"),
+    **_each("scatter_ index_add_ scatter_add_", "`np.add.at(x, [0, 0], 1.0)`"),
+}
+
+_TENSOR: Hints = {
+    # NumPy's
+    "at": "tensors are mutable; `x[i] = v`, `x[i] += v` and `np.add.at(x, i, v)` write to them",
+    "byteswap": "the bytes of elements are in the order of the machine; `np.asarray(x).byteswap()` gives a host array",
+    "ctypes": "the elements are in the memories of several devices; `np.asarray(x).ctypes` gives those of a host array",
+    "data": "the elements are in the memories of several devices; `x.addressable_shards` has the array of each device",
+    "dump": "pickle.dump(x, file) writes a tensor and its sharding, `st.save(file, x)` only the elements",
+    "dumps": "`pickle.dumps(x)` returns a tensor and its sharding",
+    "getfield": "tensors have no fields; `x.view('int64')` and `x.real` are views of the elements",
+    "resize": "the layout of a tensor does not change; `st.resize(x, (2, 3))` returns another one",
+    "setfield": "tensors have no fields; `x.view('int64')[...] = 0` and `x.real = 0` write to them",
+    # functions
+    **_each(_AS_FUNCTIONS, "it is the function `st.{}`"),
+    **_each("det eig eigh inv lstsq matrix_power norm pinv qr slogdet svd", "it is the function `st.linalg.{}`"),
+    **_each("cholesky solve", "it is the function `st.linalg.{}`"),
+    **_chosen(
+        MODULES[""],
+        "addmm bmm cat chunk clamp clone div eq erf ge gt histc index_add index_select inverse le lerp "
+        "log_softmax logsumexp lt masked_fill masked_select mm movedim mul mv ne neg permute relu repeat_interleave "
+        "rsqrt scatter scatter_add sigmoid softmax sub swapdims t take_along_dim tensor_split unbind unsqueeze",
+    ),
+    "gather": f"`st.take_along_axis(x, st.argsort(x, axis=0), axis=0)` takes elements; {_HOST}",
+    **_IN_PLACE,
+    # hosts, devices and dtypes
+    **_each("numpy cpu get asnumpy to_numpy toarray values", _HOST),
+    **_each("cuda to", "`x.to_device(st.devices()[0])` transfers it, `x.astype('float32')` casts; " + _GPU),
+    **_each("float double half bfloat16", "`x.astype('float64')`"),
+    **_each("int long short byte char", "`x.astype('int64')`"),
+    "bool": "`x.astype(bool)`",
+    "type": "`x.astype('float32')`; its dtype is `x.dtype`",
+    "type_as": "`x.astype(y.dtype)`",
+    **_each("is_cuda get_device is_cpu platform", "`x.device`, or `x.sharding`"),
+    "layout": "`x.sharding`",
+    "pin_memory": "`x.reshard(x.sharding.with_memory_kind('pinned_host'))`",
+    "is_contiguous": "`x.flags.c_contiguous`",
+    "contiguous": "leave it out: the layout in memory is not visible here",
+    # shapes
+    **_each("dim ndimension", "`x.ndim`"),
+    **_each("numel nelement", "`x.size`"),
+    "element_size": "`x.itemsize`",
+    "stride": "`x.strides`",
+    **_each("expand expand_as", "`st.broadcast_to(x, (2, 4, 4))`"),
+    **_each("view_as reshape_as", "`x.reshape(y.shape)`"),
+    "unfold": "`st.lib.stride_tricks.sliding_window_view(x, 2, axis=0)`",
+    **_each("new_zeros", "`st.zeros((2, 3), dtype=x.dtype)`"),
+    **_each("new_ones", "`st.ones((2, 3), dtype=x.dtype)`"),
+    **_each("new_tensor", "`st.asarray([1, 2])`"),
+    # gradients
+    **_each("detach", "leave it out: " + _GRADIENTS),
+    **_each("backward grad grad_fn requires_grad requires_grad_ retain_grad register_hook", _GRADIENTS),
+    # JAX's and other libraries'
+    "addressable_data": "`x.addressable_shards[0].data`",
+    **_each("global_shards device_buffer device_buffers unsafe_buffer_pointer data_ptr", "`x.addressable_shards`"),
+    "is_deleted": "`x.is_donated`",
+    "delete": "`del x` drops it, and donate=True of `st.device_put` gives its memory away",
+    "is_ready": "`x.block_until_ready()` waits for the elements",
+    "copy_to_host_async": _HOST,
+    "on_device_size_in_bytes": "`x.nbytes`",
+    **_each("aval weak_type", "`st.typeof(x)`"),
+    **_each("apply apply_ map map_", "`st.smap(f, x)` calls a function of arrays on the shards"),
+    **_each("compute persist", "leave it out: functions run when they are called"),
+    "rechunk": "`x.reshard(st.NamedSharding(mesh, st.P('x')))`",
+    "chunks": "`x.sharding.shard_shape(x.shape)`, and `x.addressable_shards`",
+    **_each("loc iloc", "`x[0]`"),
+    **_each("head", "`x[:5]`"),
+    **_each("tail", "`x[-5:]`"),
+    **_each("describe groupby plot value_counts rolling corr", _FRAME),
+    **_each("fillna isna dropna", "`st.nan_to_num(x)` replaces NaNs, and `st.isnan(x)` finds them"),
+    "to_csv": "`np.savetxt(path, x, delimiter=',')`",
+    "to_list": "`x.tolist()`",
+    "save": "`st.save(file, x)`",
+    "histogram": "it is the function `st.histogram`",
+    "append": "`st.append(x, y, axis=0)`",
+}  # fmt: skip
+
+CLASSES: dict[str, Hints] = {
+    "ShardedTensor": _TENSOR,
+    "Device": {
+        "platform": "`st.devices()[0].backend` names the library",
+        "client": "`st.devices()[0].backend` names the library",
+        "device_kind": "`st.devices()[0].kind`",
+        "memory_stats": "`st.cache_info()` counts the memory that is kept",
+        **_each("local_hardware_id", "`st.devices()[0].id`"),
+        **_each("type", "`st.devices()[0].backend` names the library"),
+        "index": "`st.devices()[0].id`",
+    },
+    "Mesh": {
+        "__enter__": "`st.use_mesh(mesh)` is the context manager: with st.use_mesh(mesh): ...",
+        "axis_types": _AXIS_TYPES,
+        "abstract_mesh": "`st.AbstractMesh(mesh.axis_sizes, mesh.axis_names)`",
+        "local_mesh": "`mesh.local_devices`",
+        "empty": "no mesh is empty: `mesh.size`",
+        "is_multi_process": "`st.process_count()`",
+        "device_ids": "`[device.id for device in mesh.flat]`",
+    },
+    "NamedSharding": {
+        "update": "`x.sharding.with_spec(st.P())`",
+        "addressable_devices_indices_map": "`x.sharding.devices_indices_map(x.shape)`",
+    },
+    "PartitionSpec": {
+        "UNCONSTRAINED": "shardings are always known: `st.P(None)` splits no dimension",
+    },
+}
+"""What to write in place of attributes that objects of other libraries have."""
+
+# -- arguments -------------------------------------------------------------------------------------
+
+KEYWORDS = {
+    "keepdim": "keepdims", "keep_dims": "keepdims",
+    "dim": "axis axes axis_name", "dims": "axis axes", "axes": "axis", "axis": "axes axis_name",
+    "dim0": "axis1", "dim1": "axis2", "dimension": "axis axes",
+    "size": "shape", "sizes": "shape", "newshape": "shape", "new_shape": "shape",
+    "a_min": "min", "a_max": "max", "amin": "min", "amax": "max",
+    "ddof": "correction", "reps": "repetitions",
+    "rcond": "rtol", "tol": "rtol",
+    "fill": "fill_value", "value": "fill_value", "steps": "num", "end": "stop",
+    "sharding": "device out_sharding", "devices": "device", "placement": "device",
+    "shape": "axis_sizes", "names": "axis_names", "mesh_shape": "axis_sizes", "mesh_axes": "axis_names",
+    "minval": "low lower", "maxval": "high upper", "probs": "p", "alpha": "a",
+    "check_rep": "check_vma", "static_args": "static_argnums", "static_broadcasted_argnums": "static_argnums",
+    "heartbeat_timeout_seconds": "timeout", "rank": "process_id", "world_size": "num_processes",
+    "init_method": "coordinator_address", "donate_args": "donate_argnums",
+    "axis_names": "axis_name", "axis_name": "axis_names", "in_axes": "axes", "in_spec": "in_specs",
+    "out_spec": "out_specs", "sections": "indices_or_sections", "index": "indices",
+    "tensors": "arrays", "num_samples": "shape", "seed": "key", "rng": "key", "generator": "key",
+}  # fmt: skip
+"""The names of arguments in other libraries, and those that an argument may have here: the first one that the function
+takes is meant.
+"""
+
+ARGUMENTS: Hints = {
+    "unbiased": "unbiased=True is correction=1: `st.var(x, correction=1)`",
+    "requires_grad": f"leave it out: {_GRADIENTS}",
+    "order": "leave it out: the layout in memory is not visible here",
+    "layout": "leave it out: the layout in memory is not visible here",
+    **_each("subok like casting pin_memory memory_format non_blocking", "leave it out: tensors have no such variants"),
+    "out": "write the result: `x[...] = st.exp(y)`; NumPy's functions take out=: `np.exp(y, out=x)`",
+    "axis_types": _AXIS_TYPES,
+    **_each("donate_argnums", "st.pmap takes donate=True, which gives the memory of its lists of shards away"),
+    "auto": "axis_names= names the axes over which st.shard_map maps",
+    **_each("minval maxval low high", "`st.random.uniform(key, (2, 3))` is in [0, 1): write low + (high - low) * it"),
+    **_each("loc scale mean std", "`st.random.normal(key, (2, 3))` has mean 0 and variance 1: write loc + scale * it"),
+    **_each(
+        "allow_pickle mmap_mode",
+        "leave it out: pickles are never read, and st.load chooses whether to map a file",
+    ),
+    **_each("delimiter skiprows usecols", f"text is NumPy's: {_TEXT}"),
+    "dtype": "cast the result: `x.astype('float32')`",
+    "ndmin": "`st.atleast_2d(x)`",
+    "descending": "`st.flip(st.sort(x, axis=-1), axis=-1)`",
+    **_each("keep_unused inline compiler_options spmd_axis_name", "leave it out: it is an option of XLA"),
+    "approximate": "leave it out: results are exact",
+}
+"""What to write in place of arguments that no function, or not this one, has under any name."""
+
+POSITIONAL: Hints = {
+    **_each("concat stack vstack hstack dstack column_stack block", "the arrays go in a list: `st.{}([x, y])`"),
+    **_each("zeros ones empty full reshape broadcast_to", "the shape is a tuple: (3, 4)"),
+    **_each("max min", "`st.{}imum(x, y)` compares two arrays"),
+}
+"""What to write in place of calls with too many positional arguments, by function."""
