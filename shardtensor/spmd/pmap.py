@@ -179,6 +179,9 @@ class _Pmap:
     _devices: Devices
     _donate: bool
 
+    def __repr__(self) -> str:
+        return f"<pmap of {getattr(self._fn, '__name__', self._fn)}>"
+
     @property
     def _names(self) -> tuple[str, ...]:
         """The name of the axis, if it has one."""
