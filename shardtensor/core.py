@@ -576,8 +576,8 @@ def _compiled(
     """Returns a function with the signature of the operator whose result is an expression, given as source.
 
     The function is compiled from the declared signature, so that Python binds arguments and defaults, which is ten
-    times faster than `inspect.Signature.bind`; if it ``takes_all`` arguments, the others are ``_more`` and ``_others``. In
-    tracebacks its line is that of the declaration.
+    times faster than `inspect.Signature.bind`; if it ``takes_all`` arguments, the others are ``_more`` and ``_others``.
+    In tracebacks its line is that of the declaration.
     """
     scope: dict[str, Any] = {
         HIDING: is_hidden,

@@ -123,7 +123,7 @@ def explains_attributes(cls: Class) -> Class:
     def names_of(self: object) -> list[str]:
         return [name for name in object.__dir__(self) if name not in names]
 
-    cls.__dir__ = names_of  # type: ignore[attr-defined]
+    cls.__dir__ = names_of  # type: ignore[method-assign, assignment]
     return cls
 
 

@@ -51,32 +51,10 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Opt
     return _METHODS[method](ufunc, operands, dict(options))
 
 
-_WITH_ARRAY_API = frozenset(
-    [
-        "betainc",
-        "betaincc",
-        "chdtr",
-        "chdtrc",
-        "entr",
-        "erf",
-        "erfc",
-        "expit",
-        "gammainc",
-        "gammaincc",
-        "gammaln",
-        "i0",
-        "i0e",
-        "i1",
-        "i1e",
-        "log_ndtr",
-        "logit",
-        "ndtr",
-        "ndtri",
-        "rel_entr",
-        "stdtr",
-        "xlogy",
-    ]
-)
+_WITH_ARRAY_API = frozenset([
+    "betainc", "betaincc", "chdtr", "chdtrc", "entr", "erf", "erfc", "expit", "gammainc", "gammaincc", "gammaln", "i0",
+    "i0e", "i1", "i1e", "log_ndtr", "logit", "ndtr", "ndtri", "rel_entr", "stdtr", "xlogy",
+])  # fmt: skip
 """Ufuncs of scipy.special that compute tensors where SCIPY_ARRAY_API is set."""
 
 
