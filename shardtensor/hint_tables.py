@@ -351,6 +351,7 @@ _TENSOR: Hints = {
     "getfield": "tensors have no fields; `x.view('int64')` and `x.real` are views of the elements",
     "resize": "the layout of a tensor does not change; `st.resize(x, (2, 3))` returns another one",
     "setfield": "tensors have no fields; `x.view('int64')[...] = 0` and `x.real = 0` write to them",
+    "__delitem__": "the size of an array does not change; `st.delete(x, 0, axis=0)` returns another one",
     # functions
     **_each(_AS_FUNCTIONS, "it is the function `st.{}`"),
     **_each("det eig eigh inv lstsq matrix_power norm pinv qr slogdet svd", "it is the function `st.linalg.{}`"),
@@ -497,7 +498,6 @@ ARGUMENTS: Hints = {
 
 POSITIONAL: Hints = {
     **_each("concat stack vstack hstack dstack column_stack block", "the arrays go in a list: `st.{}([x, y])`"),
-    **_each("zeros ones empty full reshape broadcast_to", "the shape is a tuple: (3, 4)"),
     **_each("max min", "`st.{}imum(x, y)` compares two arrays"),
 }
-"""What to write in place of calls with too many positional arguments, by function."""
+"""How arrays are given to functions that are called with one array too many."""

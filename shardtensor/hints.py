@@ -16,30 +16,33 @@ from inspect import Parameter
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
+from shardtensor.errors import type_text
+
 Class = TypeVar("Class", bound=type)
 
 LACKING = {
     "ShardedTensor": (
-        "abs abs_ absolute acos add_ addmm addressable_data allclose angle append apply apply_ argwhere asin "
-        "asnumpy at atan atan2 aval backward bfloat16 bincount bmm bool broadcast_to byte byteswap cat ceil char "
-        "cholesky chunk chunks clamp clamp_ clone compute contiguous copy_ copy_to_host_async copysign corr "
-        "corrcoef cos cosh count_nonzero cov cpu cross ctypes cuda data data_ptr delete describe det detach "
-        "device_buffer device_buffers diag diff dim div div_ divide double dropna dump dumps eig eigh element_size "
-        "eq equal erf exp exp2 exp_ expand expand_as expm1 fill_ fillna flip fliplr flipud float floor floor_divide "
-        "fmax fmin fmod gather ge get get_device getfield global_shards grad grad_fn greater greater_equal groupby "
-        "gt half head histc histogram hypot iloc index_add index_add_ index_select inner int inv inverse "
-        "is_contiguous is_cpu is_cuda is_deleted is_ready isclose isfinite isinf isna isnan kron layout le lerp "
-        "less less_equal loc log log10 log1p log2 log_ log_softmax logaddexp logical_and logical_not logical_or "
-        "logical_xor logsumexp long lstsq lt map map_ masked_fill masked_fill_ masked_select matmul matrix_power "
-        "maximum median minimum mm moveaxis movedim mul mul_ multiply mv nan_to_num nanmean nanmedian nansum "
-        "ndimension ne neg negative nelement new_ones new_tensor new_zeros norm normal_ not_equal numel numpy "
-        "on_device_size_in_bytes outer permute permute_dims persist pin_memory pinv platform plot pow pow_ qr "
-        "quantile rechunk reciprocal register_hook relu remainder repeat_interleave requires_grad requires_grad_ "
-        "reshape_as resize retain_grad roll rolling rot90 rsqrt save scatter scatter_ scatter_add scatter_add_ "
-        "setfield short sigmoid sign sin sinc sinh slogdet softmax solve split sqrt sqrt_ square stride sub sub_ "
-        "subtract svd swapdims t tail take_along_dim tan tanh tensor_split tensordot tile to to_csv to_list "
-        "to_numpy toarray topk tril triu trunc type type_as unbind unfold uniform_ unique unsafe_buffer_pointer "
-        "unsqueeze value_counts values vdot view_as weak_type where zero_"
+        "__delitem__ abs abs_ absolute acos add_ addmm addressable_data allclose angle append apply apply_ "
+        "argwhere asin asnumpy at atan atan2 aval backward bfloat16 bincount bmm bool broadcast_to byte byteswap "
+        "cat ceil char cholesky chunk chunks clamp clamp_ clone compute contiguous copy_ copy_to_host_async "
+        "copysign corr corrcoef cos cosh count_nonzero cov cpu cross ctypes cuda data data_ptr delete describe "
+        "det detach device_buffer device_buffers diag diff dim div div_ divide double dropna dump dumps eig eigh "
+        "element_size eq equal erf exp exp2 exp_ expand expand_as expm1 fill_ fillna flip fliplr flipud float "
+        "floor floor_divide fmax fmin fmod gather ge get get_device getfield global_shards grad grad_fn greater "
+        "greater_equal groupby gt half head histc histogram hypot iloc index_add index_add_ index_select inner "
+        "int inv inverse is_contiguous is_cpu is_cuda is_deleted is_ready isclose isfinite isinf isna isnan kron "
+        "layout le lerp less less_equal loc log log10 log1p log2 log_ log_softmax logaddexp logical_and "
+        "logical_not logical_or logical_xor logsumexp long lstsq lt map map_ masked_fill masked_fill_ "
+        "masked_select matmul matrix_power maximum median minimum mm moveaxis movedim mul mul_ multiply mv "
+        "nan_to_num nanmean nanmedian nansum ndimension ne neg negative nelement new_ones new_tensor new_zeros "
+        "norm normal_ not_equal numel numpy on_device_size_in_bytes outer permute permute_dims persist pin_memory "
+        "pinv platform plot pow pow_ qr quantile rechunk reciprocal register_hook relu remainder "
+        "repeat_interleave requires_grad requires_grad_ reshape_as resize retain_grad roll rolling rot90 rsqrt "
+        "save scatter scatter_ scatter_add scatter_add_ setfield short sigmoid sign sin sinc sinh slogdet softmax "
+        "solve split sqrt sqrt_ square stride sub sub_ subtract svd swapdims t tail take_along_dim tan tanh "
+        "tensor_split tensordot tile to to_csv to_list to_numpy toarray topk tril triu trunc type type_as unbind "
+        "unfold uniform_ unique unsafe_buffer_pointer unsqueeze value_counts values vdot view_as weak_type where "
+        "zero_"
     ),
     "Device": "client device_kind index local_hardware_id memory_stats platform type",
     "Mesh": "__enter__ abstract_mesh axis_types device_ids empty is_multi_process local_mesh",
@@ -116,7 +119,11 @@ def explains_attributes(cls: Class) -> Class:
     names = frozenset(LACKING[cls.__name__].split())
     for name in names:
         setattr(cls, name, _Lacking(cls.__name__, name))
-    cls.__dir__ = lambda self: [name for name in object.__dir__(self) if name not in names]  # type: ignore[assignment]
+
+    def names_of(self: object) -> list[str]:
+        return [name for name in object.__dir__(self) if name not in names]
+
+    cls.__dir__ = names_of  # type: ignore[method-assign, assignment]
     return cls
 
 
@@ -189,8 +196,11 @@ def wrong_arguments(
     given = {*by_position[: len(args)], *kwargs}
     required = [n for n, p in parameters.items() if p.default is p.empty and p.kind not in _VARIADIC]
     lacking = [n for n in required if n not in given]
+    several = "s" if len(lacking) > 1 else ""
     return (
-        f"{name}: missing the argument {' and '.join(lacking)}; it takes {', '.join(parameters)}" if lacking else None
+        f"{name}: missing the argument{several} {' and '.join(lacking)}; it takes {', '.join(parameters)}"
+        if lacking
+        else None
     )
 
 
@@ -203,9 +213,15 @@ def _too_many(name: str, parameters: Mapping[str, Parameter], by_position: Seque
     by_name = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
     taken = f"by position it takes {', '.join(by_position) or 'none'}"
     more = f", and by name {', '.join(f'{n}=' for n in by_name)}" if by_name else ""
+    return f"{name}: {count} positional arguments are given; {taken}{more}{of_call(name)}"
+
+
+def of_call(name: str) -> str:
+    """Returns the end of an error message about a call with an array in the place of another argument: how arrays are
+    given to the function, if it is one that takes them in a list, or only one.
+    """
     text = _tables().POSITIONAL.get(name)
-    hint = f"; {shown(text)}" if text else ""
-    return f"{name}: {count} positional arguments are given; {taken}{more}{hint}"
+    return f"; {shown(text)}" if text else ""
 
 
 def is_known(keyword: str) -> bool:
@@ -237,7 +253,22 @@ def unexpected(name: str, parameters: Sequence[str], keyword: str) -> str:
     return f"{name}: got an unexpected keyword argument {keyword!r}; {said}"
 
 
-# -- devices ---------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
+
+
+def of_value(x: object) -> str:
+    """Returns what an error message says about an object that is not an array, but can be made one; empty for others.
+
+    >>> from shardtensor import hints
+    >>> hints.of_value(st.shard(st.ones(4)))
+    'a list of shards, which st.unshard(shards) joins'
+    """
+    if type(x) in (list, tuple) and any(type(item).__name__ == "ShardedTensor" for item in x):  # type: ignore[attr-defined]
+        return "a list of shards, which st.unshard(shards) joins"
+    if type(x).__module__.partition(".")[0] in ("pandas", "polars"):
+        return f"{type_text(x)}, which st.asarray converts"
+    return ""
+
 
 _BACKENDS = {"gpu": "cupy", "cuda": "cupy", "rocm": "cupy", "cpu": "numpy", "host": "numpy"}
 

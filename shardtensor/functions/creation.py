@@ -315,6 +315,9 @@ def _arange(xp: Any, context: ShardContext, *, start: Any, stop: Any, step: Any,
 def _eye_rule(kinds: Any, *, n_rows: int, n_cols: int | None = None, k: int = 0, dtype: Any = None) -> _ShapeAndDtype:
     if not isinstance(k, (int, np.integer)):
         raise ArgumentTypeError(f"k is {k!r}; wanted an integer, the number of a diagonal")
+    for name, count in (("n_rows", n_rows), ("n_cols", n_cols)):
+        if count is not None and not hasattr(count, "__index__"):
+            raise ArgumentTypeError(f"{name} is {count!r:.60}; wanted an integer")
     return _shaped(kinds, shape=(n_rows, n_rows if n_cols is None else n_cols), dtype=dtype)
 
 

@@ -13,6 +13,7 @@ import io
 import itertools
 import lzma
 import math
+import re
 import struct
 import zipfile
 import zlib
@@ -143,12 +144,12 @@ def read_header(stream: IO[bytes], name: str, size: int) -> Header:
     begin = _prefix(stream, 8, name)
     digits = _LENGTHS.get(begin[6:], 0)
     if begin[:6] != b"\x93NUMPY" or not digits:
-        hint = (
-            "; st.asarray(np.loadtxt(path)) reads text"
-            if begin.decode("latin1").replace("\n", "").isprintable()
-            else ""
-        )
-        raise ArgumentError(f"load: {name} is no .npy or .npz file, or a broken one: it begins with {begin!r}{hint}")
+        hint = ""
+        if begin.startswith(b"PAR1"):
+            hint = "; st.asarray(pandas.read_parquet(path)) reads tables of Parquet"
+        elif re.sub(rb"\s", b"", begin).decode("latin1").isprintable():
+            hint = "; st.asarray(np.loadtxt(path)) reads text, with delimiter=',' between numbers and commas"
+        raise ArgumentError(f"load: {name} is not a .npy or .npz file, or a broken one: it begins with {begin!r}{hint}")
     number = _prefix(stream, digits, name)
     length = int.from_bytes(number, "little")
     if length > _LONGEST_HEADER:
@@ -212,7 +213,7 @@ def _prefix(stream: IO[bytes], wanted: int, name: str) -> bytes:
     while got < wanted:
         count = _read_into(stream, memory[got:], name)
         if not count:
-            raise ArgumentError(f"load: {name} is no .npy or .npz file, or a broken one: it ends in the header")
+            raise ArgumentError(f"load: {name} is not a .npy or .npz file, or a broken one: it ends in the header")
         got += count
     return memory.tobytes()
 

@@ -69,6 +69,8 @@ def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
             "shard: x spans processes, and by default a list is on the devices of this process, others in each; "
             "give devices, the same in all processes, or use x.addressable_shards"
         )
+    if isinstance(axis, Mesh) or (isinstance(axis, (list, tuple)) and axis and isinstance(axis[0], Device)):
+        raise ArgumentTypeError(f"shard: axis is {type_text(axis)}; the devices are given by name: devices=")
     along = normalize_axis(axis, x.ndim)
     sharding = NamedSharding(device_row(devices, "shard"), P(*[None] * along, "d"))
     return split_over(transfer_to(x, sharding, "shard"), ("d",))

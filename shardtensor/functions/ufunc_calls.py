@@ -51,6 +51,13 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Opt
     return _METHODS[method](ufunc, operands, dict(options))
 
 
+_WITH_ARRAY_API = frozenset([
+    "betainc", "betaincc", "chdtr", "chdtrc", "entr", "erf", "erfc", "expit", "gammainc", "gammaincc", "gammaln", "i0",
+    "i0e", "i1", "i1e", "log_ndtr", "logit", "ndtr", "ndtri", "rel_entr", "stdtr", "xlogy",
+])  # fmt: skip
+"""Ufuncs of scipy.special that compute tensors where SCIPY_ARRAY_API is set."""
+
+
 def _operator_of(ufunc: np.ufunc, what: str, count: int) -> Op:
     name = ufunc.__name__
     is_scipys = name in SCIPY_UFUNCS and getattr(sys.modules.get("scipy.special"), name, None) is ufunc
@@ -61,11 +68,13 @@ def _operator_of(ufunc: np.ufunc, what: str, count: int) -> Op:
 
 
 def _missing(ufunc: np.ufunc, what: str) -> ArgumentTypeError:
-    subject, way = f"numpy.{what}: has", ""
+    subject, way, name = f"numpy.{what}: has", "", ufunc.__name__
     if ufunc not in UFUNC_NAMES:  # A function of host arrays, such as those of SciPy.
         subject = f"{what}: is not a ufunc of NumPy, and has"
         if not any(loop.endswith("O") for loop in ufunc.types):  # There are no tensors of objects.
             way = "st.smap calls it on the part of each device, and "
+        if "scipy.special" in sys.modules and name in _WITH_ARRAY_API:
+            way = f"scipy.special.{name} takes tensors if SCIPY_ARRAY_API=1 is set before SciPy is imported; {way}"
     return ArgumentTypeError(f"{subject} no sharded form here; {way}np.asarray(x) gives the whole array on the host")
 
 

@@ -11,16 +11,23 @@ No code here computes with arrays: neither tensors nor the namespaces of backend
 
 from typing import TYPE_CHECKING, Any
 
+from shardtensor.backend.device import Device as Device
+from shardtensor.core import OPS
 from shardtensor.hints import missing
 from shardtensor.sharding.abstract_mesh import AbstractMesh as AbstractMesh
 from shardtensor.sharding.layout import NamedSharding as NamedSharding
 from shardtensor.sharding.layout import SingleDeviceSharding as SingleDeviceSharding
 from shardtensor.sharding.mesh import Mesh as Mesh
 from shardtensor.sharding.mesh import get_mesh as get_mesh
+from shardtensor.sharding.mesh import make_mesh as make_mesh
+from shardtensor.sharding.mesh import set_mesh as set_mesh
+from shardtensor.sharding.mesh import use_mesh as use_mesh
 from shardtensor.sharding.spec import P as P
 from shardtensor.sharding.spec import PartitionSpec as PartitionSpec
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
+        if name == "reshard":  # It is declared above this package.
+            return OPS[name].dispatch
         raise missing(__name__, name)

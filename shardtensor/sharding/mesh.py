@@ -19,7 +19,7 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentTypeError, ShardingError, type_text
-from shardtensor.hints import explains_attributes
+from shardtensor.hints import explains_attributes, of_value
 from shardtensor.host.units import counted
 from shardtensor.sharding.spec import Chain
 
@@ -143,7 +143,8 @@ def integers(given: Any, name: str) -> list[int]:
         several = np.iterable(given) and not isinstance(given, (bytes, bytearray, Set, Mapping))
         return [operator.index(n) for n in (given if several else (given,))]
     except TypeError:
-        raise ArgumentTypeError(f"{name} is {given!r:.60}; wanted an integer or a sequence of integers") from None
+        found = of_value(given) or f"{given!r:.60}"
+        raise ArgumentTypeError(f"{name} is {found}; wanted an integer or a sequence of integers") from None
 
 
 def _unpickle(devices: Any, axis_names: tuple[str, ...]) -> Mesh:

@@ -185,6 +185,7 @@ class Methods(Operators):
         """The transpose of the last two dimensions, as a view."""
         return call("matrix_transpose", self)  # type: ignore[no-any-return]
 
+    @named
     def transpose(self, *axes: Any) -> ShardedTensor:
         """Returns a view with the dimensions in the order ``axes``; in reverse order if none are given."""
         order = _integers(axes)
@@ -248,6 +249,8 @@ class Methods(Operators):
         Raises:
             ArgumentTypeError: the dtype has another size, tensors cannot have it, or x is of another class.
         """
+        if isinstance(dtype, int) or (isinstance(dtype, tuple) and all(isinstance(n, int) for n in dtype)):
+            raise ArgumentTypeError("view: a shape is given; x.reshape(shape) returns a view of that shape")
         if isinstance(dtype, builtins.type) and not issubclass(dtype, np.generic) and issubclass(dtype, Methods):
             dtype, type = None, dtype
         if type is not None and not isinstance(self, type):

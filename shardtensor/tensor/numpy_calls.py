@@ -224,7 +224,9 @@ def _translated(name: str, op: Op | None, form: _Form, values: Iterable[Any]) ->
         if mine is None:
             if value is not None and not _is_ignored(theirs, value, op):
                 if op and default is inspect.Parameter.empty and is_known(theirs):
-                    raise ArgumentTypeError(unexpected(name, list(inspect.signature(op.dispatch).parameters), theirs))
+                    raise ArgumentTypeError(
+                        unexpected(op.error_name, list(inspect.signature(op.dispatch).parameters), theirs)
+                    )
                 raise ArgumentTypeError(
                     f"{name}: has no sharded form here with {theirs}={value!r:.60}; leave {theirs} out, or take the "
                     "whole array on the host with np.asarray(x)"

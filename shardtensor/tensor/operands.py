@@ -14,6 +14,7 @@ from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.backend.small_floats import SMALL_FLOATS, is_element, small_float
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShardTensorError, type_text
+from shardtensor.hints import of_value
 from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
@@ -97,7 +98,8 @@ def sharded_dtype(dtype: Any) -> np.dtype[Any]:
     try:
         known: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
-        raise ArgumentTypeError(f"dtype is {dtype!r}; wanted a NumPy dtype, such as 'float32'") from None
+        hint = "; a shape of several sizes is one tuple, such as (3, 4)" if type(dtype) is int else ""
+        raise ArgumentTypeError(f"dtype is {dtype!r}; wanted a NumPy dtype, such as 'float32'{hint}") from None
     if not is_element(known):
         raise ArgumentTypeError(f"dtype {known} cannot be sharded; wanted bool, numbers or times")
     return known
@@ -155,6 +157,8 @@ def as_operand(x: Any, caller: str) -> Any:
         return on_one_device(mine, backend.dtype_of(mine), device, device != current_device())
     if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):  # includes subclasses of Python's numbers
         return np.asarray(x)
+    if hint := of_value(x):
+        raise ArgumentTypeError(f"{caller}: an operand is {hint}")
     raise ArgumentTypeError(
         f"{caller}: {x!r:.60} is {type_text(x)}; wanted a tensor, an array or a scalar "
         f"(st.asarray converts nested lists to a tensor){hint_to_register(x)}"

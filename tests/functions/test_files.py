@@ -135,9 +135,9 @@ def test_broken_files_are_errors_that_name_them(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for broken, words in (
         (whole[:-8], "x.npy is truncated: it has 360 bytes, too few for float64 of shape"),
-        (whole[:20], "x.npy is no .npy or .npz file, or a broken one"),
-        (b"text", "x.npy is no .npy or .npz file"),
-        (b"", "x.npy is no .npy or .npz file"),
+        (whole[:20], "x.npy is not a .npy or .npz file, or a broken one"),
+        (b"text", "x.npy is not a .npy or .npz file"),
+        (b"", "x.npy is not a .npy or .npz file"),
         (b"PK\x03\x04 no archive", "x.npy is broken or of an unknown kind"),
     ):
         path.write_bytes(broken)

@@ -75,7 +75,8 @@ def run(code: str, known: dict[str, Any]) -> None:
         pass
 
 
-def test_the_code_of_each_hint_runs() -> None:
+def test_the_code_of_each_hint_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardtensor.sharding.mesh._settings", [])  # Some of it sets the mesh of the process.
     failed = []
     for place, name, text in ROWS:
         for code in CODE.findall(text):
@@ -153,6 +154,7 @@ def test_python_adds_no_guess_to_a_hint(capsys: pytest.CaptureFixture[str]) -> N
 WORKING = """
 from shardtensor import P, Mesh, NamedSharding, PartitionSpec, make_mesh, shard_map, device_put, random, tree
 from shardtensor.sharding import Mesh, PartitionSpec as P, NamedSharding, SingleDeviceSharding, AbstractMesh, get_mesh
+from shardtensor.sharding import set_mesh, use_mesh, make_mesh, reshard, Device
 import shardtensor.random, shardtensor.tree, shardtensor.linalg, shardtensor.distributed
 """
 
@@ -249,7 +251,7 @@ def test_arguments_are_called_as_the_table_says() -> None:
 
 CALLS: dict[str, tuple[Any, str]] = {
     "sum": (lambda x: st.sum(x, keepdim=True), "sum: got an unexpected keyword argument 'keepdim'; it is called keepdims"),
-    "x.sum": (lambda x: x.sum(dim=0), "numpy.sum: got an unexpected keyword argument 'dim'; it is called axis here"),
+    "x.sum": (lambda x: x.sum(dim=0), "sum: got an unexpected keyword argument 'dim'; it is called axis here"),
     "x.cumsum": (lambda x: x.cumsum(dim=0), "cumsum: got an unexpected keyword argument 'dim'; it is called axis here"),
     "by position": (lambda x: st.sum(x, x=1), "sum: got an unexpected keyword argument 'x'; x is given by position only"),
     "reshape": (lambda x: st.reshape(x, newshape=-1), "reshape: got an unexpected keyword argument 'newshape'; it is cal"),
@@ -273,7 +275,34 @@ CALLS: dict[str, tuple[Any, str]] = {
     "another": (lambda x: st.devices("tpu"), "st.devices() lists the devices"),
     "initialize": (lambda x: st.distributed.initialize(rank=0), "'rank'; it is called process_id here"),
     "save": (lambda x: st.save(x, "f.npy"), "save: arr is the path 'f.npy'; the file comes first: st.save('f.npy', x)"),
-    "load": (lambda x: st.load(io.BytesIO(b"1,2,3,4\n5,6,7,8")), "st.asarray(np.loadtxt(path)) reads text"),
+    "missing": (lambda x: st.maximum(x), "maximum: missing the argument x2; it takes x1, x2"),
+    "all missing": (lambda x: st.add(), "add: missing the arguments x1 and x2; it takes x1, x2"),
+    "names of positions": (lambda x: st.add(x1=1, x2=2), "add: got an unexpected keyword argument 'x1'; x1 is given by po"),
+    "missing in hinted": (lambda x: st.make_mesh((1,)), "make_mesh: missing the argument axis_names; it takes axis_sizes"),
+    "by name only": (lambda x: st.ones((2, 2), "float32", x.sharding), "ones: 3 positional arguments are given; by position "
+                     "it takes shape, dtype, and by name device=, out_sharding="),
+    "of a method": (lambda x: x.cumsum(0, None, None, 1), "cumsum: 4 positional arguments are given; by position it takes axis, d"),
+    "twice": (lambda x: st.random.normal(st.random.key(0), key=1), "normal: key is given twice, by position and by name"),
+    "concat": (lambda x: st.concat(x, x), "concat: axis is a ShardedTensor; wanted a Python value, such as a number; the "
+               "arrays go in a list: st.concat([x, y])"),
+    "stack": (lambda x: st.stack(x, x, x), "by position it takes arrays, axis; the arrays go in a list: st.stack([x, y])"),
+    "max": (lambda x: st.max(x, x), "st.maximum(x, y) compares two arrays"),
+    "sizes": (lambda x: st.zeros(3, 4), "zeros: dtype is 4; wanted a NumPy dtype, such as 'float32'; a shape of several si"),
+    "pmap donates": (lambda x: st.pmap(len, donate_argnums=0), "st.pmap takes donate=True"),
+    "auto": (lambda x: st.shard_map(len, auto=()), "axis_names= names the axes"),
+    "shard": (lambda x: st.shard(x, x.sharding.mesh), "shard: axis is a Mesh; the devices are given by name: devices="),
+    "shards": (lambda x: st.sin(st.shard(x)), "sin: an operand is a list of shards, which st.unshard(shards) joins"),
+    "shards in a method": (lambda x: x.dot(st.shard(x)), "st.unshard"),
+    "shards drawn": (lambda x: st.visualize_sharding(st.shard(x)), "a list of shards, which st.unshard(shards) joins"),
+    "frames": (lambda x: st.mean(pytest.importorskip("pandas").DataFrame({"a": [1.0, 2.0]})), "mean: an operand is a Data"
+               "Frame, which st.asarray converts"),
+    "view": (lambda x: x.view(2, 8), "view: a shape is given; x.reshape(shape) returns a view of that shape"),
+    "view of -1": (lambda x: x.view(-1), "view: a shape is given"),
+    "transpose": (lambda x: x.transpose(1), "transpose: axes=(1,) names 1 of x's 2 dimensions"),
+    "eye": (lambda x: st.eye(2.0), "eye: n_rows is 2.0; wanted an integer"),
+    "scipy": (lambda x: scipy.special._ufuncs.expit(x), "scipy.special.expit takes tensors if SCIPY_ARRAY_API=1 is set"),
+    "load Parquet": (lambda x: st.load(io.BytesIO(b"PAR1" + bytes(20))), "st.asarray(pandas.read_parquet(path)) reads tab"),
+    "load": (lambda x: st.load(io.BytesIO(b"1,2,3,4\n5,6,7,8")), "st.asarray(np.loadtxt(path)) reads text, with delimiter=','"),
 }  # fmt: skip
 
 
@@ -294,6 +323,23 @@ def test_errors_of_functions_that_are_called_stay_as_they_are() -> None:
     assert not isinstance(caught.value, st.ShardTensorError)
     with pytest.raises(TypeError, match="required positional argument: 'part'"):
         st.jit(mapped)()
+
+
+def test_signatures_are_those_of_the_declarations() -> None:
+    for name, op in st.OPS.items():
+        declared = inspect.signature(op.dispatch.__wrapped__)  # type: ignore[attr-defined]
+        assert inspect.signature(op.dispatch, follow_wrapped=False) == declared, name
+    assert inspect.getfullargspec(st.add).args == ["x1", "x2"]
+    assert inspect.getfullargspec(st.add).varkw is None
+
+
+def test_statements_that_other_objects_support() -> None:
+    x = st.ones((4, 4))
+    with pytest.raises(AttributeError, match=r"st\.delete\(x, 0, axis=0\) returns another one"):
+        del x[0]
+    with pytest.raises(AttributeError, match=r"with st\.use_mesh\(mesh\): \.\.\."), x.sharding.mesh:
+        pass
+    assert repr(st.pmap(len)) == "<pmap of len>"
 
 
 # -- what exists -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardtensor.core import OPS, Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError, ShardTensorError, type_text
+from shardtensor.hints import of_call
 from shardtensor.interpreters.execution.plan import Kind, Plan
 from shardtensor.interpreters.execution.planning import make_plan
 from shardtensor.sharding.layout import with_mesh
@@ -141,5 +142,6 @@ def _hashable(op: Op, name: str, value: Any) -> Any:
     if not _is_hashable(value):
         raise ArgumentTypeError(
             f"{op.error_name}: {name} is {type_text(value)}; wanted a Python value, such as a number"
+            f"{of_call(op.error_name)}"
         )
     return value
