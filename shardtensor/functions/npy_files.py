@@ -148,7 +148,7 @@ def read_header(stream: IO[bytes], name: str, size: int) -> Header:
             if begin.decode("latin1").replace("\n", "").isprintable()
             else ""
         )
-        raise ArgumentError(f"load: {name} is no .npy or .npz file, or a broken one: it begins with {begin!r}{hint}")
+        raise ArgumentError(f"load: {name} is not a .npy or .npz file, or a broken one: it begins with {begin!r}{hint}")
     number = _prefix(stream, digits, name)
     length = int.from_bytes(number, "little")
     if length > _LONGEST_HEADER:
@@ -212,7 +212,7 @@ def _prefix(stream: IO[bytes], wanted: int, name: str) -> bytes:
     while got < wanted:
         count = _read_into(stream, memory[got:], name)
         if not count:
-            raise ArgumentError(f"load: {name} is no .npy or .npz file, or a broken one: it ends in the header")
+            raise ArgumentError(f"load: {name} is not a .npy or .npz file, or a broken one: it ends in the header")
         got += count
     return memory.tobytes()
 

@@ -54,7 +54,7 @@ def test_numpys_functions_write_tensors(tmp_path: Path, backend: str) -> None:
             assert mine["arr_0"].device == x.device
             assert_same(mine["b"], A.T)
             assert_same(mine["number"], np.array(3))
-            with pytest.raises(KeyError, match="'c' is no array of the file; it has arr_0"):
+            with pytest.raises(KeyError, match="'c' is not an array of the file; it has arr_0"):
                 _ = mine["c"]
     assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "z.npz"}
 
@@ -135,9 +135,9 @@ def test_broken_files_are_errors_that_name_them(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for broken, words in (
         (whole[:-8], "x.npy is truncated: it has 360 bytes, too few for float64 of shape"),
-        (whole[:20], "x.npy is no .npy or .npz file, or a broken one"),
-        (b"text", "x.npy is no .npy or .npz file"),
-        (b"", "x.npy is no .npy or .npz file"),
+        (whole[:20], "x.npy is not a .npy or .npz file, or a broken one"),
+        (b"text", "x.npy is not a .npy or .npz file"),
+        (b"", "x.npy is not a .npy or .npz file"),
         (b"PK\x03\x04 no archive", "x.npy is broken or of an unknown kind"),
     ):
         path.write_bytes(broken)
