@@ -168,7 +168,9 @@ def _interleaved(arguments: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
         try:
             return "".join(["..." if n is Ellipsis else _LETTERS[n] for n in labels])
         except (TypeError, IndexError):
-            raise ArgumentError(f"einsum: {labels!r:.60} is not a list of labels; wanted integers from 0 to 51") from None
+            raise ArgumentError(
+                f"einsum: {labels!r:.60} is not a list of labels; wanted integers from 0 to 51"
+            ) from None
 
     count = len(arguments) // 2
     left = ",".join([text(labels) for labels in arguments[1 : 2 * count : 2]])
