@@ -167,7 +167,7 @@ def _plugin(name: str) -> type[Backend]:
         raise BackendError(f"two distributions register backend {name!r}: {_rivals[name]}; uninstall one of them")
     plugin = _started(name, points[name].load)
     if not (isinstance(plugin, type) and issubclass(plugin, Backend)):
-        raise BackendError(f"backend {name!r}: {points[name].value} is no subclass of shardtensor.backend.Backend")
+        raise BackendError(f"backend {name!r}: {points[name].value} is not a subclass of shardtensor.backend.Backend")
     return plugin
 
 

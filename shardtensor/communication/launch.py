@@ -93,7 +93,7 @@ def load_engine(name: str) -> type[Engine]:
         raise ArgumentError(f"there is no engine named {name!r}; installed are {sorted(points)}")
     engine = points[name].load()
     if not (isinstance(engine, type) and issubclass(engine, Engine)):
-        raise BackendError(f"engine {name!r}: {points[name].value} is no subclass of shardtensor.engine.Engine")
+        raise BackendError(f"engine {name!r}: {points[name].value} is not a subclass of shardtensor.engine.Engine")
     return engine
 
 

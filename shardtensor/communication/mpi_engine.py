@@ -43,7 +43,7 @@ _FINALIZES = 5
 _TASKS = "SLURM_STEP_NUM_TASKS"
 """The variable in which srun tells a process how many it has started."""
 
-_WITHOUT_MPI = 'st.distributed.initialize(engine="gloo"), which needs PyTorch in place of MPI'
+_WITHOUT_MPI = 'st.distributed.initialize(engine="gloo"), which needs PyTorch instead of MPI'
 
 _DATA, _PRESENT, _NOTICE = 1, 2, 3
 """The tags of messages, and after an error of signs of life and of notices."""

@@ -113,7 +113,7 @@ def isposinf(x: ArrayLike, /) -> ShardedTensor:
 def _real(caller: str, x: Any) -> Any:
     given = array_like(x, caller)
     if result_type(given).kind not in "biuf":
-        raise ArgumentTypeError(f"{caller}: x is of {result_type(given)}; wanted real numbers, which have a sign")
+        raise ArgumentTypeError(f"{caller}: x has dtype {result_type(given)}; wanted real numbers, which have a sign")
     return given if result_type(given).kind == "f" else astype(given, np.float64)
 
 
@@ -132,7 +132,7 @@ def isnat(x: ArrayLike, /) -> ShardedTensor:
 @implements(isnat, "composite")
 def _isnat(x: Any) -> Any:
     if result_type(x).kind not in "mM":
-        raise ArgumentTypeError(f"x is of {result_type(x)}; wanted datetime64 or timedelta64")
+        raise ArgumentTypeError(f"x has dtype {result_type(x)}; wanted datetime64 or timedelta64")
     return not_equal(x, x)
 
 

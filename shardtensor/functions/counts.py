@@ -114,7 +114,7 @@ def _bincount(x: Any, weights: Any, minlength: int) -> Any:
     if len(shape_of(x)) != 1:
         raise ShapeError(f"x has {counted(len(shape_of(x)), 'dimension')}; wanted one")
     if weights is not None and dtype_of(weights).kind not in "biuf":
-        raise ArgumentTypeError(f"weights are of {dtype_of(weights)}; wanted real numbers")
+        raise ArgumentTypeError(f"weights have dtype {dtype_of(weights)}; wanted real numbers")
     if weights is not None and shape_of(weights) != shape_of(x):
         raise ShapeError(f"weights has shape {shape_of(weights)}; wanted x's shape, {shape_of(x)}")
     minlength = integer_from(0, minlength, "minlength")

@@ -168,7 +168,9 @@ def _interleaved(arguments: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
         try:
             return "".join(["..." if n is Ellipsis else _LETTERS[n] for n in labels])
         except (TypeError, IndexError):
-            raise ArgumentError(f"einsum: {labels!r:.60} is no list of labels; wanted integers from 0 to 51") from None
+            raise ArgumentError(
+                f"einsum: {labels!r:.60} is not a list of labels; wanted integers from 0 to 51"
+            ) from None
 
     count = len(arguments) // 2
     left = ",".join([text(labels) for labels in arguments[1 : 2 * count : 2]])
@@ -187,7 +189,7 @@ def _parsed(text: str, ndims: tuple[int, ...], sums_ellipsis: bool) -> tuple[tup
     parts = left.split(",")
     if len(parts) != len(ndims):
         raise ArgumentError(
-            f"einsum: subscripts {text!r} are of {counted(len(parts), 'operand')}, and {len(ndims)} are given"
+            f"einsum: subscripts {text!r} are for {counted(len(parts), 'operand')}, and {len(ndims)} are given"
         )
     terms = tuple([_labels(part, n, text) for part, n in zip(parts, ndims, strict=True)])
     counts = Counter(label for term in terms for label in term)

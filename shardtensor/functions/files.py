@@ -238,7 +238,7 @@ class NpzFile(Mapping[str, ShardedTensor]):
 
     def __getitem__(self, name: str) -> ShardedTensor:
         if name not in self:
-            raise KeyError(f"{name!r} is no array of the file; it has {', '.join(self.files)}")
+            raise KeyError(f"{name!r} is not an array of the file; it has {', '.join(self.files)}")
         info, label = self._members[name], f"{name!r} of {self._name}"
         with broken_as_error(label):
             _check_sizes(info, label)
@@ -329,7 +329,7 @@ def load(file: File, *, device: Where | None = None) -> ShardedTensor | NpzFile:
     with open(path, "rb", buffering=0, opener=_open_at_once) as stream:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise ArgumentError(f"load: {path} is no regular file; wanted one, or the contents in an io.BytesIO")
+            raise ArgumentError(f"load: {path} is not a regular file; wanted one, or the contents in an io.BytesIO")
         if not _is_archive(stream.read(4)):
             stream.seek(0)
             header = read_header(stream, path, status.st_size)

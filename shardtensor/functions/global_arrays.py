@@ -130,7 +130,7 @@ def make_array_from_single_device_arrays(
     grid, by_device = sharding.grid(sizes), dict[Device, ShardedTensor]()
     for array in arrays:
         if not isinstance(array, ShardedTensor) or array.sharding.mesh.size != 1:
-            raise ArgumentTypeError(f"{name}: {array!r:.80} is no tensor on a single device")
+            raise ArgumentTypeError(f"{name}: {array!r:.80} is not a tensor on a single device")
         if array.sharding.mesh.flat[0] in by_device:
             raise ArgumentError(f"{name}: there are two arrays on {array.device}; wanted one on each device")
         by_device[array.sharding.mesh.flat[0]] = array

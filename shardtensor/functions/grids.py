@@ -396,7 +396,7 @@ class Grid:
         if not isinstance(part, slice) or part.stop is None:
             name = "ogrid" if self._sparse else "mgrid"
             raise IndexingError(
-                f"{name}: {part!r:.60} is no coordinate; wanted slices with an end, such as 0:5 or 0:1:9j"
+                f"{name}: {part!r:.60} is not a coordinate; wanted slices with an end, such as 0:5 or 0:1:9j"
             )
         start, step = part.start or 0, 1 if part.step is None else part.step
         if isinstance(step, complex):

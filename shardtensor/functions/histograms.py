@@ -223,7 +223,7 @@ def _histogram(x: Any, bins: Any, weights: Any, range: Any, density: Any) -> His
     return Histogram(counts, call("asarray", edges) if isinstance(edges, np.ndarray) else edges)
 
 
-_ESTIMATED = "{} is estimated of the whole array on the host: give np.histogram_bin_edges(np.asarray(x), {})"
+_ESTIMATED = "{} is estimated from the whole array on the host: give np.histogram_bin_edges(np.asarray(x), {})"
 
 
 def _uniform_edges(x: Any, bins: Any, range: Any) -> tuple[tuple[Any, Any], Any]:

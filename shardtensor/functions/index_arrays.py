@@ -248,7 +248,7 @@ def _by_stride(sizes: Shape, order: str) -> list[int]:
 
 def _integers(name: str, x: Any) -> Any:
     if result_type(x).kind not in "iu":
-        raise ArgumentTypeError(f"{name} is of {result_type(x)}; wanted integers")
+        raise ArgumentTypeError(f"{name} has dtype {result_type(x)}; wanted integers")
     return astype(x, np.int64, copy=False)
 
 

@@ -244,7 +244,9 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     first = parts[0]
     for part, name in zip(parts, names, strict=True):
         if part.dtype != first.dtype:
-            raise ArgumentTypeError(f"from_dlpack: {name} is of {part.dtype} and x[0] of {first.dtype}; convert one")
+            raise ArgumentTypeError(
+                f"from_dlpack: {name} has dtype {part.dtype}, and x[0] has {first.dtype}; convert one"
+            )
         if part.ndim != first.ndim or (not part.ndim and len(parts) > 1 and not isinstance(where, NamedSharding)):
             raise ShapeError(
                 f"from_dlpack: {name} has shape {part.shape} and x[0] {first.shape}; wanted as many dimensions, and "

@@ -202,7 +202,7 @@ def _last(caller: str, a: Any, axis: int | None, bitorder: str, kinds: str) -> t
     given = array_like(a, caller)
     if result_type(given).kind not in kinds or ("b" not in kinds and result_type(given) != np.uint8):
         raise ArgumentTypeError(
-            f"{caller}: a is of {result_type(given)}; wanted {'bools or integers' if 'b' in kinds else 'uint8'}"
+            f"{caller}: a has dtype {result_type(given)}; wanted {'bools or integers' if 'b' in kinds else 'uint8'}"
         )
     if bitorder not in ("big", "little"):
         raise ArgumentError(f"{caller}: bitorder is {bitorder!r}; wanted 'big' or 'little'")

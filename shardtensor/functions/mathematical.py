@@ -288,7 +288,9 @@ def ediff1d(ary: ArrayLike, to_end: ArrayLike | None = None, to_begin: ArrayLike
         numbers = reshape(array_like(extra, "ediff1d"), (-1,))
         kind = extra if isinstance(extra, (int, float, complex)) else result_type(numbers)
         if not np.can_cast(np.result_type(kind, dtype), dtype, "same_kind"):
-            raise ArgumentTypeError(f"ediff1d: {name} is of {np.result_type(kind)}, which cannot be cast to {dtype}")
+            raise ArgumentTypeError(
+                f"ediff1d: {name} has dtype {np.result_type(kind)}, which cannot be cast to {dtype}"
+            )
         parts.insert(0 if name == "to_begin" else len(parts), astype(numbers, dtype, copy=False))
     return concat(parts)
 

@@ -195,7 +195,7 @@ def _counts(repeats: Any) -> np.ndarray[Any, Any]:
     except ValueError as error:
         raise ShapeError(f"repeats has nested lists of different lengths ({error})") from None
     if counts.dtype.kind not in "biu" and counts.size:
-        raise ArgumentTypeError(f"repeats is of {counts.dtype}; wanted integers")
+        raise ArgumentTypeError(f"repeats has dtype {counts.dtype}; wanted integers")
     if counts.ndim > 1:
         raise ShapeError(f"repeats has shape {counts.shape}; wanted an integer or one dimension")
     if (counts < 0).any():

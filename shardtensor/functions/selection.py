@@ -79,7 +79,7 @@ def select(condlist: Sequence[ArrayLike], choicelist: Sequence[ArrayLike], defau
     conditions = [array_like(c, "select") for c in condlist]
     for k, condition in enumerate(conditions):
         if result_type(condition).kind != "b":
-            raise ArgumentTypeError(f"select: condlist[{k}] is of {result_type(condition)}; wanted bools")
+            raise ArgumentTypeError(f"select: condlist[{k}] has dtype {result_type(condition)}; wanted bools")
     choices = [array_like(c, "select") for c in choicelist]
     found = array_like(default, "select")
     dtype = np.result_type(*[x if type(x) in SCALARS else result_type(x) for x in (*choices, found)])
@@ -160,7 +160,7 @@ def choose(a: ArrayLike, choices: Any, out: ShardedTensor | None = None, mode: s
     """
     index: Any = array_like(a, "choose")
     if result_type(index).kind not in "biu":
-        raise ArgumentTypeError(f"choose: a is of {result_type(index)}; wanted integers")
+        raise ArgumentTypeError(f"choose: a has dtype {result_type(index)}; wanted integers")
     if type(index) is np.ndarray:
         check_indices_fit(index, "choose")
     given = [array_like(choice, "choose") for choice in as_list(choices, "choose: choices")]
@@ -393,7 +393,7 @@ def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, ax
     _check_target(arr, "put_along_axis: arr")
     index = on_host(array_like(indices, "put_along_axis"))
     if index.dtype.kind not in "iu":
-        raise ArgumentTypeError(f"put_along_axis: indices are of {index.dtype}; wanted integers")
+        raise ArgumentTypeError(f"put_along_axis: indices have dtype {index.dtype}; wanted integers")
     ndim = 1 if axis is None else arr.ndim
     if index.ndim != ndim:
         raise ShapeError(

@@ -269,7 +269,7 @@ def _dtype_of_loop(ufunc: np.ufunc, what: str, dtype: Any, out: Any, x: Any) -> 
         ArgumentTypeError: NumPy has no loop of that dtype, or only one of x and ``out`` is of durations.
     """
     if out is not None and {dtype_of(x).kind, out.dtype.kind} in ({"m", "f"}, {"m", "c"}):
-        raise ArgumentTypeError(f"numpy.{what}: out is of {out.dtype} for elements of {dtype_of(x)}")
+        raise ArgumentTypeError(f"numpy.{what}: out has dtype {out.dtype} for elements of {dtype_of(x)}")
     if dtype is None and (out is None or ufunc.__name__ in ("logical_and", "logical_or")):
         return None
     if dtype is None and (out.dtype.kind in "mM" or dtype_of(x).kind in "mM"):

@@ -48,7 +48,7 @@ def distrust(folder: str, create: bool = False) -> str | None:
             path = "/" if os.path.isabs(target) else os.path.dirname(path)
             continue  # The folder of the link is examined again, which is harmless.
         if not stat.S_ISDIR(found.st_mode):
-            return f"{path} is no folder"
+            return f"{path} is not a folder"
         if _others_write(found, path) and not (pending and found.st_mode & stat.S_ISVTX):
             return f"other users may write to {path}"
         if not pending:
@@ -72,7 +72,7 @@ def _status(path: str, create: bool) -> os.stat_result:
 def distrust_file(found: os.stat_result) -> str | None:
     """Returns why an open file is not one that only the user can have written; None if it is."""
     if not stat.S_ISREG(found.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if found.st_uid != os.geteuid():
         return f"it belongs to another user (number {found.st_uid})"
     return "other users may write to it" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None

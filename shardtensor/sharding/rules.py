@@ -279,7 +279,8 @@ def extremum(
     """
     shape = shapes[0]
     if any(shape[a] == 0 for a in reduced_axes(axis, len(shape))):
-        raise ShapeError(f"x has shape {shape}, with no elements along axis {axis}, where the result is undefined")
+        along = "" if axis is None else f" along axis {axis}"
+        raise ShapeError(f"x has shape {shape}, with no elements{along}, where the result is undefined")
     return reduction(shapes, axis=axis, keepdims=keepdims)
 
 

@@ -411,7 +411,7 @@ class Scheduler:
         reports += [f"{listed(gone)} returned without such a call"] * bool(gone)
         why = (
             "; ".join(reports)
-            + ": no two of these can meet; all devices along an axis must make the same calls in the same order"
+            + ": no two of these calls match; all devices along an axis must make the same calls in the same order"
         )
         for rendezvous in found:
             for program in rendezvous.arrived:

@@ -219,8 +219,8 @@ def _entry(given: Any, rank: int) -> Entry:
     entry = (given,) if isinstance(given, int) and rank == 1 else given
     if not isinstance(entry, tuple) or not all(a is None or isinstance(a, int) for a in entry):
         raise ArgumentError(
-            f"smap: {given!r} is no entry of axes for a grid of {counted(rank, 'axis', 'axes')}; wanted an axis, None, "
-            f"or a tuple of {rank}"
+            f"smap: {given!r} is not an entry of axes for a grid of {counted(rank, 'axis', 'axes')}; wanted an axis, "
+            f"None, or a tuple of {rank}"
         )
     if len(entry) != rank:
         raise ArgumentError(

@@ -140,7 +140,7 @@ class Conversions(Handle):
 
     def _real_scalar(self, caller: str) -> Any:
         if self.dtype.kind == "c":
-            raise ArgumentTypeError(f"{caller}: the tensor is of {self.dtype}; wanted real numbers, such as x.real")
+            raise ArgumentTypeError(f"{caller}: the tensor has dtype {self.dtype}; wanted real numbers, such as x.real")
         return self._scalar(caller)
 
     def __complex__(self) -> complex:
@@ -171,7 +171,7 @@ class Conversions(Handle):
     def __index__(self) -> int:
         if self.ndim or self.dtype.kind not in "iu":
             given = f"a tensor of shape {self.shape} and dtype {self.dtype}"
-            raise ArgumentTypeError(f"index: {given} is no index; wanted an integer one without dimensions")
+            raise ArgumentTypeError(f"index: {given} is not an index; wanted an integer one without dimensions")
         return int(self._scalar("index"))
 
     def _scalar(self, caller: str) -> Any:

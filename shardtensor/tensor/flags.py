@@ -53,7 +53,7 @@ class Flags:
         for field in fields:
             if name in (field.upper(), field[0].upper()):
                 return bool(getattr(self, field))
-        raise ArgumentError(f"flags: {name!r} is no flag; wanted one of {', '.join(fields).upper()}")
+        raise ArgumentError(f"flags: {name!r} is not a flag; wanted one of {', '.join(fields).upper()}")
 
 
 def flags_of(shape: Shape, strides: tuple[int, ...], owndata: bool, writeable: bool) -> Flags:

@@ -312,7 +312,7 @@ class Methods(Operators):
         """
         linear, size = np.asarray(indices).ravel(), self.size
         if linear.dtype.kind not in "biuf":
-            raise ArgumentTypeError(f"put: indices are of {linear.dtype}; wanted integers")
+            raise ArgumentTypeError(f"put: indices have dtype {linear.dtype}; wanted integers")
         check_indices_fit(linear, "put")
         linear = linear.astype(np.intp, copy=False)  # NumPy truncates floats here, and only here.
         if mode not in ("raise", "wrap", "clip"):

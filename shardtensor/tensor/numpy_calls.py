@@ -79,7 +79,7 @@ def _reduced_into(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any)
     """Calls a reduction as NumPy does with ``out=``, which may have any dtype."""
     dtype = args[0].dtype if isinstance(args[0], (Handle, np.ndarray, np.generic)) else out.dtype
     if {dtype.kind, out.dtype.kind} in ({"m", "f"}, {"m", "c"}):
-        raise ArgumentTypeError(f"{op.name}: out is of {out.dtype} for elements of {dtype}")
+        raise ArgumentTypeError(f"{op.name}: out has dtype {out.dtype} for elements of {dtype}")
     if op.name in ("mean", "nanmean"):  # Those of integers are always computed in float64.
         chooses = dtype.kind in "fc" and np.can_cast(dtype, out.dtype)
     else:

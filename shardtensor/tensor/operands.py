@@ -228,4 +228,4 @@ def host_array(obj: Any, caller: str, dtype: np.dtype[Any] | None = None) -> Any
 
 def no_array(caller: str) -> ArgumentTypeError:
     """Returns the error for None where an array is wanted."""
-    return ArgumentTypeError(f"{caller}: None is no array; wanted a tensor, an array, a scalar or lists of scalars")
+    return ArgumentTypeError(f"{caller}: None is not an array; wanted a tensor, an array, a scalar or lists of scalars")

@@ -328,7 +328,7 @@ BROKEN = {
     ),
     "abstract": ("from shardtensor.backend import Backend\nclass It(Backend):\n    name = 'abstract'", "to_device"),
     "stranger": ("class It:\n    name = 'stranger'", "Backend"),
-    "number": ("It = 3", "no subclass"),
+    "number": ("It = 3", "not a subclass"),
     "exits": ("raise SystemExit(3)", r"does not start: SystemExit: 3"),
     "deviceless": (
         "from tests.backend.test_protocol import Stub\nclass It(Stub):\n    name = 'deviceless'\n"

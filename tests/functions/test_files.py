@@ -54,7 +54,7 @@ def test_numpys_functions_write_tensors(tmp_path: Path, backend: str) -> None:
             assert mine["arr_0"].device == x.device
             assert_same(mine["b"], A.T)
             assert_same(mine["number"], np.array(3))
-            with pytest.raises(KeyError, match="'c' is no array of the file; it has arr_0"):
+            with pytest.raises(KeyError, match="'c' is not an array of the file; it has arr_0"):
                 _ = mine["c"]
     assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "z.npz"}
 

@@ -481,7 +481,7 @@ def test_lists_that_do_not_fit() -> None:
     for where in (None, mesh):
         with pytest.raises(st.ShapeError, match=r"x\[0\] has shape \(\).*st\.stack"):
             st.from_dlpack([np.array(1), np.array(1)], device=where)
-    with pytest.raises(st.ArgumentTypeError, match=r"x\[1\] is of float32 and x\[0\] of float64"):
+    with pytest.raises(st.ArgumentTypeError, match=r"x\[1\] has dtype float32, and x\[0\] has float64"):
         st.from_dlpack([np.ones(2), np.ones(2, "float32")])
     with pytest.raises(st.ShardingError, match=r"a list of 3 arrays for the 2 devices of Mesh\(x=2"):
         st.from_dlpack([np.ones(2)] * 3, device=mesh)

@@ -138,7 +138,7 @@ def test_errors_name_the_path(name: str, backend: str) -> None:
         f"ArgumentError: {name}: {what}['w'] is a list of 1, and x['w'] is a leaf"
     )
     assert raised(lambda: place(x, {"w": rows})).startswith(f"ArgumentTypeError: {name}: {{'w': NamedSharding")
-    assert raised(lambda: place(None, rows)).startswith(f"ArgumentTypeError: {name}: None is no array")
+    assert raised(lambda: place(None, rows)).startswith(f"ArgumentTypeError: {name}: None is not an array")
     assert raised(lambda: st.jit(lambda t: t, out_shardings={"b": both})({"b": st.ones(4)})).startswith(
         "ShardingError: jit: the result['b']: out_shardings: P('x', 'y') has 2 dimensions"
     )

@@ -176,7 +176,7 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "a result": (lambda x: st.einsum("ij->k", x), st.ArgumentError, "has 'k' in the result"),
     "a label twice": (lambda x: st.einsum("ij->ii", x), st.ArgumentError, "has 'i' in the result"),
     "an ellipsis": (lambda x: st.einsum("i...->i", x), st.ArgumentError, "lacks an ellipsis"),
-    "labels": (lambda x: st.einsum(x, ["a", "b"]), st.ArgumentError, "is no list of labels"),
+    "labels": (lambda x: st.einsum(x, ["a", "b"]), st.ArgumentError, "is not a list of labels"),
     "times": (lambda x: st.einsum("i->i", np.zeros(2, "m8[s]")), st.ArgumentTypeError, "dtype timedelta64"),
     "a diagonal": (lambda x: st.diagonal(x[0]), st.ShapeError, "diagonal: x has shape .3,.; wanted at least two"),
     "one axis": (lambda x: st.diagonal(x, 0, 1, -1), st.AxisError, "axis1=1 and axis2=-1 are the same dimension"),

@@ -172,7 +172,7 @@ def test_a_grid_has_one_layout() -> None:
     for key in (np.s_[0:4, 1:9:2], np.s_[0:1:5j, 0:3], np.s_[2:9], np.s_[0:1:3j]):
         assert_same(st.mgrid[key], np.mgrid[key])
         compare(st.ogrid[key], np.ogrid[key])
-    with pytest.raises(st.IndexingError, match="mgrid: 3 is no coordinate; wanted slices"):
+    with pytest.raises(st.IndexingError, match="mgrid: 3 is not a coordinate; wanted slices"):
         st.mgrid[0:4, 3]
     with st.transfer_guard("disallow"):
         made = st.fromfunction(lambda i, j: i * 10 + j, (9, 4))
@@ -330,7 +330,7 @@ MISUSE: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda x: st.tile(x, -1), ValueError, r"tile: repetitions \(-1,\) has a negative number"),
     (lambda x: st.tile(x, 1.5), TypeError, "tile: repetitions"),
     (lambda x: st.repeat(x, -1), ValueError, "repeat: repeats has a negative number, -1"),
-    (lambda x: st.repeat(x, np.array([1.5])), TypeError, "repeat: repeats is of float64; wanted integers"),
+    (lambda x: st.repeat(x, np.array([1.5])), TypeError, "repeat: repeats has dtype float64; wanted integers"),
     (
         lambda x: st.repeat(x, [1, 2, 3], axis=0),
         ValueError,

@@ -260,7 +260,7 @@ def test_errors_do_not_name_operators_of_which_a_function_is_composed(backend: s
         "fill_diagonal: a is an int; wanted a tensor": lambda: st.fill_diagonal(3, 1),  # type: ignore[arg-type]
         "put_along_axis: arr is a list": lambda: st.put_along_axis([1], [0], 1, 0),  # type: ignore[arg-type]
         "put: index 12 is out of bounds for 12 elements": lambda: x.put([0, 12], 1),
-        "put: indices are of complex128": lambda: x.put([1j], 1),
+        "put: indices have dtype complex128": lambda: x.put([1j], 1),
         "put: value 1j": lambda: x.put([1], 1j),
         "put: 'a' is a str": lambda: x.put([1], text),
         "linspace: dtype <U3": lambda: np.linspace(x, 3, dtype="U3"),

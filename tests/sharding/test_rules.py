@@ -569,9 +569,10 @@ def test_rules_of_reductions(rule: Any, shape: Any, axis: Any, keepdims: bool, w
 def test_extremum_of_nothing(shape: Any, axis: Any) -> None:
     with pytest.raises(ValueError, match=r"zero-size|identity"):
         np.max(np.ones(shape), axis=axis)
-    with pytest.raises(st.ShapeError, match="no elements along axis") as caught:
+    with pytest.raises(st.ShapeError, match="with no elements") as caught:
         extremum([shape], axis=axis)
     assert str(shape) in str(caught.value)
+    assert ("along axis" in str(caught.value)) == (axis is not None)
     assert reduction([shape], axis=axis)  # a sum of nothing is 0
 
 

@@ -155,7 +155,7 @@ PROGRAM_CALLS = sorted(
 REFUSED = (
     "has no arrays of",
     "does not compute with dtype",
-    "is of bool; wanted integers",
+    "has dtype bool; wanted integers",
     "wanted 3",
     "wanted a number, bool or time of",
     "has no sharded form",

@@ -548,7 +548,7 @@ def level_waits_for_level(d: Any) -> Any:
     st.CollectiveError,
     "psum over 'i'",
     "{b}:0",
-    "no two of these can meet",
+    "no two of these calls match",
 )
 def one_inner(d: Any) -> Any:
     def outer(items: Any) -> Any:
@@ -604,7 +604,7 @@ def inner_sizes(d: Any) -> Any:
     return st.pmap(lambda x: st.pmap(lambda y: st.psum(y, ("i", "j")), x, axis_name="j"), inner, axis_name="i")
 
 
-@case("inner maps of different names", st.CollectiveError, "psum over 'i'", "no two of these can meet")
+@case("inner maps of different names", st.CollectiveError, "psum over 'i'", "no two of these calls match")
 def inner_names(d: Any) -> Any:
     return st.pmap(
         lambda x: st.pmap(lambda y: st.psum(y, "i"), x, axis_name="j" if st.axis_index("i") else "k"),
@@ -777,7 +777,7 @@ def map_cases() -> None:
         ("smap of nothing split", sm(same, x, axes=[None]), E, ("smap: no argument is split",)),
         ("smap with too few axes", sm(same, x, x, axes=[0]), E, ("smap: axes has 1 entry for 2 arguments",)),
         ("smap with axes of text", sm(same, x, axes="0"), T, ("smap: axes is a str",)),
-        ("smap with an axis of text", sm(same, x, axes=["0"]), E, ("smap: '0' is no entry of axes",)),
+        ("smap with an axis of text", sm(same, x, axes=["0"]), E, ("smap: '0' is not an entry of axes",)),
         ("smap of sizes that differ", sm(same, x, x.T, axes=[0, 0]),
          S, ("smap: argument 1 has 3 elements along axis 0",)),
         ("smap with a name too many", sm(same, x, axes=[0], axis_name=("i", "j")),
@@ -994,7 +994,7 @@ def no_operand(d: Any) -> Any:
     return over(lambda x: st.sum(None), d)
 
 
-@case("None for an array", st.ArgumentTypeError, "asarray: None is no array")
+@case("None for an array", st.ArgumentTypeError, "asarray: None is not an array")
 def no_array(d: Any) -> Any:
     return over(lambda x: st.asarray(None), d)
 

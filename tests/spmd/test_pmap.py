@@ -560,7 +560,7 @@ def test_collectives_of_unnamed_maps_in_a_named_one(backend: str) -> None:
         lambda inner: st.pmap(lambda x: st.psum(x, "i"), inner), items, axis_name="i", devices=row(backend, 3)
     )
     assert made == [[111.0, 222.0]] * 3
-    with pytest.raises(st.CollectiveError, match="no two of these can meet"):
+    with pytest.raises(st.CollectiveError, match="no two of these calls match"):
         st.pmap(lambda inner: st.pmap(lambda x: st.psum(x, "i"), inner), [[1.0, 2.0], [10.0]], axis_name="i")
 
 

@@ -475,7 +475,7 @@ def test_results_without_dimensions_are_stacked(axes: Any, out_axes: Any, shape:
     (lambda x: st.smap(lambda a, b: a, x, x, axes=[0]), st.ArgumentError, "1 entry for 2 arguments"),
     (lambda x: st.smap(lambda a, b: a, x, x, axes=[0, 1]), st.ShapeError, "argument 1 has 3 elements along axis 1"),
     (lambda x: st.smap(lambda a, b: a, x, x, axes=[(0, 1), (0, None, 1)]), st.ArgumentError, "each names every grid axis"),
-    (lambda x: st.smap(lambda a, b: a, x, x, axes=[(0, 1), 0]), st.ArgumentError, "is no entry of axes"),
+    (lambda x: st.smap(lambda a, b: a, x, x, axes=[(0, 1), 0]), st.ArgumentError, "is not an entry of axes"),
     (lambda x: st.smap(lambda a: a.sum(axis=0), x, axes=[1], out_axes=1), st.ShapeError, "no axis 1"),
     (lambda x: st.smap(lambda a: a[0], x, axes=[1]), st.ShapeError, "give out_axes"),
     (lambda x: st.smap(lambda a: a, axes=[0]), st.ArgumentError, "no argument to split"),

@@ -163,7 +163,7 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "setflags": (lambda x: x.setflags(write=False), ValueError, "the flags of a tensor cannot change"),
     "astype": (lambda x: x.astype(int, casting="safe"), TypeError, "not allowed by casting='safe'"),
     "sort": (lambda x: x.sort(kind="bogo"), ValueError, "NumPy's kinds"),
-    "flags": (lambda x: x.flags["Z"], ValueError, "'Z' is no flag"),
+    "flags": (lambda x: x.flags["Z"], ValueError, "'Z' is not a flag"),
     "resize": (lambda x: x.resize(3), AttributeError, "st.resize"),
     "at": (lambda x: x.at[0].set(1), AttributeError, r"x\[i\] = v"),
     "ctypes": (lambda x: x.ctypes, AttributeError, r"np\.asarray\(x\)\.ctypes"),

@@ -368,7 +368,7 @@ def _constant(path: str, x: Any) -> Output:
         return Output(constant=lambda: x)
     if not _is_constant(x):
         raise ArgumentTypeError(
-            f"jit: {path} is {type_text(x)}, which is no tensor and can change; return tensors, numbers, text, "
+            f"jit: {path} is {type_text(x)}, which is not a tensor and can change; return tensors, numbers, text, "
             f"or containers of them{hint_to_register(x)}"
         )
     return Output(constant=lambda: x)

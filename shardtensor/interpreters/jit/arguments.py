@@ -266,8 +266,8 @@ def static_key(mine: Sequence[tuple[int | str, Any]]) -> tuple[Any, ...]:
             made.append((name, _Static(x)))
         except _NotHashable:
             raise ArgumentTypeError(
-                f"jit: the static argument {name!r} is {type_text(x)}, which is not hashable; give a tuple in "
-                "place of a list, or let it be traced"
+                f"jit: the static argument {name!r} is {type_text(x)}, which is not hashable; give a tuple "
+                "instead of a list, or let it be traced"
             ) from None
     return tuple(made)
 

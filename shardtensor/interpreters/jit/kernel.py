@@ -147,7 +147,7 @@ class Kernel:
                 raise ArgumentError(f"Kernel: v{k} = reduce {node.name} cannot reduce v{node.operands[0]}")
         for out in self.outputs:
             if not len(self.inputs) <= out.value < self.values or (out.per_row and not self.is_row(out.value)):
-                raise ArgumentError(f"Kernel: output {out} is no node of this kernel, or varies within rows")
+                raise ArgumentError(f"Kernel: output {out} is not a node of this kernel, or varies within rows")
 
     @property
     def values(self) -> int:
@@ -321,7 +321,7 @@ def _loop_dtypes(name: str, given: tuple[Any, ...]) -> tuple[Any, ...]:
     function = getattr(np, name, None)
     if not isinstance(function, np.ufunc) or function.nout != 1 or function.signature or function.nin != len(given):
         raise ArgumentTypeError(
-            f"kernel: {name} of {counted(len(given), 'operand')} is no elementwise function of NumPy"
+            f"kernel: {name} of {counted(len(given), 'operand')} is not an elementwise function of NumPy"
         )
     try:
         return tuple(function.resolve_dtypes((*given, None)))

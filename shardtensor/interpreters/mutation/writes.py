@@ -275,7 +275,7 @@ def _check_update(op: Op, kinds: tuple[Kind, ...], out: Aval) -> None:
 def _check_cast(name: str, dtype: Any, wanted: Any) -> None:
     if not np.can_cast(dtype, wanted, "same_kind"):
         raise ArgumentTypeError(
-            f"{name}: the result has dtype {dtype}, which is not of a kind with the {wanted} that is written; "
+            f"{name}: the result has dtype {dtype}, which is not of the same kind as the {wanted} that is written; "
             "convert it with astype"
         )
 

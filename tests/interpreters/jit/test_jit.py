@@ -527,7 +527,9 @@ class Frozen:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_results_that_can_change_or_hold_tracers_are_errors(fn: Any, kind: str) -> None:
-    with pytest.raises(st.ArgumentTypeError, match=rf"the result\[1\] is a {kind}, which is no tensor and can change"):
+    with pytest.raises(
+        st.ArgumentTypeError, match=rf"the result\[1\] is a {kind}, which is not a tensor and can change"
+    ):
         st.jit(lambda x: (x, fn(x)))(st.ones(3))
 
 
