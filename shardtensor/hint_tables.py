@@ -74,7 +74,6 @@ _CREATION = {
     **_each("randperm", "`st.random.permutation(st.random.key(0), 10)`"),
     "multinomial": "`st.random.categorical(st.random.key(0), st.log(x))`",
     **_each("manual_seed seed Generator default_rng", _KEY),
-    "to_numpy": _HOST,
     "to_csv": "`np.savetxt(path, x, delimiter=',')`",
     "one_hot": "`st.eye(5)[[0, 3]]`",
     "corr": "`st.corrcoef(x)`",
@@ -365,7 +364,7 @@ _TENSOR: Hints = {
     "gather": f"`st.take_along_axis(x, st.argsort(x, axis=0), axis=0)` takes elements; {_HOST}",
     **_IN_PLACE,
     # hosts, devices and dtypes
-    **_each("numpy cpu get asnumpy to_numpy toarray values", _HOST),
+    **_each("numpy cpu get asnumpy toarray values", _HOST),
     **_each("cuda to", "`x.to_device(st.devices()[0])` transfers it, `x.astype('float32')` casts; " + _GPU),
     **_each("float double half bfloat16", "`x.astype('float64')`"),
     **_each("int long short byte char", "`x.astype('int64')`"),

@@ -40,7 +40,7 @@ LACKING = {
         "repeat_interleave requires_grad requires_grad_ reshape_as resize retain_grad roll rolling rot90 rsqrt "
         "save scatter scatter_ scatter_add scatter_add_ setfield short sigmoid sign sin sinc sinh slogdet softmax "
         "solve split sqrt sqrt_ square stride sub sub_ subtract svd swapdims t tail take_along_dim tan tanh "
-        "tensor_split tensordot tile to to_csv to_list to_numpy toarray topk tril triu trunc type type_as unbind "
+        "tensor_split tensordot tile to to_csv to_list toarray topk tril triu trunc type type_as unbind "
         "unfold uniform_ unique unsafe_buffer_pointer unsqueeze value_counts values vdot view_as weak_type where "
         "zero_"
     ),
