@@ -170,7 +170,7 @@ def test_a_sum_of_many_labels_is_contracted_from_left_to_right() -> None:
 
 ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "subscripts": (lambda x: st.einsum("i?", x), st.ArgumentError, "einsum: subscripts 'i.' are malformed"),
-    "operands": (lambda x: st.einsum("ij,jk", x), st.ArgumentError, "of 2 operands, and 1 are given"),
+    "operands": (lambda x: st.einsum("ij,jk", x), st.ArgumentError, "for 2 operands, and 1 are given"),
     "dimensions": (lambda x: st.einsum("ijk", x), st.ShapeError, "2 dimensions has the subscripts 'ijk'"),
     "sizes": (lambda x: st.einsum("ij,ij", x, x.T), st.ShapeError, "'i' have sizes 2 and 3"),
     "a result": (lambda x: st.einsum("ij->k", x), st.ArgumentError, "has 'k' in the result"),
