@@ -121,9 +121,9 @@ def _short_text(error: BaseException | None, traceback: TracebackType | None) ->
 # -- warnings --------------------------------------------------------------------------------------
 
 
-def warn_caller(message: str) -> None:
-    """Gives a RuntimeWarning at the line of the user's program that called the package."""
-    _warn_at(user_frame(sys._getframe()), message, RuntimeWarning)
+def warn_caller(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Gives a warning at the line of the user's program that called the package."""
+    _warn_at(user_frame(sys._getframe()), message, category)
 
 
 def _warn_at(frame: FrameType | None, message: Warning | str, category: type[Warning], source: object = None) -> None:

@@ -20,6 +20,7 @@ from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.host.summation_order import empty_like
 from shardtensor.sharding.rules import reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
+from shardtensor.tracebacks import warn_caller
 
 Partial = Callable[..., Any]  # (xp, context, *arrays, **params) -> state
 Merge = Callable[[Any, Any, Any], Any]  # (xp, state, state) -> state
@@ -211,6 +212,8 @@ def _var_finish(xp: Any, context: ShardContext, state: Any, *, correction: float
     if isinstance(correction, complex) or not hasattr(type(correction), "__rsub__"):
         raise ArgumentTypeError(f"correction is {correction!r:.60}; wanted a real number")
     freedom = max(count - correction, 0.0)
+    if not freedom:
+        warn_caller("Degrees of freedom <= 0 for slice")
     return xp.asarray(xp.divide(spread, freedom), dtype=context.dtype)
 
 

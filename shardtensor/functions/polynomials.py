@@ -29,6 +29,7 @@ from shardtensor.host.units import counted
 from shardtensor.sequences import as_list, check_no_iterator
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tracebacks import warn_caller
 
 
 def _coefficients(x: Any, caller: str) -> Any:
@@ -285,7 +286,8 @@ def polyfit(
         deg: the degree.
         rcond: the least singular value that counts, relative to the greatest; by default the number of points times
             the dtype's ``eps``.
-        full: whether the residuals, the rank, the singular values and ``rcond`` follow in the result.
+        full: whether the residuals, the rank, the singular values and ``rcond`` follow in the result. Without them, a
+            rank that does not exceed the degree is a RankWarning, as in NumPy.
         w: a weight for each point, by which the distance is multiplied.
 
     Raises:
@@ -312,7 +314,11 @@ def polyfit(
         values = multiply(values, weights if dims == 1 else expand_dims(weights, axis=1))
     found, residuals, rank, singular = lstsq(powers, values, rtol)
     found = divide(found, scale if dims == 1 else expand_dims(scale, axis=1))
-    return (found, residuals, rank, singular, rtol) if full else found
+    if full:
+        return found, residuals, rank, singular, rtol
+    if rank <= deg:
+        warn_caller("Polyfit may be poorly conditioned", np.exceptions.RankWarning)
+    return found
 
 
 @composition(recorded)
