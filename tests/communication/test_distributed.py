@@ -600,10 +600,12 @@ def test_some_of_the_three_arguments_are_missing() -> None:
 
 def test_a_process_that_no_launcher_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {})
-    with pytest.raises(ArgumentError, match="not started by a known launcher; .*, pass three arguments"):
+    with pytest.raises(ArgumentError, match=r"not started by a known launcher; .*, pass three arguments"):
         st.distributed.initialize()
     monkeypatch.setattr(os, "environ", {"SHARDTENSOR_COORDINATOR_ADDRESS": "127.0.0.1:80"})
-    wanted = "initialize: SHARDTENSOR_COORDINATOR_ADDRESS is set, but not SHARDTENSOR_NUM_PROCESSES and SHARDTENSOR_PROC"
+    wanted = (
+        "initialize: SHARDTENSOR_COORDINATOR_ADDRESS is set, but not SHARDTENSOR_NUM_PROCESSES and SHARDTENSOR_PROC"
+    )
     with pytest.raises(ArgumentError, match=wanted):
         st.distributed.initialize()
 
