@@ -390,7 +390,7 @@ def _run(
                         status = TIMED_OUT
                     elif len(commands) > 1:  # mpiexec is one command for all processes.
                         watch.lines.write(
-                            f"shardtensor launch: {processes_text(left)} did not end, and had to be killed"
+                            f"shardtensor launch: {processes_text(left)} did not end and had to be killed"
                         )
                     break
                 time.sleep(0.01)
