@@ -494,7 +494,7 @@ def test_initialize_keeps_its_limit_and_can_be_interrupted(port: int, answers: b
         "failed already, or the port is closed"
     )
     assert any(line.endswith(wanted) for line in errors["2"])  # A line about hidden frames may follow.
-    assert errors["60"][-1] == "KeyboardInterrupt"
+    assert "KeyboardInterrupt" in errors["60"]
 
 
 RUNNING = """
@@ -819,7 +819,7 @@ def test_long_lines_of_several_processes_are_not_mixed(engine: str) -> None:
 
 @pytest.mark.parametrize(("processes", "engine"), [(0, None), (2, "smoke")])
 def test_the_launcher_refuses(processes: int, engine: str | None) -> None:
-    with pytest.raises(ArgumentError, match="wanted|must be at least 1"):
+    with pytest.raises(ArgumentError, match=r"wanted|must be at least 1"):
         launcher.launch(["true"], processes, engine)
 
 
