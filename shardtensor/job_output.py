@@ -29,6 +29,9 @@ _BEGIN = re.compile(
 )
 """The first line of a traceback."""
 
+_HIDDEN = re.compile(r"^\(\d+ frames? of shardtensor (?:is|are) hidden; (.*) to see (?:it|them)\)$")
+"""The line below a shortened traceback, with a number that may differ between processes that raise the same error."""
+
 
 class _Held(NamedTuple):
     """The lines of a process that are held back, from the first one of a traceback on."""
@@ -84,7 +87,7 @@ class Lines:
                     self._write(f"[{process}] {line}")
                     return
                 self._held[process] = _Held(self._clock(), [])
-            self._held[process].lines.append(line)
+            self._held[process].lines.append(_HIDDEN.sub(r"(frames of shardtensor are hidden; \1 to see them)", line))
             self._size += len(line)
             if self._size > _MOST:
                 self._release(list(self._held))
@@ -96,7 +99,7 @@ class Lines:
             if not self._open:
                 self._release(list(self._held))
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Passes on what has been held back long enough, or until all processes have printed a traceback."""
         if not self._held:
             return

@@ -33,7 +33,7 @@ TIMED_OUT = 124
 """The exit status of a job that was ended because it took too long, as of the program `timeout`."""
 
 _POLL = 0.02
-"""Seconds between two looks at whether a job is over."""
+"""Seconds between two checks of whether a job is over."""
 
 _LINE_END = re.compile(rb"\r?\n|\r(?!\Z)")
 """What ends a line: also a carriage return, after which bars of progress are drawn again, unless it is the last byte of
@@ -390,7 +390,7 @@ def _run(
                         status = TIMED_OUT
                     elif len(commands) > 1:  # mpiexec is one command for all processes.
                         watch.lines.write(
-                            f"shardtensor launch: {processes_text(left)} did not end, and had to be killed"
+                            f"shardtensor launch: {processes_text(left)} did not end and had to be killed"
                         )
                     break
                 time.sleep(0.01)
@@ -479,7 +479,7 @@ def _copy(end: int, process: int | None, lines: Lines, is_over: threading.Event)
             break
         if was_over:
             break
-        lines.look()
+        lines.check()
     if rest := rest.removesuffix(b"\r"):
         _pass_on(rest, process, lines)
     if process is not None:

@@ -27,8 +27,8 @@ _CHUNK = 1 << 30
 _SIGNS = 3.0
 """Seconds within which the other processes give a sign of life."""
 
-_LOOKS = 0.5
-"""Seconds between two looks at whether another process has told that it comes no more."""
+_CHECKS = 0.5
+"""Seconds between two checks of whether another process has told that it makes no more calls."""
 
 _NOTICED = 1.0
 """Seconds within which process 0 tells that a process has been lost."""
@@ -37,7 +37,7 @@ _CONNECTED = 5.0
 """Seconds within which a process connects to process 0, which answers others already."""
 
 _POLL = 0.02
-"""Seconds between two looks at what has become of the other processes while they start."""
+"""Seconds between two checks of the other processes while they start."""
 
 
 class GlooEngine(Engine):
@@ -196,19 +196,19 @@ class GlooEngine(Engine):
     def _call(self, function: Callable[[], Any], deadline: float) -> Any:
         """Returns the result of a call of Gloo, made by the engine's thread."""
         calling = self._thread.submit(function)
-        looking: Future[dict[int, str]] | None = None
+        reading: Future[dict[int, str]] | None = None
         # Gloo's own time limit is the same; a little later than it, the call is given up.
-        while not wait([calling], min(_LOOKS, max(deadline + 1 - time.monotonic(), 0))).done:
+        while not wait([calling], min(_CHECKS, max(deadline + 1 - time.monotonic(), 0))).done:
             if time.monotonic() > deadline + 1:
                 raise LateError
             if self._lifelines.lost:
                 raise LostError
-            if looking is None:
-                looking = self._side.submit(self._read_notices)
-            elif looking.done():
-                if looking.exception() is None and looking.result():
+            if reading is None:
+                reading = self._side.submit(self._read_notices)
+            elif reading.done():
+                if reading.exception() is None and reading.result():
                     raise LostError
-                looking = None
+                reading = None
         # The error of the call is not raised here by waiting for it: signal handlers may raise the same classes.
         error = calling.exception()
         if isinstance(error, RuntimeError):

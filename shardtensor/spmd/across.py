@@ -199,10 +199,13 @@ def _apart(groups: dict[tuple[int, ...], _Collective], found: Sequence[Rendezvou
         for entry in dict.fromkeys(f"{at[0]} {at[shown]}".strip() for at in row) or ["no collective"]:
             entries.setdefault(entry, []).append(k)
     arrived = sorted(number for n, group in groups.items() for k, number in enumerate(n) if k in group.kinds)
+    problem = "make different collectives, or some make none"
+    if shown == 2 and all(rows):
+        problem = "make the same collective with different arguments"
     return CollectiveError(
-        "the calls of a map make different collectives, or some make none: "
+        f"the calls of a map {problem}: "
         + "; ".join(f"{processes_text(entries[e])}: {e}" for e in sorted(entries, key=lambda e: len(entries[e])))
-        + f" (in a collective are the calls {numbers_text(arrived)})"
+        + f" (calls of the function that wait in a collective: {numbers_text(arrived)})"
     )
 
 
@@ -234,7 +237,8 @@ def _call_of(rendezvous: Rendezvous) -> str:
     """Returns a text of a call, the same for calls that can meet."""
     run = rendezvous.arrived[0].run
     inside = f" in maps over {run.axes}{run.extents}" if run.parent else ""
-    return f"{rendezvous.call.description} with {rendezvous.call.details!r}{inside}"
+    details = ", ".join([f"{name} = {value!r}" for name, value in rendezvous.call.details if value is not None])
+    return f"{rendezvous.call.description} with {details}{inside}"
 
 
 def _described(rendezvous: Rendezvous) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ def test_an_error_beside_a_call_of_another_thread_is_compared_after_that_call() 
 SUM, MEAN = "sum(float64[8] P('x') #5, None)", "mean(float64[8] P('x') #5, None)"
 
 
-def said(*processes: tuple[str, list[str]], states: str = "", failure: str = "", cut: int = 0) -> tuple[str, str]:
+def reported(*processes: tuple[str, list[str]], states: str = "", failure: str = "", cut: int = 0) -> tuple[str, str]:
     """The message and the details where these processes are at places, and have made calls after a common one. The
     letter R, F or E in ``states`` stands for a process that runs, has failed or has ended.
     """
@@ -74,7 +74,7 @@ def said(*processes: tuple[str, list[str]], states: str = "", failure: str = "",
 
 
 def test_calls_that_differ_are_named_with_their_places() -> None:
-    message, details = said(
+    message, details = reported(
         *[("a.py:20 mean", [MEAN, "mean: 8 bytes (6adc)"])] * 2, ("a.py:22 sum", [SUM, "sum: 8 bytes"])
     )
     assert message == "the processes make different calls: process 2: a.py:22 sum; processes 0-1: a.py:20 mean"
@@ -90,10 +90,10 @@ def test_calls_that_differ_are_named_with_their_places() -> None:
         (("exp(#3, 1)", "log(#3, 1)"), "the processes make different calls: process 0: exp before a.py:1 sum; process 1: log before a.py:2 sum"),
     ],
 )  # fmt: skip
-def test_what_differs_is_said_without_numbers_and_checksums(calls: tuple[str, str], message: str) -> None:
+def test_differences_are_reported_without_numbers_and_checksums(calls: tuple[str, str], message: str) -> None:
     function = "sum" if "exp" in calls[0] else calls[0].partition("(")[0]
     assert (
-        said(*[(f"a.py:{k} {function}", [call, f"{function}: 8 bytes"]) for k, call in enumerate(calls, 1)])[0]
+        reported(*[(f"a.py:{k} {function}", [call, f"{function}: 8 bytes"]) for k, call in enumerate(calls, 1)])[0]
         == message
     )
 
@@ -101,23 +101,23 @@ def test_what_differs_is_said_without_numbers_and_checksums(calls: tuple[str, st
 def test_processes_that_have_failed_or_ended_are_named_and_the_places_of_the_others() -> None:
     others = [("a.py:20 mean", [MEAN]), ("a.py:20 mean", [MEAN])]
     at = "processes 0-1 are at a.py:20 mean"
-    failed, _ = said(*others, ("a.py:22", []), states="RRF", failure="ValueError: no rows")
+    failed, _ = reported(*others, ("a.py:22", []), states="RRF", failure="ValueError: no rows")
     assert failed == f"process 2 failed at a.py:22, and the others did not: {at}; ValueError: no rows"
-    ended, details = said(*others, ("", []), states="RRE")
+    ended, details = reported(*others, ("", []), states="RRE")
     assert ended == f"process 2 has ended without an exception, and {at}; all processes have to make the same calls"
     assert details == f"process 2 has ended after call 1; call 2 is {MEAN} in processes 0-1"
-    alone, _ = said(*others, ("a.py:23 mean", [f"ValueError in log{DETAIL}a.py:21{DETAIL}no", MEAN]))
+    alone, _ = reported(*others, ("a.py:23 mean", [f"ValueError in log{DETAIL}a.py:21{DETAIL}no", MEAN]))
     assert alone == f"process 2 raised ValueError in log at a.py:21, and the others did not: {at}; no"
-    more, _ = said(*[("", [MEAN])] * 2, ("", [MEAN, "exp(1)"]), states="EEE")
+    more, _ = reported(*[("", [MEAN])] * 2, ("", [MEAN, "exp(1)"]), states="EEE")
     assert more == (
         "the processes make different calls: process 2: exp before it ended; processes 0-1: nothing before it ended"
     )
-    everywhere, _ = said(*[("a.py:22", [])] * 2, states="FF", failure="ValueError: no rows")
+    everywhere, _ = reported(*[("a.py:22", [])] * 2, states="FF", failure="ValueError: no rows")
     assert everywhere == "processes 0-1 failed at a.py:22: ValueError: no rows"
 
 
 def test_a_difference_before_the_calls_that_are_kept() -> None:
-    message, details = said(("a.py:9 sum", ["exp(1)", SUM]), ("a.py:9 sum", ["log(1)", SUM]), cut=2)
+    message, details = reported(("a.py:9 sum", ["exp(1)", SUM]), ("a.py:9 sum", ["log(1)", SUM]), cut=2)
     assert message == "the processes have made different calls some time ago; processes 0-1 are at a.py:9 sum"
     assert details == "the calls differ in call 3, or before it"
 

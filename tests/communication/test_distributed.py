@@ -489,11 +489,12 @@ def test_initialize_keeps_its_limit_and_can_be_interrupted(port: int, answers: b
     assert statuses.split() == ["1", str(-signal.SIGINT)], errors
     (seconds,) = [line.split()[1] for line in errors["2"] if line.startswith("seconds ")]  # torch may print, too.
     assert float(seconds) < 6
-    assert errors["2"][-1].endswith(
+    wanted = (
         f"Error: initialize: process 0 does not answer at 127.0.0.1:{port}: it has not been started, it has ended or "
         "failed already, or the port is closed"
     )
-    assert errors["60"][-1] == "KeyboardInterrupt"
+    assert any(line.endswith(wanted) for line in errors["2"])  # A line about hidden frames may follow.
+    assert "KeyboardInterrupt" in errors["60"]
 
 
 RUNNING = """
@@ -818,7 +819,7 @@ def test_long_lines_of_several_processes_are_not_mixed(engine: str) -> None:
 
 @pytest.mark.parametrize(("processes", "engine"), [(0, None), (2, "smoke")])
 def test_the_launcher_refuses(processes: int, engine: str | None) -> None:
-    with pytest.raises(ArgumentError, match="wanted"):
+    with pytest.raises(ArgumentError, match=r"wanted|must be at least 1"):
         launcher.launch(["true"], processes, engine)
 
 

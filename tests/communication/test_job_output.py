@@ -68,6 +68,14 @@ def test_the_message_of_an_error_with_other_places_is_printed_once(lines: Lines,
     assert printed == [*wanted, f"[0-2] {END}"]
 
 
+def test_the_numbers_of_hidden_frames_may_differ(lines: Lines, printed: list[str]) -> None:
+    hidden = "frames of shardtensor are hidden; set SHARDTENSOR_TRACEBACK=full to see them)"
+    read(lines, 0, *STACK, END, f"(13 {hidden}")
+    read(lines, 1, *OTHER, END, "(1 frame of shardtensor is hidden; set SHARDTENSOR_TRACEBACK=full to see it)")
+    close(lines)
+    assert printed[-2:] == [f"[0-1] {END}", f"[0-1] ({hidden}"]
+
+
 def test_an_error_without_a_stack_joins_those_with_one(lines: Lines, printed: list[str]) -> None:
     read(lines, 1, END)
     read(lines, 0, *STACK, END)
@@ -88,18 +96,18 @@ def test_lines_that_begin_no_traceback_are_printed_at_once(lines: Lines, printed
 def test_a_traceback_waits_for_those_of_the_others_but_not_long(lines: Lines, printed: list[str], clock: Clock) -> None:
     read(lines, 0, *STACK, "ValueError: no")
     clock.now += 1
-    lines.look()
+    lines.check()
     assert printed == []
     read(lines, 1, *STACK, "ValueError: no")
     clock.now += job_output.HELD - 0.5
-    lines.look()
+    lines.check()
     assert printed == [f"[0-1] {text}" for text in (*STACK, "ValueError: no")]
     read(lines, 0, "the process goes on")
     assert printed[-1] == "[0] the process goes on"
     for k in range(3):  # Nothing is to come when all processes have printed one, some time ago.
         read(lines, k, *STACK, "KeyError: 1")
     clock.now += 0.6
-    lines.look()
+    lines.check()
     assert printed[-1] == "[0-2] KeyError: 1"
 
 
@@ -113,7 +121,7 @@ def test_a_program_that_goes_on_after_a_traceback_is_not_held_up(
         read(lines, 0, f"step {k}")
         assert printed[-2:] == ["[0] ValueError: no", f"[0] step {k}"]
         clock.now += 0.9
-        lines.look()
+        lines.check()
     assert len(printed) == 5 * (len(STACK) + 2)
 
 
@@ -122,7 +130,7 @@ def test_a_traceback_that_has_just_begun_is_not_split(lines: Lines, printed: lis
     clock.now += job_output.HELD
     read(lines, 1, *OTHER)
     clock.now += 0.1
-    lines.look()
+    lines.check()
     assert printed == [f"[0] {text}" for text in (*STACK, "ValueError: no")]
     read(lines, 2, *OTHER)
     for k in (1, 2):

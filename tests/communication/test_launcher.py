@@ -242,7 +242,7 @@ def test_processes_that_do_not_end_are_named(monkeypatch: pytest.MonkeyPatch) ->
     program = f"{NUMBER}if k == 1: os._exit(7)\ntime.sleep(50)"
     assert launcher.launch([sys.executable, "-c", program], 3, "gloo", timeout=50, output=lines.append) == 7
     assert lines == [
-        "shardtensor launch: processes 0, 2 did not end, and had to be killed",
+        "shardtensor launch: processes 0, 2 did not end and had to be killed",
         "shardtensor launch: process 1 ended with exit status 7",
     ]
 

@@ -110,7 +110,7 @@ OTHERS = {
         communication.mpi_engine._YIELDS host.threads.MOST_THREADS interpreters.jit.compiler._TIMEOUT
         spmd.helper_delays._LONG spmd.helper_delays._SHORT spmd.program._ROOM""",
     "seconds, and seconds of one step": """
-        communication.gloo_engine._CONNECTED communication.gloo_engine._LOOKS communication.gloo_engine._POLL
+        communication.gloo_engine._CHECKS communication.gloo_engine._CONNECTED communication.gloo_engine._POLL
         communication.gloo_engine._SIGNS communication.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
         host.blockwise.BYTE host.threads._SHUTDOWN_WAIT
         interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c_executor._FUNCTION
