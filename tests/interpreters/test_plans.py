@@ -181,7 +181,7 @@ def test_writes_are_seen_by_interpreters_that_define_only_apply(backend: str) ->
         np.multiply(rows, 2, out=rows[::-1])
     assert calls == ["setitem", "put", "add", "put", "getitem", "multiply", "put"]
     np.testing.assert_array_equal(x, [[5] * 6] * 2 + [[4] * 6] * 6)
-    with interpreting(Half()), pytest.raises(st.ArgumentTypeError, match="not of a kind"):
+    with interpreting(Half()), pytest.raises(st.ArgumentTypeError, match="not of the same kind"):
         st.arange(3).__iadd__(0.5)
 
 

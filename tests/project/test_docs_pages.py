@@ -106,7 +106,7 @@ product(st.ones((4, 2)), st.ones((3, 2)))
 def test_the_note_of_a_traceback_says_how_far_up_the_frame_of_the_program_is(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(REFUSED)
-    (hidden,) = re.findall(r"\((\d+) frames of shardtensor are hidden", new_process(str(file)).stderr)
+    (hidden,) = re.findall(r"\[(\d+) frames of shardtensor are hidden", new_process(str(file)).stderr)
     shown = new_process("-m", "pdb", str(file), stdin=f"c\nu {hidden}\np factor.shape\nq\nq\n").stdout
     assert f"> {file}(6)product()" in shown, shown
     assert "(Pdb) (3, 2)" in shown, shown

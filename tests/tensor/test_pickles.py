@@ -192,8 +192,8 @@ def test_tensors_of_eight_devices_load_on_two(backend: str) -> None:
     assert found["offloaded"] == [here[:-1] + ", memory_kind='pinned_host')", False, VALUE.tolist()]
     assert found["said"].endswith(
         f"there is no device {backend}:2; backend '{backend}' has 2, from 0 to 1; use other devices, or call "
-        "st.set_num_devices(8) before the first use of the devices (logical ones; in a notebook, after a restart of the "
-        "kernel), or set SHARDTENSOR_NUM_DEVICES=8"
+        "st.set_num_devices(8) before the first mesh or array (the devices are logical; in a notebook, after a restart "
+        "of the kernel), or set SHARDTENSOR_NUM_DEVICES=8"
     )
     assert (
         done.stderr.count("unpickle: tensors of ") == 1 + 1 + 1 + 6
