@@ -96,7 +96,7 @@ def _of_module(module: str, name: str) -> str | None:
     return text
 
 
-class _Lacking:
+class Lacking:
     """Stands for an attribute of other libraries' objects that those of a class lack: the error says what to use.
 
     A method ``__getattr__`` would do so, too, but Python 3.11 does not specialize any look-up in a class that has one
@@ -118,7 +118,7 @@ def explains_attributes(cls: Class) -> Class:
     """Makes the error for an attribute that objects of a class lack name what to use instead."""
     names = frozenset(LACKING[cls.__name__].split())
     for name in names:
-        setattr(cls, name, _Lacking(cls.__name__, name))
+        setattr(cls, name, Lacking(cls.__name__, name))
 
     def names_of(self: object) -> list[str]:
         return [name for name in object.__dir__(self) if name not in names]

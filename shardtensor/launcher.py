@@ -377,6 +377,7 @@ def _run(
                 left = [k for k, process in enumerate(running) if process.poll() is None]
                 known = [k for k, _ in ended]
                 new = [(k, p.returncode) for k, p in enumerate(running) if k not in left and k not in known]
+                new.sort(key=lambda one: one[1] >= 0)  # Others may have ended at once because of one that was killed.
                 if left and any(code < 0 for _, code in new):  # It cannot print this itself.
                     watch.lines.write(_failures([(k, code) for k, code in new if code < 0]))
                 ended += new

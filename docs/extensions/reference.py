@@ -18,6 +18,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.logging import getLogger
 
 import shardtensor as st
+from shardtensor.hints import Lacking
 
 from .chapters import NUMPYS, names_in, pages_of_names
 
@@ -116,6 +117,11 @@ def link_docstrings(app: Sphinx, what: str, name: str, thing: Any, options: Any,
     lines[:] = re.sub(r"`?docs/(\w+)\.md`?", r":doc:`/docs/\1`", text).split("\n")
 
 
+def skip_hints(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
+    """Leaves out names of other libraries, for which a class has errors that say what to write."""
+    return True if isinstance(thing, Lacking) else None
+
+
 def check_names(app: Sphinx, environment: BuildEnvironment) -> None:
     """Warns of public names that are on no page, or on several."""
     for name, pages in pages_of_names().items():
@@ -132,5 +138,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_transform(LinkPublicNames)
     app.connect("autodoc-process-docstring", keep_properties, priority=400)  # Napoleon's is 500.
     app.connect("autodoc-process-docstring", link_docstrings, priority=600)
+    app.connect("autodoc-skip-member", skip_hints)
     app.connect("env-check-consistency", check_names)
     return {"parallel_read_safe": True}
