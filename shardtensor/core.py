@@ -525,14 +525,12 @@ def _dispatcher(op: Op, declaration: CodeType, arguments: Sequence[inspect.Param
         )
     # All arguments have a default, so that `_refuse` raises the error for a call that lacks some.
     required = [a.name for a in arguments if a.default is a.empty and a.kind is not a.VAR_POSITIONAL]
-    declared = [a.replace(default=_REQUIRED) if a.name in required else a for a in arguments]
     only_by_position = [a.name for a in arguments if a.kind is a.POSITIONAL_ONLY and a.name in required]
     checked = [n for n in required if n not in only_by_position[:-1]]  # Whoever gives the last one gives those before.
     more = "()" if any(a.kind is a.VAR_POSITIONAL for a in arguments) else "_more"
     wrong = " or ".join(["_others", more, *[f"{n} is _REQUIRED" for n in checked]])
-    values = f"{{{', '.join(f'{n!r}: {n}' for n in required)}}}"
-    result = f"_refuse(_op, {more}, _others, {values}) if {wrong} else {result}"
-    return _compiled(op, declaration, declared, result, takes_all=True)
+    result = f"_refuse(_op, {more}, _others, locals()) if {wrong} else {result}"
+    return _compiled(op, declaration, arguments, result, takes_all=True)
 
 
 class _Required:
@@ -542,17 +540,18 @@ class _Required:
 _REQUIRED = _Required()
 
 
-def _refuse(op: Op, more: Operands, others: dict[str, Any], required: dict[str, Any]) -> NoReturn:
+def _refuse(op: Op, more: Operands, others: dict[str, Any], values: dict[str, Any]) -> NoReturn:
     """Raises the error for arguments that an operator does not take, or lacks.
 
     Args:
         op: the operator.
         more: the positional arguments beyond those that it takes.
         others: the keyword arguments that it does not take.
-        required: the values of the arguments without defaults.
+        values: the values of its arguments.
     """
     parameters = inspect.signature(op.dispatch).parameters
-    given = {n: value for n, value in required.items() if value is not _REQUIRED}
+    required = [n for n, a in parameters.items() if a.default is a.empty and a.kind is not a.VAR_POSITIONAL]
+    given = {n: values[n] for n in required if values[n] is not _REQUIRED}
     args = [given.pop(n) for n in list(given) if parameters[n].kind is inspect.Parameter.POSITIONAL_ONLY]
     if more:
         args, given = [None] * op.positional + list(more), {}
@@ -591,7 +590,7 @@ def _compiled(
         "_several": _several,
     }
     scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
-    header = _header(arguments, "*_more") + ", **_others" if takes_all else _header(arguments, "*")
+    header = _header(arguments, "*_more", "=_REQUIRED") + ", **_others" if takes_all else _header(arguments)
     # Beyond the end of a line of the declaration, tracebacks mark no columns.
     exec(_code(f"def _function({header}): return {' ' * 120}{result}"), scope)
     function: Function = scope["_function"]
@@ -622,13 +621,17 @@ def _place(op: Op, operands: Operands, params: Params, sharding: Any, has_option
     return call("place_result", operands, op=op, params=params, sharding=sharding)
 
 
-def _header(arguments: Sequence[inspect.Parameter], star: str) -> str:
-    """Returns the arguments of a signature as source, with the defaults as variables, and ``star`` behind those that
-    are given by position.
+def _header(arguments: Sequence[inspect.Parameter], star: str = "*", required: str = "") -> str:
+    """Returns the arguments of a signature as source, with the defaults as variables, ``star`` behind those that are
+    given by position, and ``required`` behind the name of each that has no default.
     """
-    names = [f"*{a.name}" if a.kind is a.VAR_POSITIONAL else a.name for a in arguments]
-    parts = [n if a.default is a.empty else f"{n}=_default_{n}" for n, a in zip(names, arguments, strict=True)]
     kinds = [a.kind for a in arguments]
+    parts = [
+        f"*{a.name}" if a.kind is a.VAR_POSITIONAL
+        else f"{a.name}{required}" if a.default is a.empty
+        else f"{a.name}=_default_{a.name}"
+        for a in arguments
+    ]  # fmt: skip
     positional = kinds.count(inspect.Parameter.POSITIONAL_ONLY)
     by_name = kinds.count(inspect.Parameter.KEYWORD_ONLY)
     if inspect.Parameter.VAR_POSITIONAL not in kinds and (by_name or star != "*"):

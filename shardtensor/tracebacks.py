@@ -168,9 +168,10 @@ def install() -> None:
     show = vars(warnings).get("_showwarnmsg")
     if show is not None and getattr(show, "func", None) is not _show_warning:
         vars(warnings)["_showwarnmsg"] = functools.partial(_show_warning, show)
-    for name, module in list(sys.modules.items()):
-        if is_in_package(name):
-            hide_from_pytest(module)
+    if "_pytest" in sys.modules:
+        for name, module in list(sys.modules.items()):
+            if is_in_package(name):
+                hide_from_pytest(module)
     if (ipython := sys.modules.get("IPython")) and (shell := ipython.get_ipython()):
         tracebacks = shell.InteractiveTB
         if getattr(tracebacks.structured_traceback, "func", None) is not _structured:
