@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ from shardtensor.sharding.layout import Grid, Ints, NamedSharding, Shape
 Index = tuple[slice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """The source of a region's elements along one dimension of the result.
 
     Attributes:
@@ -42,8 +41,7 @@ class Line:
     step: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """A box of the result whose elements come from one operand.
 
     Attributes:
@@ -197,8 +195,7 @@ def pieces_in(region: Region, source: Grid, result: Grid) -> tuple[int, int]:
     return math.prod(counts), len(result.devices) // math.prod(result.counts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Intervals:
+class _Intervals(NamedTuple):
     """The intervals of one line.
 
     Attributes:

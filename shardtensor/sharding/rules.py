@@ -21,8 +21,7 @@ import functools
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.host.units import counted
@@ -32,8 +31,7 @@ from shardtensor.sharding.spec import Chain
 Chains = tuple[Chain, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """A parsed rule with ``...`` expanded to one name for each dimension.
 
     Attributes:
@@ -84,8 +82,7 @@ def _expanded(term: Sequence[str], rest: int) -> tuple[str, ...]:
     return tuple([n for name in term for n in (dots if name == "..." else [name.removesuffix("!")])])
 
 
-@dataclass(frozen=True, slots=True)
-class Propagated:
+class Propagated(NamedTuple):
     """The shardings of an operator's operands and result, as derived by `propagate`.
 
     Attributes:

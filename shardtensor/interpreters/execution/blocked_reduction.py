@@ -10,7 +10,6 @@ of threads therefore never changes a bit of the result.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import math
@@ -441,7 +440,7 @@ def _as_matrices(rule: Rule, combine: str) -> tuple[Rule, tuple[bool, ...]] | No
         return None
     transposed = x1[1] not in gone, x2[0] not in gone
     operands = tuple([names[::-1] if turned else names for names, turned in zip((x1, x2), transposed, strict=True)])
-    return dataclasses.replace(rule, operands=operands), transposed
+    return rule._replace(operands=operands), transposed
 
 
 # -- blocks ----------------------------------------------------------------------------------------
