@@ -335,14 +335,15 @@ def _end_groups(record: Path) -> None:
 
 
 def _failures(ended: Sequence[tuple[int, int]]) -> str:
-    """Returns a line that names the processes that have ended with an error by themselves, the first one first.
+    """Returns a line that names the processes that have ended with an error by themselves, the first one first, but
+    those that a signal has ended before all others: these may end sooner, before the system reports the first.
 
     Args:
         ended: the numbers of processes, and their exit statuses, or the negative numbers of the signals that have ended
             them.
     """
     groups: dict[str, list[int]] = {}
-    for k, status in ended:
+    for k, status in sorted(ended, key=lambda one: one[1] >= 0):
         if status < 0:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else "of no name"
             groups.setdefault(f"ended by signal {-status} ({name})", []).append(k)
@@ -377,7 +378,6 @@ def _run(
                 left = [k for k, process in enumerate(running) if process.poll() is None]
                 known = [k for k, _ in ended]
                 new = [(k, p.returncode) for k, p in enumerate(running) if k not in left and k not in known]
-                new.sort(key=lambda one: one[1] >= 0)  # Others may have ended at once because of one that was killed.
                 if left and any(code < 0 for _, code in new):  # It cannot print this itself.
                     watch.lines.write(_failures([(k, code) for k, code in new if code < 0]))
                 ended += new

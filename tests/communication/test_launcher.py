@@ -274,9 +274,14 @@ def test_a_process_that_outlives_the_job_does_not_hold_it_up() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_traceback_that_all_processes_print_is_printed_once(engine: str) -> None:
+def test_a_traceback_that_all_processes_print_is_printed_once(engine: str, tmp_path: Path) -> None:
+    """They wait for one another: on a busy machine the last one starts late."""
     lines: list[str] = []
-    program = f"{NUMBER}print('line', k)\ntime.sleep(0.2 * k)\nraise ValueError('no rows')"
+    program = (
+        f"{NUMBER}print('line', k, flush=True)\nopen({str(tmp_path)!r} + f'/{{k}}', 'w').close()\n"
+        f"while len(os.listdir({str(tmp_path)!r})) < 3: time.sleep(0.01)\n"
+        "time.sleep(0.2 * k)\nraise ValueError('no rows')"
+    )
     assert launcher.launch([sys.executable, "-c", program], 3, engine, timeout=50, output=lines.append) == 1
     assert sorted(lines[:3]) == [f"[{k}] line {k}" for k in range(3)]
     assert [line for line in lines if "rows" in line] == ["[0-2] ValueError: no rows"]
