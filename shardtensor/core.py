@@ -526,7 +526,7 @@ def _dispatcher(op: Op, declaration: CodeType, arguments: Sequence[inspect.Param
     # All arguments have a default, so that `_refuse` raises the error for a call that lacks some.
     required = [a.name for a in arguments if a.default is a.empty and a.kind is not a.VAR_POSITIONAL]
     only_by_position = [a.name for a in arguments if a.kind is a.POSITIONAL_ONLY and a.name in required]
-    checked = [n for n in required if n not in only_by_position[:-1]]  # Whoever gives the last one gives those before.
+    checked = [n for n in required if n not in only_by_position[:-1]]  # A call that gives the last one gives all.
     more = "()" if any(a.kind is a.VAR_POSITIONAL for a in arguments) else "_more"
     wrong = " or ".join(["_others", more, *[f"{n} is _REQUIRED" for n in checked]])
     result = f"_refuse(_op, {more}, _others, locals()) if {wrong} else {result}"

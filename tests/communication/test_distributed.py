@@ -664,7 +664,7 @@ REMEDIES = r"srun has started 4 processes.*knows 1,.*srun --mpi=pmix.*srun --mpi
 
 @pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
 def test_srun_that_does_not_pass_numbers_to_this_mpi_is_an_error_with_remedies() -> None:
-    """Each process is alone then: the library of MPI starts as a job of one process."""
+    """The library of MPI then starts each process as a job of one process."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYDI", "OMPI"))} | SLURM
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FAULTS.parents[2]), os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-c", "from shardtensor import distributed as d; d.initialize()"]
