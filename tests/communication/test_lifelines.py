@@ -187,6 +187,7 @@ def test_processes_connect_to_the_own_address_of_process_0() -> None:
     store = Store()
     first = lifelines(store, 0, "127.0.0.1:8476")
     other = lifelines(store, 1, "192.0.2.1:8476")  # Reserved for documentation: no host has it.
+    time.sleep(0.5)  # Process 0 accepts the connection in a thread, long before a job ends.
     first.leave()
     assert other.wait(0.05) == []
     other.leave()
