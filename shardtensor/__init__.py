@@ -121,6 +121,7 @@ from shardtensor.host.memory_pool import (
     set_cache_limit as set_cache_limit,
 )
 from shardtensor.host.threads import num_threads as num_threads, set_num_threads as set_num_threads
+from shardtensor.interpreters import recording as _recording  # noqa: F401 - it observes the logs
 from shardtensor.interpreters.infer import ShapeDtypeStruct as ShapeDtypeStruct, eval_shape as eval_shape
 from shardtensor.sharding.abstract_mesh import AbstractMesh as AbstractMesh
 from shardtensor.sharding.layout import NamedSharding as NamedSharding, SingleDeviceSharding as SingleDeviceSharding

@@ -83,6 +83,8 @@ class Op:
             which the calls of other operators would take much longer.
         algorithm: for operators with a distributed algorithm instead of a plan made from the rule:
             ``algorithm(*operands, *params)``.
+        announcing: for operators with an algorithm whose transfers follow from elements: the algorithm that records
+            them as it runs, in place of ``algorithm`` where they are recorded.
         infer: for operators with an algorithm: ``infer(*operands, *params)`` returns the result, with each tensor
             without elements or its aval in its place, and records the transfers if a log is active. The plan of any
             other operator does both.
@@ -150,6 +152,7 @@ class Op:
     extended: Function | None = dataclasses.field(default=None, init=False)
     small: Function | None = dataclasses.field(default=None, init=False)
     algorithm: Function | None = dataclasses.field(default=None, init=False)
+    announcing: Function | None = dataclasses.field(default=None, init=False)
     infer: Function | None = dataclasses.field(default=None, init=False)
     view_spec: Function | None = dataclasses.field(default=None, init=False)
     blockwise: Function | None = dataclasses.field(default=None, init=False)
@@ -201,12 +204,22 @@ class Op:
         that layout where it can; None if it has no monoid or its signature no ``out_sharding``.
         """
         if self._placed is None and self.combine and self.placeable:
-            made: Op = object.__new__(Op)
-            for field in dataclasses.fields(self):
-                setattr(made, field.name, getattr(self, field.name))
+            made = self._duplicate()
             made.params, made.composite, made.small, made.placeable = (*self.params, "layout"), None, None, False
             self._placed = made
         return self._placed
+
+    def announced(self) -> Op:
+        """Returns the operator with the algorithm ``announcing``, which records its transfers as it runs."""
+        made = self._duplicate()
+        made.algorithm = self.announcing
+        return made
+
+    def _duplicate(self) -> Op:
+        made: Op = object.__new__(Op)
+        for field in dataclasses.fields(self):
+            setattr(made, field.name, getattr(self, field.name))
+        return made
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
@@ -285,6 +298,12 @@ class Interpreter(abc.ABC):
         """Calls a function that is composed of operators (see `composition`). By default it calls each of them."""
         return function(*args, **kwargs)
 
+    def run(self, program: Any, given: Any, /) -> Any:
+        """Runs a program of many operators on its inputs as one call, by its method ``execute``. Its method ``infer``
+        infers it.
+        """
+        return program.execute(given)
+
     def mapped(self, submesh: Any, /) -> Interpreter:
         """Returns the interpreter of a mapped function on the devices of ``submesh``, whose arrays have no elements.
 
@@ -296,18 +315,36 @@ class Interpreter(abc.ABC):
 # The contexts hold the bound methods `apply`: a call of an operator looks up one attribute less.
 _innermost: ContextVar[Callable[..., Any] | None] = ContextVar("shardtensor_interpreter", default=None)
 _outermost: Callable[..., Any]
+_default: Interpreter | None = None
 
 
 def set_default_interpreter(interpreter: Interpreter) -> None:
     """Sets the interpreter of calls outside of all other interpreters. The module of the eager interpreter calls it."""
+    global _default
+    _default = interpreter
+    set_outermost(None)
+
+
+def set_outermost(interpreter: Interpreter | None) -> None:
+    """Puts an interpreter around the default one, in all contexts; None removes it."""
     global _outermost
-    _outermost = interpreter.apply
+    _outermost = (interpreter or _default).apply  # type: ignore[union-attr]
 
 
 @contextlib.contextmanager
 def interpreting(interpreter: Interpreter) -> Iterator[None]:
     """Makes ``interpreter`` the innermost one in the context."""
     token = _innermost.set(interpreter.apply)
+    try:
+        yield
+    finally:
+        _innermost.reset(token)
+
+
+@contextlib.contextmanager
+def executing() -> Iterator[None]:
+    """Makes the default interpreter the innermost one in the context, unless there is another one."""
+    token = _innermost.set(_innermost.get() or _default.apply)  # type: ignore[union-attr]
     try:
         yield
     finally:
@@ -322,9 +359,24 @@ def interpret_by(interpreter: Interpreter | None) -> None:
 
 
 def innermost() -> Interpreter | None:
-    """Returns the innermost interpreter of this context, or None if it is the default interpreter."""
+    """Returns the innermost interpreter of this context, or None if it is the default interpreter, or the one around
+    that.
+    """
     apply = _innermost.get()
-    return None if apply is None else apply.__self__  # type: ignore[attr-defined]
+    found: Interpreter | None = apply and apply.__self__  # type: ignore[attr-defined]
+    return None if found is _default else found
+
+
+def is_executing() -> bool:
+    """Whether the default interpreter executes the calls of this context, and no other one infers or records them, so
+    that a result may be computed in another way than by the operators.
+    """
+    return (_innermost.get() or _outermost).__self__ is _default  # type: ignore[attr-defined]
+
+
+def outermost() -> Interpreter:
+    """Returns the interpreter of calls outside of all others."""
+    return _outermost.__self__  # type: ignore[attr-defined,no-any-return]
 
 
 def bind(op: Op, operands: Operands, params: Params) -> Any:
@@ -374,7 +426,8 @@ def operator(
 
 def implements(function: Function, *parts: str) -> Callable[[Body], Body]:
     """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``,
-    ``extended``, ``small``, ``algorithm``, ``infer``, ``view_spec`` or ``blockwise``, or as several of these.
+    ``extended``, ``small``, ``algorithm``, ``announcing``, ``infer``, ``view_spec`` or ``blockwise``, or as several
+    of these.
     """
 
     def attach(body: Body) -> Body:
@@ -416,9 +469,7 @@ def composition(host: Function | None = None, error_name: str = "", *, fused: bo
         @functools.wraps(function)
         def dispatch(*args: Any, **kwargs: Any) -> Any:
             try:
-                if _innermost.get() is not None:
-                    return function(*args, **kwargs)
-                return _outermost.__self__.compose(  # type: ignore[attr-defined]
+                return (_innermost.get() or _outermost).__self__.compose(  # type: ignore[attr-defined]
                     function, whole, fused, args, kwargs
                 )
             except ShardTensorError as error:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import Device
+from shardtensor.backend.registry import backend_of, shared_memory
 from shardtensor.communication.all_reduce import Group
 from shardtensor.communication.communicator import Communicator
 from shardtensor.communication.transfer import announce_reading, operand_transfer
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.sharding.layout import Ints, Shape, as_sharding, offsets
 from shardtensor.tensor.operands import HostAval, host_aval
 from shardtensor.tensor.tensor import ShardedTensor, without_elements
@@ -24,6 +24,11 @@ Array = ShardedTensor | HostAval
 
 class AbstractCommunicator(Communicator):
     """One collective of tensors without elements: it returns the shapes and dtypes of the results."""
+
+    def __init__(self, caller: str, axis: str, devices: Sequence[Device], sizes: Sequence[int] = ()) -> None:
+        super().__init__(caller, axis, devices, sizes)
+        if not any(backend_of(device).simulated for device in devices):
+            self.copies = shared_memory(tuple(devices)) is None
 
     def shards(self, x: ShardedTensor) -> Sequence[Array]:
         """See `Communicator`."""
@@ -111,9 +116,8 @@ def array_without_elements(x: Any, device: Device, caller: str) -> ShardedTensor
     is_tensor = isinstance(x, ShardedTensor)
     if not (is_tensor and x.sharding.mesh.flat == (device,)):
         transfer = operand_transfer(x._aval if is_tensor else host_aval(x.shape, x.dtype), made.sharding)
-        if is_recording():
-            announce_reading(x)
-            transfer.schedule(caller).announce()
+        announce_reading(x)
+        transfer.infer(caller)
     return made
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.device import HOST, HostArray
+from shardtensor.backend.device import HOST, Device, HostArray
 from shardtensor.backend.ownership import read_only
 from shardtensor.communication.transfer import to_host_movement
-from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
+from shardtensor.communication.transfer_log import Transfer, announce, record_transfer
 from shardtensor.host import fork
 from shardtensor.sharding.index import Index
-from shardtensor.tensor.storage import DeferredStorage, Storage
+from shardtensor.tensor.storage import DeferredStorage, NoElements, Storage
+from shardtensor.tensor.tensor import INFERRED
 from shardtensor.tensor.value import Aval
 
 
@@ -35,10 +36,16 @@ class OffloadedStorage(DeferredStorage):
 
     def stored(self) -> Storage:
         """Copies the shards to their devices, and returns their storage."""
-        if is_recording():
-            records = memory_kind_transfers(self._value, on=True, explicit=False, caller="pinned_host")
-            record_transfer("pinned_host", sum(record.bytes for record in records), False, lambda: records)
+        announce(self)
         return self.coming().stored()
+
+    def announce(self) -> None:
+        """Records that the shards are copied to their devices."""
+        _announce(self._value)
+
+    def without_parts(self) -> OffloadedElements:
+        """Returns the storage of a tensor without elements that stands for the tensor."""
+        return OffloadedElements(self._value)
 
     def coming(self) -> PrefetchedStorage:
         """Starts the copies of the shards to their devices; a device waits for its copy when the storage is read."""
@@ -70,6 +77,34 @@ class OffloadedStorage(DeferredStorage):
         for piece in movement.incoming[0]:
             out[piece.to] = self.hosts[parts[piece.j]][piece.index or ...]
         return read_only(out)
+
+
+class OffloadedElements(NoElements):
+    """The storage of a tensor without elements that stands for an offloaded one with elements."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Aval) -> None:
+        super().__init__(INFERRED)
+        self._value = value
+
+    def announce(self) -> None:
+        """Records that the shards are copied to their devices, as every read does."""
+        _announce(self._value)
+
+    def announce_element(self, devices: Sequence[Device]) -> None:
+        """Records that one element is copied to devices."""
+        announce_element(self._value.dtype.itemsize, devices)
+
+
+def _announce(value: Aval) -> None:
+    records = memory_kind_transfers(value, on=True, explicit=False, caller="pinned_host")
+    record_transfer("pinned_host", sum(record.bytes for record in records), False, lambda: records)
+
+
+def announce_element(nbytes: int, devices: Sequence[Device]) -> None:
+    """Records that one element of an offloaded tensor is copied to devices."""
+    record_transfer("getitem", 0, True, lambda: [Transfer(nbytes, nbytes, HOST, d, "getitem", True) for d in devices])
 
 
 _PREFETCHED = fork.lock()

@@ -138,22 +138,23 @@ class Schedule(abc.ABC):
         """The bytes of all messages."""
         return sum(int(b.sizes.sum()) for phase in self.phases() for b in map(sent, phase))
 
-    def __call__(self, copied: bool = False) -> TransferBatch:
-        """Returns the transfers for the log."""
+    def __call__(self, copied: bool | int = False) -> TransferBatch:
+        """Returns the transfers for the log; see `announce`."""
         sources, destinations, sizes = flat(sent(block) for phase in self.phases() for block in phase)
         least = min(int(sources.min(initial=0)), int(destinations.min(initial=0)))
-        return TransferBatch(
+        batch = TransferBatch(
             sources - least, destinations - least, sizes, lambda number: device_of(number + least),
-            operator=self.operator, explicit=self.explicit, axis=self.axis, copied=copied,
+            operator=self.operator, explicit=self.explicit, axis=self.axis, copied=copied is True,
         )  # fmt: skip
+        return batch if isinstance(copied, bool) else batch.copying(copied)
 
-    def announce(self, copied: bool | None = None) -> None:
+    def announce(self, copied: bool | int | None = None) -> None:
         """Checks the messages against the guard and records them, if a log or a guard is active.
 
         See `shardtensor.communication.transfer_log.record_transfer`.
 
         Args:
-            copied: whether the bytes are copied here; None if the messages are only planned.
+            copied: whether the bytes are copied here, or how many of them; None if the messages are only planned.
         """
         if is_recording():
             nbytes = self.bytes if guarded() and not self.explicit else 0

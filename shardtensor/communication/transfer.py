@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.registry import backend_of, backend_of_group, is_remote, process_index, shared_memory
 from shardtensor.communication.processes import described, everywhere, note
 from shardtensor.communication.schedules import Move
-from shardtensor.communication.transfer_log import TransferBatch, is_recording, record_copy, record_transfer
+from shardtensor.communication.transfer_log import TransferBatch, announced, is_recording, record_copy, record_transfer
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.errors import ArgumentTypeError, NotAddressableError
 from shardtensor.host import memory_pool
@@ -34,10 +35,10 @@ class OperandTransfer:
         ArgumentTypeError: of operand and sharding, only one is on simulated devices.
     """
 
-    __slots__ = ("_between_cells", "_keeps_cells", "_movement", "memory", "source", "stays", "target")
+    __slots__ = ("_between_cells", "_keeps_cells", "_movement", "_simulated", "memory", "source", "stays", "target")
 
     def __init__(self, source: Aval | HostAval, target: NamedSharding) -> None:
-        simulated = backend_of(target.mesh.flat[0]).simulated
+        self._simulated = simulated = backend_of(target.mesh.flat[0]).simulated
         if isinstance(source, Aval) and source.backend.simulated != simulated:
             raise ArgumentTypeError(
                 "a tensor with elements cannot go to simulated devices; give st.empty_like(x, device=...) on them"
@@ -91,15 +92,28 @@ class OperandTransfer:
             self._keeps_cells = shared or self.source.cells.grid.same(self.cells.grid)
         return self._keeps_cells
 
+    @property
+    def copied(self) -> int:
+        """The number of bytes that are copied here."""
+        return 0 if self._cells_stay else self.between_cells.size * self.source.dtype.itemsize
+
     def announce(self, operator: str, explicit: bool) -> None:
         """Checks the transfer against the guard and records it; see `record_transfer`."""
-        itemsize, movement = self.source.dtype.itemsize, self.movement
-        copied = 0 if self._cells_stay else self.between_cells.size * itemsize
+        itemsize, movement, copied = self.source.dtype.itemsize, self.movement, self.copied
 
         def records() -> TransferBatch:
             return movement.records(itemsize, False, operator, explicit).copying(copied)
 
         record_transfer(operator, movement.size * itemsize, explicit, records)
+
+    def infer(self, operator: str, explicit: bool = False) -> None:
+        """Checks and records the transfer, if a log or a guard is active, for an operand without elements."""
+        if self.stays or not is_recording():
+            return
+        if self._simulated:
+            self.schedule(operator, explicit).announce()
+        else:
+            self.announce(operator, explicit)
 
     def schedule(self, operator: str, explicit: bool = False) -> Move:
         """Returns the messages of the transfer, computed for any number of devices only when they are listed."""
@@ -109,10 +123,6 @@ class OperandTransfer:
         """Returns the operand as one array for each cell of the target."""
         if not self.stays and is_recording():
             self.announce(operator, explicit)
-        return self.unrecorded(x, operator)
-
-    def unrecorded(self, x: Any, operator: str) -> Sequence[Any]:
-        """Returns what `buffers` does, for callers that record the transfer themselves."""
         arrays = buffers_of(x, operator)
         return arrays if self._cells_stay else self.between_cells.run((arrays,), self.source.dtype)
 
@@ -137,20 +147,40 @@ def _schedule(transfer: OperandTransfer, operator: str, explicit: bool) -> Move:
     return Move((identity(source.shape),), (source.grid,), result, (source.dtype.itemsize,), operator, explicit)
 
 
-def array_on(x: Any, device: Device, caller: str = "") -> Any:
+def array_on(x: Any, device: Device, caller: str) -> Any:
     """Returns all elements of a tensor or host array as one array on one device. The transfer is recorded for
-    ``caller``, if one is given.
+    ``caller``.
     """
     if type(x) is ShardedTensor and x._aval.sharding.mesh.flat == (device,):
         return x._storage.buffers[0]
     source = x._aval if type(x) is ShardedTensor else host_aval(x.shape, x.dtype)
-    transfer = operand_transfer(source, as_sharding(device, x.ndim, caller))
-    return transfer.whole(x, caller) if caller else transfer.unrecorded(x, "join")[0]
+    return operand_transfer(source, as_sharding(device, x.ndim, caller)).whole(x, caller)
+
+
+def recorded_reading(storage: Any) -> contextlib.AbstractContextManager[None]:
+    """Records the transfers that reading a deferred storage needs, if a log or a guard is active, and returns the
+    context in which it is read.
+    """
+    if not is_recording():
+        return _NOTHING
+    storage.announce()
+    return announced()
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def announce_gather(x: ShardedTensor, caller: str) -> None:
+    """Records that all elements of a tensor are copied to the host implicitly, if a log or a guard is active."""
+    if is_recording():
+        to_host_movement(x._aval).announce(x.dtype.itemsize, not x._aval.backend.on_host, caller)
 
 
 def announce_reading(x: Any) -> None:
-    """Records the transfers that reading an operand needs, where it is a view or an element of another tensor."""
-    if isinstance(x, ShardedTensor) and (announce := getattr(x._storage, "announce", None)):
+    """Records the transfers that reading an operand without elements needs, where it is a view or an element of another
+    tensor, if a log or a guard is active.
+    """
+    if is_recording() and isinstance(x, ShardedTensor) and (announce := getattr(x._storage, "announce", None)):
         announce()
 
 

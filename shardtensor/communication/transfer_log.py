@@ -7,19 +7,19 @@ cluster would do; ``copied`` is what was copied here (0 where devices share a me
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.errors import ArgumentError, TransferError
+from shardtensor.host import fork
 from shardtensor.host.units import counted
 from shardtensor.sharding.mesh import span
 
@@ -392,16 +392,42 @@ class TransferListener(Protocol):
 
 _open: dict[object, TransferListener] = {}  # The keys are of one `with` block each.
 
+_observing: set[object] = set()  # One object for each `with` block of a log or of a guard.
+_switching = fork.lock()
+_switch: Callable[[bool], object] = bool  # until `observed_by` is called
+
+
+def observed_by(switch: Callable[[bool], object]) -> None:
+    """Sets the function that is called with whether a log or a guard is active, in any context, when that changes."""
+    global _switch
+    _switch = switch
+
+
+@contextlib.contextmanager
+def _observed() -> Iterator[None]:
+    """Counts as a log or a guard that is active, while the ``with`` block runs."""
+    block = object()
+    with _switching:  # Otherwise another thread could switch between the change and the call.
+        _observing.add(block)
+        _switch(True)
+    try:
+        yield
+    finally:
+        with _switching:
+            _observing.discard(block)
+            _switch(bool(_observing))
+
 
 @contextlib.contextmanager
 def opened(listener: TransferListener) -> Iterator[None]:
     """Registers a listener for the transfers of the whole process, while the ``with`` block runs."""
     block = object()
-    _open[block] = listener
-    try:
-        yield
-    finally:
-        del _open[block]
+    with _observed():
+        _open[block] = listener
+        try:
+            yield
+        finally:
+            del _open[block]
 
 
 @contextlib.contextmanager
@@ -445,11 +471,12 @@ def transfer_guard(policy: str) -> Iterator[None]:
     """
     if policy not in ("allow", "log", "disallow"):
         raise ArgumentError(f'transfer_guard: policy is {policy!r}; wanted "allow", "log" or "disallow"')
-    token = _policy.set(policy)
-    try:
-        yield
-    finally:
-        _policy.reset(token)
+    with _observed() if policy != "allow" else contextlib.nullcontext():
+        token = _policy.set(policy)
+        try:
+            yield
+        finally:
+            _policy.reset(token)
 
 
 def guarded() -> bool:
@@ -457,7 +484,17 @@ def guarded() -> bool:
     return _policy.get() != "allow"
 
 
-_own: ContextVar[tuple[TransferListener, ...] | None] = ContextVar("shardtensor_listeners", default=None)
+class _Own(NamedTuple):
+    """The listeners of a context, those that receive only what is copied within a device, and, in `announced`, what
+    holds around it: its listeners and the policy of the guard.
+    """
+
+    listeners: tuple[TransferListener, ...]
+    of_copies: tuple[TransferListener, ...]
+    around: tuple[_Own | None, str] | None = None
+
+
+_own: ContextVar[_Own | None] = ContextVar("shardtensor_listeners", default=None)
 _owners: list[object] = []
 
 
@@ -466,46 +503,61 @@ def recorded_by(*listeners: TransferListener) -> Iterator[None]:
     """Records the transfers of this context, and of maps in it, by these listeners only, and applies no guard to them,
     while the ``with`` block runs.
     """
-    token = _own.set(listeners)
-    _owners.append(token)
-    try:
-        with transfer_guard("allow"):
-            yield
-    finally:
-        _owners.remove(token)
-        _own.reset(token)
-
-
-@contextlib.contextmanager
-def copies_recorded() -> Iterator[None]:
-    """Records only what is copied here while the ``with`` block runs: the bytes of its transfers have been recorded by
-    an inference, and the guard has been applied to them.
-    """
-    with recorded_by(*[_Copies(listener) for listener in _listeners()]):
+    with _observed() if listeners else contextlib.nullcontext(), _owned(_Own(listeners, listeners)):
         yield
 
 
-class _Copies:
-    """Passes on the copies among transfers."""
+@contextlib.contextmanager
+def announced() -> Iterator[None]:
+    """Records only copies within a device while the ``with`` block runs: the transfers have been recorded by an
+    inference, and the guard has been applied to them.
+    """
+    own = _own.get()
+    of_copies = tuple(_open.copy().values()) if own is None else own.of_copies
+    with _owned(_Own((), of_copies, (own, _policy.get()))):
+        yield
 
-    def __init__(self, listener: TransferListener) -> None:
-        self._listener = listener
 
-    def record(self, records: Callable[[], Iterable[Transfer]], made: Callable[[], Recorded]) -> None:
-        """See `TransferListener`."""
-        copies = tuple([dataclasses.replace(r, bytes=0) for r in made() if r.copied])
-        if copies:
-            self._listener.record(lambda: copies, lambda: copies)
+@contextlib.contextmanager
+def announcing() -> Iterator[None]:
+    """Records the transfers of the ``with`` block as around the block of `announced` that it is in, if it is in one:
+    they have not been inferred.
+    """
+    own = _own.get()
+    if own is None or own.around is None:
+        yield
+        return
+    with _owned(*own.around):
+        yield
+
+
+@contextlib.contextmanager
+def _owned(own: _Own | None, policy: str = "allow") -> Iterator[None]:
+    token, before = _own.set(own), _policy.set(policy)
+    _owners.append(token)
+    try:
+        yield
+    finally:
+        _owners.remove(token)
+        _policy.reset(before)
+        _own.reset(token)
 
 
 def _listeners() -> Sequence[TransferListener]:
     own = _own.get()
-    return tuple(_open.copy().values()) if own is None else own  # Other threads may open and close some meanwhile.
+    # Other threads may open and close some meanwhile.
+    return tuple(_open.copy().values()) if own is None else own.listeners
 
 
 def is_recording() -> bool:
     """Whether a listener or a guard is active. If not, transfers between devices that share a memory need no plan."""
     return bool((_open or _owners) and _listeners()) or _policy.get() != "allow"
+
+
+def announce(storage: Any) -> None:
+    """Calls ``announce`` of a storage, which records the transfers of a read, if a log or a guard is active."""
+    if ((_open or _owners) and _listeners()) or _policy.get() != "allow":  # as `is_recording`
+        storage.announce()
 
 
 def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callable[[], Iterable[Transfer]]) -> None:
@@ -524,12 +576,20 @@ def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callabl
             )
         logger().warning("%s: moves %d bytes implicitly", operator, nbytes)
     if (_open or _owners) and (listeners := _listeners()):
-        made = functools.cache(lambda: new if isinstance(new := records(), TransferBatch) else tuple(new))
-        for listener in listeners:
-            listener.record(records, made)
+        _record(listeners, records)
 
 
 def record_copy(operator: str, nbytes: int, device: Device) -> None:
-    """Records a copy within a device, to which the guard does not apply."""
-    if nbytes:
-        record_transfer(operator, 0, True, lambda: [Transfer(0, nbytes, device, device, operator, True)])
+    """Records a copy within a device, to which the guard does not apply. It follows from who shares a memory, so that
+    it is recorded when it is made, and not by the inference of a call.
+    """
+    if nbytes and (_open or _owners):
+        own = _own.get()
+        if listeners := tuple(_open.copy().values()) if own is None else own.of_copies:
+            _record(listeners, lambda: [Transfer(0, nbytes, device, device, operator, True)])
+
+
+def _record(listeners: Sequence[TransferListener], records: Callable[[], Iterable[Transfer]]) -> None:
+    made = functools.cache(lambda: new if isinstance(new := records(), TransferBatch) else tuple(new))
+    for listener in listeners:
+        listener.record(records, made)

@@ -329,6 +329,18 @@ class TransferPlan(RecordedPlan):
                 backend.store(out, piece.to, part)
         return out
 
+    def makes_new(self) -> bool:
+        """Whether the result is in other memory than the operands, which are in row-major order."""
+        devices = [device for grid in (self.result, *self.sources) for device in grid.devices]
+        return shared_memory(tuple(devices)) is None or not all(map(self._is_view, range(len(self.result.devices))))
+
+    def _is_view(self, k: int) -> bool:
+        if not self.is_one_piece(k):
+            return False
+        (piece,) = self.incoming[k]
+        array = np.empty(self.sources[self.regions[piece.region].operand].shape(piece.j), np.int8)  # It is not read.
+        return bool(array[piece.index].flags.c_contiguous)
+
     def is_one_piece(self, k: int) -> bool:
         """Whether the array of the k-th device of the result is one piece."""
         pieces, shape = self.incoming[k], self.result.shape(k)

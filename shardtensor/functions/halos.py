@@ -45,18 +45,20 @@ def with_halos(x: ArrayLike, /, depth: tuple[int, ...], boundary: str | complex)
 def _with_halos(x: ShardedTensor, depth: tuple[int, ...], boundary: str | complex) -> list[ShardedTensor]:
     value, fill = x._aval, None if isinstance(boundary, str) else boundary
     plan = _plan(value, depth, boundary if fill is None else None)
-    if is_recording():
-        plan.announce(value.dtype.itemsize, value.memory is None, "map_overlap")
     arrays = plan.run((pieces_of(x),), value.dtype, fill=fill)
     return [tensor(part, Storage((array,))) for part, array in zip(_parts(value, depth), arrays, strict=True)]
 
 
 @implements(with_halos, "infer")
 def _infer_with_halos(x: ShardedTensor, depth: tuple[int, ...], boundary: str | complex) -> list[Aval]:
-    if is_recording():
-        announce_reading(x)
-        _schedule(x._aval, depth, boundary if isinstance(boundary, str) else None).announce()
+    announce_reading(x)
+    _schedule(x._aval, depth, boundary if isinstance(boundary, str) else None).announce(_copied(x._aval))
     return _parts(x._aval, depth)
+
+
+def _copied(value: Aval) -> bool:
+    """Whether elements that change devices are copied here."""
+    return value.memory is None and not value.backend.simulated
 
 
 @functools.lru_cache(1024)
@@ -155,8 +157,6 @@ def with_windows(x: ArrayLike, /, windows: Windows) -> list[ShardedTensor]:
 @implements(with_windows, "algorithm")
 def _with_windows(x: ShardedTensor, windows: Windows) -> list[ShardedTensor]:
     value, plan = x._aval, _windows_plan(x._aval, windows)
-    if is_recording():
-        plan.announce(value.dtype.itemsize, value.memory is None, "convolve")
     arrays = plan.run((pieces_of(x),), value.dtype)
     parts = _avals(_windows_grid(value, windows), value)
     return [tensor(part, Storage((array,))) for part, array in zip(parts, arrays, strict=True)]
@@ -166,10 +166,10 @@ def _with_windows(x: ShardedTensor, windows: Windows) -> list[ShardedTensor]:
 def _infer_with_windows(x: ShardedTensor, windows: Windows) -> list[Aval]:
     value = x._aval
     grid = _windows_grid(value, windows)
+    announce_reading(x)
     if is_recording():
-        announce_reading(x)
         regions = _windows_regions(value, windows)
-        Move(regions, (value.grid,), grid, (value.dtype.itemsize,), "convolve", False).announce()
+        Move(regions, (value.grid,), grid, (value.dtype.itemsize,), "convolve", False).announce(_copied(value))
     return _avals(grid, value)
 
 

@@ -35,7 +35,7 @@ from shardtensor.functions.dlpack_memory import (
     recorded_copy,
     row_for,
 )
-from shardtensor.functions.placement import reshard_to
+from shardtensor.functions.placement import transfer_to
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding, with_mesh
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
@@ -88,7 +88,7 @@ def from_dlpack(x: Any, /, *, device: Where | None = None, copy: bool | None = N
     """
 
 
-@implements(from_dlpack, "algorithm")
+@implements(from_dlpack, "algorithm", "announcing")  # A capsule can be read only once.
 def _from_dlpack(x: Any, device: Where | None, copy: bool | None) -> ShardedTensor:
     device = with_mesh(device, "from_dlpack")
     if isinstance(x, (list, tuple)):
@@ -119,7 +119,7 @@ def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committ
         # Tensors share memory without DLPack. Through DLPack, the writes of other consumers would be visible here.
         target = as_sharding(where or x.sharding, x.ndim, "from_dlpack")
         if copy is not False or (target == x.sharding and target.mesh.size > 1):
-            return reshard_to(x.copy(), target, "from_dlpack", committed=committed)
+            return transfer_to(x.copy(), target, "from_dlpack", committed=committed)
     memory = memory_of(x, what)
     mesh = None if where is None else _mesh_of(where)
     devices = devices_for([memory], mesh)
@@ -136,7 +136,7 @@ def _from_one(x: Any, what: str, where: Where | None, copy: bool | None, committ
         raise _needs_copy(f"{given}; give a list with an array for each")
     _check_kind(what, target, copy)
     shared = isinstance(source, ShardedTensor) or not copy
-    return reshard_to(source, target, "from_dlpack", committed=committed, may_alias=shared)
+    return transfer_to(source, target, "from_dlpack", committed=committed, may_alias=shared)
 
 
 def _check_kind(what: str, target: NamedSharding, copy: bool | None) -> None:
@@ -259,7 +259,7 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     if not value.offloaded:
         return mark_array(tensor(value, Storage(arrays)))
     _check_kind("x", sharding, copy)
-    return reshard_to(tensor(on_devices(value), Storage(arrays)), sharding, "from_dlpack")
+    return transfer_to(tensor(on_devices(value), Storage(arrays)), sharding, "from_dlpack")
 
 
 def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Shape:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from shardtensor.communication.transfer import operand_transfer
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, Op, Operands, Params, bind, call, execute, implements, operator
 from shardtensor.errors import ArgumentTypeError, ShardingError
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding, chosen, with_mesh
@@ -179,8 +178,7 @@ def infer_unreduced(x: Any, value: Aval, caller: str) -> ShardedTensor:
     """Returns the partial sums of `unreduced` without elements, and records the transfers if a log is active."""
     kind: Aval | HostAval = x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
     move = operand_transfer(kind, first_of(value.sharding)[0])
-    if is_recording() and not move.stays:
-        move.schedule(caller, explicit=True).announce()
+    move.infer(caller, explicit=True)
     return without_elements(stacked(value))
 
 

@@ -17,7 +17,13 @@ from shardtensor.backend.registry import array_backend
 from shardtensor.communication import transfer
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.messages import copied
-from shardtensor.communication.offload import OffloadedStorage, memory_kind_transfers, offloaded, pinned
+from shardtensor.communication.offload import (
+    OffloadedElements,
+    OffloadedStorage,
+    memory_kind_transfers,
+    offloaded,
+    pinned,
+)
 from shardtensor.communication.transfer_log import is_recording, record_transfer
 from shardtensor.core import hinted, implements, named, operator
 from shardtensor.errors import ArgumentError, BackendError
@@ -174,18 +180,17 @@ def infer_transfer(
 ) -> Aval:
     """Returns the aval of the result of `transfer_to`, and records the transfers if a log is active."""
     check_not_donated(x)
-    x = x if isinstance(x, ShardedTensor) else np.asarray(x)
+    x = x if isinstance(x, ShardedTensor) else located(np.asarray(x))
     if sharding.spec.unreduced or (isinstance(x, ShardedTensor) and x._aval.unreduced):
         value = partial_sums_to(x, sharding, caller, committed, infer_unreduced)._aval
         if donate and lacks_elements(x):
             mark_donated(x, caller)
         return value
     value, move = _checked(x, sharding, caller, committed, donate, may_alias)
-    if is_recording():
+    if not (move.stays and type(getattr(x, "_storage", None)) is OffloadedElements):
         transfer.announce_reading(x)
-        _announce_memory_kind(x, value, caller)
-        if not move.stays:
-            move.schedule(caller, explicit=True).announce()
+    _announce_memory_kind(x, value, caller)
+    _infer_messages(value, move, caller, isinstance(x, ShardedTensor) if may_alias is None else may_alias)
     if donate and lacks_elements(x):  # A tensor with elements, which the function closes over, keeps its memory.
         mark_donated(x, caller)
     return value
@@ -203,6 +208,20 @@ def _checked(
         raise BackendError(f"{caller}: {error}") from None
     kind = x._aval if isinstance(x, ShardedTensor) else host_aval(x.shape, x.dtype)
     return value, transfer.operand_transfer(kind, target)
+
+
+def _infer_messages(value: Aval, move: transfer.OperandTransfer, caller: str, may_alias: bool) -> None:
+    """Records a transfer, if a log is active."""
+    if value.backend.simulated or value.memory is None:
+        move.infer(caller, explicit=True)
+        return
+    here = move.source.memory == value.memory
+    copies = not (may_alias and here)
+    if is_recording() and (copies or not move.stays):
+        # Separate memories would send each transfer, but one buffer is copied: ``copying`` records these bytes.
+        itemsize, movement = move.source.dtype.itemsize, move.movement
+        nbytes = min(value.nbytes, movement.size * itemsize) if not here else value.nbytes if copies else 0
+        record_transfer(caller, 0, True, lambda: movement.records(itemsize, False, caller, True).copying(nbytes))
 
 
 def _announce_memory_kind(x: Any, value: Aval, caller: str) -> None:
@@ -233,8 +252,6 @@ def reshard_to(
     value, move = _checked(x, target, caller, committed, donate, may_alias)
     if value.backend.simulated:
         return mark_array(without_elements(infer_transfer(x, target, caller, committed, donate, None)))
-    if is_recording():
-        _announce_memory_kind(x, value, caller)
     # By default a host array is copied, because the caller may write to it.
     shares = not host if may_alias is None else may_alias
     storage = (_put_separate if value.memory is None else _put_shared)(x, value, move, caller, shares)
@@ -298,12 +315,7 @@ def _put_shared(
     if isinstance(storage, OffloadedStorage) and move.stays:
         return storage.coming()
     copies = not (may_alias and here)
-    if is_recording() and (copies or not move.stays):
-        # Separate memories would send each transfer, but one buffer is copied: ``copying`` records these bytes.
-        itemsize, movement = move.source.dtype.itemsize, move.movement
-        nbytes = min(value.nbytes, movement.size * itemsize) if not here else value.nbytes if copies else 0
-        record_transfer(caller, 0, True, lambda: movement.records(itemsize, False, caller, True).copying(nbytes))
-    (whole,) = move.unrecorded(x, caller)
+    (whole,) = move.buffers(x, caller, explicit=True)
     if here and copies:
         whole = copied(whole, value.sharding.mesh.flat[0])
     elif here and not isinstance(x, ShardedTensor):
@@ -442,7 +454,7 @@ def _copy_on_device(xp: Any, context: None, x: Any) -> Any:
 
 @implements(copy, "infer")
 def _infer_copy(x: ShardedTensor) -> ShardedTensor:
-    if is_recording():
+    if type(x._storage) is not OffloadedElements:
         transfer.announce_reading(x)
     made = without_elements(x._aval)
     return made if x._is_scalar else mark_array(made)
@@ -510,11 +522,13 @@ def _to_host(x: Any, index: Any) -> HostArray:
     if value.spans:
         return lent(x, transfer.read_here(x, "to_host", at))
     shared = value.backend.on_host
-    if is_recording() or not shared:
-        movement, n = transfer.to_host_movement(value, at), value.dtype.itemsize
-        record_transfer("to_host", 0, True, lambda: movement.records(n, not shared, "to_host", True))
-        if not shared:
-            return lent(x, transfer.read(x, at))
+
+    def records() -> Any:
+        return transfer.to_host_movement(value, at).records(value.dtype.itemsize, not shared, "to_host", True)
+
+    record_transfer("to_host", 0, True, records)
+    if not shared:
+        return lent(x, transfer.read(x, at))
     if type(storage) is not Storage:
         storage = current_storage(x)
         if type(storage) is Exported:

@@ -22,8 +22,7 @@ from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import array_backend
 from shardtensor.backend.small_floats import is_element
 from shardtensor.communication import transfer
-from shardtensor.communication.transfer_log import is_recording
-from shardtensor.core import call, implements, innermost, operator
+from shardtensor.core import call, implements, is_executing, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, type_text
 from shardtensor.functions.creation import arange, full, zeros
 from shardtensor.functions.data_types import astype, result_type
@@ -432,7 +431,7 @@ def small_on_host(x: ShardedTensor, *operands: Any) -> list[np.ndarray[Any, Any]
     operators; None if that would transfer them, or if transfers are recorded. None also for operands of which tensors
     cannot be made, so that the operators raise the error.
     """
-    if innermost() is not None or is_recording() or not isinstance(x, ShardedTensor) or x.size > _SMALL:
+    if not is_executing() or not isinstance(x, ShardedTensor) or x.size > _SMALL:
         return None
     found = []
     with reading(operands):

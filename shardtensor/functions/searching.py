@@ -7,7 +7,6 @@ from typing import Any, overload
 
 import numpy as np
 
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
@@ -230,20 +229,37 @@ def _nonzero_on_device(xp: Any, context: None, x: Any) -> Any:
 
 @implements(nonzero, "algorithm")
 def _nonzero(x: Any) -> tuple[ShardedTensor, ...]:
-    if not shape_of(x):
-        raise ShapeError("x is 0-d; wanted at least one dimension (st.reshape(x, (1,)) has one)")
-    rows, dtype = _Rows(x, "nonzero"), np.dtype("int64")
+    rows = _rows_of(x)
     if rows.backend.on_host:
-        found = np.nonzero(rows.whole())
-        if is_recording():
-            bounds = np.searchsorted(found[0], rows.grid.offsets[0])
-            sizes = np.diff(bounds)[rows.grid.parts[:, 0]].tolist()
-            for _ in found:
-                rows.redistribute(sizes, rows.sharding, dtype)
-        return tuple(map(rows.tensor, found))
-
+        return tuple(map(rows.tensor, np.nonzero(rows.whole())))
     if (alone := on_one_device(x, "nonzero")) is not None:
         return tuple([on_all_devices(found, rows.sharding, x.committed) for found in _nonzero(alone)])
+    return _found_on_devices(rows)
+
+
+@implements(nonzero, "announcing")
+def _announcing_nonzero(x: Any) -> tuple[ShardedTensor, ...]:
+    rows = _rows_of(x)
+    if not rows.backend.on_host:
+        return _found_on_devices(rows)
+    found = np.nonzero(rows.whole())
+    sizes = np.diff(np.searchsorted(found[0], rows.grid.offsets[0]))[rows.grid.parts[:, 0]].tolist()
+    for _ in found:
+        rows.redistribute(sizes, rows.sharding, _INDEX)
+    return tuple(map(rows.tensor, found))
+
+
+_INDEX = np.dtype("int64")
+
+
+def _rows_of(x: Any) -> _Rows:
+    if not shape_of(x):
+        raise ShapeError("x is 0-d; wanted at least one dimension (st.reshape(x, (1,)) has one)")
+    return _Rows(x, "nonzero")
+
+
+def _found_on_devices(rows: _Rows) -> tuple[ShardedTensor, ...]:
+    dtype = _INDEX
 
     def search(xp: Any, array: Any, begin: int) -> tuple[Any, ...]:
         first, *others = [xp.asarray(indices, dtype=dtype) for indices in xp.nonzero(array)]

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements, operator
 from shardtensor.functions.algorithms.distinct import Wanted, distinct, distinct_of_rows
 from shardtensor.functions.algorithms.one_memory import (
@@ -193,6 +192,10 @@ def _declare(
     def algorithm(x: Any, *params: Any) -> Any:
         return make(*_unique(x, function.__name__, *select(*params)))
 
+    @implements(function, "announcing")
+    def announcing(x: Any, *params: Any) -> Any:
+        return make(*_unique(x, function.__name__, *select(*params), announcing=True))
+
     @implements(function, "kernel")
     def on_device(xp: Any, context: None, x: Any, **params: Any) -> Any:
         wanted, equal_nan = select(*params.values())
@@ -214,21 +217,23 @@ _declare(
 )
 
 
-def _unique(x: Any, name: str, wanted: Wanted, equal_nan: bool) -> list[ShardedTensor]:
-    """Returns the distinct values and what is wanted of the indices, the inverse and the counts, in this order."""
+def _unique(x: Any, name: str, wanted: Wanted, equal_nan: bool, announcing: bool = False) -> list[ShardedTensor]:
+    """Returns the distinct values and what is wanted of the indices, the inverse and the counts, in this order.
+
+    Where devices share a memory, they find them together, unless the messages of each are needed (``announcing``).
+    """
     shape: Shape = shape_of(x)
     if not shape:
         one = x[None] if isinstance(x, ShardedTensor) else np.reshape(x, (1,))
-        made = _unique(one, name, wanted, equal_nan)
+        made = _unique(one, name, wanted, equal_nan, announcing)
         if wanted[1]:
             made[1 + wanted[0]] = made[1 + wanted[0]][0]
         return made
     rows = Rows(x, name)
-    # Where devices share a memory, the messages are needed only if a listener records them.
-    if (alone := on_one_device(x, name)) is not None:
+    if not announcing and (alone := on_one_device(x, name)) is not None:
         made = _unique(alone, name, wanted, equal_nan)
         return [on_all_devices(found, rows.sharding, x.committed) for found in made]
-    if not rows.backend.on_host or is_recording():
+    if announcing or not rows.backend.on_host:
         if isinstance(x, ShardedTensor) and x._aval.nbytes <= GATHERED and may_run_on_first(x._aval):
             alone = sent_to(x, as_sharding(x.sharding.mesh.flat[0], x.ndim, name), name)
             return [sent_to(found, rows.sharding, name) for found in _unique(alone, name, wanted, equal_nan)]

@@ -15,7 +15,6 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.registry import own_devices
 from shardtensor.communication.processes import is_common
 from shardtensor.communication.transfer import announce_reading
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, ShardingError, type_text
 from shardtensor.functions.joining import concat
@@ -111,8 +110,7 @@ def _split_over(x: ShardedTensor, axes: Chain, drop: int | None) -> list[Sharded
 
 @implements(split_over, "infer")
 def _infer_split_over(x: ShardedTensor, axes: Chain, drop: int | None) -> list[Aval]:
-    if is_recording():
-        announce_reading(x)
+    announce_reading(x)
     return [value for _, value in _parts_over(x._aval, axes, drop)]
 
 
@@ -143,8 +141,7 @@ def unsqueeze(x: ArrayLike, /, axis: int) -> ShardedTensor:
 
 @implements(unsqueeze, "infer")
 def _infer_unsqueeze(x: ShardedTensor, axis: int) -> Aval:
-    if is_recording():
-        announce_reading(x)
+    announce_reading(x)
     return _unsqueezed(x._aval, axis)
 
 

@@ -120,7 +120,7 @@ def _declare(function: Callable[..., Any], indices: bool) -> None:
     def few(value: Aval, *, axis: int, descending: bool, stable: bool) -> bool:
         return is_short(value, axes=(normalize_axis(axis, value.ndim),))
 
-    @distributed(function, moves=True, whole=whole, result=result, few=few)
+    @distributed(function, moves=True, whole=whole, result=result, few=few, data_dependent=True)
     def ordered(
         x: Shards, along: Callable[[int], MeshCommunicator], *, axis: int, descending: bool, stable: bool
     ) -> Shards:
@@ -165,7 +165,7 @@ def _declare_partition(function: Callable[..., Any], indices: bool) -> None:
     def few(value: Aval, *, kth: Any, axis: int) -> bool:
         return is_short(value, axes=(normalize_axis(axis, value.ndim),))
 
-    @distributed(function, moves=True, whole=whole, result=result, few=few)
+    @distributed(function, moves=True, whole=whole, result=result, few=few, data_dependent=True)
     def parted(x: Shards, along: Callable[[int], MeshCommunicator], *, kth: Any, axis: int) -> Shards:
         made, dimension = result(x.value, kth=kth, axis=axis), normalize_axis(axis, x.value.ndim)
         if x.value.grid.counts[dimension] > 1:

@@ -47,7 +47,14 @@ def _found_in_whole(x: Any, ordered: Any, *, side: str) -> Any:
     return sorting.searchsorted(ordered, x, side)
 
 
-@distributed(searchsorted_split, moves=True, whole=_found_in_whole, result=_found_aval, layout=layout_of_both)
+@distributed(
+    searchsorted_split,
+    moves=True,
+    whole=_found_in_whole,
+    result=_found_aval,
+    layout=layout_of_both,
+    data_dependent=True,
+)
 def _searchsorted_split(x: Shards, ordered: Shards, along: Callable[..., MeshCommunicator], *, side: str) -> Shards:
     def position(xp: Any, part: Any, elements: Any, begin: int) -> Any:
         return xp.add(xp.searchsorted(part, elements, side=side), begin)
@@ -70,7 +77,7 @@ def _membership(x: Aval, ordered: Aval) -> Aval:
     return aval(x.shape, np.dtype("bool"), x.sharding, x.committed)
 
 
-@distributed(isin_sorted, moves=True, whole=np.isin, result=_membership, layout=layout_of_both)
+@distributed(isin_sorted, moves=True, whole=np.isin, result=_membership, layout=layout_of_both, data_dependent=True)
 def _isin_sorted(x: Shards, ordered: Shards, along: Callable[..., MeshCommunicator]) -> Shards:
     return search(x, ordered, along, "left", _is_in, np.dtype("bool"))
 

@@ -112,7 +112,9 @@ def _is_short(value: Aval, indices: Aval, *, axis: int) -> bool:
     return is_short(value, indices, axes=(axis,))
 
 
-@distributed(take_along_split, moves=True, whole=_taken_of_whole, result=_taken_aval, few=_is_short)
+@distributed(
+    take_along_split, moves=True, whole=_taken_of_whole, result=_taken_aval, few=_is_short, data_dependent=True
+)
 def _take_along_split(x: Shards, indices: Shards, along: Callable[[int], MeshCommunicator], *, axis: int) -> Shards:
     return take_along(x, indices, along, axis)
 

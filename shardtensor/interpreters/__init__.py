@@ -1,7 +1,8 @@
 """The interpreters: an operator call is executed eagerly, executed on one device of a map, or only inferred.
 
 `eager` is the default interpreter, `device` the interpreter inside mapped functions, `infer` that of `st.eval_shape`
-and of simulated tensors, and `explain` that of `st.explain`. Each is a subclass of `shardtensor.core.Interpreter` and
+and of simulated tensors, `explain` that of `st.explain`, and `recording` the outermost one while a log or a guard is
+active. Each is a subclass of `shardtensor.core.Interpreter` and
 defines `apply`; writes follow from the operator `put` by default. `execution` infers, plans and runs one operator;
 `mutation` implements views and writes. A call enters through `shardtensor.core.bind` and returns tensors or arrays of a
 backend.

@@ -12,10 +12,9 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
-from shardtensor.core import Interpreter, Op, Operands, Params
+from shardtensor.core import Interpreter, Op, Operands, Params, execute, outermost
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.host.memory_pool import check_addressable
-from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.plan import result_dtype
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh
@@ -68,7 +67,7 @@ class DeviceInterpreter(Interpreter):
         named.pop("layout", None)  # An array of one device has no layout, and `place_result` then raises an error.
         elsewhere = named.pop("device", None) is not None or (op.algorithm and not op.kernel)
         if elsewhere or any(type(x) is ShardedTensor for x in (*operands, *params)):
-            return EAGER.apply(op, operands, params)
+            return execute(op, operands, params)
         if op.composite:
             result = op.composite(*(operands if not op.variadic else (operands,)), *params)
             if result is not NotImplemented:
@@ -82,7 +81,7 @@ class DeviceInterpreter(Interpreter):
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Writes into a `ShardedTensor`, such as one that the function closes over, as the eager interpreter does."""
-        EAGER.write(out, op, operands, params)
+        outermost().write(out, op, operands, params)
 
     def _array(self, x: Any, op: Op, name: str, also_scalars: bool) -> Any:
         if (type(x) in SCALARS and not also_scalars) or self.backend.is_array(x):

@@ -7,7 +7,6 @@ from sys import modules
 from typing import Any
 
 from shardtensor.communication.processes import JOB, identify, note_error
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, set_default_interpreter
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.small_floats import has_small_floats, in_wide
@@ -84,19 +83,23 @@ class EagerInterpreter(Interpreter):
                     track(entry, result)
             return result
         except BaseException as error:  # Raised again: other processes may not have raised it.
-            if JOB.agreement is not None:
-                caller = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
-                note_error(caller, (operands, params), error)
+            self.note_error(op, operands, params, error)
             if isinstance(error, NAMED):
                 raise_named(op, error)
             raise
         finally:
             READS.pop(key, None)
 
+    def note_error(self, op: Op, operands: Operands, params: Params, error: BaseException) -> None:
+        """Notes, in a job, that a call has failed: the other processes may not have raised an error."""
+        if JOB.agreement is not None:
+            caller = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
+            note_error(caller, (operands, params), error)
+
     def compose(self, function: Function, host: Function, fused: bool, args: Any, kwargs: Any, /) -> Any:
         """Calls a function that is composed of operators; a small call is one of ``host``."""
         result = small_call(function, host, args, kwargs)
-        if result is NotImplemented and fused and not is_recording() and any(map(_is_on_gpu, args)):
+        if result is NotImplemented and fused and any(map(_is_on_gpu, args)):
             # Programs without GPUs do without it.
             from shardtensor.interpreters.jit.compositions import compiled_call
 
@@ -118,8 +121,7 @@ class EagerInterpreter(Interpreter):
             with reading(others) if others else contextlib.nullcontext():
                 write(out, op, operands, params, self.apply)
         except BaseException as error:  # See `apply`.
-            if JOB.agreement is not None:
-                note_error(op.error_name, (out, operands, params), error)
+            self.note_error(op, (out, *operands), params, error)
             if isinstance(error, NAMED):
                 raise_named(op, error)
             raise

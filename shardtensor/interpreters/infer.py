@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from sys import modules
@@ -10,18 +11,21 @@ from typing import Any, NoReturn, overload
 import numpy as np
 
 from shardtensor.backend.device import Device
+from shardtensor.backend.protocol import current_device
 from shardtensor.communication.abstract_communicator import on_device
+from shardtensor.communication.offload import OffloadedElements
 from shardtensor.communication.transfer import announce_reading
-from shardtensor.communication.transfer_log import is_recording, recorded_by
+from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, bind, interpreting, raise_in_the_name_of
 from shardtensor.errors import ArgumentTypeError, LinearAlgebraError, RangeError, ShardTensorError, type_text
 from shardtensor.host.memory_pool import out_of_memory
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
 from shardtensor.interpreters.execution.small_floats import has_small_floats, in_wide
-from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners
+from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners, owners_of
 from shardtensor.interpreters.mutation.views import (
     View,
+    alone,
     evaluate,
     infer_view,
     stand_in,
@@ -226,7 +230,9 @@ def _primitive(op: Op, operands: Operands, params: Params) -> Any:
             unsent = type(storage) is ScalarElement  # It is sent to the other devices when it is first read.
             return mark_array(tensor(value, storage.without_parts()) if unsent else without_elements(value))
         check_not_donated(*operands)
-        if is_recording():
+        if type(base._storage) is OffloadedElements:
+            base._storage.announce_element(owners_of(base._aval, view_spec.origin).grid.devices)
+        else:
             announce_reading(base)
         return tensor(value, ScalarElement(value, base._aval, view_spec.origin, ()))
     if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
@@ -254,7 +260,22 @@ def _stand_ins(op: Op, operands: Operands) -> Operands:
     return tuple([x if name in op.trees else stand_in(x) for name, x in zip(names, operands, strict=False)])
 
 
+def stand_ins(op: Op, operands: Operands, known: dict[int, ShardedTensor] | None = None) -> Operands:
+    """Returns the operands without elements, as `_stand_ins` does, which alias one another as the operands do, and what
+    is ``known`` from further ones.
+    """
+    known = {} if known is None else known
+    names = op.operands * len(operands)
+    return tuple([x if name in op.trees else argument(known, x) for name, x in zip(names, operands, strict=False)])
+
+
 INFER = InferInterpreter()
+
+
+def inferring() -> contextlib.AbstractContextManager[None]:
+    """Makes the inference the innermost interpreter in the context, on the current device inside of a map."""
+    device = current_device()
+    return interpreting(INFER if device is None else AbstractDeviceInterpreter(device))
 
 
 def array_operands(op: Op, operands: Operands) -> Operands:
@@ -347,22 +368,26 @@ def arguments(tree: Any) -> Any:
     """Returns a pytree of arguments with tensors without elements in place of tensors and of `ShapeDtypeStruct`. They
     alias one another as the tensors do.
     """
-    return map_leaves(functools.partial(_argument, {}), tree)
+    return map_leaves(functools.partial(argument, {}), tree)
 
 
-def _argument(known: dict[int, ShardedTensor], x: Any) -> Any:
+def argument(known: dict[int, ShardedTensor], x: Any) -> Any:
+    """Returns a tensor without elements in place of a tensor or of a `ShapeDtypeStruct`; any other object unchanged.
+
+    Args:
+        known: those of the tensors seen before, by identity.
+        x: the object.
+    """
     if isinstance(x, ShapeDtypeStruct):
         return mark_array(without_elements(x._aval))
     if not isinstance(x, ShardedTensor) or x.is_donated:
         return x
     if id(x) not in known:
-        base, view_spec = x._base_and_view()
+        base = x._base_and_view()[0]
         if base is not x:
-            known[id(x)] = tensor(x._aval, View(_argument(known, base), view_spec))
+            known[id(x)] = tensor(x._aval, x._storage.over(argument(known, base)))
         else:
-            element = type(x._storage) is ScalarElement
-            made = tensor(x._aval, x._storage.without_parts()) if element else without_elements(x._aval)
-            known[id(x)] = made if x._is_scalar else mark_array(made)
+            known[id(x)] = alone(x)
     return known[id(x)]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtensor.backend.small_floats import is_small_float
 from shardtensor.communication.transfer import whole_array
-from shardtensor.communication.transfer_log import is_recording, recorded_by
+from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Function, Op, Operands, Params, bind, interpreting, recorded
 from shardtensor.errors import ConcretizationError, ShardTensorError
 from shardtensor.host.memory_pool import POOLED_FROM
@@ -60,7 +60,7 @@ def small_call(
     """Returns the result of ``host``, which computes the composition ``function`` on whole host arrays; NotImplemented
     where the composition has to run.
 
-    That is the case for large arrays, for other backends, while transfers are recorded, and for every error, so that
+    That is the case for large arrays, for other backends, and for every error, so that
     the composition raises it. The layout of the result is inferred when a call is repeated, because a call that is not
     repeated, such as one with ever different numbers, would only take longer.
 
@@ -70,8 +70,6 @@ def small_call(
         args, kwargs: its arguments.
         inferred: the function of the same arguments whose result is inferred, if it is not the composition.
     """
-    if is_recording():
-        return NotImplemented
     tensors: list[ShardedTensor] = []
     try:
         keywords = tuple([(name, _key(x, tensors)) for name, x in kwargs.items()]) if kwargs else ()

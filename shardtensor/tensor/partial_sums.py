@@ -8,6 +8,7 @@ is one of the partial sums, so both are ordinary operators on this tensor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shardtensor.core import OPS, call, execute
@@ -65,6 +66,11 @@ class PartialSums(DeferredStorage):
         """Records the transfers of adding the partial sums of a tensor without elements, once."""
         if not self.parts:
             self.total(explicit=False)
+
+    def stand_for(self, other: PartialSums, without_elements: Callable[[Any], Any]) -> None:
+        """Takes over from another tensor whether its partial sums have been added."""
+        if other._total is not None:
+            self._total = without_elements(other._total._aval)
 
     def to_host(self, index: Any) -> Any:
         """Returns the sum, or the part that a basic index selects, in host memory: an explicit transfer."""

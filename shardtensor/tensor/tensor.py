@@ -278,11 +278,11 @@ def without_elements(value: Aval) -> ShardedTensor:
     """Returns a tensor of which only the aval is known."""
     if value.unreduced:
         return tensor(value, PartialSums(without_elements(stacked(value))))
-    return tensor(value, NoElements(_SIMULATED if value.backend.simulated else _INFERRED))
+    return tensor(value, NoElements(_SIMULATED if value.backend.simulated else INFERRED))
 
 
 _SIMULATED = "simulated tensors have no elements; pass such values as Python scalars or host arrays"
-_INFERRED = "eval_shape knows only its shape, dtype and sharding; compute it outside of the function"
+INFERRED = "eval_shape knows only its shape, dtype and sharding; compute it outside of the function"
 
 
 def lacks_elements(x: Any) -> bool:

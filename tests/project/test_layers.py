@@ -80,6 +80,26 @@ def test_no_modules_import_each_other_in_a_cycle() -> None:
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
 
 
+OBSERVED = {
+    "shardtensor.spmd.outputs._check_equal": "comparisons of results that are one array are counted only in a log",
+    "shardtensor.interpreters.mutation.advanced_indexing.known_index": "an index without elements raises an error",
+}
+"""The functions that ask whether transfers are recorded although they infer nothing, with the reason."""
+
+
+def test_execution_does_not_depend_on_whether_transfers_are_recorded() -> None:
+    """Outside of the communication and of the interpreter that records, only inferences ask; see architecture.md."""
+    found = set()
+    for module, path in MODULES.items():
+        if module.startswith("shardtensor.communication.") or module == "shardtensor.interpreters.recording":
+            continue
+        for function in ast.walk(ast.parse(path.read_text())):
+            names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+            if isinstance(function, ast.FunctionDef) and "is_recording" in names and "infer" not in function.name:
+                found.add(f"{module}.{function.name}")
+    assert found == set(OBSERVED)
+
+
 def test_every_layer_exists() -> None:
     assert {module.partition(".")[2].partition(".")[0] for module in MODULES} == set(LAYERS)
 

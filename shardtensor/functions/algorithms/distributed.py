@@ -13,12 +13,11 @@ from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, Op, implements
 from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.functions.algorithms.one_memory import may_run_on_first
 from shardtensor.functions.algorithms.shards import AbstractShards, MeshCommunicator, Shards, shards_of
-from shardtensor.functions.placement import infer_transfer, reshard_to
+from shardtensor.functions.placement import infer_transfer, transfer_to
 from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import default_mesh
@@ -45,7 +44,7 @@ def distributed(
     whole: Callable[..., Any] | None = None,
     result: Callable[..., Any] | None = None,
     layout: Callable[..., Sequence[NamedSharding]] | None = None,
-    known_messages: bool = False,
+    data_dependent: bool = False,
     small: Callable[..., _Small | None] | None = None,
     few: Callable[..., bool] = lambda *avals, **params: False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -59,8 +58,7 @@ def distributed(
         moves: whether the algorithm moves elements of the operand, so that the transfer guard applies to its messages,
             and not only combines partial results.
         whole: ``whole(*arrays, **params)`` computes the result from all elements, as a new host array. It runs instead
-            of the algorithm where devices share a memory, unless transfers are recorded: then the algorithm runs,
-            because its messages depend on the elements.
+            of the algorithm where devices share a memory.
         result: ``result(*avals, **params)`` returns the aval of the result, if ``whole`` is given. Operators with
             several results have a tuple of avals, and of arrays or `Shards`.
         layout: ``layout(*avals, **params)`` returns the sharding that the algorithm needs of each operand.
@@ -71,8 +69,8 @@ def distributed(
         few: ``few(*avals, **params)`` returns whether the operands are so few bytes that the messages of the algorithm
             take longer than the elements: then they are sent to the first device, which runs the algorithm and sends
             the parts of the result to the others, if all are in one process. ``result`` or ``small`` is given.
-        known_messages: whether the messages follow from the shapes. Then ``whole`` runs where transfers are recorded,
-            too, so that a log does not change the result.
+        data_dependent: whether the messages follow from elements: where transfers are recorded, the algorithm runs, and
+            neither ``whole`` nor ``small``. The inference takes elements in random order.
     """
 
     def attach(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,12 +81,13 @@ def distributed(
             whole=whole,
             result=result,
             layout=layout,
-            known_messages=known_messages,
             small=small,
             few=few,
         )
         implements(function, "algorithm")(algorithm.run)
         implements(function, "infer")(algorithm.infer)
+        if data_dependent:
+            implements(function, "announcing")(algorithm.announcing)
         return body
 
     return attach
@@ -120,13 +119,12 @@ class _Algorithm:
         whole: Callable[..., Any] | None,
         result: Callable[..., Any] | None,
         layout: Callable[..., Sequence[NamedSharding]] | None,
-        known_messages: bool,
         small: Callable[..., _Small | None] | None,
         few: Callable[..., bool],
     ) -> None:
         self.op, self.name, self.body = op, op.name, body
         self.moves, self.whole, self.result, self.layout = moves, whole, result, layout
-        self.known_messages, self.small, self.few = known_messages, small, few
+        self.small, self.few = small, few
         self.count = len(op.operands)
         cached = functools.lru_cache(1024, typed=True)  # Parameters that are equal, such as 1 and True, differ in type.
         self._shardings = cached(self._shardings_of)
@@ -174,8 +172,7 @@ class _Algorithm:
     def run(self, x: Any, *others_and_params: Any) -> Any:
         """The algorithm of the operator."""
         others, params = others_and_params[: self.count - 1], others_and_params[self.count - 1 :]
-        if not isinstance(x, ShardedTensor):
-            x = reshard_to(x, as_sharding(default_mesh(), np.ndim(x), self.name), self.name, committed=False)
+        x = self._placed(x)
         operands, value = (x, *others), x._aval
         try:
             small = self._in_one_buffer(value, *params)
@@ -184,12 +181,23 @@ class _Algorithm:
             raise
         if small:
             return self._run_small(operands, params, *small)
-        if self.whole is not None and value.memory is not None and (self.known_messages or not is_recording()):
-            self._announce(operands, params)
+        if self.whole is not None and value.memory is not None:
             if value.backend.on_host:
                 return self._run_whole(operands, params)
             if value.sharding.mesh.size > 1 and not value.offloaded:
                 return self._run_in_one_memory(operands, params)
+        return self._run(operands, params)
+
+    def _placed(self, x: Any) -> ShardedTensor:
+        if isinstance(x, ShardedTensor):
+            return x
+        return transfer_to(x, as_sharding(default_mesh(), np.ndim(x), self.name), self.name, committed=False)
+
+    def announcing(self, x: Any, *others_and_params: Any) -> Any:
+        """The algorithm on every device, whose messages follow from elements."""
+        return self._run((self._placed(x), *others_and_params[: self.count - 1]), others_and_params[self.count - 1 :])
+
+    def _run(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
         with FloatingPointErrors(self.op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
             return _each_of(lambda made: made.tensor(), self._distribute(operands, params))
 
@@ -201,18 +209,12 @@ class _Algorithm:
             x = without_elements(infer_transfer(x, target, self.name, committed=False))
         return _each_of(lambda made: made.value, self._distribute((x, *others), params))
 
-    def _announce(self, operands: Sequence[Any], params: Sequence[Any]) -> None:
-        """Records the messages of the algorithm, if a log is active, without sending them."""
-        if is_recording():
-            self._distribute((without_elements(operands[0]._aval), *operands[1:]), params)
-
     # -- in place of the algorithm, where devices share a memory -----------------------------------
 
     def _run_small(
         self, operands: Sequence[Any], params: Sequence[Any], made: Aval, compute: Callable[[Any, Any], Any]
     ) -> ShardedTensor:
         """Returns the result that one function computes of the buffer of the first operand."""
-        self._announce(operands, params)
         value = operands[0]._aval
         with FloatingPointErrors(self.op.ufunc), value.backend.on(value.sharding.mesh.flat[0]):
             array = whole_of(compute(value.backend.xp, whole_array(operands[0], self.name)), made)
@@ -224,7 +226,7 @@ class _Algorithm:
         shardings = self._shardings(*map(_kind_of, operands), *params)
         moves = [operand_transfer(_kind_of(y), target) for y, target in zip(operands, shardings, strict=True)]
         avals = self._avals(*map(_laid_out, operands, shardings), *params)
-        arrays = [move.unrecorded(y, self.name)[0] for move, y in zip(moves, operands, strict=True)]
+        arrays = [move.buffers(y, self.name)[0] for move, y in zip(moves, operands, strict=True)]
         made = self.whole(*arrays, **self._named(params))
         return _each_of(lambda v, a: tensor(v, Storage((whole_of(a, v),))), avals, made)
 
@@ -236,7 +238,7 @@ class _Algorithm:
         for y, target in zip(operands, shardings, strict=True):
             move = operand_transfer(_kind_of(y), target)
             value = _laid_out(y, as_sharding(target.mesh.flat[0], y.ndim, self.name))
-            shards.append(shards_of(value, move.unrecorded(y, self.name)))
+            shards.append(shards_of(value, move.buffers(y, self.name)))
         made = self._call_body(shards, communicator, params)
         return _each_of(lambda v, s: tensor(v, Storage(s.tensor()._storage.buffers)), avals, made)
 
@@ -303,10 +305,8 @@ def _operand(y: Any, sharding: NamedSharding, caller: str) -> Shards:
 def _abstract_operand(y: Any, sharding: NamedSharding, caller: str) -> Shards:
     """Returns those of an operand without elements, and records the transfer if a log is active."""
     move, value = operand_transfer(_kind_of(y), sharding), _laid_out(y, sharding)
-    if is_recording():
-        announce_reading(y)
-        if not move.stays:
-            move.schedule(caller).announce()
+    announce_reading(y)
+    move.infer(caller)
     grid = value.grid
     return AbstractShards(value, [host_aval(grid.shape(k), value.dtype) for k in range(len(grid.devices))])
 

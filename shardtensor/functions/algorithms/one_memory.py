@@ -7,8 +7,7 @@ a tensor that is not split. On the host, algorithms have functions of NumPy for 
 from __future__ import annotations
 
 from shardtensor.communication.transfer import operand_transfer, whole_array
-from shardtensor.communication.transfer_log import is_recording
-from shardtensor.core import innermost
+from shardtensor.core import is_executing
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
@@ -18,10 +17,9 @@ from shardtensor.tensor.value import Aval, aval
 def on_one_device(x: object, caller: str) -> ShardedTensor | None:
     """Returns a tensor as one on the first of its devices, which shares its buffer.
 
-    None if it is not a tensor in one buffer of several devices other than the host, or a listener records the messages
-    of the devices.
+    None if it is not a tensor in one buffer of several devices other than the host.
     """
-    if not isinstance(x, ShardedTensor) or lacks_elements(x) or is_recording():
+    if not isinstance(x, ShardedTensor) or lacks_elements(x):
         return None
     value = x._aval
     if value.memory is None or value.backend.on_host or value.offloaded or value.sharding.mesh.size == 1:
@@ -32,12 +30,12 @@ def on_one_device(x: object, caller: str) -> ShardedTensor | None:
 
 def runs_whole(x: ShardedTensor) -> bool:
     """Returns whether a distributed algorithm with a function of whole host arrays calls it for a tensor: the devices
-    share the memory of the host, and nothing records the call or its messages.
+    share the memory of the host, and no interpreter records the call or its messages.
     """
     value = x._aval
     if value.memory is None or not value.backend.on_host or value.offloaded or lacks_elements(x):
         return False
-    return innermost() is None and not is_recording()
+    return is_executing()
 
 
 def may_run_on_first(value: Aval) -> bool:

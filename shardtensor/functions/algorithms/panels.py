@@ -29,7 +29,7 @@ PANEL = 128
 SCRATCH = 1 << 24
 """Bytes of the columns that are updated together."""
 
-blocks = functools.partial(distributed, moves=True, known_messages=True)
+blocks = functools.partial(distributed, moves=True)
 
 
 def is_large(x: Any) -> bool:

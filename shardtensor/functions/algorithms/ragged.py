@@ -17,7 +17,6 @@ from shardtensor.backend.registry import is_spanning
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import completed
 from shardtensor.communication.transfer import OperandTransfer, operand_transfer
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.functions.algorithms.shards import each_here
 from shardtensor.sharding.copy_plan import identity
@@ -102,8 +101,7 @@ class Rows:
         if source.same(result):
             return arrays or ()
         plan = TransferPlan((identity(shape),), (source,), result)
-        if is_recording():
-            plan.announce(known.itemsize, arrays is not None, self.caller)
+        plan.announce(known.itemsize, arrays is not None, self.caller)
         return () if arrays is None else plan.run((arrays,), known)
 
     def total(self, sizes: Sequence[int]) -> int:

@@ -17,7 +17,6 @@ from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.messages import as_dtype
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import OperandTransfer, announce_reading, operand_transfer
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, implements
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh, default_mesh
@@ -108,10 +107,8 @@ def several_results(
         x = x if type(x) is ShardedTensor else np.asarray(x)
         check_not_donated(x)
         transfer, avals = layout_of(x, params)
-        if is_recording():
-            announce_reading(x)
-            if not transfer.stays:
-                transfer.schedule(op.name).announce()
+        announce_reading(x)
+        transfer.infer(op.name)
         return form(*avals)
 
     def attach(body: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:

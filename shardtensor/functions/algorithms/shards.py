@@ -17,7 +17,6 @@ from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import completed, everywhere
 from shardtensor.communication.schedules import HostCopies
 from shardtensor.communication.transfer import operand_transfer
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.errors import NotAddressableError
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each
@@ -254,12 +253,12 @@ class AbstractShards(Shards):
 
     def divided(self, value: Aval, caller: str) -> Shards:
         """See `Shards`."""
-        operand_transfer(self.value, value.sharding).schedule(caller).announce()
+        operand_transfer(self.value, value.sharding).infer(caller)
         return AbstractShards(value, ())
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`."""
-        if is_recording() and len(expected) == len(self.devices):
+        if len(expected) == len(self.devices):
             HostCopies(self.devices, [np.asarray(array).nbytes for array in expected]).announce()
         return list(expected)
 

@@ -81,7 +81,6 @@ def product_by_cells(strategies: Strategies, rule: Rule, partial_axes: tuple[str
 
     def run_plan(operands: Operands) -> ShardedTensor:
         columns = [move.buffers(x, strategies.name) for move, x in zip(moves, operands, strict=True)]
-        strategies.announce()
         sums = launch([compute] * len(holders), zip(*columns, strict=True))
         (total,) = launch_one([finished], [sums])
         return in_every_cell(value, total, holders[0])

@@ -170,9 +170,8 @@ class _Reduction:
         strategies, value = self._strategies, self._value
         move = strategies.moves[0]
         assert move is not None
-        buffers = move.unrecorded(operands[0], strategies.name)
+        buffers = move.buffers(operands[0], strategies.name)
         mine = [buffers[n] for n in self._numbers]
-        strategies.announce()
         parts = self._launch([self._partials] * len(mine), zip(mine, self._runs, strict=True))
         (total,) = self._launch_one([self._total], [(parts,)])
         return in_every_cell(value, total, self._leader)

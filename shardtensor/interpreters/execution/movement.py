@@ -11,7 +11,7 @@ from shardtensor.backend.registry import backend_of, memory_space
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Move
 from shardtensor.communication.transfer import OperandTransfer, buffers_of, gather, pieces_of
-from shardtensor.communication.transfer_log import is_recording, logger
+from shardtensor.communication.transfer_log import logger
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import Op, Operands
 from shardtensor.functions.data_movement import DataMovement
@@ -44,16 +44,15 @@ def execute_movement(
     movement = functools.cache(lambda: TransferPlan(moved.regions, schedule.sources, schedule.result))
     between_cells = functools.cache(lambda: _between_cells(moved, held, value.cells) or movement())
 
-    def announce(copied: bool) -> None:
+    def note() -> None:
         if moved.note and movement().size:
             logger().info(moved.note)
-        schedule.announce(copied)
 
     def on_host(operands: Operands) -> ShardedTensor:
         wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
         if moved.as_pieces:  # No data moves; the shards are joined when the whole buffer is first needed.
             return tensor(value, Storage(tuple([moved.as_pieces(whole) for whole in wholes])))
-        announce(moved.copies)
+        note()
         return tensor(value, Storage((whole_of(moved.whole(*wholes), value),)))
 
     def per_cell(operands: Operands) -> ShardedTensor:
@@ -66,19 +65,26 @@ def execute_movement(
             columns = [first.shards(operands[0], op.name)] if first else [pieces_of(x) for x in operands]
         else:
             columns = [first.buffers(operands[0], op.name)] if first else [buffers_of(x, op.name) for x in operands]
-        if value.memory is None:
-            announce(True)
+        note()
         if moved.flat:
             columns = [_reshaped(columns[0], plan.sources[0].devices, plan.sources[0].shape)]
         results = plan.run(columns, value.dtype)
-        if value.memory is not None:  # Only the arrays tell whether the result is a view of an operand.
-            announce(_are_new(value, results, columns))
         if moved.flat:
             grid = value.grid if plan is movement() else value.cells.grid
             results = _reshaped(results, grid.devices, grid.shape)
         return tensor(value, offloaded(value, results))
 
     return on_host if value.backend.on_host else per_cell
+
+
+def copies(moved: DataMovement, value: Aval, schedule: Move, held: Sequence[Cells]) -> bool:
+    """Whether the result of a movement is in other memory than its operands; see `execute_movement`."""
+    if value.memory is None:
+        return True
+    if value.backend.on_host:
+        return moved.copies
+    movement = TransferPlan(moved.regions, schedule.sources, schedule.result)
+    return (_between_cells(moved, held, value.cells) or movement).makes_new()
 
 
 def _between_cells(moved: DataMovement, sources: Sequence[Cells], result: Cells) -> TransferPlan | None:
@@ -93,16 +99,6 @@ def _between_cells(moved: DataMovement, sources: Sequence[Cells], result: Cells)
     if [held.positions for held in merged] != [sources[0].positions, result.positions]:
         return None
     return TransferPlan(moved.regions, [merged[0].grid], merged[1].grid)
-
-
-def _are_new(value: Aval, results: Sequence[Any], columns: Sequence[Sequence[Any]]) -> bool:
-    """Whether a result is in other memory than the arrays of the operands."""
-    if not is_recording():
-        return False
-    backend = value.backend
-    operands = [array for column in columns for array in column if backend.is_array(array)]  # Others are on the host.
-    held = [None, *map(backend.memory_of, operands)]  # New memory is never unknown.
-    return any(backend.memory_of(array) not in held for array in results)
 
 
 def _as_piece(moved: DataMovement, array: Any, device: Device) -> Any:

@@ -6,12 +6,11 @@ arrays. The messages are those of a gather to the first device, and of the parts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.schedules import Schedule
-from shardtensor.communication.transfer import OperandTransfer, operand_transfer
-from shardtensor.communication.transfer_log import is_recording
+from shardtensor.communication.transfer import operand_transfer
 from shardtensor.core import Operands
 from shardtensor.functions.algorithms.one_memory import may_run_on_first
 from shardtensor.functions.algorithms.sample_sort import GATHERED
@@ -49,8 +48,9 @@ def on_first(
     moves: Moves,
     strategy: Callable[[Aval, Moves], Run],
     everywhere: Callable[[], Run],
-) -> tuple[tuple[OperandTransfer | None, ...], Callable[[], Sequence[Schedule]], Callable[[], tuple[str, Run]]]:
-    """Returns the transfers, schedules and execution of the plan of an operator that the first device runs.
+) -> dict[str, Any]:
+    """Returns the transfers, the schedules, the execution and the copied bytes of the plan of an operator that the
+    first device runs.
 
     Args:
         caller: the name of the operator.
@@ -58,7 +58,7 @@ def on_first(
         kept: the aval of the result of the plan, which may be split.
         moves: the transfer of each operand to all devices.
         strategy: returns the plan on the devices of an aval, to which the operands are transferred.
-        everywhere: returns the plan on all devices, which runs where they share a memory and no listener records it.
+        everywhere: returns the plan on all devices, which runs where they share a memory.
     """
     device = value.sharding.mesh.flat[0]
     alone = aval(value.shape, value.dtype, as_sharding(device, value.ndim, caller), value.committed)
@@ -66,14 +66,18 @@ def on_first(
     back = operand_transfer(alone, kept.sharding)
 
     def execution() -> tuple[str, Run]:
+        if value.memory is not None:
+            return "whole", everywhere()
         compute = strategy(alone, gathers)
 
         def run(operands: Operands) -> ShardedTensor:
             return tensor(kept, offloaded(kept, back.buffers(compute(operands), caller)))
 
-        if value.memory is None:
-            return "first", run
-        fast = everywhere()
-        return "whole", lambda operands: (run if is_recording() else fast)(operands)
+        return "first", run
 
-    return tuple(gathers), lambda: (back.schedule(caller),), execution
+    return {
+        "transfers": tuple(gathers),
+        "schedules": lambda: (back.schedule(caller),),
+        "execution": execution,
+        "copied": lambda: back.copied,
+    }

@@ -107,7 +107,6 @@ def reduce_scatter(strategies: Strategies, monoid: Monoid, partial_axes: Chain, 
     def run_plan(operands: Operands) -> ShardedTensor:
         rows = strategies.rows(operands)
         states = {k: strategies.run(partial, k, rows[k]) for k in computing}
-        strategies.announce()
         results = remote.copy()
         for k, total in combined(states):
             with backend.on(devices[k]):
@@ -137,7 +136,6 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
     def separate(operands: Operands) -> ShardedTensor:
         rows = strategies.rows(operands)
         states = {k: strategies.run(partial, k, rows[k]) for k in computing}
-        strategies.announce()
         arrays: dict[int, Any] = {}
         if value.spans:
             arrays = across.all_reduce_across(groups, states, ops, devices, value.dtype, strategies.name)
@@ -162,7 +160,6 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
                 run = functools.partial(_state, strategies, partial, rows, contributors)
                 total = combine(group.tree, run, merge)
                 whole[made.grid.index(group.members[0])] = total
-        strategies.announce()
         return tensor(made, Storage((whole,)))
 
     run = shared if backend.on_host else separate

@@ -54,6 +54,8 @@ class Plan:
         of_buffers: returns the function that computes the buffer of the result from those of the operands, where they
             are whole in the memory of the host (see `shardtensor.interpreters.execution.strategies.Strategies`), or
             None.
+        copied: returns what of these messages is copied here (see `Schedule.announce`); by default all, unless the
+            devices share a memory.
         text: returns the text of a call, from the operands or their identities, by which processes compare it; None if
             it concerns one process.
     """
@@ -67,6 +69,7 @@ class Plan:
     of_buffers: Callable[[], Callable[..., Any] | None] = dataclasses.field(
         default=lambda: None, compare=False, repr=False
     )
+    copied: Callable[[], bool | int] | None = dataclasses.field(default=None, compare=False, repr=False)
     text: Callable[[Operands], str] | None = dataclasses.field(default=None, init=False, compare=False, repr=False)
     strategy: str = dataclasses.field(init=False)
     run: Run = dataclasses.field(init=False, compare=False, repr=False)
@@ -87,10 +90,15 @@ class Plan:
     def announce(self) -> None:
         """Records the messages of the plan, if a log is active, without sending them."""
         for transfer in self.transfers:
-            if transfer is not None and not transfer.stays:
-                transfer.schedule(self.op.name).announce()
+            if transfer is not None:
+                transfer.infer(self.op.name)
         for schedule in self.schedules():
-            schedule.announce()
+            schedule.announce(self._copied())
+
+    def _copied(self) -> bool | int | None:
+        if self.result.backend.simulated:
+            return None
+        return self.result.memory is None if self.copied is None else self.copied()
 
     def infer(self, operands: Operands) -> ShardedTensor:
         """Returns the result without elements, and records the messages if a log is active."""

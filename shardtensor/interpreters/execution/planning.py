@@ -11,13 +11,13 @@ import numpy as np
 
 from shardtensor.backend.registry import processes_of
 from shardtensor.communication.processes import described, note
-from shardtensor.communication.schedules import Move
+from shardtensor.communication.schedules import Move, Schedule
 from shardtensor.communication.transfer import gather, operand_transfer
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.host.memory_pool import reserve
-from shardtensor.interpreters.execution.movement import execute_movement
+from shardtensor.interpreters.execution.movement import copies, execute_movement
 from shardtensor.interpreters.execution.plan import Kind, Plan, contexts_of
 from shardtensor.interpreters.execution.rule_plan import rule_plan
 from shardtensor.interpreters.execution.strategies import Named, Run, Strategies
@@ -164,7 +164,11 @@ def _movement_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh) -> 
         held = [first.cells] if first else [a.cells for a in arrays]
         return "move", execute_movement(op, moved, value, first, schedule, held)
 
-    return Plan(op, value, (), (first,) if first else (), lambda: () if stays else (schedule,), execution)
+    def copied() -> bool:
+        return copies(moved, value, schedule, [first.cells] if first else [a.cells for a in arrays])
+
+    schedules: Callable[[], Sequence[Schedule]] = lambda: () if stays else (schedule,)  # noqa: E731
+    return Plan(op, value, (), (first,) if first else (), schedules, execution, copied=copied)
 
 
 # -- creation functions ----------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.communication.schedules import Schedule
-from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Op, Operands
 from shardtensor.functions.algorithms.ring_product import Ring, ring_product, ring_schedule
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards, shards_of
@@ -258,10 +257,8 @@ def _run(
 
     def run_plan(given: Operands) -> ShardedTensor:
         made = Shards.empty(value)
-        strategies.announce()
         first, second = [shards_of(v, shard_arrays(x)) for v, x in zip(operands, given, strict=True)]
-        with recorded_by():  # The whole schedule is recorded already.
-            product((first, second), multiply, made)
+        product((first, second), multiply, made)
         return made.tensor()
 
     return run_plan

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer import buffers_of, operand_transfer
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.interpreters.execution.combination import combination_of
@@ -57,7 +56,7 @@ def rule_plan(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout: 
     chosen: list[Strategies] = []
 
     def execution() -> tuple[str, Run]:
-        strategies = Strategies(op, laid.value, params, laid.moves, laid.contexts(laid.value, laid.moves), schedules)
+        strategies = Strategies(op, laid.value, params, laid.moves, laid.contexts(laid.value, laid.moves))
         chosen.append(strategies)
         return _strategy(strategies, laid)
 
@@ -176,7 +175,7 @@ def _plan_on_first(op: Op, params: Named, laid: _Layouts) -> Plan:
     def everywhere() -> Run:
         return _in_parts(strategy(laid.value, laid.moves), laid.value, laid.kept)
 
-    return Plan(op, laid.kept, (), *on_first(op.name, laid.value, laid.kept, laid.moves, strategy, everywhere))
+    return Plan(op, laid.kept, (), **on_first(op.name, laid.value, laid.kept, laid.moves, strategy, everywhere))
 
 
 def _strategy(strategies: Strategies, laid: _Layouts) -> tuple[str, Run]:
@@ -217,9 +216,8 @@ def _reduction(strategies: Strategies, laid: _Layouts) -> Run:
     if exact or on_host:
         from shardtensor.interpreters.execution.one_pass import in_one_pass
 
-        # The partial result of every shard is needed only if a listener records the bytes of their combination.
-        fast = _at_once(strategies) if exact else in_one_pass(strategies, monoid, axes, reduce)
-        run: Run = lambda operands: (reduce if is_recording() else fast)(operands)  # noqa: E731
+        # The partial result of every shard is not needed.
+        run: Run = _at_once(strategies) if exact else in_one_pass(strategies, monoid, axes, reduce)
     elif op.product:
         from shardtensor.interpreters.execution.cell_products import product_by_cells
 

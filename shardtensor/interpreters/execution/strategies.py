@@ -23,9 +23,7 @@ from shardtensor.communication.array_communicator import each_array, reduce_ops
 from shardtensor.communication.merging import merged
 from shardtensor.communication.messages import bring
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer import OperandTransfer, buffers_of, whole_array
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid, sample_state
 from shardtensor.host.blockwise import elementwise
@@ -55,7 +53,6 @@ class Strategies:
         params: the operator's parameters by name.
         moves: the transfer of each operand into the layout that the rule requires; None for a scalar.
         contexts: the position of each device's shards within the operands and the result, in mesh order.
-        schedules: returns the schedules of the messages that combine partial results.
 
     Attributes:
         of_buffers: where the plan that was made last computes the result from whole buffers of the host: the function
@@ -70,7 +67,6 @@ class Strategies:
         params: Named,
         moves: Moves,
         contexts: Sequence[ShardContext],
-        schedules: Callable[[], Sequence[Schedule]] = tuple,
     ) -> None:
         self.op = op
         self.name = op.name
@@ -80,7 +76,6 @@ class Strategies:
         self.params = params
         self.moves = moves
         self.contexts = contexts
-        self.schedules = schedules
         self.given = op.kernel
         self.of_buffers: Callable[..., Any] | None = None
         self.kernel: Callable[..., Any] = op.kernel or self._from_namespace
@@ -159,7 +154,6 @@ class Strategies:
 
         def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
-            self.announce()
             return tensor(value, Storage((whole_of(reduction(*wholes), value),)))
 
         return run_plan
@@ -345,7 +339,6 @@ class Strategies:
         def across(operands: Operands) -> ShardedTensor:
             rows = self.rows(operands)
             computed = elsewhere | {k: self.run(partial, k, rows[k]) for k in here}
-            self.announce()
             made = reduced({k: computed[source] for k, source in sources})
             buffers = tuple([made.get(first, other) for first, other in places])
             return tensor(value, Storage(buffers, tuple([[] for _ in buffers])))  # Reductions return new arrays.
@@ -381,7 +374,6 @@ class Strategies:
         def run_plan(operands: Operands) -> ShardedTensor:
             rows = rows_of(operands)
             computed = {k: self.run(partial, k, rows[k], contexts[k]) for k in computing}
-            self.announce()
             combined: dict[Any, Any] = {}
             results: dict[int, Any] = {}
             for group in groups:
@@ -456,12 +448,6 @@ class Strategies:
         rows = [backend.launcher(devices)([row] * len(devices), [(array,) for array in column]) for column in columns]
         with backend.on(devices[0]):
             return together(xp, *[backend.collect(arrays, devices, devices[0]) for arrays in rows], dtype=dtype)
-
-    def announce(self) -> None:
-        """Records the messages that combine partial results, if a log is active."""
-        if is_recording():
-            for schedule in self.schedules():
-                schedule.announce(copied=self.value.memory is None)
 
     def reduce_ops(self, monoid: Monoid) -> ReduceOps:
         """Returns the operations of an all-reduce on the states of a monoid."""

@@ -10,7 +10,6 @@ import dataclasses
 from typing import Any
 
 from shardtensor.communication.transfer import announce_reading, operand_transfer
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import Op
 from shardtensor.interpreters.jit.groups import plan_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var
@@ -30,9 +29,8 @@ COMMON_TRANSFER = Op(common_transfer, operands=("x",), error_name="jit")
 
 
 def _infer(x: ShardedTensor, sharding: NamedSharding) -> Aval:
-    if is_recording():
-        announce_reading(x)
-        operand_transfer(x._aval, sharding).schedule("common_transfer").announce()
+    announce_reading(x)
+    operand_transfer(x._aval, sharding).infer("common_transfer")
     return aval(x.shape, x.dtype, sharding, x._aval.committed)
 
 

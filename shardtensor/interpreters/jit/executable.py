@@ -10,12 +10,12 @@ from typing import Any
 
 from shardtensor.backend.registry import in_job, processes_of
 from shardtensor.communication.processes import JOB, connected, identify, note, note_error
-from shardtensor.communication.transfer_log import copies_recorded, is_recording, logger
-from shardtensor.core import OPS, interpreting
+from shardtensor.communication.transfer_log import logger
+from shardtensor.core import OPS, outermost
 from shardtensor.errors import BackendError
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.infer import INFER, NAMED, raise_named
+from shardtensor.interpreters.infer import INFER, NAMED, argument, raise_named
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.device_groups import language_of
@@ -23,10 +23,10 @@ from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Program, Var
-from shardtensor.interpreters.jit.replay import Node, Step, Values, last_uses, steps_of, view_of
+from shardtensor.interpreters.jit.replay import Node, Step, Values, last_uses, only_read, steps_of, view_of
 from shardtensor.interpreters.jit.segments import Segment, segments_of
 from shardtensor.interpreters.jit.stencils import STENCIL, is_on_one_memory
-from shardtensor.interpreters.mutation.views import snapshot, stand_in
+from shardtensor.interpreters.mutation.views import snapshot
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.identity import identity_of, with_identity
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
@@ -147,8 +147,12 @@ class Executable:
 
     @cached_property
     def _inference(self) -> tuple[Sequence[Node], Sequence[Step], int]:
-        """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes."""
-        return *steps_of(self.laid_out, INFER), _size_of(self.laid_out)
+        """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes,
+        which leaves out what is recorded as it runs.
+        """
+        nodes, steps = steps_of(self.laid_out, INFER)
+        some = [only_read(node[0], s) if node[0].op.announcing else s for node, s in zip(nodes, steps, strict=True)]
+        return nodes, some, _size_of(self.laid_out)
 
     def _segments_of(self, program: Program) -> Sequence[Segment]:
         """Returns the segments of the program that runs."""
@@ -175,7 +179,8 @@ class Executable:
         try:
             while True:
                 versions = [write_state_of(_base(sources[k])).version for k, _ in self._writes]
-                values = self._run(sources)
+                given = [_snapshot(x) if type(x) is ShardedTensor else x for x in sources]
+                values = outermost().run(self, given)
                 if not self._writes or self._commit(sources, values, versions):
                     break
             result = self._result(values, sources)
@@ -234,14 +239,14 @@ class Executable:
 
     # -- calls ---------------------------------------------------------------------------------------
 
-    def _run(self, sources: Sequence[Any]) -> Values:
-        given = [_snapshot(x) if type(x) is ShardedTensor else x for x in sources]
-        if not (self._on_one_memory and is_recording()):
-            return self._walk(self._nodes, self._steps, self._size, given)
-        with interpreting(INFER):
-            self._walk(*self._inference, [stand_in(x) for x in sources])
-        with copies_recorded():
-            return self._walk(self._nodes, self._steps, self._size, given)
+    def execute(self, given: Sequence[Any]) -> Values:
+        """Runs the steps of a call, and returns the values by number."""
+        return self._walk(self._nodes, self._steps, self._size, given)
+
+    def infer(self, given: Sequence[Any]) -> None:
+        """Records the transfers of a call, by an inference of the program that moves the fewest bytes."""
+        known: dict[int, ShardedTensor] = {}
+        self._walk(*self._inference, [argument(known, x) for x in given])
 
     def _walk(self, nodes: Sequence[Node], steps: Sequence[Step], size: int, given: Sequence[Any]) -> Values:
         """Runs steps, and returns the values by number; the errors name the line of the operator."""
@@ -282,7 +287,7 @@ class Executable:
                 return False
             for x, base, new in zip(written, bases, made, strict=True):
                 if base is not x:
-                    EAGER.write(x, OPS["setitem"], (x, new, ...), ())
+                    outermost().write(x, OPS["setitem"], (x, new, ...), ())
                     continue
                 state = write_state_of(base)
                 state.forget()

@@ -19,7 +19,7 @@ from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.program import Equation, Program, Var, vars_of
 from shardtensor.interpreters.jit.replay import inferred, last_uses
 from shardtensor.interpreters.jit.segments import Segment
-from shardtensor.interpreters.mutation.views import stand_in
+from shardtensor.interpreters.mutation.views import snapshot, stand_in
 
 Units = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
 
@@ -83,7 +83,7 @@ class Lowered:
 
     def __init__(self, executable: Executable, units: Sequence[Any], units_of: Units) -> None:
         self._executable = executable
-        self._given = [stand_in(x) for x in (*units, *executable.captured)]
+        self._given = [stand_in(snapshot(x)) for x in (*units, *executable.captured)]
         self._units_of = units_of
         self.program: Program = executable.program
 

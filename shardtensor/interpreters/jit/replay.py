@@ -16,8 +16,9 @@ import numpy as np
 
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of, is_remote
-from shardtensor.communication.transfer_log import TransferLog, copies_recorded, is_recording, recorded_by
-from shardtensor.core import OPS, Interpreter, bind, interpreting
+from shardtensor.communication.transfer import announce_reading
+from shardtensor.communication.transfer_log import TransferLog, announcing, recorded_by
+from shardtensor.core import OPS, Interpreter, bind, interpreting, outermost
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.plan import Plan
@@ -31,13 +32,13 @@ from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
 from shardtensor.interpreters.jit.temporal_blocking import TimeSteps, time_steps_in
 from shardtensor.interpreters.jit.trace import PYTHON
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
-from shardtensor.interpreters.mutation.views import View, evaluate, stand_in
+from shardtensor.interpreters.mutation.views import View, evaluate
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval
 
 Values = Any
@@ -126,6 +127,8 @@ def _step(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in_
         return view_step(equation, dead)
     if type(equation.results) is Var and isinstance(equation.results.kind, type):
         return _on_python_scalars(equation, dead)
+    if interpreter is EAGER and op.announcing:
+        return _announcing(equation, dead)
     if interpreter is EAGER and (plan := plan_of(equation)) is not None:
         return _planned(equation, plan, dead)
     return _call(equation, interpreter, dead)
@@ -171,21 +174,14 @@ def _getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
 
 
 def _fused(made: Fused, in_place: Collection[Var], dead: Sequence[int]) -> Step:
-    """Returns the step of a kernel. While transfers are recorded, they are those of the equations, by inference."""
+    """Returns the step of a kernel."""
     node = made.equations
     alone = functools.cache(lambda: [_step(equation, EAGER, (), equation.results in in_place) for equation in node])
-    inner = Program((), (), node, ())
-    free = inner.free()
 
     def step(values: Values) -> None:
-        recording = is_recording()
-        if recording:
-            given = [stand_in(values[v.number]) for v in free]
-            inferred(dataclasses.replace(inner, inputs=free), given, lambda _: contextlib.nullcontext())
-        with copies_recorded() if recording else contextlib.nullcontext():
-            if not made(values):
-                for one in alone():
-                    one(values)
+        if not made(values):
+            for one in alone():
+                one(values)
         for number in dead:
             values[number] = None
 
@@ -231,6 +227,38 @@ def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> 
         _bind_results(values, equation.results, _independent(apply(op, taken, params), taken))
         for number in dead:
             values[number] = None
+
+    return step
+
+
+def _announcing(equation: Equation, dead: Sequence[int]) -> Step:
+    """Returns the step of an operator whose transfers follow from elements: it records them as it runs, but for those
+    of reading its operands, which are inferred (see `only_read`).
+    """
+    alone, read = _call(equation, _OUTERMOST, dead), [x.number for x in equation.operands if type(x) is Var]
+
+    def step(values: Values) -> None:
+        for number in read:
+            x = values[number]
+            if type(x) is ShardedTensor and not lacks_elements(x):
+                x._storage.buffers  # noqa: B018 - views are read where nothing is recorded
+        with announcing():
+            alone(values)
+
+    return step
+
+
+def only_read(equation: Equation, inferred: Step) -> Step:
+    """Returns the step that infers an operator whose transfers follow from elements, and records those of reading its
+    operands only.
+    """
+    read = [x.number for x in equation.operands if type(x) is Var]
+
+    def step(values: Values) -> None:
+        for number in read:
+            announce_reading(values[number])
+        with recorded_by():
+            inferred(values)
 
     return step
 
@@ -340,9 +368,7 @@ def _write(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in
 
 
 def _stencil(equation: Equation, program: Program, interpreter: Interpreter, dead: Sequence[int]) -> Step:
-    """Returns the step of a stencil. Where devices share a memory, its equations run one by one, as in eager mode, and
-    only the transfers are those of the stencil.
-    """
+    """Returns the step of a stencil. Where devices share a memory, its equations run one by one, as in eager mode."""
     plan, result = StencilPlan(equation, program), equation.results.number
     *inside, _ = equation.programs[0].made()
     backend = equation.results.kind.backend
@@ -351,11 +377,8 @@ def _stencil(equation: Equation, program: Program, interpreter: Interpreter, dea
 
     def step(values: Values) -> None:
         if runs and backend.on_host:
-            if is_recording():
-                plan.announce(copied=False)
-            with recorded_by():
-                for one in alone():
-                    one(values)
+            for one in alone():
+                one(values)
             for v in inside:
                 values[v.number] = None
         else:
@@ -467,6 +490,20 @@ class _Bound(Interpreter):
 
 
 _BOUND = _Bound()
+
+
+class _Outermost(Interpreter):
+    """Passes calls to the interpreter of calls outside of all others."""
+
+    __slots__ = ()
+
+    def apply(self, op: Any, operands: Any, params: Any, /) -> Any:
+        interpreter = outermost()
+        with interpreting(interpreter):
+            return interpreter.apply(op, operands, params)
+
+
+_OUTERMOST = _Outermost()
 
 
 # -- inference -------------------------------------------------------------------------------------

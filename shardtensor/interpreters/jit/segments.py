@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.interpreters.jit.launches import Blocks, Graphs, Waiting
 from shardtensor.interpreters.jit.one_launch import Call, Launching, OneLaunch, launches_nothing, one_launch_of
 from shardtensor.interpreters.jit.program import Equation, Var
@@ -118,7 +117,7 @@ class Segment:
 
         def step(values: Any) -> None:
             waiting = None
-            if backend.captures and not is_recording():
+            if backend.captures:
                 if one_launch is not None and (call := prepared(one_launch, values)) is not None:
                     waiting = one_launch.launch(values, call)
                     if waiting is None:

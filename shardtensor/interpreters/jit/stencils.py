@@ -209,17 +209,14 @@ class StencilPlan:
         }
         self.size = sum([plan.size * _itemsize(source) for source, plan in self._plans.items()])
 
-    def announce(self, copied: bool) -> None:
-        """Records the transfers."""
-        for source, plan in self._plans.items():
-            plan.announce(_itemsize(source), copied, "stencil")
-
     def infer(self, values: Any) -> ShardedTensor:
         """Records the transfers, if a log is active, and returns the result without elements."""
         if is_recording():
             for source in dict.fromkeys([self._base, *[s.number for s in self._plans]]):
                 announce_reading(values[source])
-            self.announce(copied=False)
+            copied = not (self._value.backend.on_host or self._value.backend.simulated)
+            for source, plan in self._plans.items():
+                plan.announce(_itemsize(source), copied, "stencil")
         return without_elements(self._value)
 
     def run(self, values: Any) -> ShardedTensor:
@@ -228,8 +225,6 @@ class StencilPlan:
         if value.spans:
             numbers = [values[x.number] if type(x) is Var else x for x in self._numbers]
             note(f"stencil({', '.join(map(described, (value, *numbers)))})")
-        if is_recording():
-            self.announce(copied=True)
         blocks = {
             source: plan.run((shard_arrays(values[source.number]),), source.kind.dtype)  # type: ignore[union-attr]
             for source, plan in self._plans.items()

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardtensor.communication.transfer import whole_array
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.host import memory_pool
 from shardtensor.host.threads import num_threads
 from shardtensor.interpreters.jit.c_executor import run_steps
@@ -82,9 +81,9 @@ class TimeSteps:
         self.outside = outside
 
     def run(self, values: Any) -> None:
-        """Computes all steps, if the kernels are compiled and nothing needs to know of single ones."""
+        """Computes all steps, if the kernels are compiled."""
         fused = self._steps[0].fused
-        if is_recording() or any(step.fused.compiled is None for step in self._steps):
+        if any(step.fused.compiled is None for step in self._steps):
             return
         if isinstance(fused, FusedOnDevices):
             array = fused.launch(lambda: self._alternate(fused, values))

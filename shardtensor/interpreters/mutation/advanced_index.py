@@ -10,8 +10,6 @@ import numpy as np
 
 from shardtensor.backend.device import HostArray
 from shardtensor.communication import transfer
-from shardtensor.communication.transfer import to_host_movement
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.host.fork import cached_property
 from shardtensor.host.units import counted
@@ -195,9 +193,8 @@ def _entry(entry: Any) -> Any:
         array = array.astype(np.intp) if array.size == 0 else array
     else:
         x = as_operand(entry if not isinstance(entry, bool) else np.bool_(entry), "getitem")
-        if isinstance(x, ShardedTensor) and is_recording():
-            copied = not x._aval.backend.on_host
-            to_host_movement(x._aval).announce(x.dtype.itemsize, copied, "getitem")
+        if isinstance(x, ShardedTensor):
+            transfer.announce_gather(x, "getitem")
         with reading((x,)):  # The index may alias the tensor that it selects elements of, which may be written.
             array = transfer.gather(x, "getitem")
             array = lent(x, array) if isinstance(x, ShardedTensor) else array

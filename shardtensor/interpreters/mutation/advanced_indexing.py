@@ -28,7 +28,7 @@ from shardtensor.functions.indexing import gather
 from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
 from shardtensor.interpreters.mutation.device_indices import indices_on_device, shape_of_index
-from shardtensor.interpreters.mutation.views import gather_unrecorded, local_views, operand_shards
+from shardtensor.interpreters.mutation.views import gather_now, local_views, operand_shards
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding
 from shardtensor.sharding.spec import Chain, P
@@ -47,7 +47,8 @@ def _infer_gather(x: Any, index: Any) -> Aval:
     chosen.check()
     value = _layout(x._aval, chosen)
     if is_recording():
-        _source(x, chosen, value.grid)[0].announce(x.dtype.itemsize, False, "getitem")
+        copied = not (value.backend.on_host or value.backend.simulated)
+        _source(x, chosen, value.grid, True)[0].announce(x.dtype.itemsize, copied, "getitem")
     return value
 
 
@@ -88,26 +89,23 @@ def _selected(x: ShardedTensor, chosen: AdvancedIndex) -> ShardedTensor:
     shared = value.backend.on_host
     if (alone := on_one_device(x, "getitem")) is not None:
         return on_all_devices(_selected(alone, chosen), value.sharding, value.committed)
-    if is_recording() or not shared:
-        plan, here, arrays = _source(x, chosen, value.grid)
-        if is_recording():
-            plan.announce(x.dtype.itemsize, not shared, "getitem")
     if shared:
         with indexing_errors():
-            return tensor(value, Storage((blockwise.select(gather_unrecorded(x, "getitem"), chosen.numpy),)))
+            return tensor(value, Storage((blockwise.select(gather_now(x, "getitem"), chosen.numpy),)))
     if value.spans:
         note(f"getitem({described(x)}, {described(chosen.numpy)})")
+    plan, here, arrays = _source(x, chosen, value.grid, False)
     rows = plan.run(local_views(here, arrays()), x.dtype)
     return tensor(value, offloaded(value, [_placed(r, value, chosen, k) for k, r in enumerate(rows)]))
 
 
 def _source(
-    x: ShardedTensor, chosen: AdvancedIndex, result: Grid
+    x: ShardedTensor, chosen: AdvancedIndex, result: Grid, inferred: bool
 ) -> tuple[GatherPlan, ShardedBox, Callable[[], Sequence[Any]]]:
     """Returns the plan that sends the selected elements to the devices of the result, the boxes of the source arrays
     from which they are sent, and a function that returns these arrays.
     """
-    grid, arrays = operand_shards(x)
+    grid, arrays = operand_shards(x, inferred)
     here = aligned(grid, box_of(chosen.basic, x.shape))
     wants = [_want(result, k, chosen) for k in range(len(result.devices))]
     return GatherPlan(here.grid, chosen.dims, wants), here, arrays

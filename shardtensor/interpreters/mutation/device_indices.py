@@ -13,7 +13,6 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.communication.transfer import whole_array
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
@@ -32,7 +31,7 @@ def indices_on_device(value: Aval, shape: Shape, index: Any) -> tuple[Any, ...] 
         index: the index as users write it.
     """
     entries = index if isinstance(index, tuple) else (index,)
-    if value.backend.kernel_language != "cuda" or value.memory is None or value.offloaded or is_recording():
+    if value.backend.kernel_language != "cuda" or value.memory is None or value.offloaded:
         return None
     if not all(_is_basic(e) or _is_beside(e, value) for e in entries):
         return None

@@ -12,10 +12,11 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.backend.registry import backend_of, in_job, is_remote
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.messages import send
+from shardtensor.communication.offload import announce_element
 from shardtensor.communication.transfer import announce_reading, not_addressable, whole_array
-from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
+from shardtensor.communication.transfer_log import Transfer, announce, record_transfer
 from shardtensor.communication.transfer_plan import TransferPlan
-from shardtensor.core import Op, call, innermost
+from shardtensor.core import Op, call, is_executing
 from shardtensor.interpreters.execution.plan import result_dtype
 from shardtensor.sharding.copy_plan import identity
 from shardtensor.sharding.index import Index
@@ -70,10 +71,8 @@ class ScalarElement(DeferredStorage):
         if not self.parts:
             without_elements(self.value)._storage.stored()
         if self._storage is None:
-            shared = self.value.memory is not None
-            if is_recording():
-                self._announce(not shared)
-            if shared:
+            announce(self)
+            if self.value.memory is not None:
                 self._storage = Storage(self.parts)
             else:
                 movement = TransferPlan((identity(()),), (self.grid(),), self.value.cells.grid)
@@ -87,12 +86,12 @@ class ScalarElement(DeferredStorage):
         return made
 
     def announce(self) -> None:
-        """Records that an element of a tensor without elements is sent to the other devices, at the first call."""
-        if self._storage is None:
-            self._announce(False)
-            self._storage = None if self.parts else Storage()
-
-    def _announce(self, copied: bool) -> None:
+        """Records that the element is sent to the other devices, unless it has been."""
+        if self._storage is not None:
+            return
+        if not self.parts:
+            self._storage = Storage()
+        copied = self.value.memory is None and not self.value.backend.simulated
         movement = TransferPlan((identity(()),), (self.grid(),), self.value.grid)
         movement.announce(self.value.dtype.itemsize, copied, "getitem")
 
@@ -105,7 +104,7 @@ class ScalarElement(DeferredStorage):
         if not self.parts:
             self.stored()
         n, shared = self.value.dtype.itemsize, self.value.backend.on_host
-        device = self.value.sharding.mesh.flat[0] if shared and not is_recording() else self.grid().devices[0]
+        device = self.value.sharding.mesh.flat[0] if shared else self.grid().devices[0]
         held = 0
         if self.value.spans:
             devices = self.grid().devices
@@ -113,7 +112,11 @@ class ScalarElement(DeferredStorage):
             if not here:
                 raise not_addressable("to_host", f"the element {self.origin[1]} of a tensor")
             held, device = here[0], devices[here[0]]
-        record_transfer("to_host", n, True, lambda: [Transfer(n, 0 if shared else n, device, HOST, "to_host", True)])
+
+        def records() -> list[Transfer]:
+            return [Transfer(n, 0 if shared else n, self.grid().devices[held], HOST, "to_host", True)]
+
+        record_transfer("to_host", n, True, records)
         backend = backend_of(device)
         with backend.on(device):
             array = backend.to_host(self.parts[held], device)
@@ -147,7 +150,7 @@ def _copied_together(x: ShardedTensor, begin: int) -> Sequence[ShardedTensor]:
     the reading of each element has to be seen.
     """
     source = x._aval
-    if type(x._storage) is not Storage or innermost() is not None or is_recording():
+    if type(x._storage) is not Storage or not is_executing():
         return ()
     if source.memory is None or source.offloaded or source.unreduced or not source.backend.on_host:
         return ()
@@ -218,9 +221,7 @@ def copied_element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> Sha
     if source.offloaded and hasattr(storage, "to_host"):
         # The tensor is offloaded to host memory: only this element is copied to the devices.
         host, devices = part_of(storage.to_host(index), view_spec.part), holders.grid.devices
-        record_transfer(
-            "getitem", 0, True, lambda: [Transfer(host.nbytes, host.nbytes, HOST, d, "getitem", True) for d in devices]
-        )
+        announce_element(host.nbytes, devices)
         return tensor(value, ScalarElement(value, source, index, tuple([send(host, HOST, d) for d in devices])))
     arrays, parts = shard_arrays(base), []
     for k, box, device in zip(holders.positions, holders.boxes, holders.grid.devices, strict=True):

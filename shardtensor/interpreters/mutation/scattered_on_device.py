@@ -50,8 +50,9 @@ class ScatteredOnDevice(WriteOp):
         """See `WriteOp`: there are no such indices on the host."""
         raise AssertionError("an index on a GPU for a tensor on the host")
 
-    def announce(self, grid: Grid) -> None:
-        """See `WriteOp`: where transfers are recorded, the host reads the index."""
+    def announce(self, grid: Grid, copied: bool) -> None:
+        """See `WriteOp`: the inference takes the index that the host reads."""
+        raise AssertionError("an index on a GPU for a tensor without elements")
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
         """See `WriteOp`; there is one device."""

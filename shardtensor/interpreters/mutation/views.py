@@ -8,6 +8,7 @@ and cached until the base is written.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -21,8 +22,8 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.backend.registry import backend_of, in_job
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
-from shardtensor.communication.transfer import announce_reading, buffers_of, gather, whole_array
-from shardtensor.communication.transfer_log import is_recording
+from shardtensor.communication.transfer import announce_reading, buffers_of, gather, recorded_reading, whole_array
+from shardtensor.communication.transfer_log import announce, record_transfer
 from shardtensor.core import Op, Params, call, implements
 from shardtensor.functions.indexing import view
 from shardtensor.host.blockwise import copied
@@ -44,9 +45,11 @@ from shardtensor.sharding.view_spec import (
 )
 from shardtensor.tensor.identity import value_identity, with_identity
 from shardtensor.tensor.ownership import keep_while_read, lent, storage_of
+from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import (
     ShardedTensor,
+    check_not_donated,
     current_storage,
     lacks_elements,
     mark_array,
@@ -80,12 +83,16 @@ class View:
         """
         if not self.is_direct:
             return self._read()
-        if is_recording() and self.base._aval.sharding.mesh.size > 1:
-            self._read()  # Records the transfers that separate memories would need.
-        else:
-            write_state = self.base._write_state
-            self._cache = (write_state.version if write_state else 0, None)
+        announce(self)  # Separate memories would need transfers.
+        write_state = self.base._write_state
+        self._cache = (write_state.version if write_state else 0, None)
         return (self.now(),)
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether it has been read since the last write to the base."""
+        write_state = self.base._write_state
+        return self._cache is not None and self._cache[0] == (write_state.version if write_state else 0)
 
     @property
     def is_direct(self) -> bool:
@@ -102,8 +109,21 @@ class View:
             return self.view_spec.of(backend, row_major(self.base, self.view_spec))
 
     def announce(self) -> None:
-        """Records the transfers that reading the view of a base without elements needs."""
-        self._read()
+        """Records the transfers that reading the view needs, unless it has been read."""
+        if lacks_elements(self.base):
+            self._read()
+        elif not self._is_read:
+            check_not_donated(self.base)
+            self.over(alone(self.base)).announce()
+
+    def over(self, base: ShardedTensor) -> View:
+        """Returns the storage of the view of a new base without elements, which stands for the view: it has been read
+        if the view has been.
+        """
+        made = View(base, self.view_spec)
+        if self._is_read:
+            made._cache = (0, None)
+        return made
 
     def forget(self) -> None:
         """Drops the cached arrays."""
@@ -121,7 +141,8 @@ class View:
         cache = self._cache
         if cache is None or cache[0] != version:
             storage = current_storage(self.base)
-            cache = (version, self._held(storage) or self._evaluated(storage))
+            with contextlib.nullcontext() if lacks_elements(self.base) else recorded_reading(self):
+                cache = (version, self._held(storage) or self._evaluated(storage))
             if type(storage) is Exported:  # Writes of a consumer do not increase the version, so nothing is cached.
                 return cache[1]
             key, caches = id(self), write_state.caches
@@ -141,7 +162,7 @@ class View:
         base, view_spec = self.base._aval, self.view_spec
         if base.memory is not None or base.spans or base.offloaded or base.unreduced or type(storage) is not Storage:
             return None
-        if is_recording() or (view_spec.reverses and not base.backend.negative_strides):
+        if view_spec.reverses and not base.backend.negative_strides:
             return None
         return _of_cells(base, view_spec.boxes, view_spec.chains, view_spec.shape)
 
@@ -184,13 +205,16 @@ def _picked_to_host(x: ShardedTensor, view_spec: ViewSpec) -> HostArray:
     if x._aval.spans:
         return read_only(view_spec.of(backend_of(HOST), call("to_host", x)))
     shared = x._aval.backend.on_host
-    if is_recording() or not shared:
+
+    @functools.cache
+    def plan() -> GatherPlan:
         coordinates = np.unravel_index(view_spec.positions.ravel(), x.shape)
-        plan = GatherPlan(x._aval.grid, range(x.ndim), [GatherRequest(HOST, view_spec.size, coordinates, ())])
-        plan.announce(x.dtype.itemsize, not shared, "to_host", explicit=True)
+        return GatherPlan(x._aval.grid, range(x.ndim), [GatherRequest(HOST, view_spec.size, coordinates, ())])
+
+    record_transfer("to_host", 0, True, lambda: plan().records(x.dtype.itemsize, not shared, "to_host", True))
     if shared:
         return lent(x, view_spec.of(x._aval.backend, whole_array(x)))
-    array = plan.run(shard_arrays(x), x.dtype)[0].reshape(view_spec.shape)
+    array = plan().run(shard_arrays(x), x.dtype)[0].reshape(view_spec.shape)
     return read_only(part_of(array, view_spec.part))
 
 
@@ -203,7 +227,7 @@ def computes(x: ShardedTensor) -> bool:
 
 
 def reads_buffers(base: Aval, view_spec: ViewSpec) -> bool:
-    """Whether reading a view, while nothing is recorded, gives views of the buffers of its base, wherever these are."""
+    """Whether reading a view gives views of the buffers of its base, wherever these are."""
     if len(view_spec.boxes) > 1 or (view_spec.reverses and not base.backend.negative_strides):
         return False
     if base.memory is not None:
@@ -344,10 +368,21 @@ def stand_in(x: Any) -> Any:
     """
     if not isinstance(x, ShardedTensor) or lacks_elements(x) or x.is_donated:
         return x
-    base, view_spec = x._base_and_view()
+    base = x._base_and_view()[0]
     if base is not x:
-        return tensor(x._aval, View(without_elements(base._aval), view_spec))
-    made = without_elements(x._aval)
+        return tensor(x._aval, x._storage.over(alone(base)))
+    return alone(x)
+
+
+def alone(x: ShardedTensor) -> ShardedTensor:
+    """Returns a tensor without elements that stands for a tensor that is no view."""
+    storage = x._storage
+    if hasattr(storage, "without_parts"):  # Reading it transfers elements.
+        made = tensor(x._aval, storage.without_parts())
+    else:
+        made = without_elements(x._aval)
+        if type(storage) is PartialSums:
+            made._storage.stand_for(storage, without_elements)
     return made if x._is_scalar else mark_array(made)
 
 
@@ -394,31 +429,27 @@ def _boxed(x: ShardedTensor, box: BoxIndex) -> ShardedTensor:
     return value_of("getitem", x, box.index)
 
 
-def operand_shards(x: Any) -> tuple[Grid, Callable[[], Sequence[Any]]]:
+def operand_shards(x: Any, inferred: bool) -> tuple[Grid, Callable[[], Sequence[Any]]]:
     """Returns the grid that describes how arrays divide the elements of an operand, and a function that returns them.
 
-    The arrays are those of the cells, or, if transfers are recorded, the shards. Those of a view are views of its
+    The arrays are those of the cells, or, if they are only ``inferred``, the shards. Those of a view are views of its
     base's arrays wherever `locate` finds its elements there, so that the elements are not brought into the view's own
     layout first.
     """
     if not isinstance(x, ShardedTensor):
         array = np.asarray(x)
         return host_grid(array.shape), lambda: (array,)
-    read = shard_arrays if is_recording() else buffers_of
     storage = x._storage
-    if type(storage) is View and (here := locate(_grid_read(storage.base._aval), storage.view_spec.boxes)):
-        return here.grid, lambda: local_views(here, read(storage.base), storage.view_spec)
+    base = storage.base if type(storage) is View else x
+    grid = base._aval.grid if inferred else base._aval.cells.grid
+    if base is not x and (here := locate(grid, storage.view_spec.boxes)):
+        return here.grid, lambda: local_views(here, buffers_of(base), storage.view_spec)
     if type(storage) is ScalarElement:
         grid = storage.grid()
         return grid, lambda: storage.parts * (len(grid.devices) // len(storage.parts))
-    if is_recording():  # The arrays may be read later, where nothing is recorded.
+    if inferred:
         announce_reading(x)
-    return _grid_read(x._aval), lambda: read(x)
-
-
-def _grid_read(value: Aval) -> Grid:
-    """Returns the grid of the arrays that `operand_shards` reads."""
-    return value.grid if is_recording() else value.cells.grid
+    return x._aval.grid if inferred else x._aval.cells.grid, lambda: buffers_of(x)
 
 
 @functools.lru_cache(1024)
@@ -461,10 +492,9 @@ def _of_cells(base: Aval, boxes: tuple[BoxIndex, ...], chains: tuple[Chain, ...]
     return here if here is not None and here.grid.same(cells.grid) else None
 
 
-def gather_unrecorded(x: Any, caller: str) -> Any:
-    """Returns the whole of an operand as a host array, for callers that record the transfers themselves.
-
-    Where memory is shared, views and scalar elements are read without a record; other operands as by `gather`.
+def gather_now(x: Any, caller: str) -> Any:
+    """Returns the whole of an operand as a host array, as by `gather`. Where memory is shared, it is read where it is:
+    views and scalar elements do not count as read, so that a later read records its transfers.
     """
     if isinstance(x, ShardedTensor) and x._aval.backend.on_host:
         if type(x._storage) is View:

@@ -20,13 +20,12 @@ from shardtensor.backend.small_floats import is_small_float
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest, last_of_each, on_device
 from shardtensor.communication.messages import as_dtype, copied
 from shardtensor.communication.processes import described
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex, unraveled
 from shardtensor.interpreters.mutation.advanced_indexing import indexing_errors
 from shardtensor.interpreters.mutation.views import (
-    gather_unrecorded,
+    gather_now,
     local_views,
     operand_shards,
     snapshot,
@@ -105,7 +104,7 @@ class WriteOp(abc.ABC):
         """Returns an operand as a host array, or the scalar that it is; an operand that aliases the base is copied."""
         if not is_operand_array(x):
             return x
-        array = gather_unrecorded(x, self.name)
+        array = gather_now(x, self.name)
         return blockwise.copied(array) if isinstance(x, ShardedTensor) and owner_of(x) is self.value else array
 
     @abc.abstractmethod
@@ -127,8 +126,13 @@ class WriteOp(abc.ABC):
         """
 
     @abc.abstractmethod
-    def announce(self, grid: Grid) -> None:
-        """Records, where memory is shared, the transfers that separate memories would need."""
+    def announce(self, grid: Grid, copied: bool) -> None:
+        """Records the transfers that separate memories need.
+
+        Args:
+            grid: the grid that divides the view over the devices.
+            copied: whether the elements are copied here.
+        """
 
     @abc.abstractmethod
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
@@ -159,8 +163,8 @@ class Delivery:
     Each device receives the elements of its part that it does not hold yet.
     """
 
-    def __init__(self, x: Any, grid: Grid) -> None:
-        source, self.arrays = operand_shards(x)
+    def __init__(self, x: Any, grid: Grid, inferred: bool = False) -> None:
+        source, self.arrays = operand_shards(x, inferred)
         self.itemsize = x.dtype.itemsize
         self.movement = _delivery_plan(tuple(x.shape), source, grid)
 
@@ -206,19 +210,17 @@ class Elementwise(WriteOp):
         if self.ufunc is None:
             blockwise.copy_into(out, self.read(self.operands[0]))
             return
-        arrays = [
-            old if x is ITSELF else gather_unrecorded(x, self.name) if is_operand_array(x) else x for x in self.operands
-        ]
+        arrays = [old if x is ITSELF else gather_now(x, self.name) if is_operand_array(x) else x for x in self.operands]
         if any(isinstance(a, np.ndarray) and _overlaps(a, out) for a in arrays):
             getattr(np, self.ufunc)(*arrays, out=out)  # NumPy copies operands that overlap with `out`.
         else:
             blockwise.into(out, getattr(np, self.ufunc), arrays, breaks=False)
 
-    def announce(self, grid: Grid) -> None:
+    def announce(self, grid: Grid, copied: bool) -> None:
         """See `WriteOp`."""
         for x in self.operands:
             if is_operand_array(x):
-                Delivery(x, grid).announce(self.name, copied=False)
+                Delivery(x, grid, inferred=True).announce(self.name, copied)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
         """See `WriteOp`."""
@@ -227,10 +229,7 @@ class Elementwise(WriteOp):
             if not is_operand_array(x):
                 columns.append([_plain(x)] * len(grid.devices))
                 continue
-            delivery = Delivery(x, grid)
-            if is_recording():
-                delivery.announce(self.name, copied=True)
-            parts = delivery.run(self.dtype if self.ufunc is None else x.dtype)
+            parts = Delivery(x, grid).run(self.dtype if self.ufunc is None else x.dtype)
             if owner_of(x) is value:  # An operand that aliases the base must not change while it is read.
                 parts = tuple([copied(p, d) for p, d in zip(parts, grid.devices, strict=True)])
             columns.append(list(parts))
@@ -304,17 +303,14 @@ class Masked(WriteOp):
         (mask,) = self.operands
         out[self.read(mask).reshape(self.given)] = self.scalar
 
-    def announce(self, grid: Grid) -> None:
+    def announce(self, grid: Grid, copied: bool) -> None:
         """See `WriteOp`."""
-        Delivery(self.operands[0], grid).announce(self.name, copied=False)
+        Delivery(self.operands[0], grid, inferred=True).announce(self.name, copied)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
         """See `WriteOp`."""
         (mask,) = self.operands
-        delivery = Delivery(mask, grid)
-        if is_recording():
-            delivery.announce(self.name, copied=True)
-        parts: Sequence[Any] = delivery.run(mask.dtype)
+        parts: Sequence[Any] = Delivery(mask, grid).run(mask.dtype)
         if any(self.inside):  # Otherwise the mask is a snapshot, whose memory is not that of the tensor.
             parts = [copied(p, d) for p, d in zip(parts, grid.devices, strict=True)]
         scalar = _plain(self.scalar)
@@ -362,12 +358,12 @@ class Scattered(WriteOp):
             x = self.read(x)
             out[self.chosen.in_order] = np.asarray(x, order="C") if isinstance(x, np.ndarray) else x
 
-    def announce(self, grid: Grid) -> None:
+    def announce(self, grid: Grid, copied: bool) -> None:
         """See `WriteOp`."""
         here = self._taken_of(grid).grid
         for x in self.operands:
             if is_operand_array(x):
-                self._plan(x, here, self._held(here))[0].announce(x.dtype.itemsize, False, self.name)
+                self._plan(x, here, self._held(here), inferred=True)[0].announce(x.dtype.itemsize, copied, self.name)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
         """See `WriteOp`."""
@@ -379,8 +375,6 @@ class Scattered(WriteOp):
                 columns.append([_plain(x)] * len(held))
                 continue
             plan, box, arrays = self._plan(x, here.grid, held)
-            if is_recording():
-                plan.announce(x.dtype.itemsize, True, self.name)
             columns.append(plan.run(local_views(box, arrays()), x.dtype if self.ufunc else self.dtype))
         axes = (*chosen.dims, *[d for d in range(len(chosen.basic)) if d not in chosen.dims])
         indices = []
@@ -423,13 +417,13 @@ class Scattered(WriteOp):
         return (rows, coordinates) if last is None else (rows[last], [c[last] for c in coordinates])
 
     def _plan(
-        self, x: Any, grid: Grid, held: Sequence[tuple[Any, list[Any]]]
+        self, x: Any, grid: Grid, held: Sequence[tuple[Any, list[Any]]], inferred: bool = False
     ) -> tuple[GatherPlan, ShardedBox, Callable[[], Sequence[Any]]]:
         """Returns the plan that sends an operand's elements to the devices that write them, the boxes of the source
         arrays from which they are sent, and a function that returns these arrays.
         """
         chosen = self.chosen
-        source, arrays = operand_shards(x)
+        source, arrays = operand_shards(x, inferred)
         block = chosen.block or (1,)
         ndim = len(chosen.rest) + len(block)
         sizes = (*chosen.rest[: chosen.at], *block, *chosen.rest[chosen.at :])

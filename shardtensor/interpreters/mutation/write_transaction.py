@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from shardtensor.backend.protocol import Backend
 from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import are_joined, joined
-from shardtensor.communication.transfer_log import is_recording, record_copy, recorded_by
+from shardtensor.communication.transfer_log import is_recording, record_copy
 from shardtensor.host import blockwise
 from shardtensor.host.summation_order import empty_like
 from shardtensor.interpreters.mutation.views import local_view, locate
@@ -71,7 +70,6 @@ class WriteTransaction:
         alone = bool(self.free) and self.free[0] and self.backend.begin_write(array)
         if any(write_op.inside):
             write_op.enter(self.base, view_spec, tensor(value, storage))
-        self.announce(write_op)
         fresh = array
         if not alone or (len(view_spec.boxes) > 1 and not array.flags.c_contiguous):
             # The order in memory, on which the bits of later sums depend, must not depend on other handles.
@@ -90,11 +88,12 @@ class WriteTransaction:
             self.error = error
         return storage if fresh is array else Storage((fresh,), ([],))
 
-    def announce(self, write_op: WriteOp) -> None:
-        """Records, where memory is shared or there are no elements, the transfers that separate memories need."""
+    def infer(self, write_op: WriteOp) -> None:
+        """Records the transfers of a write to a tensor without elements, if a log or a guard is active."""
         if is_recording():
             here, _, counted = self._located(write_op, self.value.grid)
-            counted.announce(here.grid)
+            in_place = self.backend.on_host or self.backend.simulated or not self.value.cells.apart
+            counted.announce(here.grid, not in_place)
 
     def on_devices(self, write_op: WriteOp) -> Callable[[], Storage]:
         """Returns a function that writes into the cells that hold elements of the view, or into copies, and returns the
@@ -112,14 +111,11 @@ class WriteTransaction:
             note(f"{write_op.name}({described(self.base)}, {part}, {write_op.described()})")
         if any(write_op.inside):
             write_op.enter(self.base, self.view_spec, taken)
-        if not cells.apart:
-            self.announce(write_op)
         devices = cells.grid.devices
-        with contextlib.nullcontext() if cells.apart else recorded_by():
-            here, self.view_spec, write_op = self._located(write_op, cells.grid)
-            straight = len(self.view_spec.boxes) == 1
-            touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
-            commit = write_op.stage(here.grid, taken)
+        here, self.view_spec, write_op = self._located(write_op, cells.grid)
+        straight = len(self.view_spec.boxes) == 1
+        touched = [(n, k) for n, k in enumerate(here.positions) if 0 not in here.grid.shape(n)]
+        commit = write_op.stage(here.grid, taken)
         alone = {}
         for _, k in touched:  # After the transfers: an exclusive shard then has no pending reads by other devices.
             array = arrays[k]

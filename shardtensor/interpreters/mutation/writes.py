@@ -21,7 +21,6 @@ from shardtensor.backend.small_floats import is_element, is_small_float
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import announce_reading
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import OPS, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.indexing import put, setitem
@@ -120,7 +119,8 @@ def _assignment(
         if _is_scalar(value) and _is_mask(index, view_spec.shape):
             scalar, mask = _checked_value(value, dtype, ()), as_operand(index, "setitem")
             return (view_spec, Masked(mask, len(view_spec.shape), scalar)) if view_spec.size else None
-        indices = None if _is_aliased(base, index) else indices_on_device(base._aval, view_spec.shape, index)
+        on_host = lacks_elements(base) or _is_aliased(base, index)
+        indices = None if on_host else indices_on_device(base._aval, view_spec.shape, index)
         if indices is None:
             chosen = AdvancedIndex(index, view_spec.shape)
         else:
@@ -301,7 +301,7 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
         return False
     advanced = False
     for entry in at:
-        if type(entry) is np.ndarray and entry.size <= _FEW and entry.dtype.kind in "iub" and not is_recording():
+        if type(entry) is np.ndarray and entry.size <= _FEW and entry.dtype.kind in "iub":
             advanced = True
         elif type(entry) is not int and type(entry) is not slice:
             return False
@@ -311,7 +311,7 @@ def _write_directly(x: ShardedTensor, value: Any, index: Any) -> bool:
         return False
     if _is_scalar(value):
         value = converted(value, dtype)
-    elif value is x or is_recording() or (value := _buffer_of(value, shape, dtype)) is None:  # `x[::-1] = x` copies x.
+    elif value is x or (value := _buffer_of(value, shape, dtype)) is None:  # `x[::-1] = x` copies x.
         return False
     write_state = write_state_of(x)
     with write_state.lock:
@@ -372,7 +372,7 @@ def _write(base: ShardedTensor, view_spec: ViewSpec, write_op: WriteOp) -> None:
             write_state.version += 1
             if isinstance(write_op, Scattered):
                 write_op.chosen.check()
-            WriteTransaction(base, view_spec, base._storage).announce(write_op)
+            WriteTransaction(base, view_spec, base._storage).infer(write_op)
             return
         before = storage if base._aval.offloaded else None
         exported = type(storage) is Exported

@@ -1,0 +1,103 @@
+"""The interpreter that is outermost while a log of transfers is open, or a guard is active.
+
+Each call is inferred first: the inference records its transfers, and raises what the guard forbids before anything is
+computed. Then the call is executed, which records nothing but what it copies. Execution therefore does not depend on
+whether a log is open. What follows from elements cannot be inferred: such calls announce their transfers as they run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from shardtensor.communication.transfer_log import announced, is_recording, observed_by
+from shardtensor.core import Function, Interpreter, Op, Operands, Params, executing, set_outermost
+from shardtensor.interpreters.eager import EAGER
+from shardtensor.interpreters.infer import INFER, argument, derived, inferring, stand_ins
+from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
+
+
+class RecordingInterpreter(Interpreter):
+    """Infers each call while the transfers are recorded, and then executes it."""
+
+    __slots__ = ()
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Returns the result of ``op``, as the eager interpreter does, after its transfers have been recorded.
+
+        Raises:
+            TransferError: a guard forbids one of the transfers; nothing has been computed.
+            ShardTensorError: the operator failed.
+        """
+        if not is_recording():
+            return EAGER.apply(op, operands, params)
+        if op.composite and not op.view_spec:  # The operators that it calls are recorded.
+            with _noting(op, operands, params):
+                result = derived(op, operands, params)
+            if result is not NotImplemented:
+                return result
+        if _announces_itself(op, operands):
+            return EAGER.apply(_announced(op) if op.announcing else op, operands, params)
+        with _noting(op, operands, params), inferring():
+            INFER.apply(op, stand_ins(op, operands), params)
+        with announced(), executing():
+            return EAGER.apply(op, operands, params)
+
+    def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
+        """Writes the result of ``op`` into ``out``, after the transfers have been recorded.
+
+        Raises:
+            TransferError: a guard forbids one of the transfers; nothing has been written.
+            ShardTensorError: the operator failed. The value of ``out`` is then unchanged.
+        """
+        if not is_recording() or _announces_itself(op, (out, *operands)):
+            EAGER.write(out, op, operands, params)
+            return
+        with _noting(op, (out, *operands), params), inferring():
+            known: dict[int, ShardedTensor] = {}
+            INFER.write(argument(known, out), op, stand_ins(op, operands, known), params)
+        with announced(), executing():
+            EAGER.write(out, op, operands, params)
+
+    def run(self, program: Any, given: Any, /) -> Any:
+        """Runs a program after its transfers have been recorded."""
+        if not is_recording():
+            return program.execute(given)
+        with inferring():
+            program.infer(given)
+        with announced(), executing():
+            return program.execute(given)
+
+    def compose(self, function: Function, host: Function, fused: bool, args: Any, kwargs: Any, /) -> Any:
+        """Calls a function that is composed of operators, each of which is recorded."""
+        if not is_recording():
+            return EAGER.compose(function, host, fused, args, kwargs)
+        return function(*args, **kwargs)
+
+
+_announced = functools.cache(Op.announced)
+
+
+@contextlib.contextmanager
+def _noting(op: Op, operands: Operands, params: Params) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:  # Raised again, after a job has noted it.
+        EAGER.note_error(op, operands, params, error)
+        raise
+
+
+def _announces_itself(op: Op, operands: Operands) -> bool:
+    """Whether the transfers of a call are recorded as it runs: they follow from elements or from what programs do, or
+    there are no elements, and running the call is inferring it.
+    """
+    if op.escapes or op.spmd or op.announcing:
+        return True
+    return any(any(map(lacks_elements, leaves(x))) if type(x) in (tuple, list) else lacks_elements(x) for x in operands)
+
+
+RECORDING = RecordingInterpreter()
+observed_by(lambda is_observed: set_outermost(RECORDING if is_observed else None))
