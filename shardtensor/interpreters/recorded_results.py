@@ -20,8 +20,9 @@ from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ConcretizationError
+from shardtensor.interpreters.calls import array_operands, composed
 from shardtensor.interpreters.execution.plan_cache import planned
-from shardtensor.interpreters.infer import INFER, array_operands
+from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.view_spec import whole_view_spec
 from shardtensor.tensor.pytree import map_items
 from shardtensor.tensor.storage import Storage
@@ -187,7 +188,7 @@ class _Recorder(Interpreter):
             NotRecordedError: the result of the operator leaves the library.
         """
         if op.composite and not (op.view_spec and type(operands[0]) is ShardedTensor):
-            result = op.composite(*(operands if not op.variadic else (operands,)), *params)
+            result = composed(op, operands, params)
             if result is not NotImplemented:
                 return result
         made = INFER.apply(op, operands, params)
