@@ -188,6 +188,23 @@ STEPS = {
 """The function that combines two partial results of each reduction."""
 
 
+def step(node: Node, a: str, b: str) -> str:
+    """Returns the expression that combines two partial results of a reduction."""
+    return c_expression(Node(STEPS[node.name], (0, 1), node.dtype), [a, b], [node.dtype] * 2)
+
+
+def step_name(node: Node) -> str:
+    """Returns the end of the names of the functions that combine partial results of a reduction."""
+    return f"{STEPS[node.name]}_{node.dtype}"
+
+
+def term(node: Node, x: str) -> str:
+    """Returns the expression that a reduction combines, of the name of a variable of its operand."""
+    if node.name in ("any", "all"):
+        return f"({x} != 0)"
+    return f"({x} * {x})" if node.name == "sum_of_squares" else x
+
+
 def neutral(node: Node) -> str:
     """Returns the value from which a reduction starts. Sums of floats start from -0.0, which changes no zero."""
     if node.name in ("any", "all"):

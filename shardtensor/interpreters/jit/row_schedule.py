@@ -1,0 +1,131 @@
+"""The schedule of a kernel with reductions: what each pass over a row computes. The languages render it.
+
+A row is computed in stages, each of which goes over its elements and needs the reductions of the stages before; the last
+one writes the results. A softmax has three: the maximum, the sum, the results. A value that an earlier stage has
+computed, too, is computed again, except for expensive functions where the language has memory to store them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Set
+from typing import NamedTuple
+
+from shardtensor.interpreters.jit.expressions import EXPENSIVE
+from shardtensor.interpreters.jit.kernel import Kernel, Value
+
+
+class Stage(NamedTuple):
+    """A pass over a row.
+
+    Attributes:
+        known: the values that are one number for each row and become known with the reductions of the stages before, in
+            order: these reductions, and what is computed from them.
+        needs: the values that are read or computed for each element, in order.
+        loads: those of them that are read: inputs, and values that an earlier stage stores.
+        reductions: the reductions that it computes, in order.
+    """
+
+    known: tuple[Value, ...]
+    needs: tuple[Value, ...]
+    loads: frozenset[Value]
+    reductions: tuple[Value, ...]
+
+
+class Moment(NamedTuple):
+    """A sum of squares of ``x - mean(x)``, which is computed in the stage of the mean: a variance then reads x once.
+
+    Attributes:
+        x: the value whose deviations are squared.
+        mean: its mean.
+        needs: the values from which x is computed for each element, itself included, in order.
+    """
+
+    x: Value
+    mean: Value
+    needs: tuple[Value, ...]
+
+
+class RowSchedule(NamedTuple):
+    """How the rows of a kernel are computed.
+
+    Attributes:
+        stages: the passes over a row.
+        totals: all reductions, in order.
+        stored: the values that are stored for each element, in order: the first stage that computes one stores it.
+        moments: the sums of squares that are computed together with a mean.
+    """
+
+    stages: tuple[Stage, ...]
+    totals: tuple[Value, ...]
+    stored: tuple[Value, ...]
+    moments: Mapping[Value, Moment]
+
+    def known(self, stage: int) -> list[Value]:
+        """Returns the values that are one number for each row and that a stage knows, in order."""
+        return sorted([v for s in self.stages[: stage + 1] for v in s.known])
+
+
+@functools.lru_cache(1 << 8)
+def row_schedule(kernel: Kernel, *, stores: bool) -> RowSchedule:
+    """Returns the schedule of a kernel with rows.
+
+    Args:
+        kernel: the kernel.
+        stores: whether expensive values are stored for later stages. The squares of deviations of such a value are then
+            added in a stage of their own, which reads it.
+    """
+    nodes = dict(enumerate(kernel.nodes, len(kernel.inputs)))
+    totals = tuple([v for v, node in nodes.items() if node.reduces])
+    expensive = {v for v, node in nodes.items() if stores and node.name in EXPENSIVE}
+    moments = {v: m for v in totals if (m := _moment(kernel, v)) and expensive.isdisjoint(m.needs)}
+    first = [0] * len(kernel.inputs)  # The first stage in which each value can be computed.
+    for v, node in nodes.items():
+        after = max([first[u] for u in node.operands]) + node.reduces
+        first.append(first[moments[v].mean] if v in moments else after)
+    stages: list[Stage] = []
+    given: set[Value] = set()
+    for s in range(max(first) + 1):
+        reductions = tuple([v for v in totals if first[v] == s + 1])
+        wanted = [nodes[v].operands[0] for v in reductions if v not in moments]
+        if s == max(first):
+            wanted = [out.value for out in kernel.outputs if not out.per_row]
+        needs = _needs(kernel, wanted, given)
+        known = tuple([v for v in range(kernel.values) if first[v] == s and kernel.is_row(v)])
+        stages.append(Stage(known, needs, frozenset([v for v in needs if v not in nodes or v in given]), reductions))
+        given |= expensive.intersection(needs)
+    stored = tuple(sorted({v for stage in stages for v in stage.loads if v in nodes}))
+    return RowSchedule(tuple(stages), totals, stored, moments)
+
+
+def _needs(kernel: Kernel, wanted: Iterable[Value], given: Set[Value] = frozenset()) -> tuple[Value, ...]:
+    """Returns the values that differ within a row and from which some are computed, these included, in order.
+
+    Args:
+        kernel: the kernel.
+        wanted: the values that are computed.
+        given: values that need not be computed.
+    """
+    seen: set[Value] = set()
+    left = list(wanted)
+    while left:
+        v = left.pop()
+        if v not in seen and not kernel.is_row(v):
+            seen.add(v)
+            node = kernel.node(v)
+            left += node.operands if node is not None and v not in given else ()
+    return tuple(sorted(seen))
+
+
+def _moment(kernel: Kernel, value: Value) -> Moment | None:
+    """Returns the moment that a reduction is, if it is one."""
+    node = kernel.node(value)
+    assert node is not None
+    difference = kernel.node(node.operands[0])
+    if node.name != "sum_of_squares" or difference is None or difference.name != "subtract":
+        return None
+    x, mean = difference.operands
+    found = kernel.node(mean)
+    if found is None or not found.reduces or found.name != "mean" or found.operands != (x,):
+        return None
+    return Moment(x, mean, _needs(kernel, [x]))
