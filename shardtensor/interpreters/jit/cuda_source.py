@@ -3,8 +3,8 @@
 A kernel without reductions is the operation of an `ElementwiseKernel` of CuPy, which walks over arrays of any strides.
 
 A kernel with reductions is a CUDA function of its own. Each row has the threads of one dimension of a block. They go
-over the row once for each stage, which needs the reductions of those before it (a softmax has three: the maximum, the
-sum, the results); each thread reduces some of the elements, and a tree in shared memory combines what the threads have.
+over the row once for each stage of its `row_schedule`; each thread reduces some of the elements, and a tree in shared
+memory combines what the threads have.
 Few long rows are divided over blocks: for each stage, ``part`` reduces segments and ``join`` the results of a row;
 ``finish`` writes what each element has. The order of additions depends on the shape only.
 """
@@ -13,14 +13,24 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from shardtensor.host.fork import cached_property
-from shardtensor.interpreters.jit.expressions import C_TYPES, PRELUDE, STEPS, c_expression, has_c, neutral
+from shardtensor.interpreters.jit.expressions import (
+    C_TYPES,
+    PRELUDE,
+    c_expression,
+    has_c,
+    neutral,
+    step,
+    step_name,
+    term,
+)
 from shardtensor.interpreters.jit.kernel import Kernel, Node, Value
+from shardtensor.interpreters.jit.row_schedule import Stage, row_schedule
 
 MOST_THREADS = 512
 """The maximum number of threads of a block, each of which has 8 bytes of shared memory."""
@@ -88,10 +98,6 @@ def _definition(kernel: Kernel, value: Value) -> str:
     return f"const {C_TYPES[node.dtype]} v{value} = {text};"
 
 
-def _step(node: Node, a: str, b: str) -> str:
-    return c_expression(Node(STEPS[node.name], (0, 1), node.dtype), [a, b], [node.dtype] * 2)
-
-
 def _prelude(text: str) -> str:
     """Returns the definitions that a text needs."""
     functions = PRELUDE.replace("#define ST_INFINITY (1.0f / 0.0f)\n", "")
@@ -119,6 +125,31 @@ static __device__ {T} st_tree_{name}({T} mine, double *memory) {{
 """
 
 
+_MOMENT = """
+/* What a thread knows of its elements: how many there are, the mean of those before the current run, the sum of the
+   differences of the run from it, and the sum of the squares of all from it. A run has at most four times as many
+   elements as those before it, so that the squares have about the size of those of the differences from their own mean,
+   and few digits cancel. The first run has one element. */
+typedef struct {{ long long count; {T} mean, sum, squares; }} st_moment_{name};
+static __device__ inline void st_moment_add_{name}(st_moment_{name} *m, {T} x) {{
+    const {T} difference = x - m->mean;
+    m->count++;
+    m->sum += difference;
+    m->squares += difference * difference;
+}}
+static __device__ inline void st_moment_end_run_{name}(st_moment_{name} *m) {{
+    const {T} by = m->sum / ({T})m->count;
+    m->mean += by;
+    m->squares = m->count > 1 ? m->squares - by * m->sum : 0;
+    m->sum = 0;
+}}
+static __device__ inline {T} st_moment_squares_{name}(st_moment_{name} m, {T} mean) {{
+    const {T} by = m.mean - mean;
+    return m.squares + by * (({T})m.count * by);
+}}
+"""
+
+
 class RowSource:
     """The text of a kernel with reductions.
 
@@ -131,7 +162,6 @@ class RowSource:
     Attributes:
         key: what texts of the kernel differ by.
         stages: the number of stages that reduce.
-        reductions: the reductions, in the order of their totals.
         writes_elements: whether an output is written for each element.
     """
 
@@ -141,23 +171,13 @@ class RowSource:
         self._outer_ndim, self._inner_ndim = outer_ndim, inner_ndim
         self._scalars = scalars
         self._count = len(kernel.inputs)
-        self._stage_of = self._stages()
-        self.reductions = [v for v in range(self._count, kernel.values) if self._node(v).reduces]
-        self.stages = max([self._stage_of[v] for v in self.reductions], default=0)
+        self._schedule = row_schedule(kernel, stores=False)
+        self._total = {v: k for k, v in enumerate(self._schedule.totals)}
+        self.stages = len(self._schedule.stages) - 1
         self.writes_elements = any(not out.per_row for out in kernel.outputs)
 
     def _node(self, value: Value) -> Node:
         return self.kernel.nodes[value - self._count]
-
-    def _moves(self, value: Value) -> bool:
-        return not self.kernel.is_row(value)
-
-    def _stages(self) -> list[int]:
-        """Returns the first stage in which each value can be computed."""
-        stages = [0] * self._count
-        for node in self.kernel.nodes:
-            stages.append(max([stages[v] for v in node.operands]) + node.reduces)
-        return stages
 
     @cached_property
     def whole(self) -> str:
@@ -177,10 +197,12 @@ class RowSource:
 
     def _text(self, bodies: Mapping[str, Sequence[str]]) -> str:
         functions = [line for name, body in bodies.items() for line in self._function(name, body)]
-        trees = {_suffix(self._node(v)): self._node(v) for v in self.reductions}
-        lines = [_comment(self.kernel), _prelude("\n".join(functions).replace("st_tree", ""))]
+        trees = {step_name(self._node(v)): self._node(v) for v in self._total}
+        lines = [_comment(self.kernel), _prelude(re.sub("st_tree|st_moment", "", "\n".join(functions)))]
         for name, node in sorted(trees.items()):
-            lines.append(_TREE.format(T=C_TYPES[node.dtype], name=name, step=_step(node, "a", "b")))
+            lines.append(_TREE.format(T=C_TYPES[node.dtype], name=name, step=step(node, "a", "b")))
+        for dtype in sorted({self.kernel.dtype(v) for v in self._schedule.moments}):
+            lines.append(_MOMENT.format(T=C_TYPES[dtype], name=dtype))
         return "\n".join([*lines, *functions])
 
     # -- the functions -----------------------------------------------------------------------------
@@ -223,55 +245,55 @@ class RowSource:
             "const long long row = here ? at : rows - 1;  /* No thread may miss a barrier. */",
             *self._places(),
         ]
-        for stage in range(self.stages):
-            lines += self._known_in(stage)
+        for stage in self._schedule.stages[:-1]:
+            lines += self._known(stage.known, self._computed)
             lines += self._reduced(stage, "x", "n")
-            for v in self._reductions(stage):
-                lines.append(f"const {self._type(v)} v{v} = {self._total(v, self._tree(v))};")
-        lines += self._known_in(self.stages)
-        return [*lines, "if (!here) return;", *self._stored("x", "n")]
+        lines += self._known(self._schedule.stages[-1].known, self._computed)
+        return [*lines, "if (!here) return;", *self._written("x", "n")]
 
-    def _part(self, stage: int) -> list[str]:
+    def _part(self, s: int) -> list[str]:
         """The reductions of a stage, for a segment of a row."""
-        index = {v: k for k, v in enumerate(self.reductions)}
-        lines = [*_SHARED, *_SEGMENT, *self._places(), *self._totals_before(stage), *self._reduced(stage, *_ENDS)]
-        for v in self._reductions(stage):
-            at = f"parts + blockIdx.x * {len(index)}ll + {index[v]}"
-            lines.append(f"const {self._type(v)} t{v} = {self._tree(v)};")
-            lines.append(f"if (x == 0) *({self._type(v)} *)({at}) = t{v};")
+        stage = self._schedule.stages[s]
+        lines = [*_SHARED, *_SEGMENT, *self._places(), *self._known(self._schedule.known(s), self._read)]
+        lines += self._reduced(stage, *_ENDS)
+        for v in stage.reductions:
+            kind, moment = self._type(v), self._schedule.moments.get(v)
+            mean = f"t{moment.mean} / ({kind})(end - begin)" if moment else ""
+            lines.append(f"const {kind} t{v} = {self._tree(v, mean)};")
+            lines.append(f"if (x == 0) {self._of_part(v, 'blockIdx.x')} = t{v};")
         return lines
 
-    def _join(self, stage: int) -> list[str]:
+    def _join(self, s: int) -> list[str]:
         """The reductions of a stage, for a row, and the results if the row has no others."""
-        index = {v: k for k, v in enumerate(self.reductions)}
         lines = [*_SHARED, "const long long row = blockIdx.x;"]
-        for v in self._reductions(stage):
-            kind = self._type(v)
-            part = f"*({kind} *)(parts + (row * segments + k) * {len(index)}ll + {index[v]})"
+        for v in self._schedule.stages[s].reductions:
+            kind, node, moment = self._type(v), self._node(v), self._schedule.moments.get(v)
+            part = [f"const {kind} b = {self._of_part(v)};"]
+            if moment:  # Each sum of squares is moved to the mean of the whole row (Chan, Golub & LeVeque, 1979).
+                part = [
+                    f"const {kind} count = ({kind})(k < segments - 1 ? length : n - k * length);",
+                    f"const {kind} d = {self._of_part(moment.mean)} / count - t{moment.mean};",
+                    f"const {kind} b = {self._of_part(v)} + count * (d * d);",
+                ]
             lines += [
-                f"{kind} a{v} = {neutral(self._node(v))};",
+                f"{kind} a{v} = {neutral(node)};",
                 "for (long long k = x; k < segments; k += blockDim.x) {",
-                f"    const {kind} b = {part};",
-                f"    a{v} = {_step(self._node(v), f'a{v}', 'b')};",
+                *_indented([*part, f"a{v} = {step(node, f'a{v}', 'b')};"]),
                 "}",
-                f"const {kind} t{v} = {self._total(v, self._tree(v))};",
-                f"if (x == 0) *({kind} *)(totals + row * {len(index)}ll + {index[v]}) = t{v};",
+                f"const {kind} t{v} = st_tree_{step_name(node)}(a{v}, memory){self._divided(v)};",
+                f"if (x == 0) {self._read(v)} = t{v};",
             ]
-        if stage < self.stages - 1 or self.writes_elements:
+        if s < self.stages - 1 or self.writes_elements:
             return lines
         # The thread reads the totals that it has written itself.
-        return [
-            *lines,
-            "if (x != 0) return;",
-            *self._places(),
-            *self._totals_before(self.stages),
-            *self._stored("0", "0"),
-        ]
+        known = self._known(self._schedule.known(self.stages), self._read)
+        return [*lines, "if (x != 0) return;", *self._places(), *known, *self._written("0", "0")]
 
     def _finish(self) -> list[str]:
         """The results of a segment of a row."""
-        lines = ["const int x = threadIdx.x;", *_SEGMENT, *self._places(), *self._totals_before(self.stages)]
-        return [*lines, *self._stored(*_ENDS, once="begin == 0 && ")]
+        known = self._known(self._schedule.known(self.stages), self._read)
+        lines = ["const int x = threadIdx.x;", *_SEGMENT, *self._places(), *known]
+        return [*lines, *self._written(*_ENDS, once="begin == 0 && ")]
 
     # -- their parts -------------------------------------------------------------------------------
 
@@ -287,85 +309,89 @@ class RowSource:
             lines.append(f"char *const z{k} = y{k}{_offset('r', f'y{k}o', self._outer_ndim)};")
         return lines
 
-    def _known_in(self, stage: int) -> list[str]:
-        """Returns the definitions of the values of a row that become known in a stage, but for its reductions."""
+    def _known(self, values: Sequence[Value], total: Callable[[Value], str]) -> list[str]:
+        """Returns the definitions of values of a row; ``total`` has the expressions of reductions."""
         lines = []
-        for v in range(self.kernel.values):
-            if self._moves(v) or self._stage_of[v] != stage or v in self._scalars:
-                continue
-            if v < self._count:
-                lines.append(f"const {self._type(v)} v{v} = *(const {self._type(v)} *)q{v};")
-            elif not self._node(v).reduces:
+        for v in values:
+            if v >= self._count and v not in self._total:
                 lines.append(_definition(self.kernel, v))
+            elif v not in self._scalars:
+                text = total(v) if v in self._total else f"*(const {self._type(v)} *)q{v}"
+                lines.append(f"const {self._type(v)} v{v} = {text};")
         return lines
 
-    def _totals_before(self, stage: int) -> list[str]:
-        """Returns the definitions of all values of a row that are known in a stage, reductions by their totals."""
-        index = {v: k for k, v in enumerate(self.reductions)}
-        lines = []
-        for s in range(stage + 1):
-            for v in self._reductions(s - 1):
-                kind = self._type(v)
-                lines.append(f"const {kind} v{v} = *({kind} *)(totals + row * {len(index)}ll + {index[v]});")
-            lines += self._known_in(s)
-        return lines
+    def _computed(self, value: Value) -> str:
+        """Returns the total of what the threads of a row have."""
+        moment = self._schedule.moments.get(value)
+        return self._tree(value, f"v{moment.mean}" if moment else "") + self._divided(value)
 
-    def _reductions(self, stage: int) -> list[Value]:
-        """Returns the reductions whose operands are computed in a stage."""
-        return [v for v in self.reductions if self._stage_of[v] == stage + 1]
+    def _read(self, value: Value) -> str:
+        """Returns the total that an earlier function has written."""
+        return f"*({self._type(value)} *)(totals + row * {len(self._total)}ll + {self._total[value]})"
 
-    def _reduced(self, stage: int, begin: str, end: str) -> list[str]:
-        """Returns the loop in which a thread reduces its elements."""
-        reductions = self._reductions(stage)
-        lines = [f"{self._type(v)} a{v} = {neutral(self._node(v))};" for v in reductions]
-        body = self._element([self._node(v).operands[0] for v in reductions])
-        for v in reductions:
-            node = self._node(v)
-            x = f"v{node.operands[0]}"
-            term = f"({x} * {x})" if node.name == "sum_of_squares" else x
-            term = f"({x} != 0)" if node.name in ("any", "all") else term
-            body += [f"const {self._type(v)} t{v} = {term};", f"a{v} = {_step(node, f'a{v}', f't{v}')};"]
-        return [*lines, *_loop(begin, end, body)]
+    def _of_part(self, value: Value, part: str = "(row * segments + k)") -> str:
+        """Returns the partial result of a segment."""
+        return f"*({self._type(value)} *)(parts + {part} * {len(self._total)}ll + {self._total[value]})"
 
-    def _element(self, wanted: Sequence[Value]) -> list[str]:
-        """Returns the definitions of values of one element, and of those from which they are computed."""
-        seen: set[Value] = set()
-        left = list(wanted)
-        while left:
-            v = left.pop()
-            if self._moves(v) and v not in seen:
-                seen.add(v)
-                left += self._node(v).operands if v >= self._count else ()
+    def _tree(self, value: Value, mean: str) -> str:
+        """Returns what the threads have, combined; the squares of a moment are those of the differences from a mean."""
+        node = self._node(value)
+        mine = f"st_moment_squares_{node.dtype}(a{value}, {mean})" if mean else f"a{value}"
+        return f"st_tree_{step_name(node)}({mine}, memory)"
+
+    def _divided(self, value: Value) -> str:
+        return f" / ({self._type(value)})n" if self._node(value).name == "mean" else ""
+
+    def _reduced(self, stage: Stage, begin: str, end: str) -> list[str]:
+        """Returns the loop in which a thread reduces its elements; with moments, that over their runs."""
+        lines, body, moments = [], self._element(stage), []
+        for v in stage.reductions:
+            node, moment = self._node(v), self._schedule.moments.get(v)
+            if moment:
+                lines.append(f"st_moment_{node.dtype} a{v} = {{0, 0, 0, 0}};")
+                body.append(f"st_moment_add_{node.dtype}(&a{v}, v{moment.x});")
+                moments.append(v)
+                continue
+            lines.append(f"{self._type(v)} a{v} = {neutral(node)};")
+            body.append(f"const {self._type(v)} t{v} = {term(node, f'v{node.operands[0]}')};")
+            body.append(f"a{v} = {step(node, f'a{v}', f't{v}')};")
+        if not moments:
+            return [*lines, *_loop(begin, end, body)]
+        return [
+            *lines,
+            f"for (long long i = {begin}; i < {end};) {{",
+            f"    const long long most = i + (1 + 4 * a{moments[0]}.count) * blockDim.x;",
+            f"    const long long stop = most < {end} ? most : {end};",
+            "    #pragma unroll 4",
+            "    for (; i < stop; i += blockDim.x) {",
+            *_indented(_indented(body)),
+            "    }",
+            *[f"    st_moment_end_run_{self._node(v).dtype}(&a{v});" for v in moments],
+            "}",
+        ]
+
+    def _element(self, stage: Stage) -> list[str]:
+        """Returns the definitions of the values of one element."""
         lines = _unravelled("i", "n", "i", self._inner_ndim)
-        for v in sorted(seen):
-            if v < self._count:
+        for v in stage.needs:
+            if v in stage.loads:
                 at = f"q{v}{_offset('i', f'p{v}i', self._inner_ndim)}"
                 lines.append(f"const {self._type(v)} v{v} = *(const {self._type(v)} *)({at});")
             else:
                 lines.append(_definition(self.kernel, v))
         return lines
 
-    def _stored(self, begin: str, end: str, once: str = "") -> list[str]:
+    def _written(self, begin: str, end: str, once: str = "") -> list[str]:
         """Returns the statements that write the outputs of a row, those of elements from ``begin`` to ``end``."""
-        lines = []
-        outs = list(enumerate(self.kernel.outputs))
-        if self.writes_elements:
-            body = self._element([out.value for _, out in outs if not out.per_row])
-            for k, out in outs:
-                if not out.per_row:
-                    at = f"z{k}{_offset('i', f'y{k}i', self._inner_ndim)}"
-                    body.append(f"*({self._type(out.value)} *)({at}) = v{out.value};")
-            lines += _loop(begin, end, body)
-        for k, out in outs:
+        elements, rows = [], []
+        for k, out in enumerate(self.kernel.outputs):
+            kind, at = self._type(out.value), f"z{k}{_offset('i', f'y{k}i', self._inner_ndim)}"
             if out.per_row:
-                lines.append(f"if ({once}x == 0) *({self._type(out.value)} *)z{k} = v{out.value};")
-        return lines
-
-    def _tree(self, value: Value) -> str:
-        return f"st_tree_{_suffix(self._node(value))}(a{value}, memory)"
-
-    def _total(self, value: Value, combined: str) -> str:
-        return f"{combined} / ({self._type(value)})n" if self._node(value).name == "mean" else combined
+                rows.append(f"if ({once}x == 0) *({kind} *)z{k} = v{out.value};")
+            else:
+                elements.append(f"*({kind} *)({at}) = v{out.value};")
+        loop = _loop(begin, end, [*self._element(self._schedule.stages[-1]), *elements]) if elements else []
+        return [*loop, *rows]
 
 
 _SHARED = [f"__shared__ double memory[{MOST_THREADS}];", "const int x = threadIdx.x;"]
@@ -375,11 +401,6 @@ _SEGMENT = [
     "const long long end = begin + length < n ? begin + length : n;",
 ]
 _ENDS = ("begin + x", "end")
-
-
-def _suffix(node: Node) -> str:
-    """Returns the end of the name of the function that combines partial results of a reduction."""
-    return f"{STEPS[node.name]}_{node.dtype}"
 
 
 def _loop(begin: str, end: str, body: Sequence[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """The schedule of a kernel with reductions: what each pass over a row computes. The languages render it.
 
-A row is computed in stages, each of which goes over its elements and needs the reductions of the stages before; the last
-one writes the results. A softmax has three: the maximum, the sum, the results. A value that an earlier stage has
-computed, too, is computed again, except for expensive functions where the language has memory to store them.
+A row is computed in stages. Each goes over its elements and needs the reductions of the stages before; the last one
+writes the results. A softmax has three: the maximum, the sum, the results. Values that several stages need are computed
+in each of them, except for expensive functions where the language has memory to store them.
 """
 
 from __future__ import annotations
