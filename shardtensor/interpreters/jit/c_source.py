@@ -28,16 +28,17 @@ from shardtensor.interpreters.jit.expressions import (
     C_TYPES,
     PRELUDE,
     STEPS,
-    c_expression,
+    definition,
     has_c,
+    indented,
     library_functions,
     neutral,
     step,
     step_name,
     term,
 )
-from shardtensor.interpreters.jit.kernel import Kernel, Value
-from shardtensor.interpreters.jit.row_schedule import Stage, row_schedule
+from shardtensor.interpreters.jit.kernel import Kernel, Node, Value
+from shardtensor.interpreters.jit.row_schedule import Stage, needs, row_schedule
 
 LANES = 64
 """The most partial results of a reduction within a segment."""
@@ -102,11 +103,7 @@ class _Body(abc.ABC):
 
     def define(self, value: Value) -> str:
         """Returns the definition of the variable of a node."""
-        node = self.kernel.nodes[value - self.inputs]
-        dtypes = [self.kernel.dtype(v) for v in node.operands]
-        scalar = node.name == "clip" and not any(self.moves(v) for v in node.operands[1:])
-        text = c_expression(node, [f"v{v}" for v in node.operands], dtypes, scalar_bounds=scalar)
-        return f"const {self.type(value)} v{value} = {text};"
+        return definition(self.kernel, value, self.moves)
 
     def pointers(self) -> list[str]:
         """Returns the definitions of the pointers to inputs and outputs, and of inputs that do not move."""
@@ -154,10 +151,10 @@ class _Lines(_Body):
                 self.comment(),
                 *self.tables(moving),
                 f"static ST_APART void {self.name}_line(long long n, char *const *p) {{",
-                *_indented([*self.pointers(), *[self.define(v) for v in nodes if not self.moves(v)]]),
+                *indented([*self.pointers(), *[self.define(v) for v in nodes if not self.moves(v)]]),
                 "    #pragma omp simd",
                 "    for (long long i = 0; i < n; i++) {",
-                *_indented(_indented([*loop, *stores])),
+                *indented(indented([*loop, *stores])),
                 "    }",
                 "}",
                 f"int {self.name}(const long long *g, char *const *p, long long begin, long long end) {{",
@@ -180,6 +177,9 @@ class _Rows(_Body):
     def moves(self, value: Value) -> bool:
         return not self.kernel.is_row(value)
 
+    def _node(self, value: Value) -> Node:
+        return self.kernel.nodes[value - self.inputs]
+
     def text(self) -> str:
         """Returns the text."""
         name, steps = self.name, len(self._schedule.stages) - 1
@@ -187,7 +187,7 @@ class _Rows(_Body):
         lines = [self.comment(), *self.tables(moving)]
         for s in range(steps):
             lines += self._stage(s)
-        lines += [f"static ST_APART void {name}_finish(ST_ROW) {{", *_indented(self._finish()), "}"]
+        lines += [f"static ST_APART void {name}_finish(ST_ROW) {{", *indented(self._finish()), "}"]
         lines += [f"static void {name}_step(int step, ST_ROW) {{", "    switch (step) {"]
         for s in range(steps):
             lines.append(f"        case {2 * s}: {name}_stage{s}(ST_ROW_ARGUMENTS); break;")
@@ -226,7 +226,7 @@ class _Rows(_Body):
         outs = list(enumerate(self.kernel.outputs))
         stores = [f"y{k}[i] = v{out.value};" for k, out in outs if not out.per_row]
         if stores:
-            element = _indented([*self._element(self._schedule.stages[-1]), *stores])
+            element = indented([*self._element(self._schedule.stages[-1]), *stores])
             lines += ["#pragma omp simd", "for (long long i = begin; i < end; i++) {", *element, "}"]
         return lines + [f"if (begin == 0) *y{k} = v{out.value};" for k, out in outs if out.per_row]
 
@@ -253,62 +253,45 @@ class _Rows(_Body):
                 ends += self._end_of_moment(v, part)
                 joins += self._join_of_moment(v, part)
                 continue
-            node = self.kernel.nodes[v - self.inputs]
-            kind, name = C_TYPES[node.dtype], step_name(node)
+            node, kind = self._node(v), self.type(v)
             lanes += [f"{kind} a{v}[{LANES}];", f"for (int j = 0; j < width; j++) a{v}[j] = {neutral(node)};"]
             element.append(f"const {kind} t{v} = {term(node, f'v{node.operands[0]}')};")
             element.append(f"a{v}[j] = {step(node, f'a{v}[j]', f't{v}')};")
-            ends.append(f"*({kind} *)({part[v]} + k) = st_tree_{name}(a{v}, width);")
+            ends.append(f"*({kind} *)({part[v]} + k) = st_tree_{step_name(node)}(a{v}, width);")
             empty = "0" if STEPS[node.name] == "add" else neutral(node)
-            total = f"segments ? st_join_{name}({part[v]}, segments) : {empty}"
+            total = f"segments ? st_join_{step_name(node)}({part[v]}, segments) : {empty}"
             total = f"({total}) / ({kind})n" if node.name == "mean" else total
             joins.append(f"*({kind} *)(totals + {self._total[v]}) = {total};")
         return [
             f"static ST_APART void {self.name}_stage{s}(ST_ROW) {{",
-            *_indented(self._known(s)),
+            *indented(self._known(s)),
             f"    const long long segments = (n + {SEGMENT - 1}) / {SEGMENT};",
             "    for (long long k = begin; k < end; k++) {",
             f"        const long long stop = n < (k + 1) * {SEGMENT} ? n : (k + 1) * {SEGMENT};",
             f"        const int width = st_width(stop - k * {SEGMENT}, {LANES});",
-            *_indented(lanes, 2),
-            f"        for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
-            f"            const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
-            f"            if (m == {LANES}) {{",
-            *[f"                ST_PREFETCH(x{v} + first, {LANES});" for v in sorted(first_read) if v < self.inputs],
-            "            }",
-            "            #pragma omp simd",
-            "            for (int j = 0; j < m; j++) {",
-            *_indented(["const long long i = first + j;", *element], 4),
-            "            }",
-            "        }",
-            *_indented(ends, 2),
+            *indented(lanes, 2),
+            *indented(_over_segment(element, sorted([v for v in first_read if v < self.inputs])), 2),
+            *indented(ends, 2),
             "    }",
             "}",
             f"static ST_APART void {self.name}_join{s}(ST_ROW) {{",
             f"    const long long segments = (n + {SEGMENT - 1}) / {SEGMENT};",
-            *_indented(joins),
+            *indented(joins),
             "}",
         ]
 
     def _end_of_moment(self, v: Value, part: Mapping[Value, str]) -> list[str]:
         """Returns the statements that add the squares of a segment's deviations from its own mean."""
-        moment, kind = self._schedule.moments[v], self.type(v)
-        lines = [self.load(u, "i") if u < self.inputs else self.define(u) for u in moment.needs]
+        mean, kind = self._schedule.moments[v], self.type(v)
+        (x,) = self._node(mean).operands
+        lines = [self.load(u, "i") if u < self.inputs else self.define(u) for u in needs(self.kernel, [x])]
         return [
             "{",
-            f"    const {kind} c = *(const {kind} *)({part[moment.mean]} + k) / ({kind})(stop - k * {SEGMENT});",
+            f"    const {kind} c = *(const {kind} *)({part[mean]} + k) / ({kind})(stop - k * {SEGMENT});",
             f"    {kind} a[{LANES}];",
             "    for (int j = 0; j < width; j++) a[j] = -0.0;",
-            f"    for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
-            f"        const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
-            "        #pragma omp simd",
-            "        for (int j = 0; j < m; j++) {",
-            *_indented(["const long long i = first + j;", *lines], 3),
-            f"            const {kind} d = v{moment.x} - c;",
-            "            a[j] = a[j] + d * d;",
-            "        }",
-            "    }",
-            f"    *({kind} *)({part[v]} + k) = st_tree_{step_name(self.kernel.nodes[v - self.inputs])}(a, width);",
+            *indented(_over_segment([*lines, f"const {kind} d = v{x} - c;", "a[j] = a[j] + d * d;"])),
+            f"    *({kind} *)({part[v]} + k) = st_tree_{step_name(self._node(v))}(a, width);",
             "}",
         ]
 
@@ -316,17 +299,31 @@ class _Rows(_Body):
         """Returns the statements that add the segments' sums of squares, each moved to the mean of the whole row (Chan,
         Golub & LeVeque, 1979).
         """
-        moment, kind = self._schedule.moments[v], self.type(v)
-        name = step_name(self.kernel.nodes[v - self.inputs])
+        mean, kind, name = self._schedule.moments[v], self.type(v), step_name(self._node(v))
         return [
             "for (long long k = 0; k < segments; k++) {",
             f"    const {kind} count = ({kind})(k < segments - 1 ? {SEGMENT} : n - k * {SEGMENT});",
-            f"    const {kind} d = *(const {kind} *)({part[moment.mean]} + k) / count"
-            f" - *(const {kind} *)(totals + {self._total[moment.mean]});",
+            f"    const {kind} d = *(const {kind} *)({part[mean]} + k) / count"
+            f" - *(const {kind} *)(totals + {self._total[mean]});",
             f"    *({kind} *)({part[v]} + k) += count * (d * d);",
             "}",
             f"*({kind} *)(totals + {self._total[v]}) = segments ? st_join_{name}({part[v]}, segments) : 0;",
         ]
+
+
+def _over_segment(element: Iterable[str], first_read: Iterable[Value] = ()) -> list[str]:
+    """Returns the loop over the elements of a segment, and in each lane; inputs that are read first are prefetched."""
+    prefetches = [f"        ST_PREFETCH(x{v} + first, {LANES});" for v in first_read]
+    return [
+        f"for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
+        f"    const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
+        *([f"    if (m == {LANES}) {{", *prefetches, "    }"] if prefetches else []),
+        "    #pragma omp simd",
+        "    for (int j = 0; j < m; j++) {",
+        *indented(["const long long i = first + j;", *element], 2),
+        "    }",
+        "}",
+    ]
 
 
 def _combining(kernels: Sequence[Kernel]) -> list[str]:
@@ -335,7 +332,3 @@ def _combining(kernels: Sequence[Kernel]) -> list[str]:
     return [
         f"ST_COMBINING({name}, {C_TYPES[node.dtype]}, {step(node, 'a', 'b')})" for name, node in sorted(nodes.items())
     ]
-
-
-def _indented(lines: Iterable[str], times: int = 1) -> list[str]:
-    return [" " * 4 * times + line for line in lines]

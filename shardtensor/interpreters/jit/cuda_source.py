@@ -22,8 +22,9 @@ from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.jit.expressions import (
     C_TYPES,
     PRELUDE,
-    c_expression,
+    definition,
     has_c,
+    indented,
     neutral,
     step,
     step_name,
@@ -57,7 +58,7 @@ def cuda_source(kernel: Kernel) -> str:
         scalars = frozenset([k for k, given in enumerate(kernel.inputs) if not any(given.varies)])
         return row_source(kernel, 1, 1, scalars).whole
     text = elementwise_source(kernel)
-    body = "\n".join([f"    {line}" for line in text.operation.splitlines()])
+    body = "\n".join(indented(text.operation.splitlines()))
     return f"{_comment(kernel)}\nElementwiseKernel({text.inputs} -> {text.outputs}) {{\n{body}\n}}"
 
 
@@ -90,12 +91,7 @@ def _comment(kernel: Kernel) -> str:
 
 
 def _definition(kernel: Kernel, value: Value) -> str:
-    """Returns the definition of the variable of a node."""
-    node = kernel.nodes[value - len(kernel.inputs)]
-    dtypes = [kernel.dtype(v) for v in node.operands]
-    scalar = node.name == "clip" and not any(any(kernel.varies(v)) for v in node.operands[1:])
-    text = c_expression(node, [f"v{v}" for v in node.operands], dtypes, scalar_bounds=scalar)
-    return f"const {C_TYPES[node.dtype]} v{value} = {text};"
+    return definition(kernel, value, lambda v: any(kernel.varies(v)))
 
 
 def _prelude(text: str) -> str:
@@ -187,10 +183,9 @@ class RowSource:
     @cached_property
     def divided(self) -> str:
         """The text of the functions for parts of rows: ``part_0`` and ``join_0``, and so on; ``finish``."""
-        bodies = {}
-        for stage in range(self.stages):
-            bodies[f"part_{stage}"] = self._part(stage)
-            bodies[f"join_{stage}"] = self._join(stage)
+        bodies: dict[str, list[str]] = {}
+        for s in range(self.stages):
+            bodies |= {f"part_{s}": self._part(s), f"join_{s}": self._join(s)}
         if self.writes_elements:
             bodies["finish"] = self._finish()
         return self._text(bodies)
@@ -209,27 +204,14 @@ class RowSource:
 
     def _function(self, name: str, body: Sequence[str]) -> list[str]:
         """Returns a function with the parameters that all of them have."""
-        sizes = [f"long long m{d}" for d in range(self._outer_ndim)] + [
-            f"long long n{d}" for d in range(self._inner_ndim)
-        ]
-        arrays = []
+        sizes = [f"m{d}" for d in range(self._outer_ndim)] + [f"n{d}" for d in range(self._inner_ndim)]
+        given = [f"long long {name}" for name in ("rows", "n", "segments", "length", "*totals", "*parts", *sizes)]
         for k in range(self._count):
-            if k in self._scalars:
-                arrays.append(f"{self._type(k)} v{k}")
-            else:
-                arrays.append(self._array(f"const char *p{k}", f"p{k}", True))
+            scalar = k in self._scalars
+            given.append(f"{self._type(k)} v{k}" if scalar else self._array(f"const char *p{k}", f"p{k}", True))
         for k, out in enumerate(self.kernel.outputs):
-            arrays.append(self._array(f"char *y{k}", f"y{k}", not out.per_row))
-        given = [f"long long {n}" for n in ("rows", "n", "segments", "length")] + [
-            "long long *totals",
-            "long long *parts",
-        ]
-        return [
-            f'extern "C" __global__ void {name}({", ".join([*given, *sizes, *arrays])}) {{',
-            *_indented(body),
-            "}",
-            "",
-        ]
+            given.append(self._array(f"char *y{k}", f"y{k}", not out.per_row))
+        return [f'extern "C" __global__ void {name}({", ".join(given)}) {{', *indented(body), "}", ""]
 
     def _array(self, pointer: str, name: str, inner: bool) -> str:
         strides = [f"{name}o{d}" for d in range(self._outer_ndim)]
@@ -257,9 +239,8 @@ class RowSource:
         lines = [*_SHARED, *_SEGMENT, *self._places(), *self._known(self._schedule.known(s), self._read)]
         lines += self._reduced(stage, *_ENDS)
         for v in stage.reductions:
-            kind, moment = self._type(v), self._schedule.moments.get(v)
-            mean = f"t{moment.mean} / ({kind})(end - begin)" if moment else ""
-            lines.append(f"const {kind} t{v} = {self._tree(v, mean)};")
+            kind, mean = self._type(v), self._schedule.moments.get(v)
+            lines.append(f"const {kind} t{v} = {self._tree(v, f't{mean} / ({kind})(end - begin)')};")
             lines.append(f"if (x == 0) {self._of_part(v, 'blockIdx.x')} = t{v};")
         return lines
 
@@ -267,18 +248,19 @@ class RowSource:
         """The reductions of a stage, for a row, and the results if the row has no others."""
         lines = [*_SHARED, "const long long row = blockIdx.x;"]
         for v in self._schedule.stages[s].reductions:
-            kind, node, moment = self._type(v), self._node(v), self._schedule.moments.get(v)
+            kind, node, mean = self._type(v), self._node(v), self._schedule.moments.get(v)
             part = [f"const {kind} b = {self._of_part(v)};"]
-            if moment:  # Each sum of squares is moved to the mean of the whole row (Chan, Golub & LeVeque, 1979).
+            if mean is not None:
+                # The squares of each segment are moved to the mean of the row (Chan, Golub & LeVeque, 1979).
                 part = [
                     f"const {kind} count = ({kind})(k < segments - 1 ? length : n - k * length);",
-                    f"const {kind} d = {self._of_part(moment.mean)} / count - t{moment.mean};",
+                    f"const {kind} d = {self._of_part(mean)} / count - t{mean};",
                     f"const {kind} b = {self._of_part(v)} + count * (d * d);",
                 ]
             lines += [
                 f"{kind} a{v} = {neutral(node)};",
                 "for (long long k = x; k < segments; k += blockDim.x) {",
-                *_indented([*part, f"a{v} = {step(node, f'a{v}', 'b')};"]),
+                *indented([*part, f"a{v} = {step(node, f'a{v}', 'b')};"]),
                 "}",
                 f"const {kind} t{v} = st_tree_{step_name(node)}(a{v}, memory){self._divided(v)};",
                 f"if (x == 0) {self._read(v)} = t{v};",
@@ -303,8 +285,9 @@ class RowSource:
     def _places(self) -> list[str]:
         """Returns the definitions of the addresses of a row in all arrays."""
         lines = _unravelled("row", "m", "r", self._outer_ndim)
-        for k in [k for k in range(self._count) if k not in self._scalars]:
-            lines.append(f"const char *const q{k} = p{k}{_offset('r', f'p{k}o', self._outer_ndim)};")
+        for k in range(self._count):
+            if k not in self._scalars:
+                lines.append(f"const char *const q{k} = p{k}{_offset('r', f'p{k}o', self._outer_ndim)};")
         for k, _ in enumerate(self.kernel.outputs):
             lines.append(f"char *const z{k} = y{k}{_offset('r', f'y{k}o', self._outer_ndim)};")
         return lines
@@ -322,8 +305,7 @@ class RowSource:
 
     def _computed(self, value: Value) -> str:
         """Returns the total of what the threads of a row have."""
-        moment = self._schedule.moments.get(value)
-        return self._tree(value, f"v{moment.mean}" if moment else "") + self._divided(value)
+        return self._tree(value, f"v{self._schedule.moments.get(value)}") + self._divided(value)
 
     def _read(self, value: Value) -> str:
         """Returns the total that an earlier function has written."""
@@ -335,8 +317,9 @@ class RowSource:
 
     def _tree(self, value: Value, mean: str) -> str:
         """Returns what the threads have, combined; the squares of a moment are those of the differences from a mean."""
-        node = self._node(value)
-        mine = f"st_moment_squares_{node.dtype}(a{value}, {mean})" if mean else f"a{value}"
+        node, mine = self._node(value), f"a{value}"
+        if value in self._schedule.moments:
+            mine = f"st_moment_squares_{node.dtype}({mine}, {mean})"
         return f"st_tree_{step_name(node)}({mine}, memory)"
 
     def _divided(self, value: Value) -> str:
@@ -344,13 +327,14 @@ class RowSource:
 
     def _reduced(self, stage: Stage, begin: str, end: str) -> list[str]:
         """Returns the loop in which a thread reduces its elements; with moments, that over their runs."""
-        lines, body, moments = [], self._element(stage), []
+        lines, body = [], self._element(stage)
+        moments = [v for v in stage.reductions if v in self._schedule.moments]
         for v in stage.reductions:
-            node, moment = self._node(v), self._schedule.moments.get(v)
-            if moment:
+            node = self._node(v)
+            if v in moments:
+                (x,) = self._node(self._schedule.moments[v]).operands
                 lines.append(f"st_moment_{node.dtype} a{v} = {{0, 0, 0, 0}};")
-                body.append(f"st_moment_add_{node.dtype}(&a{v}, v{moment.x});")
-                moments.append(v)
+                body.append(f"st_moment_add_{node.dtype}(&a{v}, v{x});")
                 continue
             lines.append(f"{self._type(v)} a{v} = {neutral(node)};")
             body.append(f"const {self._type(v)} t{v} = {term(node, f'v{node.operands[0]}')};")
@@ -364,7 +348,7 @@ class RowSource:
             f"    const long long stop = most < {end} ? most : {end};",
             "    #pragma unroll 4",
             "    for (; i < stop; i += blockDim.x) {",
-            *_indented(_indented(body)),
+            *indented(body, 2),
             "    }",
             *[f"    st_moment_end_run_{self._node(v).dtype}(&a{v});" for v in moments],
             "}",
@@ -404,7 +388,7 @@ _ENDS = ("begin + x", "end")
 
 
 def _loop(begin: str, end: str, body: Sequence[str]) -> list[str]:
-    return [f"for (long long i = {begin}; i < {end}; i += blockDim.x) {{", *_indented(body), "}"]
+    return [f"for (long long i = {begin}; i < {end}; i += blockDim.x) {{", *indented(body), "}"]
 
 
 def _unravelled(index: str, sizes: str, names: str, ndim: int) -> list[str]:
@@ -422,11 +406,5 @@ def _offset(index: str, strides: str, ndim: int) -> str:
     return "".join([f" + {index}{d} * {strides}{d}" for d in range(ndim)])
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"    {line}" for line in lines]
-
-
-@functools.lru_cache(1 << 8)
-def row_source(kernel: Kernel, outer_ndim: int, inner_ndim: int, scalars: frozenset[int]) -> RowSource:
-    """Returns the `RowSource` with these arguments."""
-    return RowSource(kernel, outer_ndim, inner_ndim, scalars)
+row_source = functools.lru_cache(1 << 8)(RowSource)
+"""Returns the `RowSource` with the same arguments."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import NamedTuple
 
 from shardtensor.interpreters.jit.expressions import EXPENSIVE
-from shardtensor.interpreters.jit.kernel import Kernel, Value
+from shardtensor.interpreters.jit.kernel import Kernel, Node, Value
 
 
 class Stage(NamedTuple):
@@ -32,20 +32,6 @@ class Stage(NamedTuple):
     reductions: tuple[Value, ...]
 
 
-class Moment(NamedTuple):
-    """A sum of squares of ``x - mean(x)``, which is computed in the stage of the mean: a variance then reads x once.
-
-    Attributes:
-        x: the value whose deviations are squared.
-        mean: its mean.
-        needs: the values from which x is computed for each element, itself included, in order.
-    """
-
-    x: Value
-    mean: Value
-    needs: tuple[Value, ...]
-
-
 class RowSchedule(NamedTuple):
     """How the rows of a kernel are computed.
 
@@ -53,13 +39,14 @@ class RowSchedule(NamedTuple):
         stages: the passes over a row.
         totals: all reductions, in order.
         stored: the values that are stored for each element, in order: the first stage that computes one stores it.
-        moments: the sums of squares that are computed together with a mean.
+        moments: the sums of squares of ``x - mean(x)`` that are computed in the stage of the mean, with the mean: a
+            variance then reads x once.
     """
 
     stages: tuple[Stage, ...]
     totals: tuple[Value, ...]
     stored: tuple[Value, ...]
-    moments: Mapping[Value, Moment]
+    moments: Mapping[Value, Value]
 
     def known(self, stage: int) -> list[Value]:
         """Returns the values that are one number for each row and that a stage knows, in order."""
@@ -78,11 +65,12 @@ def row_schedule(kernel: Kernel, *, stores: bool) -> RowSchedule:
     nodes = dict(enumerate(kernel.nodes, len(kernel.inputs)))
     totals = tuple([v for v, node in nodes.items() if node.reduces])
     expensive = {v for v, node in nodes.items() if stores and node.name in EXPENSIVE}
-    moments = {v: m for v in totals if (m := _moment(kernel, v)) and expensive.isdisjoint(m.needs)}
+    moments = {v: mean for v in totals if (mean := _mean_of(kernel, nodes[v])) is not None}
+    moments = {v: mean for v, mean in moments.items() if expensive.isdisjoint(needs(kernel, nodes[mean].operands))}
     first = [0] * len(kernel.inputs)  # The first stage in which each value can be computed.
     for v, node in nodes.items():
         after = max([first[u] for u in node.operands]) + node.reduces
-        first.append(first[moments[v].mean] if v in moments else after)
+        first.append(first[moments[v]] if v in moments else after)
     stages: list[Stage] = []
     given: set[Value] = set()
     for s in range(max(first) + 1):
@@ -90,15 +78,15 @@ def row_schedule(kernel: Kernel, *, stores: bool) -> RowSchedule:
         wanted = [nodes[v].operands[0] for v in reductions if v not in moments]
         if s == max(first):
             wanted = [out.value for out in kernel.outputs if not out.per_row]
-        needs = _needs(kernel, wanted, given)
+        needed = needs(kernel, wanted, given)
         known = tuple([v for v in range(kernel.values) if first[v] == s and kernel.is_row(v)])
-        stages.append(Stage(known, needs, frozenset([v for v in needs if v not in nodes or v in given]), reductions))
-        given |= expensive.intersection(needs)
+        stages.append(Stage(known, needed, frozenset([v for v in needed if v not in nodes or v in given]), reductions))
+        given |= expensive.intersection(needed)
     stored = tuple(sorted({v for stage in stages for v in stage.loads if v in nodes}))
     return RowSchedule(tuple(stages), totals, stored, moments)
 
 
-def _needs(kernel: Kernel, wanted: Iterable[Value], given: Set[Value] = frozenset()) -> tuple[Value, ...]:
+def needs(kernel: Kernel, wanted: Iterable[Value], given: Set[Value] = frozenset()) -> tuple[Value, ...]:
     """Returns the values that differ within a row and from which some are computed, these included, in order.
 
     Args:
@@ -117,15 +105,11 @@ def _needs(kernel: Kernel, wanted: Iterable[Value], given: Set[Value] = frozense
     return tuple(sorted(seen))
 
 
-def _moment(kernel: Kernel, value: Value) -> Moment | None:
-    """Returns the moment that a reduction is, if it is one."""
-    node = kernel.node(value)
-    assert node is not None
+def _mean_of(kernel: Kernel, node: Node) -> Value | None:
+    """Returns the mean of x where a node is the sum of the squares of ``x - mean(x)``."""
     difference = kernel.node(node.operands[0])
     if node.name != "sum_of_squares" or difference is None or difference.name != "subtract":
         return None
     x, mean = difference.operands
     found = kernel.node(mean)
-    if found is None or not found.reduces or found.name != "mean" or found.operands != (x,):
-        return None
-    return Moment(x, mean, _needs(kernel, [x]))
+    return mean if found is not None and found.reduces and (found.name, found.operands) == ("mean", (x,)) else None
