@@ -20,7 +20,7 @@ class Stage(NamedTuple):
 
     Attributes:
         known: the values that are one number for each row and become known before it, in order: in the first stage
-            inputs and what is computed from them, later the reductions of the stage before and what is computed from these.
+            inputs and what follows from them, later the reductions of the stage before and what follows from these.
         needs: the values that are read or computed for each element, in order.
         loads: those of them that are read: inputs, and values that an earlier stage stores.
         reductions: the reductions that it computes, in order.
