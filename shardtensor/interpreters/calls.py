@@ -56,7 +56,9 @@ class CallInterpreter(Interpreter):
                     return result
             return self.algorithm(op, operands, params) if op.algorithm else self.planned(op, operands, params)
         except BaseException as error:
-            self.failed(op, operands, params, error)
+            self.note_error(op, operands, params, error)
+            if isinstance(error, NAMED):
+                raise_named(op, error)
             raise
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
@@ -92,10 +94,8 @@ class CallInterpreter(Interpreter):
         """
         raise NotImplementedError
 
-    def failed(self, op: Op, operands: Operands, params: Params, error: BaseException, /) -> None:
-        """Raises an error of a call in the name of the operator; returns if the error itself is to be raised."""
-        if isinstance(error, NAMED):
-            raise_named(op, error)
+    def note_error(self, op: Op, operands: Operands, params: Params, error: BaseException, /) -> None:
+        """Notes that a call has failed, before the error is raised in the name of the operator."""
 
 
 def composed(op: Op, operands: Operands, params: Params) -> Any:
