@@ -67,12 +67,14 @@ class WorkerThread:
         main: the main greenlet, to which programs switch when they are suspended.
         job: the map whose programs a worker is to start; None as soon as it does.
         ready: suspended programs of this thread that can be resumed.
+        request: what the program that has just been suspended requests: a method of the scheduler and its arguments,
+            of which the first is the program.
         inside: whether user code of a program is running, as opposed to the library's.
         running: the program that is running in the thread.
         root: the outermost greenlet of the thread.
     """
 
-    __slots__ = ("block", "block_of", "current", "idle", "inside", "job", "main", "ready", "root", "running")
+    __slots__ = ("block", "block_of", "current", "idle", "inside", "job", "main", "ready", "request", "root", "running")
 
     def __init__(self, current: Callable[[], greenlet], idle: list[greenlet]) -> None:
         self.idle = idle
@@ -82,6 +84,7 @@ class WorkerThread:
         self.main = current()
         self.job: MapRun | None = None
         self.ready: deque[Program] = deque()
+        self.request: tuple[Any, ...] | None = None
         self.inside = False
         self.running: Program | None = None
         self.root = _root(self.main)
@@ -108,24 +111,31 @@ def _root(context: greenlet) -> greenlet:
 
 
 class SchedulerProtocol(Protocol):
-    """The methods of the scheduler that programs call; see `shardtensor.spmd.scheduler.Scheduler`. All except
-    `withdraw` are called with the lock held.
+    """The methods of the scheduler that programs request, and `withdraw`; see `shardtensor.spmd.scheduler.Scheduler`.
+    A request returns whether the program continues at once.
     """
 
-    lock: threading.Lock
-    pending_rendezvous: dict[Hashable, Rendezvous]
+    def arrive(
+        self,
+        program: Program,
+        key: Hashable,
+        call: CollectiveCall,
+        size: int,
+        position: int,
+        contribution: Any,
+        work: Work,
+        across: Across | None,
+    ) -> bool:
+        """Adds the contribution of a program to a rendezvous."""
 
-    def open(self, run: MapRun) -> None:
-        """Adds a map whose programs are to be started."""
+    def complete(self, program: Program, rendezvous: Rendezvous, results: Sequence[Any]) -> bool:
+        """Resumes the programs of a rendezvous with the results that a program has computed."""
 
-    def resume(self, program: Program, result: Any) -> None:
-        """Marks a suspended program as ready to continue with a result."""
+    def cancel(self, program: Program, rendezvous: Rendezvous, error: BaseException) -> bool:
+        """Resumes the programs of a rendezvous with an error that one of them has raised."""
 
-    def release(self, program: Program, error: BaseException) -> None:
-        """Marks a suspended program as ready to continue with an error."""
-
-    def fail(self, run: MapRun, why: str) -> None:
-        """Releases every waiting program of a map with an error, and starts no more of its programs."""
+    def open(self, program: Program, run: MapRun) -> bool:
+        """Adds a map whose programs are to be started, and for which a program waits."""
 
     def withdraw(self, program: Program, why: str) -> None:
         """Removes a program from the rendezvous in which it waits."""
@@ -170,19 +180,6 @@ def leave_maps(scheduler: SchedulerProtocol) -> None:
     # The scheduler deletes the attribute at the end of the map.
     if program is not None and getattr(program.run, "scheduler", None) is scheduler:
         _current = contextvars.ContextVar(_current.name, default=None)
-
-
-_ROOM = 20
-"""More frames than the scheduler puts on the stack, not counting those of mapped functions and of collectives."""
-
-
-def check_room(left: int = _ROOM) -> None:
-    """Raises RecursionError if the interpreter would raise it while the scheduler changes its state, since a map that
-    is interrupted there never ends. The check makes as many calls as the scheduler does instead of counting frames,
-    because the limit includes calls of C functions before Python 3.12.
-    """
-    if left:
-        check_room(left - 1)
 
 
 def _depth(frame: FrameType | None) -> int:
@@ -435,64 +432,26 @@ class Program:
             CollectiveError: a program made another call, or cannot arrive any more.
             ShardTensorError: ``work`` failed; every program gets the error.
         """
-        check_room()
         if not self.is_running():
             raise CollectiveError(
                 f"{call.description}: called beside {self}, in a copy of its context: in another thread, or "
                 "after its end; only a program itself can call collectives"
             )
+        scheduler = self.run.scheduler
         self.thread.inside = False
         try:
-            result = self._meet(key, call, size, position, contribution, work, across)
+            result = self._pause(scheduler.arrive, key, call, size, position, contribution, work, across)
+            if type(result) is Rendezvous:  # This program is the last to arrive.
+                try:
+                    results = work(result.contributions)
+                except BaseException as error:
+                    self._pause(scheduler.cancel, result, error)
+                    raise
+                result = self._pause(scheduler.complete, result, results)[position]
         finally:
             self.thread.inside = True
         hear()
         return result
-
-    def _meet(
-        self,
-        key: Hashable,
-        call: CollectiveCall,
-        size: int,
-        position: int,
-        contribution: Any,
-        work: Work,
-        across: Across | None,
-    ) -> Any:
-        scheduler = self.run.scheduler
-        with scheduler.lock:
-            if self.run.failed:
-                raise secondary(f"{call.description}: {self.run.failed}")
-            rendezvous = scheduler.pending_rendezvous.get(key)
-            if rendezvous is None:
-                rendezvous = scheduler.pending_rendezvous[key] = Rendezvous(key, call, size, work, across)
-            elif call != rendezvous.call:
-                raise CollectiveError(_disagreement(self, call, rendezvous))
-            rendezvous.members[position] = self
-            rendezvous.contributions[position] = contribution
-            rendezvous.missing -= 1
-            # Other threads decrement it as soon as the lock is released. The scheduler meets other processes when all
-            # programs wait, so that they meet in the same order there.
-            last = not (rendezvous.missing or across)
-            if last:
-                del scheduler.pending_rendezvous[key]
-            else:
-                self.pending = rendezvous
-        if not last:
-            return self._pause()
-        try:
-            results = work(rendezvous.contributions)
-        except BaseException as error:
-            with scheduler.lock:
-                for member in rendezvous.arrived:
-                    if member is not self:
-                        scheduler.release(member, error_for(error, call, self))
-            raise
-        with scheduler.lock:
-            for member, result in zip(rendezvous.arrived, results, strict=True):
-                if member is not self:
-                    scheduler.resume(member, result)
-        return results[position]
 
     def await_run(self, run: MapRun) -> None:
         """Suspends the program until the programs of a map that it called are done.
@@ -501,40 +460,45 @@ class Program:
             RecursionError: the frames of this call and of the maps around it exceed the recursion limit. The
                 interpreter does not add them up, since each program begins near the bottom of a stack.
         """
-        check_room()
         run.depth = _depth(sys._getframe()) + (self.run.depth or _depth(self.thread.main.gr_frame))
         if run.depth > sys.getrecursionlimit():
             raise RecursionError(
                 f"maximum recursion depth exceeded: a map inside of maps, called by {self}, is {run.depth} frames "
                 f"deep, and sys.getrecursionlimit() is {sys.getrecursionlimit()}"
             )
-        scheduler = run.scheduler = self.run.scheduler
+        run.scheduler = self.run.scheduler
         self.thread.inside = False
-        with scheduler.lock:
-            scheduler.open(run)
-            self.pending = run
-            if self.run.failed:
-                scheduler.fail(run, self.run.failed)
         try:
-            self._pause()
+            self._pause(run.scheduler.open, run)
         finally:
             self.thread.inside = True
 
-    def _pause(self) -> Any:
-        """Suspends the program until the scheduler resumes it; returns the result or raises the error of its wait."""
-        self.suspended = self.thread.current()
+    def _pause(self, method: Callable[..., bool], *given: Any) -> Any:
+        """Suspends the program, has the scheduler call one of its methods with the program and further arguments, and
+        waits until it resumes the program; returns the result or raises the error of the wait.
+
+        The scheduler changes its state on the stack of its own greenlet only. On that of the program, an error between
+        any two instructions, such as a RecursionError, would leave the state half changed, and the map would never end.
+        """
+        thread = self.thread
+        if self.execution_context is not None:
+            self.execution_context.suspend(thread)
+        self.suspended = thread.current()
+        request = thread.request = method, self, *given
         try:
-            if self.execution_context is not None:
-                self.execution_context.suspend(self.thread)
-            self.thread.main.switch()
-            self.thread.running = self
+            thread.main.switch()
         except BaseException as raised:
+            if thread.request is request:  # It has not switched.
+                thread.request = None
+                raise
             if isinstance(self.pending, Rendezvous):
                 raised.add_note(f"in {self.pending.call.description}")
             self.run.scheduler.withdraw(self, f"{self} failed there: {raised!r}")
             raise
+        del request, given  # They may contain an error, whose traceback refers to this frame.
+        thread.running = self
         if self.execution_context is not None:
-            self.execution_context.resume(self.thread)
+            self.execution_context.resume(thread)
         error, result, self.error, self.result = self.error, self.result, None, None
         if error is None:
             return result
@@ -544,7 +508,7 @@ class Program:
             del error  # A cycle of the error and this frame would keep both alive.
 
 
-def _disagreement(program: Program, call: CollectiveCall, rendezvous: Rendezvous) -> str:
+def disagreement(program: Program, call: CollectiveCall, rendezvous: Rendezvous) -> str:
     there = listed([str(member) for member in rendezvous.arrived])
     mine, theirs, rule = call.beside(rendezvous.call)
     others = rendezvous.missing - 1

@@ -32,10 +32,11 @@ from shardtensor.spmd.program import (
     Rendezvous,
     WorkerThread,
     around,
-    check_room,
+    disagreement,
     error_for,
     leave_maps,
     listed,
+    secondary,
 )
 from shardtensor.spmd.workers import greenlets, idle_workers, worker
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from greenlet import greenlet
 
     from shardtensor.backend.device import Device
-    from shardtensor.spmd.program import Task
+    from shardtensor.spmd.program import Across, CollectiveCall, Task, Work
 
 _POLL = 0.05
 """Seconds after which a waiting thread checks for signals, such as Ctrl-C."""
@@ -88,7 +89,7 @@ def run(
     if parent is not None:
         parent.await_run(map_run)
         return map_run.outcome()
-    check_room()
+    _check_room()
     if devices and not _may_have_helpers(devices):
         helper_delay = math.inf
     scheduler = Scheduler(map_run, helper_delays.delay_of(code, helper_delay))
@@ -101,6 +102,19 @@ def run(
         # The two refer to each other, and a helper thread may refer to the scheduler for a moment longer; either would
         # keep all results alive.
         del map_run.scheduler, scheduler.root
+
+
+_ROOM = 20
+"""More frames than the scheduler puts on the stack of the caller, not counting those of mapped functions."""
+
+
+def _check_room(left: int = _ROOM) -> None:
+    """Raises RecursionError if the interpreter would raise it while the scheduler changes its state, since a map that
+    is interrupted there never ends. The check makes as many calls as the scheduler does instead of counting frames,
+    because the limit includes calls of C functions before Python 3.12.
+    """
+    if left:
+        _check_room(left - 1)
 
 
 def _may_have_helpers(devices: Sequence[tuple[Device, ...]]) -> bool:
@@ -183,11 +197,11 @@ class Scheduler:
                 following = self._next(thread)
             if following is None:
                 return
-            yield following
-            if thread.job:  # The worker has ended instead of starting programs; another one will start them.
-                thread.job = None
-            elif self._helpers is None and time.perf_counter() - self.started >= self._helper_delay:
+            is_due = self._helpers is None and time.perf_counter() - self.started >= self._helper_delay
+            if is_due and thread.running is not None:  # A program has been suspended.
                 self._call_for_help()
+            yield following
+            thread.job = None  # A worker may have ended instead of starting programs; another one will start them.
 
     def _hear(self, thread: WorkerThread) -> None:
         """Runs the handlers of deferred signals, in the thread that receives signals. An exception that a handler
@@ -215,6 +229,14 @@ class Scheduler:
 
     def _next(self, thread: WorkerThread) -> greenlet | None:
         """Returns the worker to which the thread switches next; None when all programs have ended. The lock is held."""
+        if thread.request is not None:
+            (method, program, *given), thread.request = thread.request, None
+            try:
+                if method(program, *given):
+                    return program.suspended
+            except BaseException as error:  # Raised again in the program.
+                program.error = error
+                return program.suspended
         while True:
             if signals.missed:
                 self._hear(thread)
@@ -290,6 +312,67 @@ class Scheduler:
         self.root.errors = [(False, -1, CollectiveError(_FORKED))]
         leave_maps(self)
 
+    # -- requests of programs (the lock is held); each returns whether the program continues at once -------------------
+
+    def arrive(
+        self,
+        program: Program,
+        key: Hashable,
+        call: CollectiveCall,
+        size: int,
+        position: int,
+        contribution: Any,
+        work: Work,
+        across: Across | None,
+    ) -> bool:
+        """Adds the contribution of a program to a rendezvous. The last one to arrive continues with the rendezvous as
+        its result, and computes the results of all; see `Program.meet`.
+
+        Raises:
+            CollectiveError: the program made another call than those that have arrived, or its map has failed.
+        """
+        if program.run.failed:
+            raise secondary(f"{call.description}: {program.run.failed}")
+        rendezvous = self.pending_rendezvous.get(key)
+        if rendezvous is None:
+            rendezvous = self.pending_rendezvous[key] = Rendezvous(key, call, size, work, across)
+        elif call != rendezvous.call:
+            raise CollectiveError(disagreement(program, call, rendezvous))
+        rendezvous.members[position] = program
+        rendezvous.contributions[position] = contribution
+        rendezvous.missing -= 1
+        # The scheduler meets other processes when all programs wait, so that they meet in the same order there.
+        if rendezvous.missing or across:
+            program.pending = rendezvous
+            return False
+        del self.pending_rendezvous[key]
+        program.result = rendezvous
+        return True
+
+    def complete(self, program: Program, rendezvous: Rendezvous, results: Sequence[Any]) -> bool:
+        """Resumes the programs of a rendezvous with the results that a program has computed."""
+        for member, result in zip(rendezvous.arrived, results, strict=True):
+            if member is not program:
+                self.resume(member, result)
+        program.result = results
+        return True
+
+    def cancel(self, program: Program, rendezvous: Rendezvous, error: BaseException) -> bool:
+        """Resumes the programs of a rendezvous with an error that one of them has raised."""
+        for member in rendezvous.arrived:
+            if member is not program:
+                self.release(member, error_for(error, rendezvous.call, program))
+        return True
+
+    def open(self, program: Program, run: MapRun) -> bool:
+        """Adds an inner map whose programs are to be started, and for which a program waits."""
+        self.runs.append(run)
+        program.pending = run
+        self._notify()
+        if program.run.failed:
+            self.fail(run, program.run.failed)
+        return False
+
     # -- programs (the lock is held in all methods but `withdraw`) -----------------------------------------------------
 
     def _end(self, program: Program, error: BaseException | None) -> None:
@@ -313,11 +396,6 @@ class Scheduler:
             self.resume(run.parent, None)
         else:
             self._notify()
-
-    def open(self, run: MapRun) -> None:
-        """Adds an inner map whose programs are to be started."""
-        self.runs.append(run)
-        self._notify()
 
     def _notify(self) -> None:
         """Wakes the waiting threads, so that they look for programs again."""
