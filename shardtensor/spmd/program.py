@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextvars
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtensor.communication.array_communicator import ArrayCommunicator
-from shardtensor.errors import CollectiveError, ShardTensorError, message_of
+from shardtensor.errors import CollectiveError
 from shardtensor.host.signals import hear
-from shardtensor.host.units import counted
+from shardtensor.spmd.collective_call import CollectiveCall
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from shardtensor.tensor.ownership import Lent
 
 Task = Callable[["Program"], Any]
-Work = Callable[[list[Any]], Sequence[Any]]
 
 
 class ExecutionContext(Protocol):
@@ -115,17 +112,7 @@ class SchedulerProtocol(Protocol):
     A request returns whether the program continues at once.
     """
 
-    def arrive(
-        self,
-        program: Program,
-        key: Hashable,
-        call: CollectiveCall,
-        size: int,
-        position: int,
-        contribution: Any,
-        work: Work,
-        across: Across | None,
-    ) -> bool:
+    def arrive(self, program: Program, call: CollectiveCall, position: int, contribution: Any) -> bool:
         """Adds the contribution of a program to a rendezvous."""
 
     def complete(self, program: Program, rendezvous: Rendezvous, results: Sequence[Any]) -> bool:
@@ -281,71 +268,29 @@ class MapRun:
         raise Failed(number, error)
 
 
-class Across(NamedTuple):
-    """The programs of a collective, some of which run in other processes.
-
-    Attributes:
-        numbers: their numbers, in order of their indices.
-        here: how many of them run in this process.
-    """
-
-    numbers: tuple[int, ...]
-    here: int
-
-
 class Rendezvous:
     """The programs that have made one collective call, and their contributions; complete when none is missing.
 
     Attributes:
+        call: the call of the first program.
+        members: the programs that have arrived, at their positions; the others are None.
+        missing: how many programs of this process have not arrived.
         numbers: the numbers of all programs, if some of them run in other processes: they have to meet, too.
-        work: computes the results.
     """
 
-    __slots__ = ("call", "contributions", "key", "members", "missing", "numbers", "work")
+    __slots__ = ("call", "contributions", "members", "missing", "numbers")
 
-    def __init__(self, key: Hashable, call: CollectiveCall, size: int, work: Work, across: Across | None) -> None:
-        self.key = key
+    def __init__(self, call: CollectiveCall) -> None:
         self.call = call
-        self.work = work
-        self.members: list[Program | None] = [None] * size
-        self.contributions: list[Any] = [None] * size
-        self.numbers: tuple[int, ...] = across.numbers if across else ()
-        self.missing = across.here if across else size
+        self.members: list[Program | None] = [None] * call.size
+        self.contributions: list[Any] = [None] * call.size
+        self.missing = call.across.here if call.across else call.size
+        self.numbers: tuple[int, ...] = call.across.numbers if call.across else ()
 
     @property
     def arrived(self) -> list[Program]:
         """The programs that have made the call."""
         return [member for member in self.members if member is not None]
-
-
-@dataclass(slots=True)
-class CollectiveCall:
-    """Describes a collective call of a program; the calls of one rendezvous must be equal.
-
-    Attributes:
-        description: the call for error messages, such as ``psum over 'x'``.
-        details: everything else in which calls may differ: pairs of a name and a value.
-        key_at: the rendezvous key of the program at a given position, for error messages; not compared.
-    """
-
-    description: str
-    details: tuple[tuple[str, Any], ...] = ()
-    key_at: Callable[[tuple[int, ...]], Any] | None = field(default=None, compare=False)
-
-    def beside(self, other: CollectiveCall) -> tuple[str, str, str]:
-        """Describes both calls by the first property in which they differ, and what all devices have to do instead."""
-        if self.description != other.description:
-            return self.description, other.description, _SAME_CALLS
-        (name, mine), (_, theirs) = next((a, b) for a, b in zip(self.details, other.details, strict=True) if a != b)
-        rule = _SAME_ARRAYS if name == "x" else _SAME_CALLS
-        return f"{self.description} with {name} = {mine}", f"{other.description} with {name} = {theirs}", rule
-
-
-_SAME_CALLS = "make the same calls in the same order"
-_SAME_ARRAYS = (
-    "pass arrays of the same dtype and shape; if a split is uneven, reduce each block first (x.sum()), or join the "
-    "blocks by all_gather with tiled=True"
-)
 
 
 class Program:
@@ -404,33 +349,18 @@ class Program:
         finally:
             self.thread.inside = False
 
-    def meet(
-        self,
-        key: Hashable,
-        call: CollectiveCall,
-        size: int,
-        position: int,
-        contribution: Any,
-        work: Work,
-        across: Across | None = None,
-    ) -> Any:
-        """Contributes to a collective, waits until ``size`` programs have contributed under ``key``, and returns this
-        program's item of the results of ``work``.
-
-        ``work`` gets all contributions, and is called by the last program to arrive.
+    def meet(self, call: CollectiveCall, position: int, contribution: Any) -> Any:
+        """Contributes to a collective, waits until all programs that meet in it have contributed, and returns the
+        result of this program.
 
         Args:
-            key: identifies the rendezvous.
             call: the collective call, which must be equal for all programs.
-            size: the number of programs.
             position: the index of this program among them.
-            contribution: the item of this program in the argument of ``work``.
-            work: computes the results of all programs from their contributions.
-            across: the programs, if some of them run in other processes.
+            contribution: the item of this program in the argument of ``call.work``.
 
         Raises:
             CollectiveError: a program made another call, or cannot arrive any more.
-            ShardTensorError: ``work`` failed; every program gets the error.
+            ShardTensorError: ``call.work`` failed; every program gets the error.
         """
         if not self.is_running():
             raise CollectiveError(
@@ -440,10 +370,10 @@ class Program:
         scheduler = self.run.scheduler
         self.thread.inside = False
         try:
-            result = self._pause(scheduler.arrive, key, call, size, position, contribution, work, across)
+            result = self._pause(scheduler.arrive, call, position, contribution)
             if type(result) is Rendezvous:  # This program is the last to arrive.
                 try:
-                    results = work(result.contributions)
+                    results = call.work(result.contributions)
                 except BaseException as error:
                     self._pause(scheduler.cancel, result, error)
                     raise
@@ -506,27 +436,3 @@ class Program:
             raise error
         finally:
             del error  # A cycle of the error and this frame would keep both alive.
-
-
-def disagreement(program: Program, call: CollectiveCall, rendezvous: Rendezvous) -> str:
-    there = listed([str(member) for member in rendezvous.arrived])
-    mine, theirs, rule = call.beside(rendezvous.call)
-    others = rendezvous.missing - 1
-    late = f" ({counted(others, 'other')} had not called yet)" if others else ""
-    return (
-        f"{call.description}: {program} called {mine}, and {there} called {theirs}{late}; all devices along an axis "
-        f"must {rule}"
-    )
-
-
-def error_for(error: BaseException, call: CollectiveCall, program: Program) -> BaseException:
-    """Returns a copy of an error for another program, since an exception that is raised twice gets both tracebacks."""
-    if isinstance(error, ShardTensorError):
-        return type(error)(str(error))
-    return CollectiveError(f"{call.description}: it failed on {program}: {message_of(error)}")
-
-
-def listed(labels: Sequence[str], limit: int = 6) -> str:
-    """Joins labels for error messages: the first ``limit`` of them, and the number of the others."""
-    more = f" and {len(labels) - limit} more" if len(labels) > limit else ""
-    return ", ".join(labels[:limit]) + more

@@ -26,16 +26,15 @@ from shardtensor.host import fork, signals, threads
 from shardtensor.host.blas_threads import Limit
 from shardtensor.spmd import helper_delays
 from shardtensor.spmd.breakpoints import count_prompts, restore_hook
+from shardtensor.spmd.collective_call import CollectiveCall
+from shardtensor.spmd.collective_errors import deadlock, disagreement, error_for
 from shardtensor.spmd.program import (
     MapRun,
     Program,
     Rendezvous,
     WorkerThread,
     around,
-    disagreement,
-    error_for,
     leave_maps,
-    listed,
     secondary,
 )
 from shardtensor.spmd.workers import greenlets, idle_workers, worker
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from greenlet import greenlet
 
     from shardtensor.backend.device import Device
-    from shardtensor.spmd.program import Across, CollectiveCall, Task, Work
+    from shardtensor.spmd.program import Task
 
 _POLL = 0.05
 """Seconds after which a waiting thread checks for signals, such as Ctrl-C."""
@@ -314,17 +313,7 @@ class Scheduler:
 
     # -- requests of programs (the lock is held); each returns whether the program continues at once -------------------
 
-    def arrive(
-        self,
-        program: Program,
-        key: Hashable,
-        call: CollectiveCall,
-        size: int,
-        position: int,
-        contribution: Any,
-        work: Work,
-        across: Across | None,
-    ) -> bool:
+    def arrive(self, program: Program, call: CollectiveCall, position: int, contribution: Any) -> bool:
         """Adds the contribution of a program to a rendezvous. The last one to arrive continues with the rendezvous as
         its result, and computes the results of all; see `Program.meet`.
 
@@ -333,19 +322,19 @@ class Scheduler:
         """
         if program.run.failed:
             raise secondary(f"{call.description}: {program.run.failed}")
-        rendezvous = self.pending_rendezvous.get(key)
+        rendezvous = self.pending_rendezvous.get(call.key)
         if rendezvous is None:
-            rendezvous = self.pending_rendezvous[key] = Rendezvous(key, call, size, work, across)
+            rendezvous = self.pending_rendezvous[call.key] = Rendezvous(call)
         elif call != rendezvous.call:
             raise CollectiveError(disagreement(program, call, rendezvous))
         rendezvous.members[position] = program
         rendezvous.contributions[position] = contribution
         rendezvous.missing -= 1
         # The scheduler meets other processes when all programs wait, so that they meet in the same order there.
-        if rendezvous.missing or across:
+        if rendezvous.missing or call.across:
             program.pending = rendezvous
             return False
-        del self.pending_rendezvous[key]
+        del self.pending_rendezvous[call.key]
         program.result = rendezvous
         return True
 
@@ -428,7 +417,7 @@ class Scheduler:
             program.pending = None
 
     def _dissolve(self, rendezvous: Rendezvous, why: str, but: Program | None = None) -> None:
-        if self.pending_rendezvous.pop(rendezvous.key, None):
+        if self.pending_rendezvous.pop(rendezvous.call.key, None):
             for member in rendezvous.arrived:
                 if member is not but:
                     self.release(member, CollectiveError(f"{rendezvous.call.description}: {why}"))
@@ -463,12 +452,12 @@ class Scheduler:
             results = met(found)
         except BaseException as error:
             for rendezvous in found:
-                del self.pending_rendezvous[rendezvous.key]
+                del self.pending_rendezvous[rendezvous.call.key]
                 for member in rendezvous.arrived:
                     self.release(member, error_for(error, rendezvous.call, member))
             return True
         for rendezvous, made in results:
-            del self.pending_rendezvous[rendezvous.key]
+            del self.pending_rendezvous[rendezvous.call.key]
             for waiting, result in zip(rendezvous.members, made, strict=True):
                 if waiting is not None:
                     self.resume(waiting, result)
@@ -481,16 +470,7 @@ class Scheduler:
         # In the order of the programs, which the timing of the threads does not change.
         found = sorted(self.pending_rendezvous.values(), key=lambda r: r.arrived[0].coordinates)
         assert found, "no program is ready, none waits for another, and not all are done"
-        waiting: dict[str, list[str]] = {}
-        for rendezvous in found:
-            waiting.setdefault(rendezvous.call.description, []).extend(map(str, rendezvous.arrived))
-        gone = list(dict.fromkeys(label for rendezvous in found for label in _returned(rendezvous, self.runs)))
-        reports = [f"{listed(labels)} called {call}" for call, labels in waiting.items()]
-        reports += [f"{listed(gone)} returned without such a call"] * bool(gone)
-        why = (
-            "; ".join(reports)
-            + ": no two of these calls match; all devices along an axis must make the same calls in the same order"
-        )
+        why = deadlock(found, self.runs)
         for rendezvous in found:
             for program in rendezvous.arrived:
                 program.run.failed = program.run.failed or why
@@ -519,27 +499,6 @@ def _abandon() -> None:
     for scheduler in _running:
         scheduler.abandon()
     _running[:] = [scheduler for scheduler in _running if scheduler._interrupts.thread.is_here()]
-
-
-def _returned(rendezvous: Rendezvous, runs: Sequence[MapRun]) -> list[str]:
-    """Returns the labels of the programs that are missing in a rendezvous because they have returned, or because they
-    have called the maps in which others were to arrive and have returned. The other missing programs wait in another
-    call, or belong to maps that have not been called.
-    """
-    key_at = rendezvous.call.key_at
-    axes = rendezvous.arrived[0].run.axes
-    found = []
-    for run in runs:
-        depth = len(run.axes)
-        if run.axes == axes[:depth]:
-            inner = {member.coordinates[depth:] for member in rendezvous.arrived}
-            found += [
-                run.labels[number]
-                for number in range(len(run.tasks))
-                if number not in run.live
-                and (key_at is None or any(key_at(run.coordinates(number) + at) == rendezvous.key for at in inner))
-            ]
-    return found
 
 
 _FORKED = (

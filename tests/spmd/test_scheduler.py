@@ -36,6 +36,7 @@ from shardtensor.communication import array_communicator
 from shardtensor.host import blas_threads, signals, threads
 from shardtensor.spmd import helper_delays, launch, scheduler
 from shardtensor.spmd import program as programs
+from shardtensor.spmd.collective_call import CollectiveCall
 from shardtensor.tensor import ownership
 from tests.conftest import Late
 from tests.draws import all_of_them, drawn
@@ -105,11 +106,9 @@ def meets(
     program: programs.Program, offer: Any, work: Any = None, *, said: str = "sum", key: Any = "all", size: int = 0
 ) -> Any:
     """Calls a rendezvous of the map; all programs receive the sum of their contributions."""
-    group = program.run
-    return program.meet(
-        (id(group), key), programs.CollectiveCall(said), size or len(group.tasks), program.number, offer,
-        work or (lambda offers: [sum(offers)] * len(offers)),
-    )  # fmt: skip
+    group, work = program.run, work or (lambda offers: [sum(offers)] * len(offers))
+    call = CollectiveCall(said, (id(group), key), size or len(group.tasks), work)
+    return program.meet(call, program.number, offer)
 
 
 def labels(count: int) -> list[str]:
@@ -353,7 +352,7 @@ def test_cyclic_waits_are_a_deadlock(helper_delay: float, helped: None) -> None:
         time.sleep(0.001)
         k = program.number
         meets_with = [(0, 1), (1, 2), (2, 0)][k]
-        return program.meet(meets_with, programs.CollectiveCall(f"pair {meets_with}"), 2, 0, k, lambda offers: offers)
+        return program.meet(CollectiveCall(f"pair {meets_with}", meets_with, 2, lambda offers: offers), 0, k)
 
     _, error = outcome_of([task] * 3, helper_delay=helper_delay)
     assert type(error) is st.CollectiveError
@@ -420,9 +419,7 @@ def test_maps_in_programs() -> None:
         assert program.run.axes == ("i", "j")
         assert program.run.extents == (3, 2)
         mine = 2 * program.coordinates[0] + program.coordinates[1]
-        total = program.meet(
-            "everybody", programs.CollectiveCall("sum"), 6, mine, mine, lambda offers: [sum(offers)] * 6
-        )
+        total = program.meet(CollectiveCall("sum", "everybody", 6, lambda offers: [sum(offers)] * 6), mine, mine)
         return program.coordinates, total, meets(program, mine)
 
     def outer(program: programs.Program) -> Any:
@@ -462,14 +459,8 @@ def test_maps_inside_end_when_one_around_them_fails(helper_delay: float, helped:
 
     def inner(program: programs.Program) -> Any:
         try:
-            program.meet(
-                "everybody",
-                programs.CollectiveCall("sum"),
-                6,
-                3 * program.coordinates[0] + program.number,
-                1,
-                lambda offers: offers,
-            )
+            call = CollectiveCall("sum", "everybody", 6, lambda offers: offers)
+            program.meet(call, 3 * program.coordinates[0] + program.number, 1)
         finally:
             ends.append(program.coordinates)
 
