@@ -18,10 +18,9 @@ from shardtensor.communication.array_communicator import ArrayCommunicator
 from shardtensor.errors import CollectiveError
 from shardtensor.host.signals import hear
 from shardtensor.spmd.collective_call import CollectiveCall
+from shardtensor.spmd.workers import depth_of
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from greenlet import greenlet
 
     from shardtensor.backend.device import Device
@@ -167,15 +166,6 @@ def leave_maps(scheduler: SchedulerProtocol) -> None:
     # The scheduler deletes the attribute at the end of the map.
     if program is not None and getattr(program.run, "scheduler", None) is scheduler:
         _current = contextvars.ContextVar(_current.name, default=None)
-
-
-def _depth(frame: FrameType | None) -> int:
-    """Returns the number of frames from this one to the outermost one of its stack."""
-    count = 0
-    while frame is not None:
-        frame = frame.f_back
-        count += 1
-    return count
 
 
 class MapRun:
@@ -390,7 +380,7 @@ class Program:
             RecursionError: the frames of this call and of the maps around it exceed the recursion limit. The
                 interpreter does not add them up, since each program begins near the bottom of a stack.
         """
-        run.depth = _depth(sys._getframe()) + (self.run.depth or _depth(self.thread.main.gr_frame))
+        run.depth = depth_of(sys._getframe()) + (self.run.depth or depth_of(self.thread.main.gr_frame))
         if run.depth > sys.getrecursionlimit():
             raise RecursionError(
                 f"maximum recursion depth exceeded: a map inside of maps, called by {self}, is {run.depth} frames "

@@ -1721,6 +1721,20 @@ def test_maps_below_the_recursion_limit_are_none(shallow: int) -> None:
     total_works()
 
 
+def test_maps_deep_in_a_recursion_leave_later_ones_all_frames() -> None:
+    """The greenlets of programs, which stay for the next map, keep the recursion depth at which they began."""
+
+    def deep(depth: int) -> Any:
+        return deep(depth - 1) if depth else st.pmap(lambda x: x + 1, [1, 2])
+
+    def down(depth: int) -> int:
+        return down(depth - 1) if depth else 0
+
+    free = sys.getrecursionlimit() - len(traceback.extract_stack())
+    assert deep(free - 100) == [2, 3]
+    assert st.pmap(lambda x: down(free // 2), [1, 2]) == [0, 0]
+
+
 @pytest.mark.parametrize("kind", ["psum", "pmap", "after"])
 @pytest.mark.parametrize("inside", [True, False])
 def test_recursion_errors_at_any_depth_leave_no_map_in_the_middle(kind: str, inside: bool, shallow: int) -> None:
