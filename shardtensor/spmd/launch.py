@@ -13,6 +13,7 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of, in_job, is_remote, memory_space
+from shardtensor.backend.small_floats import is_element
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements, on_device
 from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
@@ -371,7 +372,7 @@ def _infer_on(called: _Map, i: int, arguments: list[Any], interpreter: Interpret
     program.devices = submesh.flat
     program.communicator = AbstractCommunicator
     settle_on(called.owned[i])
-    interpret_by(interpreter)
+    interpret_by(interpreter.apply)
     result = program.call(called.fn, arguments)
     if submesh.size > 1:
         return result
@@ -477,69 +478,64 @@ class _Task:
 
     def __call__(self, program: Program) -> Any:
         """Returns the result of the program's call; arrays of a call on one device become tensors."""
-        i, called = program.number, self._called
+        i, called, thread = program.number, self._called, program.thread
         here = self._places.interpreters[i]
         arguments, program.lent = self._given[i]
         self._given[i] = None
-        submesh, thread = called.submeshes[i], program.thread
-        program.devices = submesh.flat
-        settle_on(called.owned[i])  # It need not be restored, since the program has a context of its own.
-        interpret_by(here)
-        if here is not None and here.stateless:
+        program.devices = called.submeshes[i].flat
+        # Neither has to be restored, since the program has a context of its own.
+        settle_on(called.owned[i])
+        interpret_by(None if here is None else here.apply)
+        context: ExecutionContext | None = None
+        if here is None or not here.stateless:
+            context = program.execution_context = self._places.blocks[i] or self._device_context(i)
+            context.enter(thread)
+        elif thread.block is not None:
             thread.leave_block()
-            return self._run(program, here, arguments)
-        context: ExecutionContext | None = self._places.blocks[i]
-        if context is None:
-            backend = here.backend if here else backend_of(submesh.flat[0])
-            context = DeviceContext(backend, submesh, self._modes.get(backend))
-        program.execution_context = context
-        context.enter(thread)
         try:
-            result = self._run(program, here, arguments)
+            held = [program.call(called.fn, arguments)]
+            arguments.clear()
+            result = held[0] if here is None else _adopt_result(held, here, called.caller, program.lent)
         except BaseException as error:
-            context.fail(thread, error)
+            if context is not None:
+                context.fail(thread, error)
             raise
-        context.leave(thread)
+        if context is not None:
+            context.leave(thread)
         return result
 
-    def _run(self, program: Program, here: DeviceInterpreter | None, arguments: list[Any]) -> Any:
-        """Returns the result of a program's call; arrays of a call on one device become tensors."""
-        caller = self._called.caller
-        result = program.call(self._called.fn, arguments)
-        if here is None:
-            return result
-        arguments.clear()
-        backend = here.backend
-        if backend.is_array(result) and (not backend.on_host or is_data(result)):  # The common case takes no traversal.
-            held = [backend.asarray(result)]
-            del result  # The backend can tell only from the list whether user code holds the array.
-            return _adopt(held, here, caller, program.lent)
-        found: list[Any] = []
-        tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
-        del result
-        _adopt_each(found, here, caller, program.lent)
-        return map_leaves(found.__getitem__, tree)
+    def _device_context(self, number: int) -> DeviceContext:
+        submesh = self._called.submeshes[number]
+        backend = backend_of(submesh.flat[0])
+        return DeviceContext(backend, submesh, self._modes.get(backend))
 
 
-def _adopt_each(found: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> None:
-    """Replaces the arrays in a list, the leaves of what a call returned, by tensors."""
-    backend = here.backend
+def _adopt_result(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
+    """Returns the result of a call, the only item of a list, with tensors in place of arrays."""
+    # The backend can tell only from a list whether user code holds an array.
+    if here.backend.is_array(held[0]):  # The common case takes no traversal.
+        return _adopt(held, here, caller, lent)
+    found: list[Any] = []
+    tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, held.pop())  # type: ignore[func-returns-value]
     for n in range(len(found)):
-        if not is_data(found[n]):
-            continue
-        if backend.is_array(found[n]):
-            held = [backend.asarray(found[n])]
+        if here.backend.is_array(found[n]):
+            leaf = [found[n]]
             found[n] = None
-            found[n] = _adopt(held, here, caller, lent)
-        else:  # The remaining arrays are on the host.
-            array = backend.from_host(np.asarray(found[n]), here.device)
+            found[n] = _adopt(leaf, here, caller, lent)
+        elif is_data(found[n]):  # The remaining arrays are on the host.
+            array = here.backend.from_host(np.asarray(found[n]), here.device)
             record_copy(caller, int(array.nbytes), here.device)
             found[n] = tensor(here.aval_of(array), Storage((array,), ([],)))
+    return map_leaves(found.__getitem__, tree)
 
 
-def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> ShardedTensor:
-    """Returns an array that a call returned, the only item of a list, as a tensor."""
+def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
+    """Returns an array that a call returned, the only item of a list, as a tensor, if tensors can hold it."""
     backend = here.backend
+    if backend.on_host and not is_element(held[0].dtype):
+        return held[0]
+    if type(held[0]) is not np.ndarray:
+        held[0] = backend.asarray(held[0])
     # What was lent, and what a collective returned, are views.
     own = held[0].base is None if backend.on_host else backend.owns(held[0])
     if not own:

@@ -230,7 +230,10 @@ class _Pmap:
         """Returns the devices on which each call runs, and the devices that each call owns."""
         given: list[Mesh | None] = [None] * count
         for column in call.lists if self._devices is None else ():
-            given = [found or _submesh_of(item) for found, item in zip(given, column, strict=True)]
+            given = [
+                found or (item._aval.sharding.mesh if type(item) is ShardedTensor else _submesh_of(item))
+                for found, item in zip(given, column, strict=True)
+            ]
         if given and all(given):
             submeshes: list[Mesh] = given  # type: ignore[assignment]
             return submeshes, submeshes

@@ -63,7 +63,7 @@ class WorkerThread:
         main: the main greenlet, to which programs switch when they are suspended.
         job: the map whose programs a worker is to start; None as soon as it does.
         ready: suspended programs of this thread that can be resumed.
-        request: what the program that has just been suspended requests: a method of the scheduler and its arguments,
+        request: what the program that has just been suspended requests: a method of the scheduler, and its arguments,
             of which the first is the program.
         inside: whether user code of a program is running, as opposed to the library's.
         running: the program that is running in the thread.
@@ -80,7 +80,7 @@ class WorkerThread:
         self.main = current()
         self.job: MapRun | None = None
         self.ready: deque[Program] = deque()
-        self.request: tuple[Any, ...] | None = None
+        self.request: tuple[Callable[..., bool], tuple[Any, ...]] | None = None
         self.inside = False
         self.running: Program | None = None
         self.root = _root(self.main)
@@ -178,6 +178,8 @@ class MapRun:
         extents: the sizes of these axes.
         failed: the reason why the programs must not wait any more; None while there is none.
         devices: the devices of each program, if some of them are in other processes.
+        unstarted: the number of programs that have not been started.
+        left: the number of programs that have not ended.
     """
 
     axes: tuple[str, ...] = ()
@@ -186,7 +188,6 @@ class MapRun:
     devices: tuple[tuple[Device, ...], ...] = ()
     failed: str | None = None
     scheduler: SchedulerProtocol
-    _next = 0
 
     def __init__(
         self,
@@ -207,7 +208,7 @@ class MapRun:
         self.context = contextvars.copy_context()
         self.results: list[Any] = [None] * len(tasks)
         self.errors: list[tuple[bool, int, BaseException]] = []
-        self.left = len(tasks)
+        self.left = self.unstarted = len(tasks)
         self.live: dict[int, Program] = {}
 
     def coordinates(self, number: int) -> tuple[int, ...]:
@@ -220,20 +221,15 @@ class MapRun:
             at.append(index)
         return (*(self.parent.coordinates if self.parent else ()), *reversed(at))
 
-    @property
-    def unstarted(self) -> int:
-        """The number of programs that have not been started."""
-        return len(self.tasks) - self._next
-
     def start(self, thread: WorkerThread) -> Program | None:
         """Starts the next program in the calling greenlet, as the current one of a context of its own, and returns it;
         None if all have started. The scheduler's lock is held.
         """
-        number = self._next
-        if number == len(self.tasks):
+        if not self.unstarted:
             return None
+        number = len(self.tasks) - self.unstarted
         program = self.live[number] = Program(self, number, thread)
-        self._next = number + 1
+        self.unstarted -= 1
         thread.current().gr_context = self.context.copy()
         _current.set(program)
         return program
@@ -241,7 +237,7 @@ class MapRun:
     def drop(self) -> None:
         """Discards the programs that have not been started. The scheduler's lock is held."""
         self.left -= self.unstarted
-        self._next = len(self.tasks)
+        self.unstarted = 0
 
     def outcome(self) -> list[Any]:
         """Returns the results of all programs.
@@ -404,7 +400,7 @@ class Program:
         if self.execution_context is not None:
             self.execution_context.suspend(thread)
         self.suspended = thread.current()
-        request = thread.request = method, self, *given
+        request = thread.request = method, (self, *given)
         try:
             thread.main.switch()
         except BaseException as raised:

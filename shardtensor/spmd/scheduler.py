@@ -229,9 +229,10 @@ class Scheduler:
     def _next(self, thread: WorkerThread) -> greenlet | None:
         """Returns the worker to which the thread switches next; None when all programs have ended. The lock is held."""
         if thread.request is not None:
-            (method, program, *given), thread.request = thread.request, None
+            (method, given), thread.request = thread.request, None
+            program: Program = given[0]
             try:
-                if method(program, *given):
+                if method(*given):
                     return program.suspended
             except BaseException as error:  # Raised again in the program.
                 program.error = error
@@ -270,7 +271,12 @@ class Scheduler:
         while True:
             with self.lock:
                 if program is not None:
-                    self._end(program, error)
+                    del run.live[program.number]
+                    run.left -= 1
+                    if error is not None:
+                        self._note(program, error)
+                    if not run.left:
+                        self._close(run)
                 error = None
                 thread.inside = False
                 program = thread.running = run.start(thread)
@@ -364,17 +370,12 @@ class Scheduler:
 
     # -- programs (the lock is held in all methods but `withdraw`) -----------------------------------------------------
 
-    def _end(self, program: Program, error: BaseException | None) -> None:
-        run = program.run
-        del run.live[program.number]
-        run.left -= 1
-        if error is not None:
-            is_secondary = isinstance(error, CollectiveError) and error.secondary
-            run.errors.append((is_secondary, program.number, error))
-            if not run.failed:
-                self.fail(run, f"{program} raised {message_of(error)}")
-        if not run.left:
-            self._close(run)
+    def _note(self, program: Program, error: BaseException) -> None:
+        """Notes the error with which a program has ended; with the first one, its map fails."""
+        run, is_secondary = program.run, isinstance(error, CollectiveError) and error.secondary
+        run.errors.append((is_secondary, program.number, error))
+        if not run.failed:
+            self.fail(run, f"{program} raised {message_of(error)}")
 
     def _close(self, run: MapRun) -> None:
         """Ends a map, so that its caller can continue."""
