@@ -254,7 +254,7 @@ def _map_shards(*arguments: Any) -> list[Any]:
 
 
 def _execute_map(called: _Map, places: _Places) -> list[Any]:
-    modes = {backend: mode for backend in places.backends if (mode := modes_of(backend))}
+    modes = {backend: mode for backend in places.stateful if (mode := modes_of(backend))}
     across = _devices_across(called) if in_job() else ()
     if across:
         _note_map(called)
@@ -395,6 +395,7 @@ class _Places(NamedTuple):
         interpreters: the interpreter of each call; None for a call on several devices.
         blocks: for each call the block in which its device is current; None where programs do not share blocks.
         backends: the backends of the devices.
+        stateful: those that have modes.
         simulated: whether one of them has arrays without elements.
         queues: of the devices that can run behind the caller one for each queue, with its backend.
     """
@@ -402,6 +403,7 @@ class _Places(NamedTuple):
     interpreters: Sequence[DeviceInterpreter | None]
     blocks: Sequence[DeviceBlock | None]
     backends: Sequence[Backend]
+    stateful: Sequence[Backend]
     simulated: bool
     queues: Sequence[tuple[Backend, Device]]
 
@@ -418,7 +420,8 @@ def _places(submeshes: tuple[Mesh, ...]) -> _Places:
     interpreters = [None if submesh.size > 1 else on_submesh(submesh) for submesh in submeshes]
     blocks = [block_of(here.backend, here.device) if here else None for here in interpreters]
     simulated = any(backend.simulated for backend in backends)
-    return _Places(interpreters, blocks, backends, simulated, list(queues.values()))
+    stateful = [b for b in backends if type(b).capture_modes is not Backend.capture_modes]
+    return _Places(interpreters, blocks, backends, stateful, simulated, list(queues.values()))
 
 
 _ORDER = ("wait_for_caller", "make_caller_wait")
@@ -493,9 +496,15 @@ class _Task:
         elif thread.block is not None:
             thread.leave_block()
         try:
+            # The backend can tell only from a list whether user code holds an array.
             held = [program.call(called.fn, arguments)]
             arguments.clear()
-            result = held[0] if here is None else _adopt_result(held, here, called.caller, program.lent)
+            if here is None:
+                result = held[0]
+            elif here.backend.is_array(held[0]):  # The common case takes no traversal.
+                result = _adopt(held, here, called.caller, program.lent)
+            else:
+                result = _adopt_leaves(held, here, called.caller, program.lent)
         except BaseException as error:
             if context is not None:
                 context.fail(thread, error)
@@ -510,11 +519,8 @@ class _Task:
         return DeviceContext(backend, submesh, self._modes.get(backend))
 
 
-def _adopt_result(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
-    """Returns the result of a call, the only item of a list, with tensors in place of arrays."""
-    # The backend can tell only from a list whether user code holds an array.
-    if here.backend.is_array(held[0]):  # The common case takes no traversal.
-        return _adopt(held, here, caller, lent)
+def _adopt_leaves(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
+    """Returns the pytree that a call returned, the only item of a list, with tensors in place of arrays."""
     found: list[Any] = []
     tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, held.pop())  # type: ignore[func-returns-value]
     for n in range(len(found)):

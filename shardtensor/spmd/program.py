@@ -221,19 +221,6 @@ class MapRun:
             at.append(index)
         return (*(self.parent.coordinates if self.parent else ()), *reversed(at))
 
-    def start(self, thread: WorkerThread) -> Program | None:
-        """Starts the next program in the calling greenlet, as the current one of a context of its own, and returns it;
-        None if all have started. The scheduler's lock is held.
-        """
-        if not self.unstarted:
-            return None
-        number = len(self.tasks) - self.unstarted
-        program = self.live[number] = Program(self, number, thread)
-        self.unstarted -= 1
-        thread.current().gr_context = self.context.copy()
-        _current.set(program)
-        return program
-
     def drop(self) -> None:
         """Discards the programs that have not been started. The scheduler's lock is held."""
         self.left -= self.unstarted
@@ -303,11 +290,18 @@ class Program:
     result: Any = None
     error: BaseException | None = None
 
-    def __init__(self, run: MapRun, number: int, thread: WorkerThread) -> None:
+    def __init__(self, run: MapRun, thread: WorkerThread) -> None:
+        """Starts the next program of a map in the calling greenlet, as the current one of a context of its own. The
+        scheduler's lock is held.
+        """
         self.run = run
-        self.number = number
+        self.number = len(run.tasks) - run.unstarted
         self.thread = thread
         self.positions: dict[Any, Any] = {}
+        run.unstarted -= 1
+        run.live[self.number] = self
+        thread.current().gr_context = run.context.copy()
+        _current.set(self)
 
     def __str__(self) -> str:
         return self.run.labels[self.number]

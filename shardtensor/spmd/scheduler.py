@@ -103,7 +103,7 @@ def run(
         del map_run.scheduler, scheduler.root
 
 
-_ROOM = 20
+_ROOM = 16
 """More frames than the scheduler puts on the stack of the caller, not counting those of mapped functions."""
 
 
@@ -279,7 +279,7 @@ class Scheduler:
                         self._close(run)
                 error = None
                 thread.inside = False
-                program = thread.running = run.start(thread)
+                program = thread.running = Program(run, thread) if run.unstarted else None
                 if program is None:
                     return
             try:
