@@ -13,7 +13,6 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of, in_job, is_remote, memory_space
-from shardtensor.backend.small_floats import is_element
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements, on_device
 from shardtensor.communication.array_communicator import received
 from shardtensor.communication.transfer import array_on
@@ -531,14 +530,16 @@ def _adopt_leaves(held: list[Any], here: DeviceInterpreter, caller: str, lent: S
         elif is_data(found[n]):  # The remaining arrays are on the host.
             array = here.backend.from_host(np.asarray(found[n]), here.device)
             record_copy(caller, int(array.nbytes), here.device)
-            found[n] = tensor(here.aval_of(array), Storage((array,), ([],)))
+            value = here.aval_of(array)
+            assert value is not None
+            found[n] = tensor(value, Storage((array,), ([],)))
     return map_leaves(found.__getitem__, tree)
 
 
 def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
     """Returns an array that a call returned, the only item of a list, as a tensor, if tensors can hold it."""
-    backend = here.backend
-    if backend.on_host and not is_element(held[0].dtype):
+    backend, value = here.backend, here.aval_of(held[0])
+    if value is None:
         return held[0]
     if type(held[0]) is not np.ndarray:
         held[0] = backend.asarray(held[0])
@@ -548,20 +549,20 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence
         for one in lent:
             # The function may have changed the shape of the view that it received.
             if one.exported is held[0] and backend.is_whole(held[0], one.array):
-                return tensor(here.aval_of(one.array), one.storage_of(one.array))
+                return tensor(value, one.storage_of(one.array))
         result = received(backend, held[0])
         if result is not None:
             # The result of a collective is never written in place, since all programs may hold it.
-            return tensor(here.aval_of(result), Storage((result,), (None,)))
+            return tensor(value, Storage((result,), (None,)))
     array, copied = backend.adopt(held, () if own else [one.array for one in lent])
     held.clear()
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
     if copied or own:
-        return tensor(here.aval_of(array), Storage((array,), ([],)))
+        return tensor(value, Storage((array,), ([],)))
     memory = backend.memory_of(array)
     holder = next((one for one in lent if memory is not None and backend.memory_of(one.array) == memory), None)
     if memory is not None and holder is None:
-        return tensor(here.aval_of(array), Storage((array,), ([],)))
+        return tensor(value, Storage((array,), ([],)))
     mine = backend.view(array, ...)  # The function may have kept the array, and can set its shape later.
-    return tensor(here.aval_of(mine), holder.storage_of(mine) if holder else Storage((mine,), (None,)))
+    return tensor(value, holder.storage_of(mine) if holder else Storage((mine,), (None,)))
