@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,7 +168,14 @@ def map_shards(
 
 @dataclass(eq=False)
 class _Map:
-    """One call of `map_shards`, with its arguments."""
+    """One call of `map_shards`, with its arguments.
+
+    Attributes:
+        given: the arguments of each program, and the arrays of tensors among them. Nothing else refers to the arguments
+            of programs that have not started, so that donated arrays are exclusive.
+        places: what follows from the devices.
+        modes: the functions that restore the caller's modes of libraries, by backend.
+    """
 
     columns: Sequence[MappedArgument]
     fn: Callable[..., Any]
@@ -177,6 +184,9 @@ class _Map:
     caller: str
     names: Sequence[str]
     sizes: Sequence[int]
+    given: list[Any] = field(init=False)
+    places: _Places = field(init=False)
+    modes: dict[Backend, Callable[[], None]] = field(init=False)
 
     def __post_init__(self) -> None:
         program = around()
@@ -209,6 +219,47 @@ class _Map:
                     argument = _onto(onto, item, submesh.flat[0], self.caller, donated, lent)
                 arguments.append(argument)
         return given
+
+    def call(self, program: Program) -> Any:
+        """Runs one call of the function: the task of every program. Returns its result; arrays of a call on one device
+        become tensors.
+        """
+        i, thread = program.number, program.thread
+        here = self.places.interpreters[i]
+        arguments, program.lent = self.given[i]
+        self.given[i] = None
+        program.devices = self.submeshes[i].flat
+        # Neither has to be restored, since the program has a context of its own.
+        settle_on(self.owned[i])
+        interpret_by(None if here is None else here.apply)
+        context: ExecutionContext | None = None
+        if here is None or not here.stateless:
+            context = program.execution_context = self.places.blocks[i] or self._device_context(i)
+            context.enter(thread)
+        elif thread.block is not None:
+            thread.leave_block()
+        try:
+            # The backend can tell only from a list whether user code holds an array.
+            held = [program.call(self.fn, arguments)]
+            arguments.clear()
+            if here is None:
+                result = held[0]
+            elif here.backend.is_array(held[0]):  # The common case takes no traversal.
+                result = _adopt(held, here, self.caller, program.lent)
+            else:
+                result = _adopt_leaves(held, here, self.caller, program.lent)
+        except BaseException as error:
+            if context is not None:
+                context.fail(thread, error)
+            raise
+        if context is not None:
+            context.leave(thread)
+        return result
+
+    def _device_context(self, number: int) -> DeviceContext:
+        submesh = self.submeshes[number]
+        backend = backend_of(submesh.flat[0])
+        return DeviceContext(backend, submesh, self.modes.get(backend))
 
     def run(
         self,
@@ -253,14 +304,15 @@ def _map_shards(*arguments: Any) -> list[Any]:
 
 
 def _execute_map(called: _Map, places: _Places) -> list[Any]:
-    modes = {backend: mode for backend in places.stateful if (mode := modes_of(backend))}
+    called.places = places
+    called.modes = {backend: mode for backend in places.stateful if (mode := modes_of(backend))}
     across = _devices_across(called) if in_job() else ()
     if across:
         _note_map(called)
-    task = _Task(called, called.arguments(_array_onto), places, modes)
-    tasks: list[Callable[[Program], Any]] = [task] * len(called.submeshes)
+    called.given = called.arguments(_array_onto)
+    tasks: list[Callable[[Program], Any]] = [called.call] * len(called.submeshes)
     if across:
-        tasks = [_nothing if all(map(is_remote, devices)) else task for devices in across]
+        tasks = [_nothing if all(map(is_remote, devices)) else called.call for devices in across]
     for backend, device in places.queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
@@ -451,71 +503,6 @@ class _Labels(Sequence[str]):
 
 def _described(submesh: Mesh) -> str:
     return str(submesh.flat[0]) if submesh.size == 1 else f"{submesh.flat[0]}..{submesh.flat[-1]}"
-
-
-class _Task:
-    """The task of every program of a map: runs one call of the mapped function.
-
-    Args:
-        called: the map.
-        given: the arguments of each call, and the arrays of tensors among them. Nothing else refers to the arguments of
-            calls that have not started, so that donated arrays are exclusive.
-        places: what follows from the devices.
-        modes: the functions that restore the caller's modes of libraries, by backend.
-    """
-
-    __slots__ = ("_called", "_given", "_modes", "_places")
-
-    def __init__(
-        self,
-        called: _Map,
-        given: list[Any],
-        places: _Places,
-        modes: dict[Backend, Callable[[], None]],
-    ) -> None:
-        self._called = called
-        self._given = given
-        self._places = places
-        self._modes = modes
-
-    def __call__(self, program: Program) -> Any:
-        """Returns the result of the program's call; arrays of a call on one device become tensors."""
-        i, called, thread = program.number, self._called, program.thread
-        here = self._places.interpreters[i]
-        arguments, program.lent = self._given[i]
-        self._given[i] = None
-        program.devices = called.submeshes[i].flat
-        # Neither has to be restored, since the program has a context of its own.
-        settle_on(called.owned[i])
-        interpret_by(None if here is None else here.apply)
-        context: ExecutionContext | None = None
-        if here is None or not here.stateless:
-            context = program.execution_context = self._places.blocks[i] or self._device_context(i)
-            context.enter(thread)
-        elif thread.block is not None:
-            thread.leave_block()
-        try:
-            # The backend can tell only from a list whether user code holds an array.
-            held = [program.call(called.fn, arguments)]
-            arguments.clear()
-            if here is None:
-                result = held[0]
-            elif here.backend.is_array(held[0]):  # The common case takes no traversal.
-                result = _adopt(held, here, called.caller, program.lent)
-            else:
-                result = _adopt_leaves(held, here, called.caller, program.lent)
-        except BaseException as error:
-            if context is not None:
-                context.fail(thread, error)
-            raise
-        if context is not None:
-            context.leave(thread)
-        return result
-
-    def _device_context(self, number: int) -> DeviceContext:
-        submesh = self._called.submeshes[number]
-        backend = backend_of(submesh.flat[0])
-        return DeviceContext(backend, submesh, self._modes.get(backend))
 
 
 def _adopt_leaves(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:

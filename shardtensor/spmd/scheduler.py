@@ -37,7 +37,7 @@ from shardtensor.spmd.program import (
     leave_maps,
     secondary,
 )
-from shardtensor.spmd.workers import greenlets, idle_workers, worker
+from shardtensor.spmd.workers import greenlets, idle, worker
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -398,7 +398,8 @@ class Scheduler:
         program.result = result
         program.thread.ready.append(program)
         self._ready += 1
-        self._notify()
+        if self._changed:
+            self._notify()
 
     def release(self, program: Program, error: BaseException) -> None:
         """Marks a suspended program as ready to continue with an error, which becomes secondary."""
@@ -481,7 +482,7 @@ class Scheduler:
 def worker_thread() -> WorkerThread:
     """Returns the calling thread as one that runs programs."""
     current = greenlets().getcurrent
-    return WorkerThread(current, idle_workers(current()))
+    return WorkerThread(current, idle.of(current()))
 
 
 _running: list[Scheduler] = []

@@ -43,12 +43,7 @@ class _Idle(threading.local):
         return self._workers
 
 
-_idle = _Idle()
-
-
-def idle_workers(main: greenlet) -> list[greenlet]:
-    """Returns the idle workers of ``main``, the calling greenlet, for `worker`."""
-    return _idle.of(main)
+idle = _Idle()
 
 
 def worker(main: greenlet, idle: list[greenlet], job: Callable[[], None]) -> greenlet:

@@ -672,7 +672,7 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
         wrong += [(what, place) for what, is_so in found.items() if is_so]
         assert call() == wanted, place
     if not nested and not helpers:  # with helpers, the caller may come to fewer
-        assert places >= {"Program._pause", "Scheduler._next", "Scheduler.start", "Interrupts._leave", "_Task.__call__"}
+        assert places >= {"Program._pause", "Scheduler._next", "Scheduler.start", "Interrupts._leave", "_Map.call"}
     ownership.READS.clear()  # The tracer also raises at the line of a `finally`, where no handler of a signal runs.
     assert not wrong, "\n".join(map(str, wrong))
 
