@@ -26,7 +26,8 @@ def error_for(error: BaseException, call: CollectiveCall, program: Program) -> B
     """Returns a copy of an error for another program, since an exception that is raised twice gets both tracebacks."""
     if isinstance(error, ShardTensorError):
         return type(error)(str(error))
-    return CollectiveError(f"{call.description}: it failed on {program}: {message_of(error)}")
+    text = f"{call.description}: it failed on {program}: {message_of(error)}"
+    return RecursionError(text) if isinstance(error, RecursionError) else CollectiveError(text)
 
 
 def deadlock(found: Sequence[Rendezvous], runs: Sequence[MapRun]) -> str:

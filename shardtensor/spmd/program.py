@@ -347,17 +347,19 @@ class Program:
                 f"{call.description}: called beside {self}, in a copy of its context: in another thread, or "
                 "after its end; only a program itself can call collectives"
             )
-        scheduler = self.run.scheduler
+        scheduler, context = self.run.scheduler, self.execution_context
         self.thread.inside = False
         try:
-            result = self._pause(scheduler.arrive, call, position, contribution)
+            result = self._pause(context, scheduler.arrive, call, position, contribution)
             if type(result) is Rendezvous:  # This program is the last to arrive.
                 try:
+                    if context is not None:
+                        context.resume(self.thread)
                     results = call.work(result.contributions)
                 except BaseException as error:
-                    self._pause(scheduler.cancel, result, error)
+                    self._pause(None, scheduler.cancel, result, error)
                     raise
-                result = self._pause(scheduler.complete, result, results)[position]
+                result = self._pause(None, scheduler.complete, result, results)[position]
         finally:
             self.thread.inside = True
         hear()
@@ -379,20 +381,22 @@ class Program:
         run.scheduler = self.run.scheduler
         self.thread.inside = False
         try:
-            self._pause(run.scheduler.open, run)
+            self._pause(self.execution_context, run.scheduler.open, run)
         finally:
             self.thread.inside = True
 
-    def _pause(self, method: Callable[..., bool], *given: Any) -> Any:
+    def _pause(self, context: ExecutionContext | None, method: Callable[..., bool], *given: Any) -> Any:
         """Suspends the program, has the scheduler call one of its methods with the program and further arguments, and
         waits until it resumes the program; returns the result or raises the error of the wait.
+
+        The ``context`` is suspended meanwhile; that of a program that continues with a rendezvous stays suspended.
 
         The scheduler changes its state on the stack of its own greenlet only. On that of the program, an error between
         any two instructions, such as a RecursionError, would leave the state half changed, and the map would never end.
         """
         thread = self.thread
-        if self.execution_context is not None:
-            self.execution_context.suspend(thread)
+        if context is not None:
+            context.suspend(thread)
         self.suspended = thread.current()
         request = thread.request = method, (self, *given)
         try:
@@ -407,9 +411,9 @@ class Program:
             raise
         del request, given  # They may contain an error, whose traceback refers to this frame.
         thread.running = self
-        if self.execution_context is not None:
-            self.execution_context.resume(thread)
         error, result, self.error, self.result = self.error, self.result, None, None
+        if context is not None and type(result) is not Rendezvous:
+            context.resume(thread)
         if error is None:
             return result
         try:
