@@ -1735,6 +1735,39 @@ def test_maps_deep_in_a_recursion_leave_later_ones_all_frames() -> None:
     assert st.pmap(lambda x: down(free // 2), [1, 2]) == [0, 0]
 
 
+class Unresumable:
+    """An execution context that cannot be resumed the first time."""
+
+    fails = True
+
+    def suspend(self, thread: Any) -> None:
+        pass
+
+    def resume(self, thread: Any) -> None:
+        if self.fails:
+            self.fails = False
+            raise LookupError("mine")
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_program_that_cannot_be_resumed_ends_its_collective(number: int) -> None:
+    """Number 2 is the last to arrive, and computes the results of the others."""
+
+    def task(program: programs.Program) -> Any:
+        if program.number == number:
+            program.execution_context = Unresumable()
+            with pytest.raises(LookupError, match="mine"):
+                meets(program, 1)
+        elif number == 2:
+            with pytest.raises(st.CollectiveError, match="LookupError"):
+                meets(program, 1)
+        else:
+            assert meets(program, 1) == 3
+        return meets(program, program.number, key="next")
+
+    assert outcome_of([task] * 3, helper_delay=9.0) == [3, 3, 3]
+
+
 @pytest.mark.parametrize("kind", ["psum", "pmap", "after"])
 @pytest.mark.parametrize("inside", [True, False])
 def test_recursion_errors_at_any_depth_leave_no_map_in_the_middle(kind: str, inside: bool, shallow: int) -> None:
