@@ -59,13 +59,12 @@ class EagerInterpreter(Interpreter):
                 if result is not NotImplemented:
                     return result
             if op.algorithm:
-                if not op.spmd:  # The operands of maps are pytrees.
-                    for x in operands:
-                        if type(x) is not ShardedTensor or x._aval.unreduced:
-                            operands = array_operands(op, operands)
-                            break
-                    if op.infer and any(map(lacks_elements, operands)):
-                        return INFER.apply(op, operands, params)
+                for x in operands:
+                    if type(x) is not ShardedTensor or x._aval.unreduced:
+                        operands = array_operands(op, operands)
+                        break
+                if op.infer and any(map(lacks_elements, operands)):
+                    return INFER.apply(op, operands, params)
                 job = JOB.agreement
                 since = job.count if job else 0
                 result = op.algorithm(*operands + params)

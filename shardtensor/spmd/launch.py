@@ -471,7 +471,8 @@ def _places(submeshes: tuple[Mesh, ...]) -> _Places:
     interpreters = [None if submesh.size > 1 else on_submesh(submesh) for submesh in submeshes]
     blocks = [block_of(here.backend, here.device) if here else None for here in interpreters]
     simulated = any(backend.simulated for backend in backends)
-    stateful = [b for b in backends if type(b).capture_modes is not Backend.capture_modes]
+    # The backends of other processes pass the look-up of the method on.
+    stateful = [b for b in backends if getattr(b.capture_modes, "__func__", None) is not Backend.capture_modes]
     return _Places(interpreters, blocks, backends, stateful, simulated, list(queues.values()))
 
 
