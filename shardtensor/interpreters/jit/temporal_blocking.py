@@ -15,10 +15,12 @@ The kernels are those of single steps, so that the bits are, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardtensor.backend.device import Device
+from shardtensor.backend.protocol import Backend
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.host import memory_pool
@@ -26,12 +28,13 @@ from shardtensor.host.threads import num_threads
 from shardtensor.interpreters.jit.c_executor import run_steps
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
+from shardtensor.interpreters.jit.graphs import Buffer
 from shardtensor.interpreters.jit.program import Equation, Program, Var
 from shardtensor.interpreters.jit.stencils import corner_of
-from shardtensor.interpreters.jit.window_writes import copy_rest
+from shardtensor.interpreters.jit.window_writes import WindowWrite, copy_rest
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor
 
 LEAST_BYTES = 1 << 24
 """The size of a window from which on two arrays do not fit into caches."""
@@ -87,8 +90,8 @@ class TimeSteps:
         if is_recording() or any(step.fused.compiled is None for step in self._steps):
             return
         if isinstance(fused, FusedOnDevices):
-            array = fused.launch(lambda: self._alternate(fused, values))
-            values[self.result.number] = tensor(self.result.kind, Storage((array,), ([],)))  # type: ignore[arg-type]
+            base = values[self._steps[0].base.number]
+            fused.launch(lambda: self.prepare(values, {}, {self.result: self.targets(self.result, base)})[0][1]())
             return
         if reports_errors():
             return
@@ -114,32 +117,87 @@ class TimeSteps:
         run_steps(calls, self._steps[0].fused.shape, reach)
         values[self.result.number] = tensor(kind, Storage((arrays[(len(calls) - 1) % 2],), ([],)))
 
-    def _alternate(self, fused: FusedOnDevices, values: Any) -> Any:
-        """Computes one step after the other, on the current device, into two arrays alternately. Returns the last one.
+    # -- on a GPU, as a part of a segment: see `shardtensor.interpreters.jit.segments.Part` ----------
+
+    spans = False
+
+    @property
+    def launches(self) -> int:
+        """The number of launches of a call; 0 if it can be no part."""
+        kernels = [step.fused for step in self._steps]
+        return len(kernels) if all(isinstance(k, FusedOnDevices) and k.launches for k in kernels) else 0
+
+    @property
+    def _first(self) -> FusedOnDevices:
+        fused = self._steps[0].fused
+        assert isinstance(fused, FusedOnDevices)
+        return fused
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of its arrays."""
+        return self._first.backend
+
+    @property
+    def memories(self) -> Mapping[int, tuple[Device, Hashable]]:
+        """A device and the memory of the one buffer."""
+        return self._first.memories
+
+    @property
+    def equations(self) -> Sequence[Equation]:
+        """The writes."""
+        return [step.write for step in self._steps]
+
+    @property
+    def writes(self) -> Mapping[Var, WindowWrite]:
+        """The write of the last step, as one of the base of the first step."""
+        return {self.result: WindowWrite(self._steps[0].write, in_place=False)}
+
+    def is_idle(self, k: int) -> bool:
+        """Whether a call launches nothing."""
+        return self._first.is_idle(k)
+
+    def reads(self) -> list[Var]:
+        """Returns the values that it reads, but for the base."""
+        inside = {number for step in self._steps[1:] for number in step.views}
+        return [v for step in self._steps for v in step.fused.reads() if v.number not in inside]
+
+    def allocated(self) -> Sequence[Buffer]:
+        """Returns nothing: two copies of the base have all values."""
+        return ()
+
+    def scratch(self) -> Sequence[Any]:
+        """Returns nothing."""
+        return ()
+
+    def targets(self, v: Var, base: ShardedTensor, operands: Sequence[Any] = ()) -> list[Storage]:
+        """Returns two copies of the base, the first of which is to have the result.
 
         A step by itself would copy the elements outside of its window, and with them the whole array.
         """
-        write = self._steps[0].write
-        backend, window = write.results.kind.backend, write.into
+        array, backend = self._first.buffer_of(base, "setitem"), self.backend
+        return [Storage((backend.contiguous(backend.xp.asarray(array, copy=True)),), ([],)) for _ in self._steps[:2]]
+
+    def prepare(
+        self, values: Any, arrays: Mapping[Hashable, Any], targets: Mapping[Var, Sequence[Storage]]
+    ) -> list[tuple[Hashable, Callable[[], None]]]:
+        """Adds the result to the values. Returns what computes one step after the other, into two arrays alternately,
+        and the memory on whose device.
+        """
+        backend, window, fused, last = self.backend, self._steps[0].write.into, self._first, len(self._steps) - 1
         assert window is not None
-        before = fused.buffer_of(values[write.operands[0].number], "setitem")
-        fused.flush(values)  # The copies read what waits.
-        arrays = [backend.contiguous(backend.xp.asarray(before, copy=True)) for _ in self._steps[:2]]
-        targets = [window.of(backend, array) for array in arrays]
+        copies = [storage.buffers[0] for storage in targets[self.result]]
+        windows = [window.of(backend, array) for array in copies]
         given = [step.fused.operands(values, step.views if k else ()) for k, step in enumerate(self._steps)]
 
         def launch() -> None:
             for k, step in enumerate(self._steps):
-                views = {n: view.of(backend, arrays[k % 2 - 1]) for n, view in step.views.items()} if k else {}
-                step.fused.compiled.run(fused.shape, step.fused.arrays(given[k], views), [targets[k % 2]])  # type: ignore[union-attr]
+                before = copies[(last - k) % 2 - 1]
+                views = {n: view.of(backend, before) for n, view in step.views.items()} if k else {}
+                step.fused.compiled.run(fused.shape, step.fused.arrays(given[k], views), [windows[(last - k) % 2]])  # type: ignore[union-attr]
 
-        queue = fused.queue(values)
-        if queue is None:
-            launch()
-        else:  # All else is the same in each call.
-            operands = [*arrays, *[x for operands in given for x in operands.values()]]
-            queue(self, operands, launch, len(self._steps))
-        return arrays[(len(self._steps) - 1) % 2]
+        values[self.result.number] = tensor(self.result.kind, targets[self.result][0])  # type: ignore[arg-type]
+        return [(self.memories[0][1], launch)]
 
 
 def time_steps_in(program: Program, nodes: Nodes, kernels: Mapping[int, Fused]) -> Iterator[TimeSteps]:

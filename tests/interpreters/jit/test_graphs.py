@@ -19,7 +19,7 @@ from shardtensor_cupy.graphs import Graphs as Captures
 import shardtensor as st
 from shardtensor.interpreters.jit import cuda_executor, segments
 from shardtensor.interpreters.jit.compiler import find_compiler
-from shardtensor.interpreters.jit.launches import COST, GRAPHS, SEEN, Graphs, key_of
+from shardtensor.interpreters.jit.graphs import COST, GRAPHS, SEEN, Graphs, key_of
 from tests import fakecupy
 from tests.backends.test_cupy import Machine, machine
 from tests.conftest import NO_GPU
@@ -366,8 +366,8 @@ def test_memory_and_graphs_do_not_grow(calls: int, gpu: Machine) -> None:
     assert fakecupy.live_graphs <= GRAPHS
     assert pool.total_bytes() <= used + 4096
     (segment,) = traced.lower(x, 0.5)._executable.segments
-    assert len(segment._graphs._graphs) <= GRAPHS
-    assert len(segment._graphs._seen) <= SEEN
+    assert len(segment.graphs._graphs) <= GRAPHS
+    assert len(segment.graphs._seen) <= SEEN
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -1,4 +1,4 @@
-"""Calls of segments that find their graph before any step, on CuPy's double."""
+"""Calls of segments: what they read and write, and that kernels are prepared only if there is no graph; on CuPy's double."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import shardtensor as st
 from shardtensor.interpreters.jit import cuda_executor
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel
-from shardtensor.interpreters.jit.one_launch import OneLaunch
+from shardtensor.interpreters.jit.segments import Memory, Segment
 from shardtensor.tensor.pytree import leaves
 from tests.backends.test_cupy import Machine
 from tests.draws import all_of_them
@@ -199,7 +199,7 @@ def test_an_error_of_a_number_names_the_line(gpu: Machine) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         traced(x, 0)
     line = f.__code__.co_firstlineno + 2
-    assert any(f"test_one_launch.py:{line}" in note for note in caught.value.__notes__)
+    assert any(f"test_segments.py:{line}" in note for note in caught.value.__notes__)
     assert_equal(traced(x, 1), f(x, 1))
 
 
@@ -240,16 +240,15 @@ def test_writes_into_windows_are_prepared(gpu: Machine) -> None:
 def test_one_gpu_has_the_graph_and_the_other_one_not(any_gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     x, traced = rows(any_gpus), st.jit(chain)
     warm(traced, x)
-    start = OneLaunch._start
+    start, devices = Memory.start, any_gpus.devices
 
-    def without(self: OneLaunch, k: int, call: Any) -> Any:
-        if k == 0:
-            with pytest.MonkeyPatch.context() as patch:
+    def without(self: Memory, call: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            if self.device == devices[0]:
                 patch.setattr(type(self._graphs), "find", lambda self, key, capture=None: None)
-                return start(self, k, call)
-        return start(self, k, call)
+            return start(self, call)
 
-    monkeypatch.setattr(OneLaunch, "_start", without)
+    monkeypatch.setattr(Memory, "start", without)
     gpus = any_gpus.cupy.cuda.runtime.getDeviceCount()
     assert launched(traced, x) == ["a graph of 4"] * gpus
     assert_equal(traced(x), chain(x))
@@ -298,15 +297,14 @@ def random_program(draw: random.Random) -> Callable[[Any, Any, Any], list[Any]]:
 )
 def test_random_programs(first: int, count: int, any_gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are kept and dropped at random, operands and numbers change, and all that is kept stays what it was."""
-    calls: list[bool] = []
-    launch = OneLaunch.launch
+    prepares: list[Segment] = []
+    prepare = Segment._prepare
 
-    def spy(self: OneLaunch, *args: Any) -> Any:
-        waiting = launch(self, *args)
-        calls.append(waiting is None)
-        return waiting
+    def spy(self: Segment, *args: Any) -> None:
+        prepares.append(self)
+        prepare(self, *args)
 
-    monkeypatch.setattr(OneLaunch, "launch", spy)
+    monkeypatch.setattr(Segment, "_prepare", spy)
     xs = [rows(any_gpus, seed=k) for k in range(2)]
     w = st.device_put(np.eye(6, k=1, dtype="f4"), st.NamedSharding(xs[0].sharding.mesh, st.P()))
     for seed in range(first, first + count):
