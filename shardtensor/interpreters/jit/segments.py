@@ -186,7 +186,7 @@ class Memory:
         """Allocates what a call makes, on the device, which is current, and launches the graph if there is one."""
         backend, columns = self._backend, call.columns
         empty, address_of = backend.xp.empty, backend.address_of
-        block = self.block.allocate(backend) if self.block.size else None
+        block = self.block.allocate(backend) if self.block.parts else None
         results = [empty(b.shape, dtype=b.dtype) for b in self.results]
         for positions in self._alike:
             ordered = sorted([results[n] for n in positions], key=address_of)
@@ -245,7 +245,7 @@ class Segment:
         self.kernels = kernels
         self.begin, self.first, self.last, self.backend = run.begin, run.first, run.last, run.parts[0].backend
         self.graphs = Graphs()
-        self._parts, self._nodes = run.parts, run.nodes
+        self._parts = run.parts
         devices = {space: device for part in run.parts for device, space in part.memories.values()}
         self._memories = {space: Memory(self, device, space) for space, device in devices.items()}
         self._sources: dict[Var, int] = {}
@@ -260,6 +260,7 @@ class Segment:
         copied = {v for source in self._sources for v in run.chain(source)}
         self._computed = [e for e in nothing if e.op.name != "view"]
         self._copies = [e for e in nothing if e.results in copied]
+        self._nodes = [(e, part) for e, part in run.nodes if e.results not in copied]
         self._views = [e for e in nothing if e.op.name == "view" and e.results in outliving and e.results not in copied]
         span = range(run.begin, run.last + 1)
         inside = {*run.made, *[e.results for e in nothing if e.op.name == "view" and e not in self._copies]}
@@ -346,6 +347,7 @@ class Segment:
                 self._prepare(call, started)
             else:
                 bind(values, started)
+            del started  # Memory is freed in the order in which the next call allocates it again, as far as possible.
             for view in views:
                 view(values)
             for number in dropped:

@@ -176,7 +176,8 @@ class TimeSteps:
         A step by itself would copy the elements outside of its window, and with them the whole array.
         """
         array, backend = self._first.buffer_of(base, "setitem"), self.backend
-        return [Storage((backend.contiguous(backend.xp.asarray(array, copy=True)),), ([],)) for _ in self._steps[:2]]
+        copies = [backend.contiguous(backend.xp.asarray(array, copy=True)) for _ in self._steps[:2]]
+        return [Storage((copy,), ([],)) for copy in sorted(copies, key=backend.address_of)]
 
     def prepare(
         self, values: Any, arrays: Mapping[Hashable, Any], targets: Mapping[Var, Sequence[Storage]]
