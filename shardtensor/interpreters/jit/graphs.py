@@ -133,10 +133,8 @@ class Block:
 _FLOAT = struct.Struct("d").pack
 
 
-def key_of(x: Any, backend: Backend) -> Hashable:
-    """Returns what a graph has of an argument: of an array its place, of a number its type and its bits."""
+def key_of(x: Any) -> Hashable:
+    """Returns what a graph has of a number: its type and its bits."""
     if type(x) is float:
         return float, _FLOAT(x)
-    if isinstance(x, np.generic):
-        return x.dtype.str, x.tobytes()
-    return backend.address_of(x) if backend.is_array(x) else (type(x), x)
+    return (x.dtype.str, x.tobytes()) if isinstance(x, np.generic) else (type(x), x)

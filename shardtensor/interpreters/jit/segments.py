@@ -199,6 +199,7 @@ class Memory:
         for part, v, base, read in self.writes:
             call.values[-1] = part.equations[-1]
             targets[v] = part.targets(v, call.values[base], [columns[n][0] for n in read])
+            call.values[-1] = None
             arrays += [storage.buffers[0] for storage in targets[v]]
         key = self._space, call.numbers, *map(address_of, arrays)
         graph = self._graphs.find(key) if self.launches > 1 else None
@@ -251,7 +252,6 @@ class Segment:
         self._sources: dict[Var, int] = {}
         self._add_reads(run)
         self._roots: dict[Var, Var] = {}
-        self._written: dict[Var, int] = {}
         self._add_writes(run)
         outliving = {v for v, use in last.items() if use > run.last}
         self._add_buffers({*outliving, *self._roots.values()})
@@ -261,9 +261,9 @@ class Segment:
         self._computed = [e for e in nothing if e.op.name != "view"]
         self._copies = [e for e in nothing if e.results in copied]
         self._nodes = [(e, part) for e, part in run.nodes if e.results not in copied]
-        self._views = [e for e in nothing if e.op.name == "view" and e.results in outliving and e.results not in copied]
-        span = range(run.begin, run.last + 1)
-        inside = {*run.made, *[e.results for e in nothing if e.op.name == "view" and e not in self._copies]}
+        views = [e for e, part in self._nodes if part is None and e.op.name == "view"]
+        self._views = [e for e in views if e.results in outliving]
+        span, inside = range(run.begin, run.last + 1), {*run.made, *[e.results for e in views]}
         self._dropped = [v.number for v, use in last.items() if use in span and v not in inside]
 
     def _add_reads(self, run: Run) -> None:
@@ -285,7 +285,6 @@ class Segment:
             base = part.writes[v].equation.operands[0]
             self._roots[v] = self._roots.get(base, base) if base in run.made else v
             if self._roots[v] is v:
-                self._written[v] = list(self._memories).index(part.memories[0][1])
                 read = [self._sources[w] for w in map(run.source, part.reads()) if w in self._sources]
                 (_, space) = part.memories[0]
                 self._memories[space].writes.append((part, v, base.number, read))
@@ -341,7 +340,7 @@ class Segment:
                 storage = values[number]._storage
                 buffers = storage.buffers if type(storage) is Storage else ()
                 columns.append(buffers if len(buffers) == count else buffers_of(values[number], "jit"))
-            call = Call(values, columns, tuple([key_of(values[number], backend) for number in numbers]))
+            call = Call(values, columns, tuple([key_of(values[number]) for number in numbers]))
             started = launch(starts, [(call,)] * len(starts))
             if prepares or any(not own.is_launched for own in started):
                 self._prepare(call, started)
@@ -363,14 +362,15 @@ class Segment:
                 places.setdefault(b.value, []).append((m, n))
         roots = [(v, self._roots.get(v, v)) for v in self._results]
         allocated = [(v, places[root]) for v, root in roots if root in places]
-        written = [(v, root, self._written[root]) for v, root in roots if root not in places]
+        written = [(v, root) for v, root in roots if root not in places]
 
         def bind(values: Any, started: Sequence[Started]) -> None:
             for v, at in allocated:
                 arrays = tuple([started[m].results[n] for m, n in at])
                 values[v.number] = tensor(v.kind, Storage(arrays, tuple([[] for _ in arrays])))  # type: ignore[arg-type]
-            for v, root, m in written:
-                values[v.number] = tensor(v.kind, started[m].targets[root][0])  # type: ignore[arg-type]
+            for v, root in written:
+                ((storage, *_),) = [own.targets[root] for own in started if root in own.targets]
+                values[v.number] = tensor(v.kind, storage)  # type: ignore[arg-type]
 
         return bind
 
@@ -394,11 +394,10 @@ class Segment:
                     launches[space].append((equation, launch))
             elif equation.op.name == "view":
                 view_step(equation, ())(inside)
-        left = [
-            row for row in zip(memories.values(), started, launches.values(), strict=True) if not row[1].is_launched
-        ]
-        launch_on = self.backend.launcher([memory.device for memory, _, _ in left])
-        launch_on([memory.run for memory, _, _ in left], [(values, own.key, rows) for _, own, rows in left])
+        rows = zip(memories.values(), started, launches.values(), strict=True)
+        left = [(memory, own.key, given) for memory, own, given in rows if not own.is_launched]
+        launch_all = self.backend.launcher([memory.device for memory, _, _ in left])
+        launch_all([memory.run for memory, _, _ in left], [(values, key, given) for _, key, given in left])
         values[-1] = None
         for v in self._results:
             values[v.number] = inside[v.number]

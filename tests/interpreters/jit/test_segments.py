@@ -313,6 +313,27 @@ def test_an_error_of_a_graph_is_one_of_the_program(gpu: Machine, monkeypatch: py
     assert_equal(traced(x), chain(x))
 
 
+def test_an_error_after_a_write_names_its_line(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: Any) -> Any:
+        y = writes_a_product(x)
+        return y @ y.T  # This one fails.
+
+    x, traced = rows(gpu), st.jit(f)
+    warm(traced, x, calls=8)
+    launch, products = world.World.launch, []
+
+    def fails_late(self: Any, name: str, *args: Any) -> Any:
+        products.extend([name] * (name == "matmul"))
+        return launch(self, name, *args) if len(products) < 2 else fails()
+
+    monkeypatch.setattr(world.World, "launch", fails_late)
+    with prepared() as kernels, pytest.raises(st.BackendError, match="cupy") as caught:
+        traced(x)
+    assert not kernels
+    line = f.__code__.co_firstlineno + 2
+    assert any(f"test_segments.py:{line}" in note for note in caught.value.__notes__)
+
+
 def test_calls_whose_transfers_are_recorded(any_gpus: Machine) -> None:
     x, traced = rows(any_gpus), st.jit(chain)
     warm(traced, x)
