@@ -343,7 +343,10 @@ class Segment:
             call = Call(values, columns, tuple([key_of(values[number]) for number in numbers]))
             started = launch(starts, [(call,)] * len(starts))
             if prepares or any(not own.is_launched for own in started):
-                self._prepare(call, started)
+                if len(starts) == 1:  # Its device is current once, and not again for each view.
+                    launch([self._prepare], [(call, started)])
+                else:
+                    self._prepare(call, started)
             else:
                 bind(values, started)
             del started  # Memory is freed in the order in which the next call allocates it again, as far as possible.
@@ -375,7 +378,9 @@ class Segment:
         return bind
 
     def _prepare(self, call: Call, started: Sequence[Started]) -> None:
-        """Prepares the kernels of a call, launches what no graph has launched, and adds the results to the values."""
+        """Prepares the kernels of a call, launches what no graph has launched, and adds the results to the values. If
+        the segment has one memory, its device is current.
+        """
         values, memories = call.values, self._memories
         inside = self._inside(call)
         arrays: dict[Hashable, Any] = {}
@@ -394,10 +399,13 @@ class Segment:
                     launches[space].append((equation, launch))
             elif equation.op.name == "view":
                 view_step(equation, ())(inside)
-        rows = zip(memories.values(), started, launches.values(), strict=True)
-        left = [(memory, own.key, given) for memory, own, given in rows if not own.is_launched]
-        launch_all = self.backend.launcher([memory.device for memory, _, _ in left])
-        launch_all([memory.run for memory, _, _ in left], [(values, key, given) for _, key, given in left])
+        every = zip(memories.values(), started, launches.values(), strict=True)
+        left = [(memory, (values, own.key, given)) for memory, own, given in every if not own.is_launched]
+        if len(memories) > 1:
+            launch_all = self.backend.launcher([memory.device for memory, _ in left])
+            launch_all([memory.run for memory, _ in left], [row for _, row in left])
+        for memory, row in left if len(memories) == 1 else ():
+            memory.run(*row)
         values[-1] = None
         for v in self._results:
             values[v.number] = inside[v.number]
