@@ -7,9 +7,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import is_remote
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.processes import note
@@ -19,7 +16,7 @@ from shardtensor.interpreters.jit import blocked
 from shardtensor.interpreters.jit.cuda_executor import PARTS, CudaKernel, fits
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, is_row_major, reports_errors
-from shardtensor.interpreters.jit.graphs import Buffer
+from shardtensor.interpreters.jit.graphs import Arrays, Buffer, Part, Targets
 from shardtensor.interpreters.jit.groups import plan_of
 from shardtensor.interpreters.jit.program import Equation, Var
 from shardtensor.interpreters.jit.reductions import is_reduction
@@ -67,7 +64,6 @@ class FusedOnDevices(Fused):
         self.memories = {k: (grid.devices[k], self._backend.memory_space(grid.devices[k])) for k in self._here}
         if self.language == "cuda" and fits(self.kernel):
             self.compiled = CudaKernel(self.kernel, self._backend)
-        self._scratch = {k: self._scratch_of(k) for k in self._here}
 
     def __call__(self, values: Any) -> bool:
         """Computes the group; returns whether it did."""
@@ -76,46 +72,28 @@ class FusedOnDevices(Fused):
         self._launch_all(self._operands(values), values)
         return True
 
-    # -- as a part of a segment: see `shardtensor.interpreters.jit.segments.Part` -------------------
+    # -- as a part of a segment --------------------------------------------------------------------
 
-    @property
-    def backend(self) -> Backend:
-        """The backend of its arrays."""
-        return self._backend
-
-    @property
-    def launches(self) -> int:
-        """The number of launches of a call on one buffer, 2 for any number of several; 0 if it can be no part."""
+    def part(self) -> Part | None:
+        """Returns what a segment needs of it; None if it can be no part of one."""
         if not isinstance(self.compiled, CudaKernel):
-            return 0
-        return max([self.compiled.launches(shape) for shape in self._shapes], default=1)
-
-    @property
-    def writes(self) -> Mapping[Var, WindowWrite]:
-        """The writes into windows, by their results."""
-        return self._writes
-
-    def is_idle(self, k: int) -> bool:
-        """Whether a call launches nothing on the k-th buffer."""
-        return 0 in self._shapes[k]
-
-    def allocated(self) -> list[Buffer]:
-        """Returns the buffers of its other results, which a call allocates."""
-        kept = [(n, v, kind) for n, (v, kind, _) in enumerate(self._kept) if v not in self._writes]
-        return [
-            Buffer(v, k, self.memories[k][1], self._made_shapes[k][n], kind.dtype)
-            for n, v, kind in kept
+            return None
+        launches = {k: 0 if 0 in self._shapes[k] else self.compiled.launches(self._shapes[k]) for k in self._here}
+        buffers = [
+            Buffer((v.number, k), v, self.memories[k][1], self._made_shapes[k][n], kind.dtype)
+            for n, (v, kind, _) in enumerate(self._kept)
             for k in self._here
+            if v not in self._writes
         ]
+        buffers += [buffer for k in self._here for buffer in self._scratch(k)]
+        memories, reads, writes = self.memories, self.reads(), self._writes
+        last, backend = self.equations[-1], self._backend
+        return Part(last, backend, memories, launches, reads, buffers, writes, self.targets, self.prepare, self.spans)
 
-    def scratch(self) -> list[tuple[Hashable, Hashable, Shape, np.dtype[Any]]]:
-        """Returns the name, the memory, the shape and the dtype of what a call allocates besides."""
-        return [(name, self.memories[k][1], (size,), PARTS) for k in self._here for name, size in self._scratch[k]]
-
-    def _scratch_of(self, k: int) -> list[tuple[Hashable, int]]:
-        """Returns the names and the numbers of elements of the arrays that the k-th buffer needs besides."""
+    def _scratch(self, k: int) -> list[Buffer]:
+        """Returns the arrays that a call needs besides for the k-th buffer."""
         sizes = self.compiled.memory(self._shapes[k]) if isinstance(self.compiled, CudaKernel) else ()
-        return [((id(self), k, n), size) for n, size in enumerate(sizes)]
+        return [Buffer((id(self), k, n), None, self.memories[k][1], (size,), PARTS) for n, size in enumerate(sizes)]
 
     def targets(self, v: Var, base: ShardedTensor, operands: Sequence[Any]) -> list[Storage]:
         """Returns the storage of the result of a write of a tensor: that of the tensor, where nothing else holds its
@@ -128,15 +106,13 @@ class FusedOnDevices(Fused):
                 return [base._storage]
         return [Storage((backend.contiguous(backend.xp.asarray(array, copy=True)),), ([],))]
 
-    def prepare(
-        self, values: Any, arrays: Mapping[Hashable, Any], targets: Mapping[Var, Sequence[Storage]]
-    ) -> list[tuple[Hashable, Callable[[], None]]]:
+    def prepare(self, values: Any, arrays: Arrays, targets: Targets) -> list[tuple[Hashable, Callable[[], None]]]:
         """Adds the results to the values. Returns what launches the kernel, and the memory on whose device."""
         made: dict[int, list[Any]] = {}
         launches: list[tuple[Hashable, Callable[[], None]]] = []
         for k, operands in zip(self._here, self._operands(values), strict=True):
             made[k] = [targets[v][0] if v in self._writes else arrays[v.number, k] for v, _, _ in self._kept]
-            memory = [arrays[name] for name, _ in self._scratch[k]]
+            memory = [arrays[buffer.name] for buffer in self._scratch(k)]
             launches.append((self.memories[k][1], functools.partial(self._compute, k, operands, made[k], memory)))
         self._bind(made, values)
         return launches
@@ -249,9 +225,7 @@ class FusedInProcesses(FusedOnDevices):
         self._identify(made, values)
         return True
 
-    def prepare(
-        self, values: Any, arrays: Mapping[Hashable, Any], targets: Mapping[Var, Sequence[Storage]]
-    ) -> list[tuple[Hashable, Callable[[], None]]]:
+    def prepare(self, values: Any, arrays: Arrays, targets: Targets) -> list[tuple[Hashable, Callable[[], None]]]:
         """See `FusedOnDevices`."""
         made = self._note(values)
         launches = super().prepare(values, arrays, targets)

@@ -1,4 +1,4 @@
-"""The graphs of a segment, by the launches that they repeat, and the memory of what only the segment reads.
+"""The parts of a segment, its graphs by the launches that they repeat, and the memory of what only it reads.
 
 See `shardtensor.interpreters.jit.segments`.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
-from shardtensor.interpreters.jit.program import Var
+from shardtensor.interpreters.jit.program import Equation, Var
+from shardtensor.interpreters.jit.window_writes import WindowWrite
 from shardtensor.sharding.layout import Shape
+from shardtensor.tensor.storage import Storage
 
 GRAPHS = 16
 """The maximum number of graphs of a segment: a loop has one for each set of addresses among which it alternates."""
@@ -31,6 +34,12 @@ _ALIGNMENT = 512
 """The arrays of a block begin at multiples of this number of bytes, as those that CuPy's pool returns."""
 
 _BYTE = np.dtype(np.uint8)
+
+Arrays: TypeAlias = Mapping[Hashable, Any]
+"""What a call has allocated, by name."""
+
+Targets: TypeAlias = Mapping[Var, Sequence[Storage]]
+"""The storages of the results of writes, and what else is needed for them: see `Part`."""
 
 
 class Graphs:
@@ -80,23 +89,52 @@ def _add(items: dict[Hashable, Any], key: Hashable, value: Any, most: int) -> No
 
 
 class Buffer(NamedTuple):
-    """The k-th buffer of a value, in a memory."""
+    """An array that a call of a segment allocates.
 
-    value: Var
-    k: int
+    Attributes:
+        name: what it is found by: for a buffer of a value, the numbers of both.
+        value: the value; None for what only one kernel needs.
+        space: the memory.
+        shape, dtype: of the array.
+    """
+
+    name: Hashable
+    value: Var | None
     space: Hashable
     shape: Shape
     dtype: np.dtype[Any]
 
-    @property
-    def name(self) -> Hashable:
-        """What it is found by."""
-        return self.value.number, self.k
 
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
+class Part(NamedTuple):
+    """A part of a segment: a kernel, or the kernels of several steps of a loop.
+
+    Attributes:
+        equation: the equation that errors name.
+        backend: the backend of its arrays.
+        memories: a device and the memory of each buffer of this process, by the number of the buffer.
+        launches: the number of launches on each of them.
+        reads: the values that it reads.
+        buffers: what a call allocates.
+        writes: the writes into windows, by their results: of tensors in one memory.
+        targets: takes the result of a write, the tensor that is written, and the arrays from before the segment that
+            are read. Returns the storage of the result, and of what else a call needs for it: that of the tensor where
+            it may be written, or of copies. Their device is current.
+        prepare: takes the values of the program by number, the buffers by name, and what ``targets`` has returned for
+            each write. Adds the results to the values, and returns what launches the part, and the memory on whose
+            device.
+        spans: whether the tensors are those of several processes, which compare the calls of the operators.
+    """
+
+    equation: Equation
+    backend: Backend
+    memories: Mapping[int, tuple[Device, Hashable]]
+    launches: Mapping[int, int]
+    reads: Sequence[Var]
+    buffers: Sequence[Buffer]
+    writes: Mapping[Var, WindowWrite]
+    targets: Callable[[Var, Any, Sequence[Any]], Sequence[Storage]]
+    prepare: Callable[[Any, Arrays, Targets], Sequence[tuple[Hashable, Callable[[], None]]]]
+    spans: bool = False
 
 
 class Block:
@@ -115,11 +153,11 @@ class Block:
         self.size = 0
         self._names: list[Hashable] = []
 
-    def add(self, name: Hashable, shape: Shape, dtype: np.dtype[Any]) -> None:
+    def add(self, buffer: Buffer) -> None:
         """Adds a buffer."""
-        self._names.append(name)
-        self.parts.append((self.size, shape, dtype))
-        self.size += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        self._names.append(buffer.name)
+        self.parts.append((self.size, buffer.shape, buffer.dtype))
+        self.size += -(-math.prod(buffer.shape) * buffer.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
 
     def allocate(self, backend: Backend) -> Any:
         """Returns new memory on the current device: an array of bytes."""

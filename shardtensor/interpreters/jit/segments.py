@@ -20,27 +20,24 @@ first. Therefore all arrays exist until the segment ends, and what the kernels o
 
 from __future__ import annotations
 
+import collections
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import in_job
 from shardtensor.communication.transfer import buffers_of
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
-from shardtensor.interpreters.jit.graphs import Block, Buffer, Graphs, key_of
+from shardtensor.interpreters.jit.graphs import Block, Buffer, Graphs, Part, key_of
 from shardtensor.interpreters.jit.program import Equation, Program, Var
 from shardtensor.interpreters.jit.replay import compute, view_step
 from shardtensor.interpreters.jit.temporal_blocking import time_steps_in
-from shardtensor.interpreters.jit.window_writes import WindowWrite
 from shardtensor.interpreters.mutation.views import reads_buffers
-from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.identity import with_identity
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import tensor
 from shardtensor.tensor.value import Aval
 
 MOST_BYTES = 1 << 26
@@ -55,80 +52,6 @@ Launch = tuple[Equation, Callable[[], None]]
 """A function that launches, and the equation that an error names."""
 
 
-class Part(Protocol):
-    """A part of a segment: a kernel, or the kernels of several steps of a loop."""
-
-    spans: bool
-    """Whether the tensors are those of several processes, which compare the calls of the operators."""
-
-    @property
-    def backend(self) -> Backend:
-        """The backend of its arrays."""
-
-    @property
-    def equations(self) -> Sequence[Equation]:
-        """What it computes; errors name the last one."""
-
-    @property
-    def launches(self) -> int:
-        """The number of launches of a call on one buffer, 2 for any number of several; 0 if it can be no part."""
-
-    @property
-    def memories(self) -> Mapping[int, tuple[Device, Hashable]]:
-        """A device and the memory of each buffer of this process, by the number of the buffer."""
-
-    @property
-    def writes(self) -> Mapping[Var, WindowWrite]:
-        """The writes into windows, by their results: of tensors in one memory."""
-
-    def is_idle(self, k: int) -> bool:
-        """Whether a call launches nothing on the k-th buffer."""
-
-    def reads(self) -> list[Var]:
-        """Returns the values that it reads."""
-
-    def allocated(self) -> Sequence[Buffer]:
-        """Returns the buffers of its other results, which a call allocates."""
-
-    def scratch(self) -> Sequence[tuple[Hashable, Hashable, Shape, np.dtype[Any]]]:
-        """Returns the name, the memory, the shape and the dtype of what a call allocates besides."""
-
-    def targets(self, v: Var, base: ShardedTensor, operands: Sequence[Any]) -> Sequence[Storage]:
-        """Returns the storage of the result of a write of a tensor, and what else a call needs for it: the storage of
-        the tensor where it may be written, or of copies. Its device is current.
-
-        Args:
-            v: the result.
-            base: the tensor.
-            operands: the arrays from before the segment of which the part reads elements.
-        """
-
-    def prepare(
-        self, values: Any, arrays: Mapping[Hashable, Any], targets: Mapping[Var, Sequence[Storage]]
-    ) -> Sequence[tuple[Hashable, Callable[[], None]]]:
-        """Adds the results to the values. Returns what launches the part, and the memory on whose device.
-
-        Args:
-            values: the values of the program by number.
-            arrays: what has been allocated, by name.
-            targets: for each result of a write, what `targets` has returned.
-        """
-
-
-class Call(NamedTuple):
-    """What a call of a segment reads.
-
-    Attributes:
-        values: the values of the program by number.
-        columns: the buffers of each tensor.
-        numbers: what a graph has of the numbers.
-    """
-
-    values: Any
-    columns: Sequence[Sequence[Any]]
-    numbers: Hashable
-
-
 class Started(NamedTuple):
     """What a call has in one memory.
 
@@ -136,7 +59,7 @@ class Started(NamedTuple):
         key: the key of its launches.
         block: the memory of what only the segment reads; None if that is nothing.
         results: the other buffers.
-        targets: see `Part.prepare`.
+        targets: the storages of the results of writes; see `Part`.
         is_launched: whether nothing is left to be launched.
     """
 
@@ -156,7 +79,7 @@ class Memory:
         space: the memory.
 
     Attributes:
-        launches: the number of launches of a call.
+        launches: the number of launches of a call, 2 for any number of several of a kernel.
         reads: the buffers that are read from before the segment: the number of the tensor, and of the buffer.
         writes: the writes of tensors from before the segment: the part, the result, the number of the value that is
             written, and the numbers of the tensors that the part reads.
@@ -182,9 +105,15 @@ class Memory:
             found.setdefault((buffer.shape, buffer.dtype), []).append(n)
         self._alike = [positions for positions in found.values() if len(positions) > 1]
 
-    def start(self, call: Call) -> Started:
-        """Allocates what a call makes, on the device, which is current, and launches the graph if there is one."""
-        backend, columns = self._backend, call.columns
+    def start(self, values: Any, columns: Sequence[Sequence[Any]], numbers: Hashable) -> Started:
+        """Allocates what a call makes, on the device, which is current, and launches the graph if there is one.
+
+        Args:
+            values: the values of the program by number.
+            columns: the buffers of each tensor that is read.
+            numbers: what a graph has of the numbers.
+        """
+        backend = self._backend
         empty, address_of = backend.xp.empty, backend.address_of
         block = self.block.allocate(backend) if self.block.parts else None
         results = [empty(b.shape, dtype=b.dtype) for b in self.results]
@@ -197,11 +126,11 @@ class Memory:
             arrays.append(block)
         targets: dict[Var, Sequence[Storage]] = {}
         for part, v, base, read in self.writes:
-            call.values[-1] = part.equations[-1]
-            targets[v] = part.targets(v, call.values[base], [columns[n][0] for n in read])
-            call.values[-1] = None
+            values[-1] = part.equation
+            targets[v] = part.targets(v, values[base], [columns[n][0] for n in read])
+            values[-1] = None
             arrays += [storage.buffers[0] for storage in targets[v]]
-        key = self._space, call.numbers, *map(address_of, arrays)
+        key = self._space, numbers, *map(address_of, arrays)
         graph = self._graphs.find(key) if self.launches > 1 else None
         if graph is not None:
             graph()
@@ -240,6 +169,7 @@ class Segment:
         kernels: the kernels.
         backend: the backend of its arrays.
         graphs: its graphs.
+        launches: the number of launches of a call in the memory that has most.
     """
 
     def __init__(self, run: Run, last: Mapping[Var, int], kernels: Sequence[FusedOnDevices]) -> None:
@@ -268,7 +198,7 @@ class Segment:
 
     def _add_reads(self, run: Run) -> None:
         """Adds what is read from before the segment: tensors, views of them whose elements are copied, and numbers."""
-        read = [(part, v) for part in self._parts for v in part.reads()]
+        read = [(part, v) for part in self._parts for v in part.reads]
         self._numbers = list(dict.fromkeys([v.number for _, v in read if isinstance(v.kind, type)]))
         for part, v in read:
             if isinstance(v.kind, Aval) and (source := run.source(v)) not in run.made:
@@ -285,7 +215,7 @@ class Segment:
             base = part.writes[v].equation.operands[0]
             self._roots[v] = self._roots.get(base, base) if base in run.made else v
             if self._roots[v] is v:
-                read = [self._sources[w] for w in map(run.source, part.reads()) if w in self._sources]
+                read = [self._sources[w] for w in map(run.source, part.reads) if w in self._sources]
                 (_, space) = part.memories[0]
                 self._memories[space].writes.append((part, v, base.number, read))
 
@@ -293,16 +223,13 @@ class Segment:
         """Adds what a call allocates: the buffers of some values, and those that only the segment reads."""
         for part in self._parts:
             for k, (_, space) in part.memories.items():
-                self._memories[space].launches += 0 if part.is_idle(k) else part.launches
-            for b in part.allocated():
-                if b.value in kept:
-                    self._memories[b.space].results.append(b)
-                else:
-                    self._memories[b.space].block.add(b.name, b.shape, b.dtype)
-            for name, space, shape, dtype in part.scratch():
-                self._memories[space].block.add(name, shape, dtype)
+                self._memories[space].launches += part.launches[k]
+            for b in part.buffers:
+                memory = self._memories[b.space]
+                (memory.results.append if b.value in kept else memory.block.add)(b)
         for memory in self._memories.values():
             memory.close()
+        self.launches = max([memory.launches for memory in self._memories.values()], default=0)
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -340,13 +267,13 @@ class Segment:
                 storage = values[number]._storage
                 buffers = storage.buffers if type(storage) is Storage else ()
                 columns.append(buffers if len(buffers) == count else buffers_of(values[number], "jit"))
-            call = Call(values, columns, tuple([key_of(values[number]) for number in numbers]))
-            started = launch(starts, [(call,)] * len(starts))
+            key = tuple([key_of(values[number]) for number in numbers])
+            started = launch(starts, [(values, columns, key)] * len(starts))
             if prepares or any(not own.is_launched for own in started):
                 if len(starts) == 1:  # Its device is current once, and not again for each view.
-                    launch([self._prepare], [(call, started)])
+                    launch([self._prepare], [(values, columns, started)])
                 else:
-                    self._prepare(call, started)
+                    self._prepare(values, columns, started)
             else:
                 bind(values, started)
             del started  # Memory is freed in the order in which the next call allocates it again, as far as possible.
@@ -359,7 +286,7 @@ class Segment:
 
     def _binding(self) -> Callable[[Any, Sequence[Started]], None]:
         """Returns what adds the results of a call to the values, where all that is launched are graphs."""
-        places: dict[Var, list[tuple[int, int]]] = {}
+        places: dict[Var | None, list[tuple[int, int]]] = {}
         for m, memory in enumerate(self._memories.values()):
             for n, b in enumerate(memory.results):
                 places.setdefault(b.value, []).append((m, n))
@@ -377,12 +304,11 @@ class Segment:
 
         return bind
 
-    def _prepare(self, call: Call, started: Sequence[Started]) -> None:
+    def _prepare(self, values: Any, columns: Sequence[Any], started: Sequence[Started]) -> None:
         """Prepares the kernels of a call, launches what no graph has launched, and adds the results to the values. If
         the segment has one memory, its device is current.
         """
-        values, memories = call.values, self._memories
-        inside = self._inside(call)
+        memories, inside = self._memories, self._inside(values, columns)
         arrays: dict[Hashable, Any] = {}
         targets: dict[Var, Sequence[Storage]] = {}
         for memory, own in zip(memories.values(), started, strict=True):
@@ -410,10 +336,10 @@ class Segment:
         for v in self._results:
             values[v.number] = inside[v.number]
 
-    def _inside(self, call: Call) -> list[Any]:
+    def _inside(self, values: Any, columns: Sequence[Any]) -> list[Any]:
         """Returns the values of a call, of which those that the kernels read have the arrays of its key."""
-        inside = list(call.values)
-        for v, buffers in zip(self._sources, call.columns, strict=True):
+        inside = list(values)
+        for v, buffers in zip(self._sources, columns, strict=True):
             x = inside[v.number]
             if type(x._storage) is not Storage or x._storage.buffers is not buffers:
                 made = tensor(x._aval, Storage(tuple(buffers)))
@@ -444,7 +370,6 @@ class Run:
         self.nodes: list[tuple[Equation, Part | None]] = []
         self.made: dict[Var, None] = {}
         self._views = views
-        self._bytes: dict[Hashable, int] = {}
 
     def source(self, v: Var) -> Var:
         """Returns the value whose buffers are read with a value: the base of a view, or a view that may copy elements
@@ -468,15 +393,20 @@ class Run:
 
     def takes(self, part: Part) -> bool:
         """Whether a part can be the next one: nothing that the run computes has to be copied for it."""
-        sources = {self.source(v) for v in part.reads() if isinstance(v.kind, Aval)}
+        sources = {self.source(v) for v in part.reads if isinstance(v.kind, Aval)}
         if any(v in self._views and self.chain(v)[-1] in self.made for v in sources):
             return False
         for write in part.writes.values():
             base = write.equation.operands[0]
             if base in self.made and (base in sources or not write.in_place):
                 return False
-        is_alike = not self.parts or part.backend is self.parts[0].backend
-        return is_alike and max(self._bytes_with(part).values(), default=0) <= MOST_BYTES
+        sizes: collections.Counter[Hashable] = collections.Counter()
+        for other in (*self.parts, part):
+            for b in other.buffers:
+                sizes[b.space] += math.prod(b.shape) * b.dtype.itemsize
+            for v, write in other.writes.items():
+                sizes[other.memories[0][1]] += 0 if write.in_place else v.kind.nbytes  # type: ignore[union-attr]
+        return part.backend is self.parts[0].backend and max(sizes.values(), default=0) <= MOST_BYTES
 
     def add(self, part: Part, between: Sequence[Equation], last: int) -> None:
         """Adds a part.
@@ -488,19 +418,8 @@ class Run:
         """
         self.last = last
         self.parts.append(part)
-        self.nodes += [(equation, None) for equation in between] + [(part.equations[-1], part)]
-        self.made.update(dict.fromkeys([*[b.value for b in part.allocated()], *part.writes]))
-        self._bytes = self._bytes_with(part)
-
-    def _bytes_with(self, part: Part) -> dict[Hashable, int]:
-        """Returns the bytes that the parts and another one compute in each memory."""
-        sizes = dict(self._bytes)
-        made = [(b.space, b.nbytes) for b in part.allocated()]
-        copied = [v.kind.nbytes for v, write in part.writes.items() if not write.in_place]  # type: ignore[union-attr]
-        made += [(part.memories[0][1], nbytes) for nbytes in copied]
-        for space, nbytes in made:
-            sizes[space] = sizes.get(space, 0) + nbytes
-        return sizes
+        self.nodes += [(equation, None) for equation in between] + [(part.equation, part)]
+        self.made.update(dict.fromkeys([v for v in [*[b.value for b in part.buffers], *part.writes] if v is not None]))
 
 
 def segments_of(
@@ -514,20 +433,24 @@ def segments_of(
         kernels: the kernels by the number of their node.
         last: for each value, the number of the node that reads it last.
     """
-    runs = [run for run in _runs(program, nodes, kernels) if sum(part.launches for part in run.parts) > 1]
-    return [Segment(run, last, [kernels[k] for k in range(run.first, run.last + 1) if k in kernels]) for run in runs]
+    runs = _runs(program, nodes, kernels)
+    made = [Segment(run, last, [kernels[k] for k in range(run.first, run.last + 1) if k in kernels]) for run in runs]
+    return [segment for segment in made if segment.launches > 1]
 
 
 def _runs(program: Program, nodes: Nodes, kernels: Mapping[int, FusedOnDevices]) -> Iterator[Run]:
     views = {node[0].results: node[0] for node in nodes if node[0].op.name == "view"}
-    loops = {several.first: several for several in time_steps_in(program, nodes, kernels) if several.launches}
+    parts = {k: part for k, kernel in kernels.items() if (part := kernel.part()) is not None}
+    loops = {}
+    for several in time_steps_in(program, nodes, kernels):
+        if (part := several.part()) is not None:
+            loops[several.first], parts[several.first] = several, part
     run: Run | None = None
     between: list[Equation] = []
     k = 0
     while k < len(nodes):
-        loop, kernel = loops.get(k), kernels.get(k)
-        part: Part | None = loop or kernel
-        if part is not None and part.launches:
+        part, loop = parts.get(k), loops.get(k)
+        if part is not None:
             if run is not None and not run.takes(part):
                 yield run
                 run = None

@@ -19,8 +19,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardtensor.backend.device import Device
-from shardtensor.backend.protocol import Backend
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.host import memory_pool
@@ -28,7 +26,7 @@ from shardtensor.host.threads import num_threads
 from shardtensor.interpreters.jit.c_executor import run_steps
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
-from shardtensor.interpreters.jit.graphs import Buffer
+from shardtensor.interpreters.jit.graphs import Arrays, Part, Targets
 from shardtensor.interpreters.jit.program import Equation, Program, Var
 from shardtensor.interpreters.jit.stencils import corner_of
 from shardtensor.interpreters.jit.window_writes import WindowWrite, copy_rest
@@ -117,76 +115,39 @@ class TimeSteps:
         run_steps(calls, self._steps[0].fused.shape, reach)
         values[self.result.number] = tensor(kind, Storage((arrays[(len(calls) - 1) % 2],), ([],)))
 
-    # -- on a GPU, as a part of a segment: see `shardtensor.interpreters.jit.segments.Part` ----------
+    # -- on a GPU ------------------------------------------------------------------------------------
 
-    spans = False
-
-    @property
-    def launches(self) -> int:
-        """The number of launches of a call; 0 if it can be no part."""
-        kernels = [step.fused for step in self._steps]
-        return len(kernels) if all(isinstance(k, FusedOnDevices) and k.launches for k in kernels) else 0
-
-    @property
-    def _first(self) -> FusedOnDevices:
-        fused = self._steps[0].fused
-        assert isinstance(fused, FusedOnDevices)
-        return fused
-
-    @property
-    def backend(self) -> Backend:
-        """The backend of its arrays."""
-        return self._first.backend
-
-    @property
-    def memories(self) -> Mapping[int, tuple[Device, Hashable]]:
-        """A device and the memory of the one buffer."""
-        return self._first.memories
-
-    @property
-    def equations(self) -> Sequence[Equation]:
-        """The writes."""
-        return [step.write for step in self._steps]
-
-    @property
-    def writes(self) -> Mapping[Var, WindowWrite]:
-        """The write of the last step, as one of the base of the first step."""
-        return {self.result: WindowWrite(self._steps[0].write, in_place=False)}
-
-    def is_idle(self, k: int) -> bool:
-        """Whether a call launches nothing."""
-        return self._first.is_idle(k)
-
-    def reads(self) -> list[Var]:
-        """Returns the values that it reads, but for the base."""
+    def part(self) -> Part | None:
+        """Returns what a segment needs of the steps; None if they can be no part of one."""
+        kernels = [step.fused for step in self._steps if isinstance(step.fused, FusedOnDevices)]
+        parts = [part for kernel in kernels if (part := kernel.part()) is not None]
+        if len(parts) < len(self._steps):
+            return None
         inside = {number for step in self._steps[1:] for number in step.views}
-        return [v for step in self._steps for v in step.fused.reads() if v.number not in inside]
-
-    def allocated(self) -> Sequence[Buffer]:
-        """Returns nothing: two copies of the base have all values."""
-        return ()
-
-    def scratch(self) -> Sequence[Any]:
-        """Returns nothing."""
-        return ()
+        reads = [v for part in parts for v in part.reads if v.number not in inside]
+        launches = {0: sum([part.launches[0] for part in parts])}
+        writes = {self.result: WindowWrite(self._steps[0].write, in_place=False)}
+        return parts[0]._replace(
+            launches=launches, reads=reads, buffers=(), writes=writes, targets=self.targets, prepare=self.prepare
+        )
 
     def targets(self, v: Var, base: ShardedTensor, operands: Sequence[Any] = ()) -> list[Storage]:
         """Returns two copies of the base, the first of which is to have the result.
 
         A step by itself would copy the elements outside of its window, and with them the whole array.
         """
-        array, backend = self._first.buffer_of(base, "setitem"), self.backend
+        array, backend = self._steps[0].fused.buffer_of(base, "setitem"), base._aval.backend
         copies = [backend.contiguous(backend.xp.asarray(array, copy=True)) for _ in self._steps[:2]]
         return [Storage((copy,), ([],)) for copy in sorted(copies, key=backend.address_of)]
 
-    def prepare(
-        self, values: Any, arrays: Mapping[Hashable, Any], targets: Mapping[Var, Sequence[Storage]]
-    ) -> list[tuple[Hashable, Callable[[], None]]]:
+    def prepare(self, values: Any, arrays: Arrays, targets: Targets) -> list[tuple[Hashable, Callable[[], None]]]:
         """Adds the result to the values. Returns what computes one step after the other, into two arrays alternately,
         and the memory on whose device.
         """
-        backend, window, fused, last = self.backend, self._steps[0].write.into, self._first, len(self._steps) - 1
+        write, fused, last = self._steps[0].write, self._steps[0].fused, len(self._steps) - 1
+        backend, window = write.results.kind.backend, write.into
         assert window is not None
+        assert isinstance(fused, FusedOnDevices)
         copies = [storage.buffers[0] for storage in targets[self.result]]
         windows = [window.of(backend, array) for array in copies]
         given = [step.fused.operands(values, step.views if k else ()) for k, step in enumerate(self._steps)]
@@ -198,7 +159,7 @@ class TimeSteps:
                 step.fused.compiled.run(fused.shape, step.fused.arrays(given[k], views), [windows[(last - k) % 2]])  # type: ignore[union-attr]
 
         values[self.result.number] = tensor(self.result.kind, targets[self.result][0])  # type: ignore[arg-type]
-        return [(self.memories[0][1], launch)]
+        return [(fused.memories[0][1], launch)]
 
 
 def time_steps_in(program: Program, nodes: Nodes, kernels: Mapping[int, Fused]) -> Iterator[TimeSteps]:

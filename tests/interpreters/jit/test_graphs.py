@@ -20,7 +20,7 @@ from shardtensor_cupy.graphs import Graphs as Captures
 import shardtensor as st
 from shardtensor.interpreters.jit import cuda_executor, segments
 from shardtensor.interpreters.jit.compiler import find_compiler
-from shardtensor.interpreters.jit.graphs import _ALIGNMENT, COST, GRAPHS, SEEN, Block, Graphs, key_of
+from shardtensor.interpreters.jit.graphs import _ALIGNMENT, COST, GRAPHS, SEEN, Block, Buffer, Graphs, key_of
 from tests import fakecupy
 from tests.backends.test_cupy import Machine, machine
 from tests.conftest import NO_GPU
@@ -431,7 +431,7 @@ def test_captures_that_are_of_no_use_are_few() -> None:
 def test_buffers_are_aligned_and_do_not_overlap(shapes: list[tuple[int, ...]], dtype: str, gpu: Machine) -> None:
     block, end = Block(), 0
     for name, shape in enumerate(shapes):
-        block.add(name, shape, np.dtype(dtype))
+        block.add(Buffer(name, None, "memory", shape, np.dtype(dtype)))
     for (begin, found, of), shape in zip(block.parts, shapes, strict=True):
         assert (found, of) == (shape, np.dtype(dtype))
         assert begin % _ALIGNMENT == 0

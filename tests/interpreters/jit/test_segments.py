@@ -411,11 +411,11 @@ def test_one_gpu_has_the_graph_and_the_other_one_not(any_gpus: Machine, monkeypa
     warm(traced, x)
     start, devices = Memory.start, any_gpus.devices
 
-    def without(self: Memory, call: Any) -> Any:
+    def without(self: Memory, *args: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             if self.device == devices[0]:
                 patch.setattr(type(self._graphs), "find", lambda self, key, capture=None: None)
-            return start(self, call)
+            return start(self, *args)
 
     monkeypatch.setattr(Memory, "start", without)
     gpus = any_gpus.cupy.cuda.runtime.getDeviceCount()
@@ -469,8 +469,8 @@ def test_random_programs(first: int, count: int, any_gpus: Machine, monkeypatch:
     used: list[bool] = []
     start = Memory.start
 
-    def spy(self: Memory, call: Any) -> Any:
-        started = start(self, call)
+    def spy(self: Memory, *args: Any) -> Any:
+        started = start(self, *args)
         used.append(started.is_launched)
         return started
 
