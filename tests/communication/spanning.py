@@ -739,7 +739,7 @@ def kernels_run_in_each_process() -> None:
                     np.testing.assert_allclose(mine, its, rtol=1e-13 * (executor == "c"))
             assert all(segment.graphs._graphs for segment in segments), "no addresses came again"
             with mock.patch.object(own, "captures", own.captures and distributed.process_index() > 0):
-                for _ in range(9 * bool(segments)):
+                for _ in range(20 * bool(segments)):
                     compiled(*given)  # Those that launch graphs make the same calls as those that do not.
                 assert_gathered(compiled(*given)[3], distributed.process_allgather(f(*given)[3]))
             with np.errstate(divide="raise"):
