@@ -21,6 +21,7 @@ first. Therefore all arrays exist until the segment ends, and what the kernels o
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -455,7 +456,7 @@ def _runs(program: Program, nodes: Nodes, kernels: Mapping[int, FusedOnDevices])
                 yield run
                 run = None
             if run is None:
-                between = _views_at_the_end(between)
+                between = [*itertools.takewhile(lambda e: e.op.name == "view", reversed(between))][::-1]
                 run = Run(k - len(between), k, views)
             if loop is not None:
                 k = loop.last
@@ -471,11 +472,6 @@ def _runs(program: Program, nodes: Nodes, kernels: Mapping[int, FusedOnDevices])
         k += 1
     if run is not None:
         yield run
-
-
-def _views_at_the_end(equations: Sequence[Equation]) -> list[Equation]:
-    count = next((n for n, e in enumerate(reversed(equations)) if e.op.name != "view"), len(equations))
-    return list(equations[len(equations) - count :])
 
 
 def launches_nothing(node: Sequence[Equation]) -> bool:
