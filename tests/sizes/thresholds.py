@@ -91,7 +91,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.interpreters.jit.deferred_sums": {"_MOST": 2},
     "shardtensor.interpreters.jit.executable": {"_LARGE": 1},
     "shardtensor.interpreters.jit.groups": {"LEAST": 1, "_MOST": 2},
-    "shardtensor.interpreters.jit.launches": {"GRAPHS": 1, "SEEN": 2, "COST": 1},
+    "shardtensor.interpreters.jit.graphs": {"GRAPHS": 1, "SEEN": 2, "COST": 1},
     "shardtensor.interpreters.jit.operands": {"_WORK": 0},
     "shardtensor.interpreters.jit.segments": {"MOST_BYTES": 16},
     "shardtensor.interpreters.jit.temporal_blocking": {"LEAST_BYTES": 0, "ROWS": 0},
@@ -143,7 +143,7 @@ OTHERS = {
         interpreters.jit.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS cupy.logical_device._LEGACY
         cupy.products._NO_REDUCED_SUMS cupy.reductions._OF_THREAD""",
     "alignments": """
-        communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.launches._ALIGNMENT""",
+        communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
         functions.distributions._FEW functions.distributions._LEAST_LIKELY functions.distributions._MOST
         functions.distributions._LOW functions.random_elements._ATTEMPTS

@@ -159,14 +159,14 @@ class Executable:
         """Returns the segments of the program that runs."""
         numbers = {id(node): k for k, node in enumerate(self.nodes)}
         kernels = {numbers[id(f.equations)]: f for f in self.kernels if isinstance(f, FusedOnDevices)}
-        return segments_of(self.nodes, kernels, last_uses(program, self.nodes))
+        return segments_of(program, self.nodes, kernels, last_uses(program, self.nodes))
 
     def _with_segments(self, steps: Sequence[Step]) -> tuple[Sequence[Node], Sequence[Step]]:
         """Returns the nodes and the steps of a call, where a segment is one."""
         nodes, made = list(self.nodes), list(steps)
         for segment in reversed(self.segments):
             part = slice(segment.begin, segment.last + 1)
-            made[part] = [segment.step(nodes[part], made[part], slot=self._size - 1)]
+            made[part] = [segment.step([node[-1] for node in nodes[part]], made[part])]
             nodes[part] = [[equation for node in nodes[part] for equation in node]]
         return nodes, made
 
@@ -260,7 +260,7 @@ class Executable:
                 step(values)
                 done += 1
         except BaseException as error:  # Raised again: other processes may not have raised it.
-            equation = getattr(values[-1], "failed", None) or nodes[done][-1]
+            equation = nodes[done][-1] if values[-1] is None else values[-1]
             if JOB.agreement is not None:
                 note_error(equation.op.error_name, given, error)
             try:
@@ -336,7 +336,7 @@ def _log(name: str, error: BaseException) -> None:
 
 
 def _size_of(program: Program) -> int:
-    """Returns the number of values: those of the program, and at the end that of segments (`Waiting`, `Failed`)."""
+    """Returns the number of values: those of the program, and at the end the equation that a segment computes."""
     inner = [v for e in program.equations if e.op is STENCIL for v in e.programs[0].made()]
     every = (*program.inputs, *program.captured, *program.made(), *inner)
     return max([v.number for v in every], default=-1) + 2

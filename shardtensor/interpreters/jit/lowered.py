@@ -140,7 +140,7 @@ class Lowered:
 
     def _graphs(self) -> list[Segment]:
         """Returns the segments whose launches the backend captures."""
-        return [segment for segment in self._executable.segments if segment.kernels[0].backend.captures]
+        return [segment for segment in self._executable.segments if segment.backend.captures]
 
     def _layouts(self) -> Iterator[str]:
         logs = self._logs()
