@@ -15,7 +15,7 @@ from shardtensor.backend.registry import array_backend
 from shardtensor.communication.transfer import whole_array
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.algorithms.one_memory import runs_whole
+from shardtensor.functions.algorithms.first_device import runs_whole
 from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.host.memory_pool import check_addressable
 from shardtensor.host.units import counted

@@ -23,7 +23,7 @@ from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements
 from shardtensor.errors import IndexingError
-from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
+from shardtensor.functions.algorithms.first_device import on_first, shares_memory
 from shardtensor.functions.indexing import gather
 from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
@@ -87,8 +87,8 @@ def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...]) -> ShardedTe
 def _selected(x: ShardedTensor, chosen: AdvancedIndex) -> ShardedTensor:
     value = _layout(x._aval, chosen)
     shared = value.backend.on_host
-    if (alone := on_one_device(x, "getitem")) is not None:
-        return on_all_devices(_selected(alone, chosen), value.sharding, value.committed)
+    if shares_memory(x):
+        return on_first(x, lambda alone: (_selected(alone, chosen),), value.sharding, "getitem")[0]
     if shared:
         with indexing_errors():
             return tensor(value, Storage((blockwise.select(gather_now(x, "getitem"), chosen.numpy),)))
