@@ -168,47 +168,40 @@ class _Algorithm:
         sends = first() if few and any(kinds[0].grid.counts[d] > 1 for d in made.axes) else None
         return (first(shardings) if shares else sends), sends
 
-    def _known(self, operands: Sequence[Any], params: Sequence[Any]) -> tuple[FirstDevice | None, FirstDevice | None]:
-        try:
-            return self._on_first(*map(_kind_of, operands), *params)
-        except TypeError:  # What was found for these parameters is kept by their values.
-            check_hashable(dict(zip(self.op.params, params, strict=True)))
-            raise
-
     # -- calls -------------------------------------------------------------------------------------
 
-    def run(self, *operands_and_params: Any) -> Any:
+    def run(self, *args: Any) -> Any:
         """The algorithm of the operator."""
-        operands, params = self._placed(operands_and_params)
-        here, _ = self._known(operands, params)
+        operands, params, (here, _) = self._call(args, transfer_to)
         return self._run(operands, params) if here is None else here.run(operands)
 
-    def announcing(self, *operands_and_params: Any) -> Any:
+    def announcing(self, *args: Any) -> Any:
         """The algorithm on every device, whose messages follow from elements."""
-        operands, params = self._placed(operands_and_params)
-        _, few = self._known(operands, params)
+        operands, params, (_, few) = self._call(args, transfer_to)
         return self._run(operands, params) if few is None else few.run(operands)
 
-    def infer(self, *operands_and_params: Any) -> Any:
+    def infer(self, *args: Any) -> Any:
         """The inference of the operator."""
-        (x, *others), params = operands_and_params[: self.count], operands_and_params[self.count :]
-        if not isinstance(x, ShardedTensor):
-            target = as_sharding(default_mesh(), np.ndim(x), self.name)
-            x = without_elements(infer_transfer(x, target, self.name, committed=False))
-        operands = (x, *others)
-        _, few = self._known(operands, params)
+        operands, params, (_, few) = self._call(args, _inferred_transfer)
         if few is not None:
             return few.infer(operands)
         return each_of(lambda made: made.value, self._distribute(operands, params))
 
-    def _placed(self, operands_and_params: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Returns the operands, of which the first one is a tensor, and the parameters."""
-        operands, params = operands_and_params[: self.count], operands_and_params[self.count :]
-        x = operands[0]
-        if not isinstance(x, ShardedTensor):
-            x = transfer_to(x, as_sharding(default_mesh(), np.ndim(x), self.name), self.name, committed=False)
-            operands = (x, *operands[1:])
-        return operands, params
+    def _call(self, args: Sequence[Any], place: Callable[..., ShardedTensor]) -> Any:
+        """Returns the operands, of which the first one is a tensor, the parameters, and what runs on the first device.
+
+        Raises:
+            ArgumentTypeError: a parameter is not hashable.
+        """
+        if not isinstance(args[0], ShardedTensor):
+            target = as_sharding(default_mesh(), np.ndim(args[0]), self.name)
+            args = (place(args[0], target, self.name, committed=False), *args[1:])
+        operands, params = args[: self.count], args[self.count :]
+        try:
+            return operands, params, self._on_first(operands[0]._aval, *map(_kind_of, operands[1:]), *params)
+        except TypeError:  # What was found for these parameters is kept by their values.
+            check_hashable(dict(zip(self.op.params, params, strict=True)))
+            raise
 
     def _run(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
         with FloatingPointErrors(self.op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
@@ -226,6 +219,10 @@ class _Algorithm:
         shards = [make(y, target, self.name) for y, target in zip(operands, shardings, strict=True)]
         along = functools.partial(MeshCommunicator, self.name, shards[0].value, kind=kind, explicit=not self.moves)
         return self.body(*shards, along, **dict(zip(self.op.params, params, strict=True)))
+
+
+def _inferred_transfer(x: Any, sharding: NamedSharding, caller: str, committed: bool) -> ShardedTensor:
+    return without_elements(infer_transfer(x, sharding, caller, committed=committed))
 
 
 def _kind_of(y: Any) -> Aval | HostAval:

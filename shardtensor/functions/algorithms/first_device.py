@@ -98,8 +98,9 @@ class FirstDevice:
         targets: Sequence[NamedSharding] | None = None,
     ) -> None:
         first: Aval = results[0] if isinstance(results, tuple) else results
-        self._caller, self._results, self._compute, self._sends = caller, results, compute, targets is None
+        self._caller, self._results, self._sends = caller, results, targets is None
         self._backend, self._device = first.backend, first.sharding.mesh.flat[0]
+        self._compute = self._on_remote if is_remote(self._device) else compute
         if targets is None:
             self._gathers = [to_first(kind, first.sharding, caller) for kind in kinds]
         else:
@@ -107,18 +108,18 @@ class FirstDevice:
 
     def run(self, operands: Sequence[Any]) -> Any:
         """Returns the result, or a tuple of several results."""
-        arrays = [gather.buffers(x, self._caller)[0] for gather, x in zip(self._gathers, operands, strict=True)]
+        arrays = []
+        for gather, x in zip(self._gathers, operands, strict=True):
+            arrays.append(gather.buffers(x, self._caller)[0])
         with self._backend.on(self._device):
-            return each_of(self._placed, self._results, self._computed(arrays))
+            return each_of(self._placed, self._results, self._compute(self._backend.xp, *arrays))
 
-    def _computed(self, arrays: Sequence[Any]) -> Any:
-        if is_remote(self._device):
-            return each_of(lambda value: RemoteArray(value.shape, value.dtype), self._results)
-        return self._compute(self._backend.xp, *arrays)
+    def _on_remote(self, xp: Any, *arrays: Any) -> Any:
+        return each_of(lambda value: RemoteArray(value.shape, value.dtype), self._results)
 
     def _placed(self, value: Aval, array: Any) -> ShardedTensor:
         if not self._sends:
-            return tensor(value, Storage((whole_of(array, value),)))
+            return tensor(value, Storage((whole_of(array, value),), ([],)))
         made = tensor(alone(value, self._caller), Storage((whole_of(array, value),)))
         return sent_to(made, value.sharding, self._caller)
 

@@ -7,11 +7,10 @@ only where they are missing.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,9 +70,17 @@ def known_index(index: Any) -> Any:
 def _gather(x: Any, index: Any) -> ShardedTensor:
     if not isinstance(x, ShardedTensor):
         x = call("asarray", x)
-    if not lacks_elements(x) and (indices := indices_on_device(x._aval, x.shape, index)) is not None:
+    value = x._aval
+    if value.backend.on_host:
+        chosen = AdvancedIndex(index, value.shape)
+        try:
+            array = blockwise.select(gather_now(x, "getitem"), chosen.numpy)
+        except IndexError as error:
+            raise indexing_error(error) from None
+        return tensor(_layout(value, chosen), Storage((array,)))
+    if (indices := indices_on_device(value, value.shape, index)) is not None:
         return _selected_on_device(x, indices)
-    return _selected(x, AdvancedIndex(index, x.shape))
+    return _selected(x, AdvancedIndex(index, value.shape))
 
 
 def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...]) -> ShardedTensor:
@@ -85,13 +92,10 @@ def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...]) -> ShardedTe
 
 
 def _selected(x: ShardedTensor, chosen: AdvancedIndex) -> ShardedTensor:
+    """Returns the elements of a tensor on other devices than the host that an index on the host selects."""
     value = _layout(x._aval, chosen)
-    shared = value.backend.on_host
     if shares_memory(x):
         return on_first(x, lambda alone: (_selected(alone, chosen),), value.sharding, "getitem")[0]
-    if shared:
-        with indexing_errors():
-            return tensor(value, Storage((blockwise.select(gather_now(x, "getitem"), chosen.numpy),)))
     if value.spans:
         note(f"getitem({described(x)}, {described(chosen.numpy)})")
     plan, here, arrays = _source(x, chosen, value.grid, False)
@@ -111,13 +115,9 @@ def _source(
     return GatherPlan(here.grid, chosen.dims, wants), here, arrays
 
 
-@contextlib.contextmanager
-def indexing_errors() -> Iterator[None]:
-    """Converts NumPy's IndexError to `IndexingError` in the ``with`` block."""
-    try:
-        yield
-    except IndexError as error:
-        raise error if isinstance(error, IndexingError) else IndexingError(str(error)) from None
+def indexing_error(error: IndexError) -> IndexingError:
+    """Returns an error of NumPy as an `IndexingError`."""
+    return error if isinstance(error, IndexingError) else IndexingError(str(error))
 
 
 def _layout(x: Aval, chosen: AdvancedIndex) -> Aval:

@@ -271,7 +271,7 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
     if base is x and x._aval.ndim:
         identity = _identity(params, _MOST_REPEATED if op.name == "getitem" else sys.maxsize)
     if identity is None:
-        found = _inferred(op, base._aval, view_spec, x._is_scalar, params)
+        found = _inferred(op, base._aval, view_spec, not x._aval.ndim and x._is_scalar, params)
     else:
         key = (op, x._aval, identity)
         found = _known.get(key, _UNKNOWN)
@@ -501,6 +501,7 @@ def gather_now(x: Any, caller: str) -> Any:
             return x._storage.now()
         if type(x._storage) is ScalarElement:
             return x._storage.parts[0]
+        return whole_array(x, caller)
     return gather(x, caller)
 
 
