@@ -123,7 +123,7 @@ def _bincount(x: Any, weights: Any, minlength: int) -> Any:
         raise ArgumentTypeError(f"x has dtype {dtype_of(x)}; wanted integers")
     length = minlength
     if shape_of(x)[0]:
-        if weights is None and isinstance(x, ShardedTensor) and runs_whole(x):
+        if weights is None and runs_whole(x):
             return _counts_of_whole(x, minlength)
         # NumPy itself looks for negative elements.
         checked = x._aval.backend.on_host if isinstance(x, ShardedTensor) else not array_backend(x)

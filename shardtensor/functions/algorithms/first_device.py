@@ -42,12 +42,14 @@ def shares_memory(x: object) -> bool:
     return value is not None and value.memory is not None and not value.backend.on_host and value.sharding.mesh.size > 1
 
 
-def runs_whole(x: ShardedTensor) -> bool:
-    """Whether a function of whole host arrays may compute the result of a tensor: the devices share the memory of the
-    host, and no interpreter records the call or its messages.
+def runs_whole(x: object) -> bool:
+    """Whether a function of whole host arrays may compute the result of x: a tensor whose devices share the memory of
+    the host, while no interpreter records the call or its messages.
     """
-    value = x._aval
-    return value.memory is not None and value.backend.on_host and not lacks_elements(x) and is_executing()
+    value = x._aval if isinstance(x, ShardedTensor) else None
+    if value is None or value.memory is None or not value.backend.on_host:
+        return False
+    return not lacks_elements(x) and is_executing()
 
 
 def alone(value: Aval, caller: str) -> Aval:
