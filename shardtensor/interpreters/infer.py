@@ -284,19 +284,23 @@ def array_operands(op: Op, operands: Operands) -> Operands:
     """
     if op.variadic:
         return operands
-    arrays = []
-    for name, x in zip(op.operands, operands, strict=True):
-        if name not in op.trees:
-            if type(x) is not ShardedTensor:
-                x = as_operand(x, op.error_name)
-            if type(x) is ShardedTensor and x._aval.unreduced and op.name not in _TAKE_PARTIAL_SUMS:
-                x = tensor(reduced(x._aval), x._storage)  # Reading it adds the partial sums.
-        arrays.append(x)
-    return tuple(arrays)
+    return tuple(
+        [
+            x if n in op.trees else _added(op, as_operand(x, op.error_name))
+            for n, x in zip(op.operands, operands, strict=True)
+        ]
+    )
 
 
 _TAKE_PARTIAL_SUMS = frozenset(("transfer_to", "partial_sums", "copy", "asarray", "to_host", "setitem", "put"))
 """The operators with an algorithm whose result can be unreduced."""
+
+
+def _added(op: Op, x: Any) -> Any:
+    """Returns an unreduced operand with the aval of the sum, to which reading it adds the partial sums."""
+    if type(x) is ShardedTensor and x._aval.unreduced and op.name not in _TAKE_PARTIAL_SUMS:
+        return tensor(reduced(x._aval), x._storage)
+    return x
 
 
 NAMED = (ShardTensorError, OverflowError, MemoryError, np.linalg.LinAlgError)
