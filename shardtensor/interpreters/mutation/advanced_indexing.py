@@ -18,6 +18,7 @@ import numpy as np
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import described, note
+from shardtensor.communication.transfer import gather as gather_to_host
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements
@@ -27,7 +28,8 @@ from shardtensor.functions.indexing import gather
 from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
 from shardtensor.interpreters.mutation.device_indices import indices_on_device, shape_of_index
-from shardtensor.interpreters.mutation.views import gather_now, local_views, operand_shards
+from shardtensor.interpreters.mutation.scalar_elements import ScalarElement
+from shardtensor.interpreters.mutation.views import View, local_views, operand_shards
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding
 from shardtensor.sharding.spec import Chain, P
@@ -81,6 +83,19 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
     if (indices := indices_on_device(value, value.shape, index)) is not None:
         return _selected_on_device(x, indices)
     return _selected(x, AdvancedIndex(index, value.shape))
+
+
+def gather_now(x: Any, caller: str) -> Any:
+    """Returns the whole of an operand as a host array, which is not recorded. Where memory is shared, it is read where
+    it is: views and scalar elements do not count as read, so that a later read records its transfers.
+    """
+    if isinstance(x, ShardedTensor) and x._aval.backend.on_host:
+        if type(x._storage) is View:
+            return x._storage.now()
+        if type(x._storage) is ScalarElement:
+            return x._storage.parts[0]
+        return whole_array(x, caller)
+    return gather_to_host(x, caller)
 
 
 def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...]) -> ShardedTensor:

@@ -22,7 +22,7 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.backend.registry import backend_of, in_job
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
-from shardtensor.communication.transfer import announce_reading, buffers_of, gather, recorded_reading, whole_array
+from shardtensor.communication.transfer import announce_reading, buffers_of, recorded_reading, whole_array
 from shardtensor.communication.transfer_log import announce, record_transfer
 from shardtensor.core import Op, Params, call, implements
 from shardtensor.functions.indexing import view
@@ -490,19 +490,6 @@ def _of_cells(base: Aval, boxes: tuple[BoxIndex, ...], chains: tuple[Chain, ...]
     here = locate(base.cells.grid, boxes)
     cells = aval_of_view(base, chains, shape, None).cells
     return here if here is not None and here.grid.same(cells.grid) else None
-
-
-def gather_now(x: Any, caller: str) -> Any:
-    """Returns the whole of an operand as a host array, as by `gather`. Where memory is shared, it is read where it is:
-    views and scalar elements do not count as read, so that a later read records its transfers.
-    """
-    if isinstance(x, ShardedTensor) and x._aval.backend.on_host:
-        if type(x._storage) is View:
-            return x._storage.now()
-        if type(x._storage) is ScalarElement:
-            return x._storage.parts[0]
-        return whole_array(x, caller)
-    return gather(x, caller)
 
 
 def snapshot(x: Any, base: ShardedTensor | None = None, value: ShardedTensor | None = None) -> Any:

@@ -23,9 +23,8 @@ from shardtensor.communication.processes import described
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex, unraveled
-from shardtensor.interpreters.mutation.advanced_indexing import indexing_error
+from shardtensor.interpreters.mutation.advanced_indexing import gather_now, indexing_error
 from shardtensor.interpreters.mutation.views import (
-    gather_now,
     local_views,
     operand_shards,
     snapshot,
