@@ -48,7 +48,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.functions.algorithms.panels": {"GATHERED": 1, "PANEL": 2, "SCRATCH": 16},
     "shardtensor.functions.algorithms.requests": {"ROUND": 4},
     "shardtensor.functions.algorithms.roots_of_unity": {"THREADED": 1, "_PARTS": 2},
-    "shardtensor.functions.algorithms.scan": {"_FEW_ON_DEVICES": 0, "_ROW": 2, "_LINES": 1, "_BLOCK": 4},
+    "shardtensor.functions.algorithms.scan": {"_FEW_BYTES": 0, "_FEW_ON_DEVICES": 0, "_ROW": 2, "_LINES": 1, "_BLOCK": 4},
     "shardtensor.functions.algorithms.selection": {"CANDIDATES": 8},
     "shardtensor.functions.algorithms.top_k": {"_SELECTED_FROM": 1},
     "shardtensor.functions.algorithms.transpose_fft": {"_GATHERED": 1},

@@ -76,10 +76,11 @@ def scan_of_whole(
         axis, functions, dtype, loop: see `scan`.
         exact: the kinds of the dtypes whose results do not depend on the grouping of the elements.
     """
-    runs, most = None, GATHERED if value.backend.on_host else _FEW_ON_DEVICES
+    runs, is_split = None, value.grid.counts[axis] > 1
+    most = _FEW_ON_DEVICES if not value.backend.on_host else GATHERED if is_split else _FEW_BYTES
     if value.memory is not None and value.nbytes > most:
         return None
-    if dtype.kind not in exact and value.grid.counts[axis] > 1:
+    if is_split and dtype.kind not in exact:
         runs = equal_runs(value.grid, axis)
         parts = value.grid.counts[axis] if value.size else 0
         if not runs or sum(n for *_, n in runs) != min(parts, value.shape[axis]):
@@ -87,11 +88,9 @@ def scan_of_whole(
 
     def compute(xp: Any, x: Any) -> Any:
         with FloatingPointErrors("accumulate"):
-            return (
-                _accumulate_parts(functions, runs, axis, loop, xp, x)
-                if runs
-                else functions(xp)[1](x, axis=axis, dtype=loop)
-            )
+            if runs:
+                return _accumulate_parts(functions, runs, axis, loop, xp, x)
+            return functions(xp)[1](x, axis=axis, dtype=loop)
 
     return Whole(aval(value.shape, dtype, value.sharding, value.committed), compute, (axis,))
 
@@ -191,10 +190,11 @@ def _accumulate_parts(
     return out[0] if len(out) == 1 else xp.concat(out, axis=axis)
 
 
+_FEW_BYTES = 1 << 14
+"""The size of operands up to which the calls for single shards take longer than the elements."""
+
 _FEW_ON_DEVICES = 1 << 20
-"""The size of operands up to which the launches for single shards take longer than the elements, on other devices than
-the host.
-"""
+"""The same for devices other than the host, where each call is a launch."""
 
 _ROW = 1 << 9
 """Elements of a row from which the call of a ufunc takes less time than its elements."""
