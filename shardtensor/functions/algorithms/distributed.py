@@ -210,13 +210,11 @@ class _Algorithm:
     def _distribute(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
         """Returns the `Shards` of the result, or those of several results."""
         shardings = self._shardings(*map(_kind_of, operands), *params)
-        kind: Callable[..., Any] = communicator
-        make: Callable[..., Shards] = _operand
-        if any(map(lacks_elements, operands)):
-            kind, make = AbstractCommunicator, _abstract_operand
-        elif len(processes_of(shardings[0].mesh.flat)) > 1:
+        lacking = any(map(lacks_elements, operands))
+        if not lacking and len(processes_of(shardings[0].mesh.flat)) > 1:
             note(f"{self.name}({', '.join(map(described, (*operands, *params)))})")
-        shards = [make(y, target, self.name) for y, target in zip(operands, shardings, strict=True)]
+        shards = [_shards(y, target, self.name, lacking) for y, target in zip(operands, shardings, strict=True)]
+        kind: Callable[..., Any] = AbstractCommunicator if lacking else communicator
         along = functools.partial(MeshCommunicator, self.name, shards[0].value, kind=kind, explicit=not self.moves)
         return self.body(*shards, along, **dict(zip(self.op.params, params, strict=True)))
 
@@ -234,17 +232,15 @@ def _laid_out(kind: Aval | HostAval, sharding: NamedSharding) -> Aval:
     return aval(kind.shape, kind.dtype, sharding, isinstance(kind, Aval) and kind.committed)
 
 
-def _operand(y: Any, sharding: NamedSharding, caller: str) -> Shards:
-    """Returns the shards of an operand in the sharding that the algorithm needs."""
+def _shards(y: Any, sharding: NamedSharding, caller: str, lacking: bool) -> Shards:
+    """Returns the shards of an operand in the sharding that the algorithm needs; if elements are ``lacking``, their
+    shapes and dtypes, and records the transfer if a log is active.
+    """
     kind = _kind_of(y)
-    return shards_of(_laid_out(kind, sharding), operand_transfer(kind, sharding).shards(y, caller))
-
-
-def _abstract_operand(y: Any, sharding: NamedSharding, caller: str) -> Shards:
-    """Returns those of an operand without elements, and records the transfer if a log is active."""
-    kind = _kind_of(y)
-    value = _laid_out(kind, sharding)
+    value, move = _laid_out(kind, sharding), operand_transfer(kind, sharding)
+    if not lacking:
+        return shards_of(value, move.shards(y, caller))
     announce_reading(y)
-    operand_transfer(kind, sharding).infer(caller)
+    move.infer(caller)
     grid = value.grid
     return AbstractShards(value, [host_aval(grid.shape(k), value.dtype) for k in range(len(grid.devices))])

@@ -20,7 +20,7 @@ from shardtensor.interpreters.execution.combination import combination_of
 from shardtensor.interpreters.execution.plan import Kind, Plan, contexts_of, result_dtype
 from shardtensor.interpreters.execution.products import InParts, cheapest
 from shardtensor.interpreters.execution.strategies import Moves, Named, Run, Strategies
-from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import Chains, Propagated, Rule, parse, propagate
 from shardtensor.sharding.shard_context import Box, ShardContext
@@ -102,12 +102,12 @@ class _Layouts(NamedTuple):
         """Whether the first device computes the result for the others: all need the same operands, which are split and
         have few bytes, and so does the result.
         """
-        if self.panels or self.partial_axes or _is_split(self.value) or not is_few(self.value):
+        if self.panels or self.partial_axes or _is_split(self.value.grid) or not is_few(self.value):
             return False
         given = [move for move in self.moves if move is not None]
-        if any(max(move.target.grid(move.source.shape).counts, default=1) > 1 for move in given):
+        if any(_is_split(move.target.grid(move.source.shape)) for move in given):
             return False
-        gathered = any(isinstance(move.source, Aval) and _is_split(move.source) for move in given)
+        gathered = any(_is_split(move.source.grid) for move in given)
         return gathered and sum([move.source.nbytes for move in given]) <= GATHERED
 
     def contexts(self, value: Aval, moves: Moves) -> list[ShardContext]:
@@ -115,8 +115,8 @@ class _Layouts(NamedTuple):
         return contexts_of(value, [move.target if move else None for move in moves], self.shapes)
 
 
-def _is_split(value: Aval) -> bool:
-    return max(value.grid.counts, default=1) > 1
+def _is_split(grid: Grid) -> bool:
+    return max(grid.counts, default=1) > 1
 
 
 def _layouts(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout: Where | None) -> _Layouts:
