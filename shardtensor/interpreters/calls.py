@@ -112,12 +112,11 @@ def array_operands(op: Op, operands: Operands) -> Operands:
     """
     if op.variadic:
         return operands
-    return tuple(
-        [
-            x if n in op.trees else _added(op, as_operand(x, op.error_name))
-            for n, x in zip(op.operands, operands, strict=True)
-        ]
-    )
+    arrays = list(operands)
+    for k, x in enumerate(arrays):
+        if type(x) is not ShardedTensor or x._aval.unreduced:
+            arrays[k] = x if op.operands[k] in op.trees else _added(op, as_operand(x, op.error_name))
+    return tuple(arrays)
 
 
 _TAKE_PARTIAL_SUMS = frozenset(("transfer_to", "partial_sums", "copy", "asarray", "to_host", "setitem", "put"))
