@@ -31,8 +31,8 @@ from shardtensor.interpreters.jit.arguments import (
 from shardtensor.interpreters.jit.executable import Executable, Output
 from shardtensor.interpreters.jit.layouts import with_layouts
 from shardtensor.interpreters.jit.lowered import Lowered
-from shardtensor.interpreters.jit.program import Program
-from shardtensor.interpreters.jit.trace import Trace, Traced, Tracer, tracing
+from shardtensor.interpreters.programs.program import Program
+from shardtensor.interpreters.programs.trace import Trace, Traced, Tracer, tracing
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh

@@ -20,8 +20,8 @@ from typing import Any
 from shardtensor.core import OPS, Op, call, execute
 from shardtensor.functions.algorithms.shards import shards_of
 from shardtensor.interpreters.jit.deferred_sums import partial_axes, without_addition
-from shardtensor.interpreters.jit.program import Equation, Program, Var
-from shardtensor.interpreters.jit.replay import bytes_of, result_of
+from shardtensor.interpreters.programs.program import Equation, Program, Var
+from shardtensor.interpreters.programs.replay import bytes_of, result_of
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.ownership import track
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_array, shard_arrays, without_elements

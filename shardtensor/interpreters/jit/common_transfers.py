@@ -12,8 +12,8 @@ from typing import Any
 from shardtensor.communication.transfer import announce_reading, operand_transfer
 from shardtensor.core import Op
 from shardtensor.interpreters.jit.groups import plan_of
-from shardtensor.interpreters.jit.program import Equation, Program, Var
-from shardtensor.interpreters.jit.replay import bytes_of, result_of, with_operands
+from shardtensor.interpreters.programs.program import Equation, Program, Var
+from shardtensor.interpreters.programs.replay import bytes_of, result_of, with_operands
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor

@@ -10,7 +10,7 @@ import numpy as np
 from shardtensor.core import Function
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.jit.api import JitFunction, jit
-from shardtensor.interpreters.jit.program import exact_key
+from shardtensor.interpreters.programs.program import exact_key
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 
 _CONSTANTS = (*SCALARS, type(None), str)

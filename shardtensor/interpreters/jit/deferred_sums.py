@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 
 from shardtensor.core import OPS
 from shardtensor.interpreters.jit.groups import plan_of
-from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var
-from shardtensor.interpreters.jit.replay import bytes_of, result_of, with_operands
+from shardtensor.interpreters.programs.program import Equation, Program, ValueKind, Var
+from shardtensor.interpreters.programs.replay import bytes_of, result_of, with_operands
 from shardtensor.interpreters.mutation.views import aval_of_view
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P

@@ -22,8 +22,8 @@ from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.kernel import Kernel
-from shardtensor.interpreters.jit.program import Program, Var
-from shardtensor.interpreters.jit.replay import Node, Step, Values, last_uses, only_read, steps_of, view_of
+from shardtensor.interpreters.programs.program import Program, Var
+from shardtensor.interpreters.programs.replay import Node, Step, Values, last_uses, only_read, steps_of, view_of
 from shardtensor.interpreters.jit.segments import Segment, segments_of
 from shardtensor.interpreters.jit.stencils import STENCIL, is_on_one_memory
 from shardtensor.interpreters.mutation.views import snapshot

@@ -22,7 +22,7 @@ from shardtensor.interpreters.jit.fused import Fused, is_row_major, reports_erro
 from shardtensor.interpreters.jit.groups import plan_of
 from shardtensor.interpreters.jit.launches import AddLaunches, Waiting, call_all
 from shardtensor.interpreters.jit.one_launch import Buffer
-from shardtensor.interpreters.jit.program import Equation, Var
+from shardtensor.interpreters.programs.program import Equation, Var
 from shardtensor.interpreters.jit.reductions import is_reduction
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_writable
 from shardtensor.interpreters.mutation.views import computes

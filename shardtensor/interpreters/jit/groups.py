@@ -24,7 +24,7 @@ from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.jit import device_groups
 from shardtensor.interpreters.jit.expressions import EXPENSIVE
 from shardtensor.interpreters.jit.kernel import KernelBuilder
-from shardtensor.interpreters.jit.program import Equation, Program, Var, kind_of, shape_of, vars_of
+from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, shape_of, vars_of
 from shardtensor.interpreters.jit.reductions import is_reduction, is_wide, outer_shape, reduces_rows
 from shardtensor.interpreters.jit.window_writes import (
     computed_aval,

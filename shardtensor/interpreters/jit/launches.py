@@ -26,7 +26,7 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend, Launch
-from shardtensor.interpreters.jit.program import Equation
+from shardtensor.interpreters.programs.program import Equation
 from shardtensor.sharding.layout import Shape
 
 GRAPHS = 16

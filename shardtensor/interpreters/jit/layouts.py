@@ -23,8 +23,8 @@ from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.common_sums import with_common_sums
 from shardtensor.interpreters.jit.common_transfers import with_common_transfers
 from shardtensor.interpreters.jit.deferred_sums import with_deferred_sums
-from shardtensor.interpreters.jit.program import Equation, Program, Var
-from shardtensor.interpreters.jit.replay import bytes_of, stand_in_of
+from shardtensor.interpreters.programs.program import Equation, Program, Var
+from shardtensor.interpreters.programs.replay import bytes_of, stand_in_of
 from shardtensor.interpreters.jit.stencils import StencilPlan, stencils_in
 from shardtensor.tensor.tensor import ShardedTensor
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from shardtensor.interpreters.jit.launches import Blocks, Graphs, Waiting
 from shardtensor.interpreters.jit.one_launch import Call, Launching, OneLaunch, launches_nothing, one_launch_of
-from shardtensor.interpreters.jit.program import Equation, Var
-from shardtensor.interpreters.jit.replay import compute, view_step
+from shardtensor.interpreters.programs.program import Equation, Var
+from shardtensor.interpreters.programs.replay import compute, view_step
 
 MOST_BYTES = 1 << 26
 """The size of the results of the kernels of a segment. The kernels of large results take longer than their launches."""

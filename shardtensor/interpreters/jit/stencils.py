@@ -25,7 +25,7 @@ from shardtensor.core import Op
 from shardtensor.functions.algorithms.shards import shards_of
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.jit.groups import plan_of
-from shardtensor.interpreters.jit.program import Equation, Program, Var, vars_of
+from shardtensor.interpreters.programs.program import Equation, Program, Var, vars_of
 from shardtensor.interpreters.jit.window_writes import function_operands, has_function
 from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Grid, Shape, as_sharding

@@ -25,7 +25,7 @@ from shardtensor.host.threads import num_threads
 from shardtensor.interpreters.jit.c_executor import run_steps
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
-from shardtensor.interpreters.jit.program import Equation, Program, Var
+from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.interpreters.jit.stencils import corner_of
 from shardtensor.interpreters.jit.window_writes import copy_rest
 from shardtensor.sharding.view_spec import ViewSpec

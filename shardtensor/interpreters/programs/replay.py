@@ -27,10 +27,10 @@ from shardtensor.interpreters.jit.fused import Fused
 from shardtensor.interpreters.jit.fused_devices import fused_of
 from shardtensor.interpreters.jit.fused_in_maps import COMPILED, FusedInMap, is_large_product, may_join, product
 from shardtensor.interpreters.jit.groups import grouped, is_kernel, plan_of
-from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars, vars_of
+from shardtensor.interpreters.programs.program import Equation, Program, Var, replace_vars, vars_of
 from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
 from shardtensor.interpreters.jit.temporal_blocking import TimeSteps, time_steps_in
-from shardtensor.interpreters.jit.trace import PYTHON
+from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
 from shardtensor.interpreters.mutation.views import View, evaluate
 from shardtensor.sharding.view_spec import ViewSpec
