@@ -374,6 +374,12 @@ def is_executing() -> bool:
     return (_innermost.get() or _outermost).__self__ is _default  # type: ignore[attr-defined]
 
 
+def default_interpreter() -> Interpreter:
+    """Returns the interpreter that executes calls, which only modules below its own need to ask for."""
+    assert _default is not None
+    return _default
+
+
 def outermost() -> Interpreter:
     """Returns the interpreter of calls outside of all others."""
     return _outermost.__self__  # type: ignore[attr-defined,no-any-return]

@@ -29,11 +29,10 @@ from shardtensor.interpreters.jit.arguments import (
     static_key,
 )
 from shardtensor.interpreters.jit.executable import Executable, Output
-from shardtensor.interpreters.jit.layouts import with_layouts
 from shardtensor.interpreters.jit.lowered import Lowered
+from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.programs.program import Program
 from shardtensor.interpreters.programs.trace import Trace, Traced, Tracer, tracing
-from shardtensor.interpreters.mutation.views import View
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import host_aval
@@ -243,11 +242,10 @@ class JitFunction(Generic[Arguments, Result]):
             [o.value for o in outputs if o.value is not None],
             {before: after for before, after in finals.items() if before is not after and before in arrays},
         )
-        layouts = functools.partial(with_layouts, program, trace.count, exact=self._executor == "numpy")
         single = len(outputs) == 1 and leaves(result)[0] is result
         form = None if single else map_leaves(lambda _: None, result)
         sources_of = [c.source for c in captured]
-        return Executable(trace.name, program, layouts, sources_of, outputs, form, donated, self._executor)
+        return Executable(trace.name, program, sources_of, outputs, form, donated, self._executor)
 
     def _outputs(
         self, tracer: Tracer, inputs: Sequence[Any], units: Sequence[Any], result: Any, donated: Sequence[int]

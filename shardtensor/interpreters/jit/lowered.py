@@ -16,10 +16,10 @@ from shardtensor.interpreters.jit.cuda_source import cuda_source
 from shardtensor.interpreters.jit.executable import Executable
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.kernel import Kernel
-from shardtensor.interpreters.programs.program import Equation, Program, Var, vars_of
-from shardtensor.interpreters.programs.replay import inferred, last_uses
 from shardtensor.interpreters.jit.segments import Segment
 from shardtensor.interpreters.mutation.views import snapshot, stand_in
+from shardtensor.interpreters.programs.program import Equation, Program, Var, vars_of
+from shardtensor.interpreters.programs.replay import inferred, last_uses
 
 Units = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
 

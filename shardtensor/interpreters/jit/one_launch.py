@@ -17,8 +17,8 @@ import numpy as np
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
 from shardtensor.interpreters.jit.launches import Blocks, Graphs, Queue, Waiting, key_of
-from shardtensor.interpreters.programs.program import Equation, Var
 from shardtensor.interpreters.mutation.views import View, reads_buffers
+from shardtensor.interpreters.programs.program import Equation, Var
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import tensor

@@ -25,9 +25,9 @@ from shardtensor.host.threads import num_threads
 from shardtensor.interpreters.jit.c_executor import run_steps
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
-from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.interpreters.jit.stencils import corner_of
 from shardtensor.interpreters.jit.window_writes import copy_rest
+from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import tensor

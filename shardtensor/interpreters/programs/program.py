@@ -167,6 +167,11 @@ class Program:
         """Returns the values that its equations compute."""
         return [v for equation in self.equations for v in equation.makes()]
 
+    def next_number(self) -> int:
+        """Returns the first number that no value has, in programs of maps neither."""
+        inner = [p.next_number() for equation in self.equations for p in equation.programs.values()]
+        return max([v.number + 1 for v in (*self.inputs, *self.captured, *self.made())] + inner, default=0)
+
     def lines(self) -> Iterator[str]:
         """Yields the lines of the printed form."""
         given = ", ".join([v.typed for v in self.inputs])

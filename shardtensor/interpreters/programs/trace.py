@@ -22,9 +22,9 @@ from shardtensor.core import OPS, Interpreter, Op, Operands, Params, execute, in
 from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.random_keys import SymbolicKey, derived_bits
 from shardtensor.interpreters.infer import INFER, derived
-from shardtensor.interpreters.programs.program import Equation, Program, ValueKind, Var, vars_of
 from shardtensor.interpreters.mutation.views import View, aval_of_view, stand_in
 from shardtensor.interpreters.mutation.write_ops import is_view
+from shardtensor.interpreters.programs.program import Equation, Program, ValueKind, Var, vars_of
 from shardtensor.places import user_place
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import as_sharding
