@@ -142,18 +142,20 @@ def _are_small(tensors: list[ShardedTensor]) -> bool:
 
 
 def _recording(function: Function, args: Any, kwargs: Any, tensors: list[ShardedTensor]) -> Any:
-    """Returns the recorded operators of a composition of small operands; None if they cannot be recorded."""
-    from shardtensor.interpreters.recorded_results import recording_of  # Most programs call none of these functions.
+    """Returns the program of a composition of small operands; None if it cannot be recorded."""
+    if not _are_small(tensors):
+        return None
+    from shardtensor.interpreters.programs import compositions  # Most programs call none of these functions.
 
-    return recording_of(function, args, kwargs, [x._aval for x in tensors]) if _are_small(tensors) else None
+    return compositions.buffer_program(function, args, kwargs, tensors)
 
 
-def _run_again(recording: Any, tensors: list[ShardedTensor]) -> Any:
-    """Returns the result of recorded operators, which may share memory with the constants among their operands."""
-    entry: list[Any] = [(*tensors, *recording.constants)]
+def _run_again(program: Any, tensors: list[ShardedTensor]) -> Any:
+    """Returns the result of a program, which may share memory with the constants among the operands of its steps."""
+    entry: list[Any] = [(*tensors, *program.constants)]
     READS[id(entry)] = entry
     try:
-        result = recording.run(tensors)
+        result = program.run(tensors)
         if type(result) is not ShardedTensor or not result._storage.leases:
             track(entry, result)
         return result

@@ -74,6 +74,7 @@ class Equation:
         writes: whether it is a write.
         programs: for a map, the program of each call by number. Their operands may be values of this program.
         source: file and line of the call.
+        ignored: the floating-point errors that the function ignores there, as items of the arguments of `np.errstate`.
     """
 
     op: Op
@@ -85,6 +86,7 @@ class Equation:
     writes: bool = False
     programs: Mapping[int, Program] = dataclasses.field(default_factory=dict)
     source: str = ""
+    ignored: tuple[tuple[str, Any], ...] = ()
 
     def reads(self) -> list[Var]:
         """Returns the values that it reads, those that programs of a map take from outside included, each once."""

@@ -113,6 +113,7 @@ class Trace:
         copies: the values that they return, which may be views of the arguments in eager mode.
         ended: whether the function has returned.
         count: the number of values so far.
+        errors: how floating-point errors are handled where the function is called.
     """
 
     def __init__(self, name: str, where: str, arguments: Sequence[str]) -> None:
@@ -126,6 +127,7 @@ class Trace:
         self.copies: set[Var] = set()
         self.ended = False
         self.count = 0
+        self.errors = np.geterr()
         self._depends: dict[int, int] = {}
 
     def new(self, kind: ValueKind, depends: int) -> Var:
@@ -323,6 +325,8 @@ class Tracer(Interpreter):
 
     def _add(self, equation: Equation) -> None:
         equation.source = user_line()
+        errors, outside = np.geterr(), self.trace.errors
+        equation.ignored = tuple([(k, m) for k, m in errors.items() if m == "ignore" and outside[k] != m])
         self.equations.append(equation)
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
