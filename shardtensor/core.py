@@ -446,7 +446,7 @@ def implements(function: Function, *parts: str) -> Callable[[Body], Body]:
 
 def recorded(*args: Any, **kwargs: Any) -> Any:
     """Stands for the function of whole host arrays of a composition of which there is none with the same bits: the
-    plans of its operators are run again (see `shardtensor.interpreters.recorded_results`).
+    plans of its operators are run again (see `shardtensor.interpreters.programs.compositions`).
 
     The composition must not do anything but call operators that follow from the avals of its operands: it neither
     writes, nor warns, nor reads elements if there are some.

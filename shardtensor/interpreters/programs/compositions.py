@@ -59,22 +59,13 @@ def program_of(
     return (program, result) if not tracer.trace.captured and _is_recorded(program) else None
 
 
-def buffer_program(
+def on_buffers(
     function: Function, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[ShardedTensor]
 ) -> BufferProgram | None:
-    """Returns the program of a composition, after all passes, as one that runs on whole buffers of the host.
-
-    Its messages are those of the operators, as the log has them, so that passes save none. See `program_of`; where an
-    argument is a host array, the composition may read its elements.
+    """Returns the program of a composition, after all passes, as one that runs on whole buffers of the host. Its
+    messages are those of its operators, which a log has as well. See `program_of`.
     """
-    count = 0
-
-    def counted(x: Any) -> None:
-        nonlocal count
-        count += type(x) is np.ndarray
-
-    map_items(counted, (tuple(args), tuple(kwargs.values())))
-    found = None if count else program_of(function, args, kwargs, tensors)
+    found = program_of(function, args, kwargs, tensors)
     return found and BufferProgram(rewritten(found[0], Setting(moves=False)), found[1])
 
 
@@ -90,7 +81,7 @@ def _value(tracer: Tracer, inputs: Sequence[ShardedTensor], x: Any) -> Var:
     """Returns the value of the program that a leaf of the result is.
 
     Raises:
-        _NotRecordedError: the leaf is no tensor, or an operand or a view of one, so that writes to it are visible there.
+        _NotRecordedError: the leaf is no tensor, or an operand or a view of one, so that writes are visible in it.
     """
     base = getattr(getattr(x, "_storage", None), "base", x)
     if type(base) is not ShardedTensor or type(base._storage) is not Traced or any(base is y for y in inputs):

@@ -127,7 +127,7 @@ class Trace:
         self.copies: set[Var] = set()
         self.ended = False
         self.count = 0
-        self.errors = np.geterr()
+        self.errors = dict(np.geterr())
         self._depends: dict[int, int] = {}
 
     def new(self, kind: ValueKind, depends: int) -> Var:
@@ -325,7 +325,7 @@ class Tracer(Interpreter):
 
     def _add(self, equation: Equation) -> None:
         equation.source = user_line()
-        errors, outside = np.geterr(), self.trace.errors
+        errors, outside = dict(np.geterr()), self.trace.errors
         equation.ignored = tuple([(k, m) for k, m in errors.items() if m == "ignore" and outside[k] != m])
         self.equations.append(equation)
 

@@ -21,6 +21,7 @@ from shardtensor.interpreters.infer import INFER, array_operands
 from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.interpreters.programs.replay import stand_in_of
 from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.tensor.ownership import READS, track
 from shardtensor.tensor.pytree import leaves, map_items
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
@@ -126,8 +127,19 @@ class BufferProgram:
         self.constants.append(x)
         return len(self._slots) + len(self.constants) - 1
 
-    def run(self, inputs: Sequence[ShardedTensor]) -> Any:
-        """Returns the result for other inputs of the same avals."""
+    def __call__(self, inputs: Sequence[ShardedTensor]) -> Any:
+        """Returns the result for other inputs of the same avals. It may share memory with the constants."""
+        entry: list[Any] = [(*inputs, *self.constants)]
+        READS[id(entry)] = entry
+        try:
+            result = self._run(inputs)
+            if type(result) is not ShardedTensor or not result._storage.leases:
+                track(entry, result)
+            return result
+        finally:
+            READS.pop(id(entry), None)
+
+    def _run(self, inputs: Sequence[ShardedTensor]) -> Any:
         tensors, buffers = [*inputs, *self._results, *self.constants], self._buffers.copy()
         for k in self._inputs:
             buffers[k] = whole_array(inputs[k])
@@ -146,13 +158,12 @@ class BufferProgram:
 
     def _compute(self, steps: Sequence[_Step], tensors: list[Any], buffers: list[Any]) -> None:
         """Runs steps, which add their results to the tensors or to the buffers."""
-        for of_buffers, get, first, slot, *others in steps:
+        for of_buffers, get, first, slot, run, operands, results, _ in steps:
             if of_buffers is not None:
                 made = of_buffers(buffers[first]) if get is None else of_buffers(*get(buffers))
                 if made is not None:
                     buffers[slot] = made
                     continue
-            run, operands, results, _ = others
             made = run(tuple([self._tensor(tensors, buffers, k) for k in operands]))
             for k, x in zip(results, (made,) if len(results) == 1 else leaves(made), strict=True):
                 tensors[k] = x
