@@ -91,9 +91,9 @@ class Lowered:
         """Returns the program as text.
 
         Args:
-            stage: ``"program"``, the equations after all passes; ``"layouts"``, those that transfer least, and what each transfers;
-                ``"groups"``, the equations with the kernels that compute several of them; ``"c"``, the text of those
-                kernels that C can compute; or ``"cuda"``, that of the kernels on GPUs.
+            stage: ``"program"``, the equations after all passes; ``"layouts"``, those that transfer least, and what
+                each transfers; ``"groups"``, the equations with the kernels that compute several of them; ``"c"``, the
+                text of those kernels that C can compute; or ``"cuda"``, that of the kernels on GPUs.
 
         Raises:
             ArgumentError: there is no such stage.

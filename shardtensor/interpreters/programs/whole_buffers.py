@@ -18,8 +18,8 @@ from shardtensor.communication.transfer import whole_array
 from shardtensor.core import Op, Operands, Params
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, array_operands
-from shardtensor.interpreters.programs.program import Equation, Program, Var
-from shardtensor.interpreters.programs.replay import stand_in_of
+from shardtensor.interpreters.programs.program import Equation, Program, Var, vars_of
+from shardtensor.interpreters.programs.replay import stand_in_of, view_of
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.ownership import READS, track
 from shardtensor.tensor.pytree import leaves, map_items
@@ -93,6 +93,13 @@ class BufferProgram:
         self._buffers = [*[None] * len(values), *self.constants]
         self._result = map_items(self._slots.__getitem__, result)
 
+    @staticmethod
+    def takes(program: Program) -> bool:
+        """Whether all values are tensors, of which no operand is a container."""
+        made = [x for equation in program.equations for x in leaves(equation.results)]
+        given = [x for equation in program.equations for x in equation.operands if isinstance(x, (tuple, list, dict))]
+        return not any(map(vars_of, given)) and all(type(v) is Var and isinstance(v.kind, Aval) for v in made)
+
     def _step(self, equation: Equation) -> _Step:
         """Returns the step of an equation."""
         op, params, stand_ins = equation.op, equation.params, self._stand_ins
@@ -105,14 +112,14 @@ class BufferProgram:
             value = equation.window
             assert isinstance(value, Aval)
             of_buffers = _view_of(given[0]._aval, equation.into)
-            run: Callable[[Operands], Any] = functools.partial(_view, of_buffers, value)
+            run: Callable[[Operands], Any] = functools.partial(_view, equation.into, value)
         elif op.algorithm:
             given, run = array_operands(op, given), functools.partial(_algorithm, op, params)
         else:
             plan, given = planned(op, given, params)
             run, of_buffers = plan.run, plan.of_buffers()
             is_new = op.is_ufunc or bool(plan.partial_axes)  # See `shardtensor.interpreters.execution.one_pass`.
-        if not all(_is_one_buffer(x._aval) for x in (*given, made) if type(x) is ShardedTensor):
+        if not given or not all(_is_one_buffer(x._aval) for x in (*given, made) if type(x) is ShardedTensor):
             of_buffers = None
         slots = tuple([self._slots[v] for v in names])
         if of_buffers is not None:
@@ -202,8 +209,8 @@ def _view_of(base: Aval, spec: ViewSpec) -> Callable[[Any], Any]:
     return of_buffer
 
 
-def _view(of_buffer: Callable[[Any], Any], value: Aval, operands: Operands) -> Any:
-    return mark_array(tensor(value, Storage((of_buffer(whole_array(operands[0])),))))  # Views are no scalars.
+def _view(spec: ViewSpec, value: Aval, operands: Operands) -> Any:
+    return view_of(operands[0], spec, value)
 
 
 def _algorithm(op: Op, params: Params, operands: Operands) -> Any:
