@@ -24,7 +24,6 @@ from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.segments import Segment, segments_of
-from shardtensor.interpreters.jit.stencils import STENCIL
 from shardtensor.interpreters.jit.steps import steps_of
 from shardtensor.interpreters.mutation.views import snapshot
 from shardtensor.interpreters.programs import replay
@@ -110,7 +109,7 @@ class Executable:
             executor is None and (has_cuda_kernels(program) or find_compiler() is not None)
         )
         self.nodes, steps = steps_of(program, EAGER, self.kernels.append, may_compile)
-        self._size = _size_of(program)
+        self._size = program.next_number() + 1  # The last one is that of segments (`Waiting`, `Failed`).
         self.segments = self._segments_of(program)
         self._nodes, self._steps = self._with_segments(steps)
         self.executor = executor
@@ -156,7 +155,7 @@ class Executable:
         steps = replay.steps_of(self.laid_out, INFER)
         nodes = [(e,) for e in self.laid_out.equations]
         some = [only_read(node[0], s) if node[0].op.announcing else s for node, s in zip(nodes, steps, strict=True)]
-        return nodes, some, _size_of(self.laid_out)
+        return nodes, some, self.laid_out.next_number() + 1
 
     def _segments_of(self, program: Program) -> Sequence[Segment]:
         """Returns the segments of the program that runs."""
@@ -336,13 +335,6 @@ def has_cuda_kernels(program: Program) -> bool:
 def _log(name: str, error: BaseException) -> None:
     """Logs that a function runs on NumPy."""
     logger().info("jit: the kernels of %s run on NumPy: %s", name, error)
-
-
-def _size_of(program: Program) -> int:
-    """Returns the number of values: those of the program, and at the end that of segments (`Waiting`, `Failed`)."""
-    inner = [v for e in program.equations if e.op is STENCIL for v in e.programs[0].made()]
-    every = (*program.inputs, *program.captured, *program.made(), *inner)
-    return max([v.number for v in every], default=-1) + 2
 
 
 def _base(x: Any) -> Any:
