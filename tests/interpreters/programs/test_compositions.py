@@ -118,3 +118,22 @@ def test_a_nan_among_the_arguments_is_the_same_as_another_one() -> None:
     x = st.device_put(np.zeros(3), mesh_of((2,), "numpy"))
     keys = [small_results._key((x, float("nan"), np.float32("nan")), []) for _ in range(2)]
     assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize("count", [8, 1 << 15], ids=["one by one", "kernels"])
+def test_programs_of_jit_ignore_the_errors_that_functions_ignore(count: int) -> None:
+    host = np.zeros((count, 2))
+    host[0] = np.nan
+
+    def f(x: Any) -> Any:
+        with np.errstate(divide="ignore"):
+            inverse = st.divide(1.0, x)
+        return st.nanmean(x, axis=1), inverse * 2, st.log(x)
+
+    x = st.device_put(host, mesh_of((2,), "numpy"))
+    traced = st.jit(f, executor="numpy")
+    for call in (f, traced, traced):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call(x)
+        assert [str(w.message) for w in caught] == ["divide by zero encountered in log"]
