@@ -39,7 +39,7 @@ class _Step(NamedTuple):
         slot: the slot of the result.
         run: computes the result, or a tuple of results, from a tuple of tensors and constants.
         operands: the slots of the operands.
-        results: the slots of the results.
+        results: the slots of the results, if they are several.
         ignored: the floating-point errors that the function ignores.
     """
 
@@ -121,13 +121,14 @@ class BufferProgram:
             is_new = op.is_ufunc or bool(plan.partial_axes)  # See `shardtensor.interpreters.execution.one_pass`.
         if not given or not all(_is_one_buffer(x._aval) for x in (*given, made) if type(x) is ShardedTensor):
             of_buffers = None
-        slots = tuple([self._slots[v] for v in names])
+        slot, *_ = slots = tuple([self._slots[v] for v in names])
         if of_buffers is not None:
-            self._made[slots[0]] = _Made(made._aval, not made.ndim and not made._is_scalar, is_new)
+            self._made[slot] = _Made(made._aval, not made.ndim and not made._is_scalar, is_new)
         named = {id(x): v for v, x in stand_ins.items()}
         operands = tuple([self._slots[named[id(x)]] if id(x) in named else self._constant(x) for x in given])
         get = python.itemgetter(*operands) if len(operands) > 1 else None
-        return _Step(of_buffers, get, operands[0] if operands else -1, slots[0], run, operands, slots, equation.ignored)
+        results = () if type(equation.results) is Var else slots
+        return _Step(of_buffers, get, operands[0] if operands else -1, slot, run, operands, results, equation.ignored)
 
     def _constant(self, x: Any) -> int:
         """Returns the slot of a constant, after those of all values."""
@@ -172,7 +173,7 @@ class BufferProgram:
                     buffers[slot] = made
                     continue
             made = run(tuple([self._tensor(tensors, buffers, k) for k in operands]))
-            for k, x in zip(results, (made,) if len(results) == 1 else leaves(made), strict=True):
+            for k, x in zip(results, leaves(made), strict=True) if results else ((slot, made),):
                 tensors[k] = x
                 if k in self._read:
                     buffers[k] = whole_array(x)
