@@ -373,6 +373,12 @@ def is_executing() -> bool:
     return (_innermost.get() or _outermost).__self__ is _default  # type: ignore[attr-defined]
 
 
+def default_interpreter() -> Interpreter:
+    """Returns the interpreter that executes calls, which only modules below its own need to ask for."""
+    assert _default is not None
+    return _default
+
+
 def outermost() -> Interpreter:
     """Returns the interpreter of calls outside of all others."""
     return _outermost.__self__  # type: ignore[attr-defined,no-any-return]
@@ -439,7 +445,7 @@ def implements(function: Function, *parts: str) -> Callable[[Body], Body]:
 
 def recorded(*args: Any, **kwargs: Any) -> Any:
     """Stands for the function of whole host arrays of a composition of which there is none with the same bits: the
-    plans of its operators are run again (see `shardtensor.interpreters.recorded_results`).
+    plans of its operators are run again (see `shardtensor.interpreters.programs.compositions`).
 
     The composition must not do anything but call operators that follow from the avals of its operands: it neither
     writes, nor warns, nor reads elements if there are some.

@@ -91,13 +91,8 @@ class EagerInterpreter(CallInterpreter):
             note_error(caller, (operands, params), error)
 
     def compose(self, function: Function, host: Function, fused: bool, args: Any, kwargs: Any, /) -> Any:
-        """Calls a function that is composed of operators; a small call is one of ``host``."""
-        result = small_call(function, host, args, kwargs)
-        if result is NotImplemented and fused and any(map(_is_on_gpu, args)):
-            # Programs without GPUs do without it.
-            from shardtensor.interpreters.jit.compositions import compiled_call
-
-            result = compiled_call(function, args, kwargs)
+        """Calls a function that is composed of operators; a small call is one of ``host``, or a program."""
+        result = small_call(function, host, args, kwargs, fused=fused)
         return function(*args, **kwargs) if result is NotImplemented else result
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
@@ -119,10 +114,6 @@ class EagerInterpreter(CallInterpreter):
             if isinstance(error, NAMED):
                 raise_named(op, error)
             raise
-
-
-def _is_on_gpu(x: Any) -> bool:
-    return type(x) is ShardedTensor and x._aval.backend.kernel_language == "cuda"
 
 
 EAGER = EagerInterpreter()

@@ -1,12 +1,14 @@
-"""Small results of compositions where devices share a memory: one call of NumPy on whole buffers.
+"""Compositions in eager mode: a small result is one call of NumPy on whole buffers, or that of a recorded program.
 
 A composition takes several times as long as NumPy on small arrays, because it calls several operators. What it would
 return is inferred once for each combination of function, parameters and avals; then only the elements are computed.
+Where NumPy's bits are others, the program of its operators runs. On GPUs, kernels compute those that are elementwise.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,13 @@ import numpy as np
 from shardtensor.backend.small_floats import is_small_float
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import recorded_by
-from shardtensor.core import Function, Op, Operands, Params, bind, interpreting, recorded
+from shardtensor.core import OPS, Function, Op, Operands, Params, bind, interpreting, recorded
 from shardtensor.errors import ConcretizationError, ShardTensorError
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.infer import INFER
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import host_aval
-from shardtensor.tensor.ownership import READS, reading, track
+from shardtensor.tensor.ownership import reading
 from shardtensor.tensor.pytree import map_items
 from shardtensor.tensor.storage import NoElements, Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor, without_elements
@@ -55,37 +57,48 @@ def _bound(op: Op) -> Function:
 
 
 def small_call(
-    function: Function, host: Function, args: tuple[Any, ...], kwargs: dict[str, Any], inferred: Function | None = None
+    function: Function,
+    host: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    inferred: Function | None = None,
+    *,
+    fused: bool = False,
 ) -> Any:
-    """Returns the result of ``host``, which computes the composition ``function`` on whole host arrays; NotImplemented
-    where the composition has to run.
+    """Returns the result of ``host``, which computes the composition ``function`` on whole host arrays, or of its
+    program; NotImplemented where the composition has to run.
 
-    That is the case for large arrays, for other backends, and for every error, so that
-    the composition raises it. The layout of the result is inferred when a call is repeated, because a call that is not
-    repeated, such as one with ever different numbers, would only take longer.
+    That is the case for large arrays, for other backends, and for every error, so that the composition raises it. The
+    layout of the result is inferred when a call is repeated, because a call that is not repeated, such as one with ever
+    different numbers, would only take longer.
 
     Args:
         function: the composition.
         host: see `shardtensor.core.composition`.
         args, kwargs: its arguments.
         inferred: the function of the same arguments whose result is inferred, if it is not the composition.
+        fused: whether the composition is one kernel on GPUs.
     """
-    tensors: list[ShardedTensor] = []
+    arrays: list[Any] = []
     try:
-        keywords = tuple([(name, _key(x, tensors)) for name, x in kwargs.items()]) if kwargs else ()
-        key = (function, default_mesh(), _key(args, tensors), keywords)
+        keywords = tuple([(name, _key(x, arrays)) for name, x in kwargs.items()]) if kwargs else ()
+        key = (function, default_mesh(), _key(args, arrays), keywords)
         value = _layouts.get(key, _NEW)
     except TypeError:  # An argument is not hashable.
         return NotImplemented
     if value is _NEW:
         if len(_layouts) >= _MOST_LAYOUTS:
             _layouts.clear()  # in one step, as other threads may do the same
-        _layouts[key] = _SEEN
-        return NotImplemented
+        value = _layouts[key] = _SEEN
+        if not (fused and any(map(_is_on_gpu, arrays))):
+            return NotImplemented
     if value is _SEEN:
+        tensors = [x for x in arrays if type(x) is ShardedTensor]
         try:
-            if host is recorded:
-                value = _recording(function, args, kwargs, tensors)
+            if fused and any(map(_is_on_gpu, tensors)):
+                value = _compiled(function, args, kwargs, arrays)
+            elif host is recorded:
+                value = _recorded(function, args, kwargs, arrays)
             else:
                 value = _inferred(inferred or function, args, kwargs, tensors)
         except ConcretizationError:  # The composition reads elements, such as the range of a histogram.
@@ -97,9 +110,9 @@ def small_call(
         _layouts[key] = value
     if value is None:
         return NotImplemented
-    if host is recorded:
-        return _run_again(value, tensors)
-    with reading(tensors):
+    if callable(value):
+        return value(arrays)
+    with reading(arrays):
         return _computed(host, value, args, kwargs, function.__name__)
 
 
@@ -112,24 +125,26 @@ _MOST_ITEMS = 32
 """The greatest number of items of a list for which a layout is kept."""
 
 
-def _key(x: Any, tensors: list[ShardedTensor]) -> Any:
-    """Returns what identifies an argument, without the elements of arrays; adds the tensors in it to ``tensors``.
+def _key(x: Any, arrays: list[Any]) -> Any:
+    """Returns what identifies an argument, without the elements of arrays; adds the tensors and host arrays in it to
+    ``arrays``.
 
     Raises:
         TypeError: a list is long.
     """
     kind = type(x)
     if kind is ShardedTensor:
-        tensors.append(x)
+        arrays.append(x)
         return x._aval
     if kind is tuple or kind is list:
         if len(x) > _MOST_ITEMS:
             raise TypeError("the list is long")
-        return (kind, *[(type(item), item) if type(item) in _PLAIN else _key(item, tensors) for item in x])
+        return (kind, *[(type(item), item) if type(item) in _PLAIN else _key(item, arrays) for item in x])
     if kind is np.ndarray:
+        arrays.append(x)
         return host_aval(x.shape, x.dtype)
-    if isinstance(x, (float, complex, np.inexact)) and (not x or isinstance(x, (complex, np.complexfloating))):
-        return (kind, repr(x))  # Zeros of both signs are equal.
+    if isinstance(x, (complex, np.complexfloating)) or (isinstance(x, (float, np.inexact)) and (not x or x != x)):
+        return (kind, repr(x))  # Zeros of both signs are equal, and a NaN differs from itself.
     return (kind, x)
 
 
@@ -141,24 +156,25 @@ def _are_small(tensors: list[ShardedTensor]) -> bool:
     return sum([value.nbytes for value in avals]) <= _MOST_BYTES
 
 
-def _recording(function: Function, args: Any, kwargs: Any, tensors: list[ShardedTensor]) -> Any:
-    """Returns the recorded operators of a composition of small operands; None if they cannot be recorded."""
-    from shardtensor.interpreters.recorded_results import recording_of  # Most programs call none of these functions.
-
-    return recording_of(function, args, kwargs, [x._aval for x in tensors]) if _are_small(tensors) else None
+def _is_on_gpu(x: Any) -> bool:
+    return type(x) is ShardedTensor and x._aval.backend.kernel_language == "cuda"
 
 
-def _run_again(recording: Any, tensors: list[ShardedTensor]) -> Any:
-    """Returns the result of recorded operators, which may share memory with the constants among their operands."""
-    entry: list[Any] = [(*tensors, *recording.constants)]
-    READS[id(entry)] = entry
-    try:
-        result = recording.run(tensors)
-        if type(result) is not ShardedTensor or not result._storage.leases:
-            track(entry, result)
-        return result
-    finally:
-        READS.pop(id(entry), None)
+def _recorded(function: Function, args: Any, kwargs: Any, arrays: list[Any]) -> Function | None:
+    """Returns the program of a composition of small operands as a function of the arrays; None if there is none: the
+    composition may read the elements of host arrays.
+    """
+    if any(type(x) is np.ndarray for x in arrays) or not _are_small(arrays):
+        return None
+    from shardtensor.interpreters.programs import compositions  # Most programs call none of these functions.
+
+    return compositions.on_buffers(function, args, kwargs, arrays)
+
+
+def _compiled(function: Function, args: Any, kwargs: Any, arrays: list[Any]) -> Function | None:
+    """Returns the program of an elementwise composition on GPUs as a function of the arrays; None if there is none."""
+    jit = importlib.import_module(OPS.chapters["jit"])  # It is above this package; programs without GPUs do without it.
+    return jit.compiled(function, args, kwargs, arrays)  # type: ignore[no-any-return]
 
 
 def _inferred(function: Function, args: Any, kwargs: Any, tensors: list[ShardedTensor]) -> _Layout | None:

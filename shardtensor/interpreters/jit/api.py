@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 
 from shardtensor.core import call, hinted, innermost
-from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardTensorError, type_text
 from shardtensor.functions.random_keys import Key, SymbolicKey, key_of
 from shardtensor.host import fork
 from shardtensor.interpreters.infer import ShapeDtypeStruct
@@ -29,11 +29,11 @@ from shardtensor.interpreters.jit.arguments import (
     static_key,
 )
 from shardtensor.interpreters.jit.executable import Executable, Output
-from shardtensor.interpreters.jit.layouts import with_layouts
 from shardtensor.interpreters.jit.lowered import Lowered
-from shardtensor.interpreters.jit.program import Program
-from shardtensor.interpreters.jit.trace import Trace, Traced, Tracer, tracing
 from shardtensor.interpreters.mutation.views import View
+from shardtensor.interpreters.programs.compositions import program_of
+from shardtensor.interpreters.programs.program import Program, Var
+from shardtensor.interpreters.programs.trace import Trace, Traced, Tracer, tracing
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import host_aval
@@ -243,11 +243,10 @@ class JitFunction(Generic[Arguments, Result]):
             [o.value for o in outputs if o.value is not None],
             {before: after for before, after in finals.items() if before is not after and before in arrays},
         )
-        layouts = functools.partial(with_layouts, program, trace.count, exact=self._executor == "numpy")
         single = len(outputs) == 1 and leaves(result)[0] is result
         form = None if single else map_leaves(lambda _: None, result)
         sources_of = [c.source for c in captured]
-        return Executable(trace.name, program, layouts, sources_of, outputs, form, donated, self._executor)
+        return Executable(trace.name, program, sources_of, outputs, form, donated, self._executor)
 
     def _outputs(
         self, tracer: Tracer, inputs: Sequence[Any], units: Sequence[Any], result: Any, donated: Sequence[int]
@@ -431,6 +430,31 @@ def _line_of(fn: Any) -> str:
         fn = fn.func
     code = getattr(fn, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else type(fn).__name__
+
+
+def compiled(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], arrays: Sequence[Any]
+) -> Callable[[Sequence[Any]], Any] | None:
+    """Returns a composition of operators as a function of its arrays, which kernels compute; None if it has no program
+    (see `shardtensor.interpreters.programs.compositions.program_of`). The function returns NotImplemented where the
+    composition has to run: jit is disabled, or there is an error, which the composition raises in its own name.
+    """
+    found = program_of(function, args, kwargs, arrays)
+    if found is None:
+        return None
+    program, result = found
+    form = None if type(result) is Var else map_leaves(lambda _: None, result)
+    executable = Executable(_name_of(function), program, (), [Output(v) for v in program.outputs], form, (), None)
+
+    def run(arrays: Sequence[Any]) -> Any:
+        if _disabled.get():
+            return NotImplemented
+        try:
+            return executable(arrays)
+        except ShardTensorError:
+            return NotImplemented
+
+    return run
 
 
 @hinted

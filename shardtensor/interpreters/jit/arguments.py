@@ -14,7 +14,7 @@ from shardtensor.backend.small_floats import is_element
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.random_keys import Key, bits_of
 from shardtensor.host.units import counted
-from shardtensor.interpreters.jit.program import exact_key
+from shardtensor.interpreters.programs.program import exact_key
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import as_operand, host_aval
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, paths

@@ -20,8 +20,9 @@ from typing import Any
 from shardtensor.core import OPS, Op, call, execute
 from shardtensor.functions.algorithms.shards import shards_of
 from shardtensor.interpreters.jit.deferred_sums import partial_axes, without_addition
-from shardtensor.interpreters.jit.program import Equation, Program, Var
-from shardtensor.interpreters.jit.replay import bytes_of, result_of
+from shardtensor.interpreters.programs.passes import Setting
+from shardtensor.interpreters.programs.program import Equation, Program, Var
+from shardtensor.interpreters.programs.replay import bytes_of, result_of
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.ownership import track
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_array, shard_arrays, without_elements
@@ -39,7 +40,7 @@ def common_sum(tensors: Any, /) -> None:
 
 
 COMMON_SUM = Op(common_sum, operands=("tensors",), variadic=True, error_name="jit")
-"""The operator of common sums. It is no row of OPS, since only layouts of programs have it."""
+"""The operator of common sums. It is not in OPS, since only rewritten programs have it."""
 
 
 def _common_sum(tensors: Sequence[ShardedTensor]) -> tuple[ShardedTensor, ...]:
@@ -80,14 +81,11 @@ def _cut(begin: int, xp: Any, out: Any, array: Any) -> None:
 COMMON_SUM.composite = _common_sum
 
 
-def with_common_sums(program: Program, count: int) -> Program:
+def with_common_sums(program: Program, _: Setting) -> Program:
     """Returns a program with the same results in which independent partial sums are added in one message; the program
     itself if it has none.
-
-    Args:
-        program: the program.
-        count: the number from which on numbers of values are free.
     """
+    count = program.next_number()
     candidates = [(k, _sum_of(e, count + 2 * k)) for k, e in enumerate(program.equations)]
     sums = _together(program, {k: found for k, found in candidates if found is not None})
     sums = _together(program, {k: found for k, found in sums.items() if found.is_possible()})

@@ -11,9 +11,9 @@ from typing import Any
 
 from shardtensor.communication.transfer import announce_reading, operand_transfer
 from shardtensor.core import Op
-from shardtensor.interpreters.jit.groups import plan_of
-from shardtensor.interpreters.jit.program import Equation, Program, Var
-from shardtensor.interpreters.jit.replay import bytes_of, result_of, with_operands
+from shardtensor.interpreters.programs.passes import Setting
+from shardtensor.interpreters.programs.program import Equation, Program, Var
+from shardtensor.interpreters.programs.replay import bytes_of, plan_of, result_of, with_operands
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
@@ -25,7 +25,7 @@ def common_transfer(x: Any, /, sharding: NamedSharding) -> None:
 
 
 COMMON_TRANSFER = Op(common_transfer, operands=("x",), error_name="jit")
-"""The operator of common transfers. It is no row of OPS, since only layouts of programs have it."""
+"""The operator of common transfers. It is not in OPS, since only rewritten programs have it."""
 
 
 def _infer(x: ShardedTensor, sharding: NamedSharding) -> Aval:
@@ -42,13 +42,9 @@ def _transfer(x: ShardedTensor, sharding: NamedSharding) -> ShardedTensor:
 COMMON_TRANSFER.infer, COMMON_TRANSFER.algorithm = _infer, _transfer
 
 
-def with_common_transfers(program: Program, count: int) -> Program:
-    """Returns a program in which no value is transferred to one layout for several equations.
-
-    Args:
-        program: the program.
-        count: the number from which on numbers of values are free.
-    """
+def with_common_transfers(program: Program, _: Setting) -> Program:
+    """Returns a program in which no value is transferred to one layout for several equations."""
+    count = program.next_number()
     wanted: dict[tuple[Var, NamedSharding], list[int]] = {}
     for k, equation in enumerate(program.equations):
         for key in _transferred(equation):

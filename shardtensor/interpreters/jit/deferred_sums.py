@@ -14,10 +14,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from shardtensor.core import OPS
-from shardtensor.interpreters.jit.groups import plan_of
-from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var
-from shardtensor.interpreters.jit.replay import bytes_of, result_of, with_operands
 from shardtensor.interpreters.mutation.views import aval_of_view
+from shardtensor.interpreters.programs.passes import Setting
+from shardtensor.interpreters.programs.program import Equation, Program, ValueKind, Var
+from shardtensor.interpreters.programs.replay import bytes_of, plan_of, result_of, with_operands
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.value import Aval, aval
@@ -31,17 +31,12 @@ _MOST = 64
 """The maximum number of reductions of a program of which the sums are deferred."""
 
 
-def with_deferred_sums(program: Program, count: int, *, exact: bool) -> Program:
-    """Returns a program with the same results that moves fewer bytes; the program itself if none is found.
-
-    Args:
-        program: the program.
-        count: the number from which on numbers of values are free.
-        exact: whether results keep the bits of eager mode.
-    """
+def with_deferred_sums(program: Program, setting: Setting) -> Program:
+    """Returns a program with the same results that moves fewer bytes; the program itself if none is found."""
     candidates = [k for k, e in enumerate(program.equations) if partial_axes(e)]
     if not candidates or len(candidates) > _MOST:
         return program
+    count, exact = program.next_number(), setting.exact
     first = _Deferral(program, candidates, count, exact)
     chosen = [k for part in first.parts() if first.saves(part) for k in part]
     if not chosen:

@@ -17,8 +17,8 @@ from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.jit.cuda_source import has_cuda
 from shardtensor.interpreters.jit.expressions import C_TYPES, has_c
 from shardtensor.interpreters.jit.kernel import KernelBuilder, dtype_name
-from shardtensor.interpreters.jit.program import Equation, Var, kind_of, vars_of
 from shardtensor.interpreters.jit.window_writes import function_operands, is_whole
+from shardtensor.interpreters.programs.program import Equation, Var, kind_of, vars_of
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.value import Aval
 

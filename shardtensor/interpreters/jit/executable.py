@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import shardtensor.interpreters.jit.layouts  # noqa: F401 - its passes are added to the list
 from shardtensor.backend.registry import in_job, processes_of
 from shardtensor.communication.processes import JOB, connected, identify, note, note_error
 from shardtensor.communication.transfer_log import logger
@@ -23,11 +24,13 @@ from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.kernel import Kernel
-from shardtensor.interpreters.jit.program import Program, Var
-from shardtensor.interpreters.jit.replay import Node, Step, Values, last_uses, only_read, steps_of, view_of
 from shardtensor.interpreters.jit.segments import Segment, segments_of
-from shardtensor.interpreters.jit.stencils import STENCIL, is_on_one_memory
+from shardtensor.interpreters.jit.steps import steps_of
 from shardtensor.interpreters.mutation.views import snapshot
+from shardtensor.interpreters.programs import replay
+from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
+from shardtensor.interpreters.programs.program import Program, Var
+from shardtensor.interpreters.programs.replay import Node, Step, Values, last_uses, only_read, view_of
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.identity import identity_of, with_identity
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
@@ -69,10 +72,7 @@ class Executable:
 
     Args:
         name: the name of the function.
-        program: what it computes.
-        layouts: returns the program that moves the fewest bytes. Where all devices share the memory of the host, it
-            is called, and that program is inferred, for calls whose transfers are recorded or guarded: nothing moves
-            there, and the program that runs, with its bits, is that of other calls.
+        program: what it computes, as it was traced.
         captured: the tensors and arrays that it closes over, in the order of ``program.captured``.
         outputs: the leaves of its result.
         tree: the structure of the result: a pytree with any leaves.
@@ -81,6 +81,7 @@ class Executable:
             until a compiler has compiled them in the background.
 
     Attributes:
+        program: what it computes, after all passes.
         nodes: the equations of each step: one, or those of a kernel.
         kernels: the groups of equations that are one kernel.
         segments: the runs of steps whose launches are one where they recur.
@@ -90,7 +91,6 @@ class Executable:
         self,
         name: str,
         program: Program,
-        layouts: Callable[[], Program],
         captured: Sequence[Any],
         outputs: Sequence[Output],
         tree: Any,
@@ -98,21 +98,20 @@ class Executable:
         executor: str | None,
     ) -> None:
         self.name = name
-        self.program = program
+        self._traced = program
         self.captured = list(captured)
         self.outputs = outputs
         self.tree = tree
         self.donated = donated
         self.kernels: list[Fused] = []
-        self._layouts = layouts
-        self._on_one_memory = is_on_one_memory(program)
+        self._setting = Setting(moves=not is_on_one_memory(program), exact=executor == "numpy")
+        self.program = program = rewritten(program, self._setting)
         may_compile = executor == "c" or (
             executor is None and (has_cuda_kernels(program) or find_compiler() is not None)
         )
-        runs = program if self._on_one_memory else self.laid_out
-        self.nodes, steps = steps_of(runs, EAGER, self.kernels.append, may_compile)
-        self._size = _size_of(runs)
-        self.segments = self._segments_of(runs)
+        self.nodes, steps = steps_of(program, EAGER, self.kernels.append, may_compile)
+        self._size = program.next_number() + 1  # The last one is the equation that a segment computes.
+        self.segments = self._segments_of(program)
         self._nodes, self._steps = self._with_segments(steps)
         self.executor = executor
         if executor == "c":
@@ -121,7 +120,6 @@ class Executable:
         sources = [*program.inputs, *program.captured]
         self._numbers = [v.number for v in sources]
         self._writes = [(sources.index(before), after.number) for before, after in program.writes.items()]
-        self._plain = [o.value.number for o in outputs if o.value is not None and o.view_spec is None]
         self._one = len(outputs) == 1 and tree is None
         held = [o.value for o in outputs if o.value is not None]
         self._copied = {v.number for v in held if v in sources}
@@ -131,8 +129,12 @@ class Executable:
 
     @cached_property
     def laid_out(self) -> Program:
-        """The program that moves the fewest bytes."""
-        return self._layouts()
+        """The program that moves the fewest bytes. Where all devices share one memory, it is inferred for calls whose
+        transfers are recorded or guarded: nothing moves there, and the program that runs is that of other calls.
+        """
+        if self._setting.moves:
+            return self.program
+        return rewritten(self._traced, dataclasses.replace(self._setting, moves=True))
 
     @cached_property
     def _is_common(self) -> bool:
@@ -144,16 +146,17 @@ class Executable:
     @cached_property
     def _described(self) -> str:
         """What processes compare of the program: the functions that they trace may differ."""
-        return f"{self.name}, program {self.program.checksum():08x}, executor={self.executor!r}"
+        return f"{self.name}, program {self._traced.checksum():08x}, executor={self.executor!r}"
 
     @cached_property
     def _inference(self) -> tuple[Sequence[Node], Sequence[Step], int]:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes,
         which leaves out what is recorded as it runs.
         """
-        nodes, steps = steps_of(self.laid_out, INFER)
+        steps = replay.steps_of(self.laid_out, INFER)
+        nodes = [(e,) for e in self.laid_out.equations]
         some = [only_read(node[0], s) if node[0].op.announcing else s for node, s in zip(nodes, steps, strict=True)]
-        return nodes, some, _size_of(self.laid_out)
+        return nodes, some, self.laid_out.next_number() + 1
 
     def _segments_of(self, program: Program) -> Sequence[Segment]:
         """Returns the segments of the program that runs."""
@@ -333,13 +336,6 @@ def has_cuda_kernels(program: Program) -> bool:
 def _log(name: str, error: BaseException) -> None:
     """Logs that a function runs on NumPy."""
     logger().info("jit: the kernels of %s run on NumPy: %s", name, error)
-
-
-def _size_of(program: Program) -> int:
-    """Returns the number of values: those of the program, and at the end the equation that a segment computes."""
-    inner = [v for e in program.equations if e.op is STENCIL for v in e.programs[0].made()]
-    every = (*program.inputs, *program.captured, *program.made(), *inner)
-    return max([v.number for v in every], default=-1) + 2
 
 
 def _base(x: Any) -> Any:

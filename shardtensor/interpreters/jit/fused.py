@@ -14,11 +14,12 @@ from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit import blocked
 from shardtensor.interpreters.jit.c_executor import CompiledKernel
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel
-from shardtensor.interpreters.jit.groups import Group, function_of, plan_of
+from shardtensor.interpreters.jit.groups import Group, function_of
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
-from shardtensor.interpreters.jit.program import Equation, Var, exact_key, kind_of, shape_of, vars_of
 from shardtensor.interpreters.jit.reductions import add_reduction, divisor, is_reduction, is_wide, outer_shape
 from shardtensor.interpreters.jit.window_writes import WindowWrite, computed_aval, function_operands
+from shardtensor.interpreters.programs.program import Equation, Var, exact_key, kind_of, shape_of, vars_of
+from shardtensor.interpreters.programs.replay import plan_of
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor

@@ -17,10 +17,10 @@ from shardtensor.interpreters.jit.cuda_executor import PARTS, CudaKernel, fits
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, is_row_major, reports_errors
 from shardtensor.interpreters.jit.graphs import Arrays, Buffer, Part, Targets
-from shardtensor.interpreters.jit.groups import plan_of
-from shardtensor.interpreters.jit.program import Equation, Var
 from shardtensor.interpreters.jit.reductions import is_reduction
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_writable
+from shardtensor.interpreters.programs.program import Equation, Var
+from shardtensor.interpreters.programs.replay import plan_of
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor

@@ -16,7 +16,7 @@ from shardtensor.interpreters.jit.c_executor import CompiledKernel
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.groups import is_on_host
-from shardtensor.interpreters.jit.program import Equation, Var, vars_of
+from shardtensor.interpreters.programs.program import Equation, Var, vars_of
 from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
-from shardtensor.interpreters.jit.program import Equation, Var
 from shardtensor.interpreters.jit.window_writes import WindowWrite
+from shardtensor.interpreters.programs.program import Equation, Var
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.storage import Storage
 

@@ -19,12 +19,9 @@ from shardtensor.backend.device import HOST_MEMORY
 from shardtensor.backend.small_floats import is_small_float
 from shardtensor.core import OPS
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.interpreters.execution.plan import Plan
-from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.jit import device_groups
 from shardtensor.interpreters.jit.expressions import EXPENSIVE
 from shardtensor.interpreters.jit.kernel import KernelBuilder
-from shardtensor.interpreters.jit.program import Equation, Program, Var, kind_of, shape_of, vars_of
 from shardtensor.interpreters.jit.reductions import is_reduction, is_wide, outer_shape, reduces_rows
 from shardtensor.interpreters.jit.window_writes import (
     computed_aval,
@@ -33,6 +30,8 @@ from shardtensor.interpreters.jit.window_writes import (
     is_whole,
     without_copies,
 )
+from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, shape_of, vars_of
+from shardtensor.interpreters.programs.replay import plan_of
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.tensor import SCALARS
@@ -45,21 +44,6 @@ a kernel. Functions of devices never do.
 
 _MOST = 64
 """The maximum number of equations of a group: the compiler's time grows faster than the number."""
-
-
-def plan_of(equation: Equation) -> Plan | None:
-    """Returns the plan of an equation whose plan depends on nothing but the kinds of its operands; else None."""
-    op = equation.op
-    if op.view_spec or op.composite or op.algorithm or op.creates or type(equation.results) is not Var:
-        return None
-    kinds: list[Any] = [None if x is None else kind_of(x) for x in equation.operands]
-    if any(isinstance(kind, type) and kind not in SCALARS for kind in kinds):
-        return None
-    tensors = [kind for kind in kinds if isinstance(kind, Aval)]
-    # A scalar may be an element of another tensor, with which devices that own the element compute.
-    if not tensors or any(not kind.ndim or kind.unreduced for kind in tensors) or op.params[-1:] == ("layout",):
-        return None
-    return plan_for(op, kinds, equation.params)
 
 
 class Group:
@@ -188,7 +172,8 @@ class _Grouping:
         for other in groups[1:]:
             together = len(other.equations) + len(made.equations) < _MOST
             lengths = {made.row_ndim, other.row_ndim} - {0}
-            if other.shape == made.shape and len(lengths) < 2 and together and _is_split_as(other, made):
+            alike = _is_split_as(other, made) and self._ignores(other, made.equations[0][1])
+            if other.shape == made.shape and len(lengths) < 2 and together and alike:
                 self._merge(made, other)
         return made
 
@@ -200,8 +185,14 @@ class _Grouping:
                 self._open[equation.results.number] = group
         other.equations = []
 
+    def _ignores(self, group: Group, equation: Equation) -> bool:
+        """Whether a group ignores the floating-point errors that an equation ignores; kernels in C report none."""
+        return self._wide or group.equations[0][1].ignored == equation.ignored
+
     def _fits(self, group: Group, equation: Equation, shape: Shape, rows: int) -> bool:
         if len(group.equations) >= _MOST or not _has_parts(group, equation, shape, rows):
+            return False
+        if not self._ignores(group, equation):
             return False
         if rows:
             return group.shape == shape and group.row_ndim in (0, rows)

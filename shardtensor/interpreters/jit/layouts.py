@@ -5,7 +5,7 @@ is next transferred to a layout that splits it, each device combines only its pa
 of a function of slices is a stencil (see `shardtensor.interpreters.jit.stencils`). An operand that several equations
 need in another layout is transferred once, and partial sums that do not depend on one another are added in one
 message. Eager's layouts are always a candidate, and the bytes are those of the inference of both, so that a program
-never moves more.
+never moves more. Each of these rewrites is a pass (see `shardtensor.interpreters.programs.passes`).
 """
 
 from __future__ import annotations
@@ -23,48 +23,36 @@ from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.common_sums import with_common_sums
 from shardtensor.interpreters.jit.common_transfers import with_common_transfers
 from shardtensor.interpreters.jit.deferred_sums import with_deferred_sums
-from shardtensor.interpreters.jit.program import Equation, Program, Var
-from shardtensor.interpreters.jit.replay import bytes_of, stand_in_of
 from shardtensor.interpreters.jit.stencils import StencilPlan, stencils_in
+from shardtensor.interpreters.programs.passes import PASSES, Setting, saving_transfers
+from shardtensor.interpreters.programs.program import Equation, Program, Var
+from shardtensor.interpreters.programs.replay import bytes_of, stand_in_of
 from shardtensor.tensor.tensor import ShardedTensor
 
 
-def with_layouts(program: Program, count: int, *, exact: bool) -> Program:
-    """Returns a program with the same results that moves fewer bytes; the program itself if none is found.
-
-    Args:
-        program: the program.
-        count: the number from which on numbers of values are free.
-        exact: whether results keep the bits of eager mode.
+def with_scattered_sums(program: Program, _: Setting) -> Program:
+    """Returns a program whose reductions leave their results in the layouts to which they are next transferred, where
+    that moves fewer bytes; the program itself if there are none.
     """
+    count = program.next_number()
     uses: dict[Var, int] = {}
     for v in [*program.outputs, *program.writes.values(), *[v for e in program.equations for v in e.reads()]]:
         uses[v] = uses.get(v, 0) + 1
-    changes = 0
     made = {e.results: k for k, e in enumerate(program.equations) if type(e.results) is Var}
     equations = list(program.equations)
+    changes = 0
     for k, transfer in enumerate(equations):
         x = transfer.operands[0] if transfer.op.name == "transfer_to" else None
         if type(x) is not Var or uses.get(x) != 1 or x not in made:
             continue
-        changed = _scattered(equations[made[x]], transfer, count)
+        changed = _scattered(equations[made[x]], transfer, count + changes)
         if changed is not None:
             equations[made[x]], equations[k] = changed
             changes += 1
-            count += 1
-    if changes:
-        program = dataclasses.replace(program, equations=equations)
-    program = with_stencils(with_deferred_sums(program, count, exact=exact))
-    program = with_common_transfers(program, _free_number(program, count))
-    return with_common_sums(program, _free_number(program, count))
+    return dataclasses.replace(program, equations=equations) if changes else program
 
 
-def _free_number(program: Program, count: int) -> int:
-    """Returns the number from which on numbers of values are free, at least ``count``."""
-    return max([count, *[v.number + 1 for v in program.made()]])
-
-
-def with_stencils(program: Program) -> Program:
+def with_stencils(program: Program, _: Setting) -> Program:
     """Returns a program in which the writes that move fewer bytes as stencils are stencils."""
     equations: dict[int, Equation] = dict(enumerate(program.equations))
     changes = 0
@@ -135,3 +123,12 @@ def _inferred(calls: Sequence[tuple[Equation, Any, Any]]) -> tuple[int, list[Sha
             operands = results[-1:] if given is None else given
             results.append(INFER.apply(equation.op, tuple(operands), params))
     return log.bytes, results
+
+
+PASSES += [
+    ("scattered sums", saving_transfers(with_scattered_sums)),
+    ("deferred sums", saving_transfers(with_deferred_sums)),
+    ("stencils", saving_transfers(with_stencils)),
+    ("common transfers", saving_transfers(with_common_transfers)),
+    ("common sums", saving_transfers(with_common_sums)),
+]

@@ -16,10 +16,10 @@ from shardtensor.interpreters.jit.cuda_source import cuda_source
 from shardtensor.interpreters.jit.executable import Executable
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.kernel import Kernel
-from shardtensor.interpreters.jit.program import Equation, Program, Var, vars_of
-from shardtensor.interpreters.jit.replay import inferred, last_uses
 from shardtensor.interpreters.jit.segments import Segment
 from shardtensor.interpreters.mutation.views import snapshot, stand_in
+from shardtensor.interpreters.programs.program import Equation, Program, Var, vars_of
+from shardtensor.interpreters.programs.replay import inferred, last_uses
 
 Units = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
 
@@ -91,9 +91,9 @@ class Lowered:
         """Returns the program as text.
 
         Args:
-            stage: ``"program"``, the equations; ``"layouts"``, those that transfer least, and what each transfers;
-                ``"groups"``, the equations with the kernels that compute several of them; ``"c"``, the text of those
-                kernels that C can compute; or ``"cuda"``, that of the kernels on GPUs.
+            stage: ``"program"``, the equations after all passes; ``"layouts"``, those that transfer least, and what
+                each transfers; ``"groups"``, the equations with the kernels that compute several of them; ``"c"``, the
+                text of those kernels that C can compute; or ``"cuda"``, that of the kernels on GPUs.
 
         Raises:
             ArgumentError: there is no such stage.

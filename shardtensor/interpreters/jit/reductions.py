@@ -14,7 +14,7 @@ import numpy as np
 
 from shardtensor.interpreters.jit.expressions import C_TYPES
 from shardtensor.interpreters.jit.kernel import KernelBuilder, Value, dtype_name
-from shardtensor.interpreters.jit.program import Equation
+from shardtensor.interpreters.programs.program import Equation
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import reduced_axes
 from shardtensor.tensor.value import Aval

@@ -31,10 +31,10 @@ from shardtensor.backend.registry import in_job
 from shardtensor.communication.transfer import buffers_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.graphs import Block, Buffer, Graphs, Part, key_of
-from shardtensor.interpreters.jit.program import Equation, Program, Var
-from shardtensor.interpreters.jit.replay import compute, view_step
 from shardtensor.interpreters.jit.temporal_blocking import time_steps_in
 from shardtensor.interpreters.mutation.views import reads_buffers
+from shardtensor.interpreters.programs.program import Equation, Program, Var
+from shardtensor.interpreters.programs.replay import compute, view_step
 from shardtensor.tensor.identity import with_identity
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import tensor

@@ -21,12 +21,12 @@ from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.communication.transfer_plan import TransferPlan
-from shardtensor.core import Op
+from shardtensor.core import Interpreter, Op
 from shardtensor.functions.algorithms.shards import shards_of
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.jit.groups import plan_of
-from shardtensor.interpreters.jit.program import Equation, Program, Var, vars_of
 from shardtensor.interpreters.jit.window_writes import function_operands, has_function
+from shardtensor.interpreters.programs.program import Equation, Program, Var, vars_of
+from shardtensor.interpreters.programs.replay import OWN_STEPS, Step, Values, plan_of, step_of
 from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
 from shardtensor.sharding.view_spec import ViewSpec
@@ -43,7 +43,7 @@ def stencil(tensors: Any, /) -> None:
 
 
 STENCIL = Op(stencil, operands=("tensors",), variadic=True, error_name="jit")
-"""The operator of stencils. It is no row of OPS, since only layouts of programs have it. Its operands are the base and
+"""The operator of stencils. It is not in OPS, since only rewritten programs have it. Its operands are the base and
 the tensors that are read; its program is that of the slices, of which the last equation is the write.
 """
 
@@ -59,6 +59,33 @@ class Slice(NamedTuple):
     source: Var
     corner: Corner
 
+
+# -- their steps -----------------------------------------------------------------------------------
+
+
+def _step(equation: Equation, program: Program, interpreter: Interpreter, dead: Sequence[int]) -> Step:
+    """Returns the step of a stencil. Where devices share a memory, its equations run one by one, as in eager mode."""
+    plan, result = StencilPlan(equation, program), equation.results.number
+    *inside, _ = equation.programs[0].made()
+    backend = equation.results.kind.backend
+    runs = interpreter is EAGER and not backend.simulated
+    alone = functools.cache(lambda: [step_of(e, equation.programs[0], EAGER) for e in equation.programs[0].equations])
+
+    def step(values: Values) -> None:
+        if runs and backend.on_host:
+            for one in alone():
+                one(values)
+            for v in inside:
+                values[v.number] = None
+        else:
+            values[result] = (plan.run if runs else plan.infer)(values)
+        for number in dead:
+            values[number] = None
+
+    return step
+
+
+OWN_STEPS[STENCIL] = _step
 
 # -- finding them ----------------------------------------------------------------------------------
 
@@ -311,11 +338,3 @@ def _known(local: Mapping[int, Any], values: Any, x: Any) -> Any:
     if type(x) is not Var:
         return x
     return local[x.number] if x.number in local else values[x.number]
-
-
-def is_on_one_memory(program: Program) -> bool:
-    """Whether all tensors of a program are in one memory, that of the host or of a GPU, which all devices share."""
-    kinds = [v.kind for v in (*program.inputs, *program.captured)]
-    avals = [k for k in (*kinds, *[v.kind for e in program.equations for v in e.makes()]) if isinstance(k, Aval)]
-    memories = {k.memory for k in avals}
-    return len(memories) < 2 and None not in memories and not any(k.backend.simulated for k in avals)

@@ -26,9 +26,9 @@ from shardtensor.interpreters.jit.c_executor import run_steps
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.graphs import Arrays, Part, Targets
-from shardtensor.interpreters.jit.program import Equation, Program, Var
 from shardtensor.interpreters.jit.stencils import corner_of
 from shardtensor.interpreters.jit.window_writes import WindowWrite, copy_rest
+from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor

@@ -17,7 +17,7 @@ from shardtensor.backend.device import HostArray
 from shardtensor.communication.transfer import whole_array
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.summation_order import empty_like
-from shardtensor.interpreters.jit.program import Equation, Program, Var
+from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.sharding.index import Index, to_numpy
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval

@@ -166,13 +166,6 @@ class View:
             return None
         return _of_cells(base, view_spec.boxes, view_spec.chains, view_spec.shape)
 
-    @property
-    def computes(self) -> bool:
-        """Whether reading it may copy elements, and not only give views of the base's buffers."""
-        if len(self.view_spec.boxes) > 1:
-            return True
-        return not self.is_direct and self._here(current_storage(self.base)) is None
-
     def _evaluated(self, storage: Any) -> Any:
         """Returns the buffers that operators compute; see `_read`."""
         value = evaluate(tensor(on_devices(self.base._aval), storage), self.view_spec)
@@ -219,11 +212,6 @@ def _picked_to_host(x: ShardedTensor, view_spec: ViewSpec) -> HostArray:
 
 
 # -- making views ----------------------------------------------------------------------------------
-
-
-def computes(x: ShardedTensor) -> bool:
-    """Whether reading the buffers of a tensor may copy elements of another tensor; see `View.computes`."""
-    return type(x._storage) is View and x._storage.computes
 
 
 def reads_buffers(base: Aval, view_spec: ViewSpec) -> bool:

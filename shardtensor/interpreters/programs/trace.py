@@ -23,9 +23,9 @@ from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.random_keys import SymbolicKey, derived_bits
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.jit.program import Equation, Program, ValueKind, Var, vars_of
 from shardtensor.interpreters.mutation.views import View, aval_of_view, stand_in
 from shardtensor.interpreters.mutation.write_ops import is_view
+from shardtensor.interpreters.programs.program import Equation, Program, ValueKind, Var, vars_of
 from shardtensor.places import user_place
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import as_sharding
@@ -114,6 +114,7 @@ class Trace:
         copies: the values that they return, which may be views of the arguments in eager mode.
         ended: whether the function has returned.
         count: the number of values so far.
+        errors: how floating-point errors are handled where the function is called.
     """
 
     def __init__(self, name: str, where: str, arguments: Sequence[str]) -> None:
@@ -127,6 +128,7 @@ class Trace:
         self.copies: set[Var] = set()
         self.ended = False
         self.count = 0
+        self.errors = dict(np.geterr())
         self._depends: dict[int, int] = {}
 
     def new(self, kind: ValueKind, depends: int) -> Var:
@@ -328,6 +330,8 @@ class Tracer(CallInterpreter):
 
     def _add(self, equation: Equation) -> None:
         equation.source = user_line()
+        errors, outside = dict(np.geterr()), self.trace.errors
+        equation.ignored = tuple([(k, m) for k, m in errors.items() if m == "ignore" and outside[k] != m])
         self.equations.append(equation)
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:

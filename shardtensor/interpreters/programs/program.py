@@ -74,6 +74,7 @@ class Equation:
         writes: whether it is a write.
         programs: for a map, the program of each call by number. Their operands may be values of this program.
         source: file and line of the call.
+        ignored: the floating-point errors that the function ignores there, as items of the arguments of `np.errstate`.
     """
 
     op: Op
@@ -85,6 +86,7 @@ class Equation:
     writes: bool = False
     programs: Mapping[int, Program] = dataclasses.field(default_factory=dict)
     source: str = ""
+    ignored: tuple[tuple[str, Any], ...] = ()
 
     def reads(self) -> list[Var]:
         """Returns the values that it reads, those that programs of a map take from outside included, each once."""
@@ -166,6 +168,11 @@ class Program:
     def made(self) -> list[Var]:
         """Returns the values that its equations compute."""
         return [v for equation in self.equations for v in equation.makes()]
+
+    def next_number(self) -> int:
+        """Returns the first number that no value has, in programs of maps neither."""
+        inner = [p.next_number() for equation in self.equations for p in equation.programs.values()]
+        return max([v.number + 1 for v in (*self.inputs, *self.captured, *self.made())] + inner, default=0)
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of the printed form."""

@@ -2,6 +2,7 @@
 
 The steps are those of eager mode: the same plans, views and writes, so that results are the same to the bit and the
 same transfers are recorded. A value is dropped after its last use; a write whose base nothing else uses is in place.
+The steps that compute several equations at once are those of `shardtensor.interpreters.jit.steps`.
 """
 
 from __future__ import annotations
@@ -9,36 +10,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.device import HOST
-from shardtensor.backend.registry import backend_of, is_remote
+from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import TransferLog, announcing, recorded_by
-from shardtensor.core import OPS, Interpreter, bind, interpreting, outermost
+from shardtensor.core import OPS, Interpreter, Op, bind, default_interpreter, interpreting, outermost
 from shardtensor.errors import ShardTensorError
-from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.execution.plan import Plan
+from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.jit.fused import Fused
-from shardtensor.interpreters.jit.fused_devices import fused_of
-from shardtensor.interpreters.jit.fused_in_maps import COMPILED, FusedInMap, is_large_product, may_join, product
-from shardtensor.interpreters.jit.groups import grouped, is_kernel, plan_of
-from shardtensor.interpreters.jit.program import Equation, Program, Var, replace_vars, vars_of
-from shardtensor.interpreters.jit.stencils import STENCIL, StencilPlan
-from shardtensor.interpreters.jit.temporal_blocking import TimeSteps, time_steps_in
-from shardtensor.interpreters.jit.trace import PYTHON
-from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
 from shardtensor.interpreters.mutation.views import View, evaluate
+from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, replace_vars, vars_of
+from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_array, tensor, without_elements
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval
 
 Values = Any
@@ -46,64 +40,67 @@ Values = Any
 
 Step = Callable[[Values], None]
 
-
 Node = Sequence[Equation]
 """What one step does: an equation, or those that one kernel computes."""
 
+OWN_STEPS: dict[Op, Callable[[Equation, Program, Interpreter, Sequence[int]], Step]] = {}
+"""For operators that only rewrites of programs make, and that read values of the program by number: the function that
+returns the step, given the equation, its program, the interpreter, and the numbers of the values to drop.
+"""
 
-def steps_of(
-    program: Program, interpreter: Interpreter, fused: Callable[[Fused], None] | None = None, wide: bool = False
-) -> tuple[Sequence[Node], list[Step]]:
-    """Returns the nodes of a program, and a step for each by an interpreter.
+
+def steps_of(program: Program, interpreter: Interpreter) -> list[Step]:
+    """Returns a step for each equation of a program.
 
     Each of them takes the values, adds its results, and drops those that no later step uses.
 
     Args:
         program: the program.
-        interpreter: `EAGER`, `INFER`, or one that passes calls on.
-        fused: gets the kernel of each step that is one. None: there are none, and each equation has a step.
-        wide: whether kernels may run as C (see `grouped`).
+        interpreter: the eager interpreter, `INFER`, or `BOUND`.
     """
-    allowed = may_join if interpreter is _BOUND else _any
-    nodes: Sequence[Node] = grouped(program, wide, allowed) if fused else [(e,) for e in program.equations]
-    last = last_uses(program, nodes)
-    given = {*program.inputs, *program.captured}
-    made: list[Step] = []
-    kernels: dict[int, Fused] = {}
+    nodes = [(e,) for e in program.equations]
+    dropped = dropped_after(program, nodes)
+    return [
+        step_of(equation, program, interpreter, dead, is_in_place(equation, program, dead))
+        for equation, dead in zip(program.equations, dropped, strict=False)
+    ]
+
+
+def step_of(
+    equation: Equation, program: Program, interpreter: Interpreter, dead: Sequence[int] = (), in_place: bool = False
+) -> Step:
+    """Returns the step of an equation, after which the values of the numbers ``dead`` are dropped."""
+    op = equation.op
+    if op in OWN_STEPS:
+        return OWN_STEPS[op](equation, program, interpreter, dead)
+    if equation.programs:
+        return map_step(equation, interpreter, dead, lambda body: steps_of(body, BOUND))
+    if equation.writes:
+        return _write(equation, interpreter, dead, in_place)
+    if op.name == "view":
+        return view_step(equation, dead)
+    if type(equation.results) is Var and isinstance(equation.results.kind, type):
+        return _on_python_scalars(equation, dead)
+    executes = interpreter is default_interpreter()
+    if executes and op.announcing:
+        return _announcing(equation, dead)
+    if executes and (plan := plan_of(equation)) is not None:
+        return _planned(equation, plan, dead)
+    return _call(equation, interpreter, dead)
+
+
+def is_in_place(equation: Equation, program: Program, dead: Sequence[int]) -> bool:
+    """Whether an equation is a write of a base that the program has made, and that is dropped after it."""
+    base = equation.operands[0] if equation.writes else None
+    return base is not None and base.number in dead and base not in (*program.inputs, *program.captured)
+
+
+def dropped_after(program: Program, nodes: Sequence[Node]) -> list[list[int]]:
+    """Returns for each node the numbers of the values that no later one uses, and at the end those of the outputs."""
     dropped: list[list[int]] = [[] for _ in (*nodes, "outputs")]
-    for v, use in last.items():
+    for v, use in last_uses(program, nodes).items():
         dropped[use].append(v.number)
-    for k, node in enumerate(nodes):
-        dead = dropped[k]
-        in_place = {e.results for e in node if e.writes and e.operands[0].number in dead and e.operands[0] not in given}
-        if fused is not None and is_kernel(node, wide) and all(map(allowed, node)):
-            kept = [v for e in node for v in e.makes() if last[v] > k]
-            if interpreter is _BOUND:
-                in_map = FusedInMap(node, kept)
-                fused(in_map)
-                made.append(_fused_in_map(in_map, dead))
-                continue
-            writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
-            kernel = kernels[k] = fused_of(node, kept, writes)
-            fused(kernel)
-            made.append(_fused(kernel, in_place, dead))
-            continue
-        (equation,) = node
-        if equation.op is STENCIL:
-            made.append(_stencil(equation, program, interpreter, dead))
-        elif equation.programs:
-            made.append(_map(equation, interpreter, dead, fused, wide))
-        elif fused is not None and interpreter is _BOUND and is_large_product(equation):
-            made.append(_product_in_map(equation, dead))
-        else:
-            made.append(_step(equation, interpreter, dead, bool(in_place)))
-    for several in time_steps_in(program, nodes, kernels) if wide else ():
-        _block_in_time(several, made, dropped)
-    return nodes, made
-
-
-def _any(_: Equation) -> bool:
-    return True
+    return dropped
 
 
 def last_uses(program: Program, nodes: Sequence[Node]) -> dict[Var, int]:
@@ -119,22 +116,22 @@ def last_uses(program: Program, nodes: Sequence[Node]) -> dict[Var, int]:
     return last
 
 
-def _step(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in_place: bool) -> Step:
-    op = equation.op
-    if equation.writes:
-        return _write(equation, interpreter, dead, in_place)
-    if op.name == "view":
-        return view_step(equation, dead)
-    if type(equation.results) is Var and isinstance(equation.results.kind, type):
-        return _on_python_scalars(equation, dead)
-    if interpreter is EAGER and op.announcing:
-        return _announcing(equation, dead)
-    if interpreter is EAGER and (plan := plan_of(equation)) is not None:
-        return _planned(equation, plan, dead)
-    return _call(equation, interpreter, dead)
-
-
 # -- operators with a plan -------------------------------------------------------------------------
+
+
+def plan_of(equation: Equation) -> Plan | None:
+    """Returns the plan of an equation whose plan depends on nothing but the kinds of its operands; else None."""
+    op = equation.op
+    if op.view_spec or op.composite or op.algorithm or op.creates or type(equation.results) is not Var:
+        return None
+    kinds: list[Any] = [None if x is None else kind_of(x) for x in equation.operands]
+    if any(isinstance(kind, type) and kind not in SCALARS for kind in kinds):
+        return None
+    tensors = [kind for kind in kinds if isinstance(kind, Aval)]
+    # A scalar may be an element of another tensor, with which devices that own the element compute.
+    if not tensors or any(not kind.ndim or kind.unreduced for kind in tensors) or op.params[-1:] == ("layout",):
+        return None
+    return plan_for(op, kinds, equation.params)
 
 
 def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
@@ -148,7 +145,7 @@ def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
         left, right = at
         get = lambda values: (values[left], values[right])  # noqa: E731
     else:
-        get = _getter(operands)
+        get = getter(operands)
 
     def step(values: Values) -> None:
         taken = get(values)
@@ -166,52 +163,9 @@ def _planned(equation: Equation, plan: Plan, dead: Sequence[int]) -> Step:
     return step
 
 
-def _getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
+def getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
+    """Returns the function that takes the operands of an equation out of the values."""
     return lambda values: tuple([values[x.number] if type(x) is Var else x for x in operands])
-
-
-# -- kernels ---------------------------------------------------------------------------------------
-
-
-def _fused(made: Fused, in_place: Collection[Var], dead: Sequence[int]) -> Step:
-    """Returns the step of a kernel."""
-    node = made.equations
-    alone = functools.cache(lambda: [_step(equation, EAGER, (), equation.results in in_place) for equation in node])
-
-    def step(values: Values) -> None:
-        if not made(values):
-            for one in alone():
-                one(values)
-        for number in dead:
-            values[number] = None
-
-    return step
-
-
-def _block_in_time(several: TimeSteps, steps: list[Step], dropped: Sequence[Sequence[int]]) -> None:
-    """Replaces the steps of a loop: the first one computes all where it can, and the others nothing then."""
-    result = several.result.number
-    outside = [steps[k] for k in several.outside]
-
-    def is_done(values: Values, k: int) -> bool:
-        if values[result] is None and k == several.first:
-            for view in outside:
-                view(values)
-            several.run(values)
-        return values[result] is not None
-
-    def replaced(k: int, alone: Step) -> Step:
-        def step(values: Values) -> None:
-            if not is_done(values, k):
-                alone(values)
-                return
-            for number in dropped[k]:
-                values[number] = None
-
-        return step
-
-    for k in range(several.first, several.last + 1):
-        steps[k] = replaced(k, steps[k])
 
 
 # -- other calls -----------------------------------------------------------------------------------
@@ -220,7 +174,7 @@ def _block_in_time(several: TimeSteps, steps: list[Step], dropped: Sequence[Sequ
 def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> Step:
     op, params, apply = equation.op, equation.params, interpreter.apply
     trees = any(isinstance(x, (tuple, list, dict)) for x in equation.operands)
-    get = functools.partial(replace_vars, equation.operands) if trees else _getter(equation.operands)
+    get = functools.partial(replace_vars, equation.operands) if trees else getter(equation.operands)
 
     def step(values: Values) -> None:
         taken = get(values)
@@ -266,7 +220,7 @@ def only_read(equation: Equation, inferred: Step) -> Step:
 def _independent(result: Any, operands: Sequence[Any]) -> Any:
     """Returns a result; a copy of it where it is an operand itself, so that a write to one does not reach the other."""
     if type(result) is ShardedTensor and any(result is x for x in operands):
-        copied = EAGER.apply(OPS["copy"], (result,), ())
+        copied = default_interpreter().apply(OPS["copy"], (result,), ())
         return copied if result._is_scalar else mark_array(copied)
     return result
 
@@ -367,90 +321,34 @@ def _write(equation: Equation, interpreter: Interpreter, dead: Sequence[int], in
     return step
 
 
-def _stencil(equation: Equation, program: Program, interpreter: Interpreter, dead: Sequence[int]) -> Step:
-    """Returns the step of a stencil. Where devices share a memory, its equations run one by one, as in eager mode."""
-    plan, result = StencilPlan(equation, program), equation.results.number
-    *inside, _ = equation.programs[0].made()
-    backend = equation.results.kind.backend
-    runs = interpreter is EAGER and not backend.simulated
-    alone = functools.cache(lambda: [_step(e, EAGER, (), False) for e in equation.programs[0].equations])
-
-    def step(values: Values) -> None:
-        if runs and backend.on_host:
-            for one in alone():
-                one(values)
-            for v in inside:
-                values[v.number] = None
-        else:
-            values[result] = (plan.run if runs else plan.infer)(values)
-        for number in dead:
-            values[number] = None
-
-    return step
-
-
 # -- maps ------------------------------------------------------------------------------------------
 
 
-def _map(
+def map_step(
     equation: Equation,
     interpreter: Interpreter,
     dead: Sequence[int],
-    fused: Callable[[Fused], None] | None = None,
-    wide: bool = False,
+    body_steps: Callable[[Program], Sequence[Step]],
+    more: Callable[[], dict[int, Any]] = dict,
 ) -> Step:
+    """Returns the step of a map.
+
+    Args:
+        equation: the equation.
+        interpreter: what runs the map.
+        dead: the numbers of the values that are dropped after it.
+        body_steps: returns the steps of the program of one call.
+        more: returns what the values of each call have besides.
+    """
     op, params = equation.op, equation.params
     free = {v.number for program in equation.programs.values() for v in program.free()}
-    kernels: list[Fused] = []
-    spans = any(is_remote(device) for submesh in params[1] for device in submesh.flat)
-
-    def found(kernel: Fused) -> None:
-        kernel.spans = kernel.spans or spans
-        kernels.append(kernel)
-        if fused is not None:
-            fused(kernel)
-
-    bodies = {
-        number: _Body(program, found if fused is not None else None, wide)
-        for number, program in equation.programs.items()
-    }
+    bodies = {number: _Body(program, body_steps(program)) for number, program in equation.programs.items()}
 
     def step(values: Values) -> None:
-        around = {number: values[number] for number in free}
-        around[COMPILED] = {kernel.kernel: kernel.compiled for kernel in kernels if kernel.compiled is not None}
+        around = {number: values[number] for number in free} | more()
         call = functools.partial(_run_program, bodies, around)
         made = interpreter.apply(op, replace_vars(equation.operands, values), (call, *params[1:]))
         _bind_results(values, equation.results, made)
-        for number in dead:
-            values[number] = None
-
-    return step
-
-
-def _fused_in_map(made: FusedInMap, dead: Sequence[int]) -> Step:
-    alone = functools.cache(lambda: [_step(equation, _BOUND, (), False) for equation in made.equations])
-
-    def step(values: Values) -> None:
-        if not made(values):
-            for one in alone():
-                one(values)
-        for number in dead:
-            values[number] = None
-
-    return step
-
-
-def _product_in_map(equation: Equation, dead: Sequence[int]) -> Step:
-    """Returns the step of a product whose memory is that of the pool, of which pages are not cleared in each call."""
-    get, alone, v = _getter(equation.operands), _call(equation, _BOUND, dead), equation.results
-
-    def step(values: Values) -> None:
-        x1, x2 = get(values)
-        made = product(x1, x2, v.kind)
-        if made is None:
-            alone(values)
-            return
-        values[v.number] = made
         for number in dead:
             values[number] = None
 
@@ -465,9 +363,9 @@ def _run_program(bodies: Mapping[int, _Body], around: Mapping[int, Any], *args: 
 class _Body:
     """The program of one call of a map, which `bind` runs by the interpreter of its device."""
 
-    def __init__(self, program: Program, fused: Callable[[Fused], None] | None, wide: bool) -> None:
+    def __init__(self, program: Program, steps: Sequence[Step]) -> None:
         self.program = program
-        self.steps = steps_of(program, _BOUND, fused, wide)[1]
+        self.steps = steps
 
     def __call__(self, around: Mapping[int, Any], args: Any) -> Any:
         values = dict(around)
@@ -489,7 +387,7 @@ class _Bound(Interpreter):
         return bind(op, operands, params)
 
 
-_BOUND = _Bound()
+BOUND = _Bound()
 
 
 class _Outermost(Interpreter):
@@ -521,7 +419,7 @@ def inferred(
     """
     values: Values = {v.number: x for v, x in zip((*program.inputs, *program.captured), given, strict=True)}
     with interpreting(INFER):
-        for equation, step in zip(program.equations, steps_of(program, INFER)[1], strict=True):
+        for equation, step in zip(program.equations, steps_of(program, INFER), strict=True):
             with around(equation):
                 step(values)
 
