@@ -107,7 +107,7 @@ OTHERS = {
         demo.DEFAULT_DEVICES demo.DEFAULT_STEPS demo.HELD_OUT demo.SEED launcher.TIMED_OUT
         communication.mpi_engine._FINALIZES communication.mpi_engine._LONGEST communication.mpi_engine._SPINS
         communication.mpi_engine._YIELDS host.threads.MOST_THREADS interpreters.jit.compiler._TIMEOUT
-        spmd.helper_delays._LONG spmd.helper_delays._SHORT spmd.program._ROOM""",
+        spmd.helper_delays._LONG spmd.helper_delays._SHORT spmd.scheduler._ROOM""",
     "seconds, and seconds of one step": """
         communication.gloo_engine._CHECKS communication.gloo_engine._CONNECTED communication.gloo_engine._POLL
         communication.gloo_engine._SIGNS communication.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
