@@ -192,6 +192,8 @@ _CHAPTERS = {
         "rad2deg radians rint spacing vdot vecmat"
     ),
     "functions.windows": "bartlett blackman hamming hanning kaiser",
+    "interpreters.differentiation.api": "grad jvp stop_gradient value_and_grad vjp",
+    "interpreters.differentiation.remat": "remat",
     "interpreters.explain": "Explanation explain",
     "interpreters.jit.api": "disable_jit jit",
     "spmd.collectives": (
@@ -505,6 +507,14 @@ if _typing.TYPE_CHECKING:
         hanning as hanning,
         kaiser as kaiser,
     )
+    from shardtensor.interpreters.differentiation.api import (
+        grad as grad,
+        jvp as jvp,
+        stop_gradient as stop_gradient,
+        value_and_grad as value_and_grad,
+        vjp as vjp,
+    )
+    from shardtensor.interpreters.differentiation.remat import remat as remat
     from shardtensor.interpreters.jit.api import (
         disable_jit as disable_jit,
         jit as jit,
