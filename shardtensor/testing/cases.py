@@ -230,6 +230,6 @@ ELSEWHERE = {
     # Partial sums, and the layout of a result.
     "add_partials", "partial_sums", "place_result",
     # Random numbers.
-    "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
+    "scatter_add", "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
     "words",
 }  # fmt: skip

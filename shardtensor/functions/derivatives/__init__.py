@@ -15,9 +15,12 @@ _CHAPTERS = {
     "elementwise": "elementwise ufuncs mathematical number_parts data_types searching comparisons counts",
     "reductions": "statistical nan_reductions",
     "products": "linear_algebra products",
-    "movement": "manipulation joining placement triangles repetition unsplit_lines creation partial_sums grids",
+    "movement": (
+        "manipulation joining placement conversion triangles repetition unsplit_lines creation partial_sums grids "
+        "shard_lists dlpack_methods"
+    ),
     "indexing": "indexing take_along scatter",
-    "ordering": "sorting sets split_search scans lines",
+    "ordering": "sorting sets split_search scans lines distributions linalg",
 }
 """The modules of rows, and the modules that declare their operators."""
 

@@ -44,6 +44,7 @@ rows(
     square=elementwise(lambda g, x: g * (2 * x)),
     remainder=elementwise(lambda g: g, lambda g, x1, x2: -(g * call("floor_divide", x1, x2))),
     fmod=elementwise(lambda g: g, lambda g, x1, x2: -(g * call("trunc", x1 / x2))),
+    nextafter=elementwise(lambda g: g, None),
     fabs=elementwise(lambda g, x: g * call("sign", x)),
     ldexp=elementwise(lambda g, x2: call("ldexp", g, x2), None),
     deg2rad=elementwise(lambda g: g * _DEGREE),
@@ -123,6 +124,14 @@ def _of_abs(g: Any, x: Any) -> Any:
     return g * (call("conj", call("sign", x)) if _is_complex(x) else call("sign", x))
 
 
+def _of_sign(g: Any, x: Any) -> Any:
+    """The sign of a complex number is its direction."""
+    if not _is_complex(x):
+        return None
+    size = call("where", x == 0, 1, call("abs", x))
+    return g / size - call("conj", x) * (call("real", g * x) / size**3)
+
+
 def _inside(g: Any, x: Any, min: Any, max: Any) -> Any:
     kept = [call(name, x, bound) for name, bound in (("greater_equal", min), ("less_equal", max)) if bound is not None]
     if not kept:
@@ -156,13 +165,18 @@ rows(
         None, lambda g, condition: _where(condition, g, 0.0), lambda g, condition: _where(condition, 0.0, g)
     ),
     abs=elementwise(_of_abs),
+    sign=elementwise(_of_sign),
+    mantissa=elementwise(lambda g, x: call("ldexp", g, -call("exponent", x))),
+    # Of these, only copies of arrays without elements are recorded, and zeros: other results are views.
+    real=elementwise(lambda g: None),
+    imag=elementwise(lambda g: None),
     copysign=elementwise(lambda g, x1, y: g * (call("sign", x1) * call("sign", y)), None),
     conj=elementwise(lambda g: call("conj", g)),
     astype=elementwise(lambda g: g),
 )
 
 zero(
-    "sign floor ceil trunc rint round floor_divide spacing nextafter signbit heaviside exponent gcd lcm "
+    "floor ceil trunc rint round floor_divide spacing signbit heaviside exponent gcd lcm "
     "equal not_equal less less_equal greater greater_equal isfinite isinf isnan logical_and logical_not logical_or "
     "logical_xor bitwise_and bitwise_or bitwise_xor bitwise_invert bitwise_left_shift bitwise_right_shift bitwise_count "
     "argmax argmin count_nonzero nonzero searchsorted"

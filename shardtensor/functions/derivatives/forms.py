@@ -67,13 +67,13 @@ class Elementwise(Derivative):
                 made.append(None)
                 continue
             product = factor(g, *[call.saved[n] for n in names])
-            made.append(unbroadcast(product, call, k))
+            made.append(None if product is None else unbroadcast(product, call, k))
         return made
 
 
 def elementwise(*factors: Callable[..., Any] | None) -> Derivative:
     """Returns the derivative of an elementwise operator: for each operand the product of a cotangent, the first
-    argument, and the derivative; None where that is zero.
+    argument, and the derivative; None where that is zero, in place of the function or of its result.
 
     The names of the other arguments are those of operands, or ``y`` for the result: these are saved. Operands may have
     been broadcast or cast, which need not be considered.

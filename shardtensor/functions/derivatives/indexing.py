@@ -100,7 +100,8 @@ def scattered(g: Any, recorded: Call, select: Callable[[Any], Any]) -> Any:
         select: the operator as a function of the first operand, which is called with the numbers of its elements.
     """
     kind = recorded.kinds[0]
-    g, places = whole(g, recorded.results[0]), select(places_of(kind))
+    places = select(places_of(kind))
+    g = g if g.shape == places.shape else call("broadcast_to", g, places.shape)
     flat = scatter_add(call("reshape", places, (-1,)), call("reshape", g, (-1,)), size=math.prod(shape_of(kind)))
     return call("reshape", flat, shape_of(kind))
 

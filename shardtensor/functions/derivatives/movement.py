@@ -105,4 +105,4 @@ rows(
     bitcast=Refused("bits are no numbers"),
     to_dlpack=Refused("the memory leaves the library"),
 )
-zero("zeros_like ones_like empty_like")
+zero("zeros_like ones_like empty_like dlpack_device")

@@ -94,7 +94,26 @@ def _of_trace(g: Any, recorded: Call) -> Any:
     return _of_diagonal(call("expand_dims", g, axis=-1), recorded)
 
 
+def _of_cross(g: Any, recorded: Call) -> list[Any]:
+    p = recorded.params
+    axes = [p["axisa"], p["axisb"], p["axisc"]] if p["axis"] is None else [p["axis"]] * 3
+    a, b = [call("moveaxis", recorded.saved[n], axis, -1) for n, axis in zip("ab", axes, strict=False)]
+    g = call("moveaxis", whole(g, recorded.results[0]), axes[2], -1)
+    made: list[Any] = []
+    for k, (x, y) in enumerate(((b, g), (g, a))):
+        if not recorded.active[k]:
+            made.append(None)
+            continue
+        product, shape = call("cross", x, y), (a, b)[k].shape
+        more = product.ndim - len(shape)
+        gone = [d for d in range(product.ndim) if d < more or (shape[d - more] == 1 and product.shape[d] != 1)]
+        product = call("sum", product, axis=tuple(gone), keepdims=True) if gone else product
+        made.append(call("moveaxis", call("reshape", product, shape), -1, axes[k]))
+    return made
+
+
 rows(
+    cross=vjp(_of_cross, "a", "b"),
     matmul=Product(),
     contract=Product(),
     tensordot=Product(),

@@ -47,8 +47,10 @@ def _of_variance(g: Any, recorded: Call) -> Any:
 
 
 def _of_deviation(g: Any, recorded: Call) -> Any:
-    scale = _kept(recorded.saved["y"], recorded) * (_count(recorded) - recorded.params["correction"])
-    return _kept(g, recorded) / scale * _centered(recorded)
+    y = _kept(recorded.saved["y"], recorded)
+    scale = y * (_count(recorded) - recorded.params["correction"])
+    # Elements that are all equal have a deviation with a kink, of which 0 is a slope.
+    return _kept(g, recorded) / call("where", y == 0, 1, scale) * _centered(recorded)
 
 
 def _of_product(g: Any, recorded: Call) -> Any:

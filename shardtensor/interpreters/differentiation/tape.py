@@ -225,6 +225,8 @@ class Tape(CallInterpreter):
             return self._escape(op, operands, params)
         if op.name in PYTHON and (found := self._of_scalars(op, operands)) is not NotImplemented:
             return found
+        if op.view_spec and type(operands[0]) is ShardedTensor:
+            self._make_tensor(operands[0])
         return super().apply(op, operands, params)
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
@@ -384,6 +386,16 @@ class Tape(CallInterpreter):
         named = dict(zip(op.operands, values, strict=True)) | {"y": result}
         self._add(op, {}, derivative, states, values, [made._storage], [result], named)  # type: ignore[arg-type]
         return made
+
+    def _make_tensor(self, x: ShardedTensor) -> None:
+        """Replaces the value of a Python scalar by a tensor, of which there can be views."""
+        state = self.taped(x)
+        if state is None or type(state.primal) is ShardedTensor or x._storage is not state:
+            return
+        result = bind_by(self.outer, OPS["asarray"], (state.primal,), (None, None, None))
+        x._storage = made = Taped(self, result)
+        x._aval = result._aval
+        self._add(OPS["copy"], {}, _row("copy"), [state], [state.primal], [made], [result._aval], {})
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
         """Executes a call of which the result leaves the library, or has a shape that depends on elements."""
