@@ -1,4 +1,4 @@
-"""The derivatives of views, of writes, and of index arrays."""
+"""The derivatives of views and of index arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval
 
-# -- views and writes ------------------------------------------------------------------------------
+# -- views -----------------------------------------------------------------------------------------
 
 
 def _of_view(g: Any, recorded: Call) -> Any:
@@ -50,24 +50,6 @@ def _part_of(kind: Aval, entries: Any) -> ViewSpec:
     return whole_view_spec(kind.shape, kind.sharding.spec.chains_of(kind.ndim)).at(Index(entries))
 
 
-def _of_put(g: Any, recorded: Call) -> list[Any]:
-    """The written elements have the cotangent of the value, and the old ones of the base none."""
-    spec = recorded.params["view_spec"]
-    g = whole(g, recorded.results[0])
-    of_value = of_base = None
-    if recorded.active[1]:
-        of_value = unbroadcast(call("view", g, view_spec=spec), recorded, 1, spec.shape)
-        of_value = -of_value if spec.part == "imag" else of_value
-    if recorded.active[0]:
-        of_base = call("put", g, _zeros_of_view(recorded.kinds[0], spec), view_spec=spec)
-    return [of_base, of_value]
-
-
-def _zeros_of_view(kind: Aval, spec: ViewSpec) -> Any:
-    dtype = np.zeros((), kind.dtype).real.dtype if spec.part else kind.dtype
-    return call("zeros", spec.shape, dtype=dtype, device=kind.sharding.mesh)
-
-
 def _of_nothing(g: Any, recorded: Call) -> Any:
     """Operators of which all results with elements are views copy only what has none."""
     return zeros_of(recorded.kinds[0])
@@ -75,7 +57,6 @@ def _of_nothing(g: Any, recorded: Call) -> Any:
 
 rows(
     view=linear(_of_view, partial_sums=True),
-    put=linear(_of_put),
     getitem=linear(_of_nothing, after_composition=True),
 )
 
@@ -111,7 +92,14 @@ def _entries(index: Any) -> tuple[Any, ...]:
 
 
 def _is_integers(entry: Any) -> bool:
+    """Whether an entry of an index is an array of integers, which may select an element several times."""
+    if isinstance(entry, (list, tuple)):
+        entry = np.asarray(entry)
     return hasattr(entry, "dtype") and dtype_of(entry).kind in "iu"
+
+
+def _is_mask(index: Any) -> bool:
+    return hasattr(index, "dtype") and dtype_of(index).kind == "b"
 
 
 def _of_gather(g: Any, recorded: Call) -> list[Any]:
@@ -120,7 +108,7 @@ def _of_gather(g: Any, recorded: Call) -> list[Any]:
     entries = _entries(index)
     if len(entries) == 1 and _is_integers(entries[0]):  # Rows of a table: no number of an element is needed.
         at, kind = entries[0], recorded.kinds[0]
-        at = at if isinstance(at, ShardedTensor) else call("asarray", at)
+        at = at if isinstance(at, ShardedTensor) else call("asarray", np.asarray(at))
         g, n = whole(g, recorded.results[0]), shape_of(kind)[0]
         at = call("where", at < 0, at + n, at)
         return [recorded.add_up(0, "scatter_add", at, g, size=n), *rest]
@@ -133,7 +121,10 @@ def _of_setitem(g: Any, recorded: Call) -> list[Any]:
     made: list[Any] = [None] * len(recorded.active)
     if recorded.active[0]:
         made[0] = call("setitem", g, 0, index)
-    if recorded.active[1]:
+    if recorded.active[1] and _is_mask(index) and math.prod(shape_of(recorded.kinds[1])) == 1:
+        mask = call("reshape", index, (*shape_of(index), *[1] * (g.ndim - len(shape_of(index)))))
+        made[1] = call("reshape", call("sum", call("where", mask, g, 0)), shape_of(recorded.kinds[1]))
+    elif recorded.active[1]:
         selected = g[index]
         if any(map(_is_integers, _entries(index))):  # Of values for the same element, the last one was written.
             numbers = call("reshape", call("arange", selected.size), selected.shape)

@@ -12,6 +12,7 @@ from shardtensor.functions.derivatives.cotangents import Call, unbroadcast, whol
 from shardtensor.functions.derivatives.forms import Refused, linear, rows, zero
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.value import Aval, reduced
 
 
 def _reshaped(g: Any, recorded: Call) -> Any:
@@ -20,6 +21,20 @@ def _reshaped(g: Any, recorded: Call) -> Any:
 
 def _same(g: Any, recorded: Call) -> Any:
     return g
+
+
+def _moved_back(g: Any, recorded: Call) -> Any:
+    """Returns the cotangent as it is, since sums take it to the layout in which it is needed, unless it is on other
+    devices.
+    """
+    kind = recorded.kinds[0]
+    if not isinstance(kind, Aval):
+        return g
+    here, there = g.sharding, reduced(kind).sharding
+    if here.mesh == there.mesh and here.memory_kind == there.memory_kind:
+        return g
+    g = whole(g, recorded.results[0])
+    return call("transfer_to", g, there, "grad", committed=kind.committed)
 
 
 def _parts(g: Any, recorded: Call) -> list[Any]:
@@ -96,7 +111,7 @@ rows(
     triu=linear(_triangle("triu"), after_composition=True),
     padded=linear(_inner),
     spanned=linear(_along_grid),
-    transfer_to=linear(_same, partial_sums=True),
+    transfer_to=linear(_moved_back, partial_sums=True),
     copy=linear(_same, partial_sums=True),
     asarray=linear(_same, after_composition=True),
     full=linear(_total),

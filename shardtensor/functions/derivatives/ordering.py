@@ -68,5 +68,5 @@ rows(
         Refused("which elements are equal changes from one point to the next"),
     ),
 )
-zero("argsort argpartition isin isin_sorted searchsorted_split packed unpacked matrix_rank")
+zero("argsort argpartition isin isin_sorted searchsorted_split packed unpacked")
 zero("bernoulli binomial categorical poisson")

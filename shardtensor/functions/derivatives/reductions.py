@@ -65,7 +65,28 @@ def _of_product(g: Any, recorded: Call) -> Any:
     return _kept(g, recorded) * call("where", is_counted, quotient, 0)
 
 
+def _of_norm(g: Any, recorded: Call) -> Any:
+    """Where the norm is zero, it has a kink, of which 0 is a slope."""
+    x, ord = recorded.saved["x"], recorded.params["ord"]
+    g, y = _kept(g, recorded), _kept(recorded.saved["y"], recorded)
+    if ord == 0:
+        return None
+    if ord == 2:
+        return g / call("where", y == 0, 1, y) * (call("conj", x) if x.dtype.kind == "c" else x)
+    sign = call("sign", x)
+    sign = call("conj", sign) if x.dtype.kind == "c" else sign
+    if ord == 1:
+        return g * sign
+    size = call("abs", x)
+    if math.isinf(ord):
+        chosen = call("astype", size == y, y.dtype)
+        return g / call("sum", chosen, axis=_axes(recorded), keepdims=True) * chosen * sign
+    share = call("where", size == 0, 0, call("where", size == 0, 1, size) / call("where", y == 0, 1, y))
+    return g * sign * share ** (ord - 1)
+
+
 rows(
+    vector_norm=vjp(_of_norm, "x", "y"),
     sum=linear(_kept),
     mean=linear(lambda g, recorded: _kept(g, recorded) * (1 / max(_count(recorded), 1))),
     max=vjp(_of_extremum, "x", "y"),
@@ -76,4 +97,4 @@ rows(
     std=vjp(_of_deviation, "x", "y"),
     prod=vjp(_of_product, "x", "y"),
 )
-zero("all any")
+zero("all any matrix_rank")

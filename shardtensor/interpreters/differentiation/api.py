@@ -320,6 +320,9 @@ def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) ->
             continue
         if np.shape(g) != np.shape(y):
             raise ArgumentError(f"{caller}: {path} has shape {np.shape(g)}; wanted that of {of}, {np.shape(y)}")
+        g = g if type(g) is ShardedTensor else np.asarray(g)
+        if type(y) is ShardedTensor and (type(g) is not ShardedTensor or g.sharding.mesh != y.sharding.mesh):
+            g = call("reshard", g, reduced(y._aval).sharding)
         g = g if type(g) is ShardedTensor else call("asarray", g)
         made.append(g if g.dtype == dtype else call("astype", g, dtype))
     return made

@@ -15,14 +15,16 @@ from shardtensor.functions.derivatives.cotangents import (
     Into,
     cast_to,
     is_unreduced,
+    unbroadcast,
     whole,
     zeros_of,
 )
-from shardtensor.functions.derivatives.forms import Derivative
+from shardtensor.functions.derivatives.forms import Cotangents, Derivative
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.mutation.views import View, aval_of_view
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
+from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval, reduced
 
@@ -141,24 +143,47 @@ def added(found: list[Any], kind: Any) -> Any:
     for axes in list(groups):
         g = groups.pop(axes)
         total = g if total is None else call("add", total, g)
-        del g
-    return total if not parts else _with_parts(total, parts, kind)
-
-
-def _with_parts(total: Any, parts: Sequence[Into], kind: Any) -> Any:
-    """Adds contributions to parts of a value in place: to a new tensor, or to a copy of the other contributions."""
-    if total is None:
-        total = zeros_of(kind)
-    else:
-        total = call("copy", _in_layout(cast_to(whole(total, kind), kind), kind))
-    mark_array(total)
+        del g  # If no one else has it, the sum may be written in place.
+    if not parts:
+        return total
+    total = zeros_of(kind) if total is None else _in_layout(cast_to(whole(total, kind), kind), kind)
+    total = mark_array(call("copy", total))
     for part in parts:
-        spec = part.view_spec
-        value = aval_of_view(total._aval, spec.chains, spec.shape, spec.part)
-        window = mark_array(tensor(value, View(total, spec)))
+        target = window(total, part.view_spec)
         # By JAX's convention, the cotangent of the imaginary part counts as negative.
-        bind_into(window, OPS["subtract" if spec.part == "imag" else "add"], (window, cast_to(part.g, value)), ())
+        op = OPS["subtract" if part.view_spec.part == "imag" else "add"]
+        bind_into(target, op, (target, cast_to(part.g, target._aval)), ())
     return total
+
+
+def window(base: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:
+    """Returns a view of a tensor that is none itself."""
+    value = aval_of_view(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
+    return mark_array(tensor(value, View(base, view_spec)))
+
+
+class Written(Derivative):
+    """The derivative of a write: the written elements have the cotangent of the value, and the old ones none.
+
+    The cotangent is written in place if no one else has it, so that many small writes cost the sum of their sizes.
+    """
+
+    def transposed(self, g: Any, call: Call) -> Cotangents:
+        """Returns the cotangents of the base and of the value."""
+        spec = call.params["view_spec"]
+        g = bind(OPS["copy"], (_in_layout(whole(g, call.results[0]), call.results[0]),), ())
+        of_value = None
+        if call.active[1]:
+            of_value = unbroadcast(bind(OPS["copy"], (window(g, spec),), ()), call, 1, spec.shape)
+            of_value = -of_value if spec.part == "imag" else of_value
+        if not call.active[0]:
+            return [None, of_value]
+        target = window(mark_array(g), spec)
+        bind_into(target, OPS["setitem"], (target, 0, ...), ())
+        return [g, of_value]
+
+
+WRITTEN = Written()
 
 
 def reduced_sum(g: Any, kind: Any) -> Any:

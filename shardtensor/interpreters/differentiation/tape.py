@@ -30,8 +30,8 @@ from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
-from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
-from shardtensor.interpreters.mutation.views import View, aval_of_view
+from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
+from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.mutation.writes import check_result
 from shardtensor.interpreters.programs.trace import PYTHON
@@ -453,7 +453,7 @@ class Tape(CallInterpreter):
         old = base if state is None else state.primal
         is_in_place = state is not None and not state.is_saved
         new = old if is_in_place else mark_array(bind_by(self.outer, OPS["copy"], (old,), ()))
-        target = new if view_spec.boxes[-1].is_whole and len(view_spec.boxes) == 1 else _window(new, view_spec)
+        target = new if view_spec.boxes[-1].is_whole and len(view_spec.boxes) == 1 else window(new, view_spec)
         with self.outside():
             bind_into(target, OPS["setitem"], (target, given, ...), ())
         if 0 in view_spec.shape:
@@ -464,7 +464,7 @@ class Tape(CallInterpreter):
             state.primal = None  # This value exists no longer.
         base._storage = made = Taped(self, new)
         kinds = [new._aval, _kind(given)]
-        self._add(OPS["put"], {"view_spec": view_spec}, _row("put"), [state, source], kinds, [made], [new._aval], {})
+        self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [made], [new._aval], {})
 
     def end(self) -> None:
         """Ends the recording. Tensors from outside that the function has written get their values."""
@@ -493,11 +493,6 @@ def _row(name: str) -> Derivative:
     found = derivative_of(OPS[name])
     assert found is not None
     return found
-
-
-def _window(base: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:
-    value = aval_of_view(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
-    return mark_array(tensor(value, View(base, view_spec)))
 
 
 def _kind(x: Any) -> Any:
