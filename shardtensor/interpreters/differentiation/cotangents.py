@@ -190,7 +190,8 @@ def reduced_sum(g: Any, kind: Any) -> Any:
     """Returns a cotangent of which the partial sums are added, by a reduce-scatter if its value is split."""
     if g is None or not is_unreduced(g):
         return g
-    return call("reshard", g, reduced(kind).sharding if g.shape == kind.shape else g.sharding.with_spec(P()))
+    fits = isinstance(kind, Aval) and g.shape == kind.shape
+    return call("reshard", g, reduced(kind).sharding if fits else g.sharding.with_spec(P()))
 
 
 def _in_layout(g: Any, kind: Any) -> Any:

@@ -104,7 +104,7 @@ def index_arrays(x: Any) -> Any:
 @program
 def a_mask_that_is_written(x: Any) -> Any:
     y = x.copy()
-    y[x > 1.2] = x[0, 0]
+    y[x > 1.2] = 3
     y[st.asarray(np.arange(x.shape[0]) % 2 == 0)] = 2
     return (y * x).sum() + st.where(x > 1, x * x, -x).sum()
 
@@ -169,6 +169,7 @@ def a_tensor_from_outside(x: Any) -> Any:
 def branches_and_masks(x: Any) -> Any:
     z = x.copy()
     z[z > 1.2] *= 0.5
+    z[x > 1.3] = x[0, 0]
     z[np.arange(x.shape[0]) % 2 == 0] *= 2
     y = x[x > 1.1] ** 2 * z[x > 1.1]
     while float(y.sum()) < 200:
