@@ -393,8 +393,9 @@ def bind(op: Op, operands: Operands, params: Params) -> Any:
 
 
 def bind_by(apply: Callable[..., Any] | None, op: Op, operands: Operands, params: Params) -> Any:
-    """Passes one call to an interpreter, given by its method ``apply``, which is the innermost one meanwhile; None means
-    the outermost interpreter, whichever that is now.
+    """Passes one call to an interpreter, given by its method ``apply``, which is the innermost one meanwhile.
+
+    None means the outermost interpreter, whichever that is now.
     """
     token = _innermost.set(apply)
     try:

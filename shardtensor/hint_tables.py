@@ -26,10 +26,7 @@ def _chosen(hints: Hints, names: str) -> Hints:
 
 _KEY = "random numbers are functions of a key: `key = st.random.key(0)`"
 _GPU = 'the devices of GPUs are `st.devices("cupy")`'
-_GRADIENTS = (
-    "nothing here records or computes gradients; torch.func.grad works in functions that st.pmap maps over "
-    "`st.devices('torch')`"
-)
+_GRADIENTS = "`st.grad`, `st.value_and_grad`, `st.vjp` and `st.jvp` differentiate functions; this one is not there yet"
 _BATCHES = "functions broadcast as NumPy's do; torch.func.vmap works in functions that st.pmap maps over torch devices"
 _LOOPS = "functions run when they are called, so write Python's loop; st.jit repeats its body in the program"
 _AXIS_TYPES = (
@@ -234,11 +231,9 @@ _JAXS = {
     "default_backend": "`st.devices()[0].backend`",
     "live_arrays": "`st.cache_info()` counts the memory that is kept",
     "clear_caches": "`st.free_cache()` frees memory that is kept",
-    **_each(
-        "grad value_and_grad vjp jvp jacfwd jacrev hessian linearize custom_vjp custom_jvp stop_gradient", _GRADIENTS
-    ),
+    **_each("jacfwd jacrev hessian linearize custom_vjp custom_jvp", _GRADIENTS),
     "vmap": _BATCHES,
-    **_each("checkpoint remat", _GRADIENTS),
+    "checkpoint": "`st.remat(f)` recomputes in the backward pass",
     "cond": (
         "functions run when they are called, so write Python's if; `st.where(x > 0, x, y)` chooses elements; "
         "`st.linalg.cond(x)` is the condition number"

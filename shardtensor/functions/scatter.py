@@ -27,9 +27,7 @@ def _scatter_rule(shapes: Sequence[Shape], *, size: int) -> tuple[str, Shape]:
     dtype=lambda at, values, **params: values,
     blocks=False,
 )
-def scatter_add(
-    at: ArrayLike, values: ArrayLike, /, *, size: int, out_sharding: Where | None = None
-) -> ShardedTensor:
+def scatter_add(at: ArrayLike, values: ArrayLike, /, *, size: int, out_sharding: Where | None = None) -> ShardedTensor:
     """Adds rows at given places of an array of zeros, which has ``size`` rows.
 
     The order of the additions depends on the mesh only.

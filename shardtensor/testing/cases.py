@@ -230,6 +230,8 @@ ELSEWHERE = {
     # Partial sums, and the layout of a result.
     "add_partials", "partial_sums", "place_result",
     # Random numbers.
-    "scatter_add", "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
+    "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
     "words",
+    # What only gradients call.
+    "scatter_add",
 }  # fmt: skip

@@ -34,7 +34,7 @@ def derivative_of(op: Op) -> Derivative | None:
     if (rows := _MODULES.get(op.dispatch.__module__)) is not None:
         importlib.import_module(f"{__name__}.{rows}")
         op.derivative = ROWS.get(op.name)
-    return op.derivative  # type: ignore[no-any-return]
+    return op.derivative
 
 
 def load_all() -> None:

@@ -19,6 +19,7 @@ from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval, reduced
 
+
 class Call:
     """One call of an operator, as its derivative sees it.
 

@@ -77,9 +77,7 @@ rows(
     log10=elementwise(lambda g, x: g / (x * _LN10)),
     log1p=elementwise(lambda g, x: g / (x + 1)),
     logaddexp=elementwise(lambda g, x1, y: g * _exp(x1 - y), lambda g, x2, y: g * _exp(x2 - y)),
-    logaddexp2=elementwise(
-        lambda g, x1, y: g * call("exp2", x1 - y), lambda g, x2, y: g * call("exp2", x2 - y)
-    ),
+    logaddexp2=elementwise(lambda g, x1, y: g * call("exp2", x1 - y), lambda g, x2, y: g * call("exp2", x2 - y)),
     sqrt=elementwise(lambda g, y: g / (2 * y)),
     cbrt=elementwise(lambda g, y: g / (3 * y * y)),
     hypot=elementwise(lambda g, x1, y: g * (x1 / y), lambda g, x2, y: g * (x2 / y)),
@@ -178,6 +176,6 @@ rows(
 zero(
     "floor ceil trunc rint round floor_divide spacing signbit heaviside exponent gcd lcm "
     "equal not_equal less less_equal greater greater_equal isfinite isinf isnan logical_and logical_not logical_or "
-    "logical_xor bitwise_and bitwise_or bitwise_xor bitwise_invert bitwise_left_shift bitwise_right_shift bitwise_count "
-    "argmax argmin count_nonzero nonzero searchsorted"
+    "logical_xor bitwise_and bitwise_or bitwise_xor bitwise_invert bitwise_left_shift bitwise_right_shift "
+    "bitwise_count argmax argmin count_nonzero nonzero searchsorted"
 )

@@ -52,6 +52,7 @@ class Elementwise(Derivative):
         self.names = [tuple(inspect.signature(f).parameters)[1:] if f else () for f in factors]
 
     def saves(self, op: Op, active: Sequence[bool]) -> Sequence[str]:
+        """The arguments of the factors of operands that have a gradient."""
         if len(self.names) == 1:
             return self.names[0]
         found: dict[str, None] = {}
@@ -61,6 +62,7 @@ class Elementwise(Derivative):
         return tuple(found)
 
     def transposed(self, g: Any, call: Call) -> Cotangents:
+        """Multiplies the cotangent by the factors."""
         made: list[Any] = []
         for k, (factor, names) in enumerate(zip(self.factors, self.names, strict=True)):
             if factor is None or not call.active[k]:
@@ -98,9 +100,11 @@ class General(Derivative):
         self.after_composition = after_composition
 
     def saves(self, op: Op, active: Sequence[bool]) -> Sequence[str]:
+        """The names that the row gives."""
         return self.saved
 
     def transposed(self, g: Any, call: Call) -> Cotangents:
+        """Calls the function."""
         found = self.function(g, call)
         if type(found) is not list:
             return [found, *[None] * (len(call.active) - 1)]
@@ -136,6 +140,7 @@ class Zero(Derivative):
     """The derivative of an operator that is constant almost everywhere, or whose results are no real numbers."""
 
     def transposed(self, g: Any, call: Call) -> Cotangents:
+        """Returns no cotangents."""
         return [None] * len(call.active)
 
 
@@ -153,6 +158,7 @@ class Refused(Derivative):
         self.reason = reason
 
     def transposed(self, g: Any, call: Call) -> Cotangents:
+        """Is never called."""
         raise AssertionError("such a call is refused when it is recorded")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from shardtensor.core import OPS, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
+from shardtensor.interpreters.differentiation.tape import Tape, innermost_of, number_of
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor, check_not_donated
@@ -46,13 +46,9 @@ class _Run:
         self.given = tuple([args[n] for n in argnums])
         names = [path for n in argnums for path in paths(args[n], f"argument {n}")]
         found = leaves(self.given)
-        self._primals = [
-            _primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, found, strict=True)
-        ]
+        self._primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, found, strict=True)]
         self._boxes = [x if x is None else self.tape.variable(x) for x in self._primals]
-        self._inputs = [
-            None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in self._boxes
-        ]
+        self._inputs = [None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in self._boxes]
         before = [None if b is None else b._storage for b in self._boxes]
         every = list(args)
         boxed = replaced(self.given, [x if b is None else b for x, b in zip(found, self._boxes, strict=True)])
@@ -75,7 +71,7 @@ class _Run:
                 )
             result, self.aux = result[0], map_leaves(self._value, result[1])
         self._result = result
-        self._numbers = [s and s.number for s in map(self.tape.active, leaves(result))]
+        self._numbers = [number_of(s) for s in map(self.tape.active, leaves(result))]
         self.value = map_leaves(self._value, result)
 
     def _value(self, x: Any) -> Any:
@@ -137,8 +133,8 @@ def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) 
         if allow_int:
             return None
         raise ArgumentTypeError(
-            f"{caller}: {name} has dtype {kind}, which has no gradient; wanted floating-point numbers (argnums= chooses "
-            "the arguments, allow_int=True gives integers a gradient without elements)"
+            f"{caller}: {name} has dtype {kind}, which has no gradient; wanted floating-point numbers (argnums= "
+            "chooses the arguments, allow_int=True gives integers a gradient without elements)"
         )
     if holomorphic and kind.kind != "c":
         raise ArgumentTypeError(f"{caller}: {name} has dtype {kind}; wanted complex numbers, since holomorphic is true")
@@ -168,7 +164,7 @@ def _checked_function(caller: str, fn: Any) -> None:
 def _scalar(caller: str, run: _Run, holomorphic: bool) -> Any:
     """Returns the cotangent of a result that has to be one number: 1."""
     found = leaves(run.value)
-    y = found[0] if len(found) == 1 else None
+    y: Any = found[0] if len(found) == 1 else None
     if len(found) != 1 or np.shape(y) != ():
         what = f"an array of shape {tuple(y.shape)}" if hasattr(y, "shape") else f"{type_text(run.value)}"
         raise ArgumentTypeError(
@@ -225,9 +221,7 @@ def _value_and_grad(
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         numbers = _numbers(caller, argnums, len(args))
-        run = _Run(
-            caller, fun, args, kwargs, numbers, has_aux=has_aux, allow_int=allow_int, holomorphic=holomorphic
-        )
+        run = _Run(caller, fun, args, kwargs, numbers, has_aux=has_aux, allow_int=allow_int, holomorphic=holomorphic)
         gradients = run.pulled([_scalar(caller, run, holomorphic)], keep=False)
         value = (run.value, run.aux) if has_aux else run.value
         return value, gradients if isinstance(argnums, (tuple, list)) else gradients[0]
@@ -262,7 +256,7 @@ def grad(
     Raises:
         ArgumentTypeError: an argument is no floating-point number, the result is not one number, or an operator has no
             derivative.
-        ConcretizationError: elements of a tensor that depends on the arguments leave the library, as by `numpy.asarray`.
+        ConcretizationError: elements of a tensor that depends on the arguments leave the library, by `numpy.asarray`.
 
     >>> def loss(w, x):
     ...     return (st.tanh(x @ w) ** 2).sum()
@@ -349,7 +343,9 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
     _checked_function("jvp", fun)
     for name, given in (("primals", primals), ("tangents", tangents)):
         if not isinstance(given, (tuple, list)):
-            raise ArgumentTypeError(f"jvp: {name} is {type_text(given)}; wanted a tuple with one item for each argument")
+            raise ArgumentTypeError(
+                f"jvp: {name} is {type_text(given)}; wanted a tuple with one item for each argument"
+            )
     primals = tuple(primals)
     directions = _checked_tangents("jvp", "tangents", tuple(tangents), "primals", primals)
     value, pull, *aux = vjp(fun, *primals, has_aux=has_aux)
@@ -381,7 +377,8 @@ def stop_gradient(x: Any) -> Any:
     """
 
     def constant(leaf: Any) -> Any:
-        found, apply = leaf, None
+        found: Any = leaf
+        apply: Any = None
         interpreter = innermost()
         while isinstance(interpreter, Tape):
             apply = interpreter.outer
@@ -392,4 +389,3 @@ def stop_gradient(x: Any) -> Any:
         return bind_by(apply, OPS["copy"], (found,), ())  # The caller may write it.
 
     return map_leaves(constant, x)
-

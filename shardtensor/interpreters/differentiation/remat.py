@@ -8,7 +8,7 @@ from typing import Any
 
 from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.interpreters.differentiation.tape import Tape, Taped
+from shardtensor.interpreters.differentiation.tape import Tape, Taped, number_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -92,7 +92,7 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
         try:
             with interpreting(sub):
                 again = leaves(fun(*given, **named))
-            numbers = [state and state.number for state in map(sub.active, again)]
+            numbers = [number_of(state) for state in map(sub.active, again)]
         finally:
             sub.end()
         start: dict[int, list[Any]] = {}

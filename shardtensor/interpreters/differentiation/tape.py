@@ -104,8 +104,8 @@ def _shown(x: Any) -> Any:
 
 
 _LEAVES = (
-    "and a differentiated function depends on it, so that its gradient would be lost; use the functions of shardtensor, "
-    "or st.stop_gradient(x) where no gradient is wanted"
+    "and a differentiated function depends on it, so that its gradient would be lost; use the functions of "
+    "shardtensor, or st.stop_gradient(x) where no gradient is wanted"
 )
 _LEFT = (
     "a tensor left a differentiated function, by a global variable, a container or an object, and is used after that; "
@@ -126,7 +126,7 @@ class Tape(CallInterpreter):
 
     def __init__(self) -> None:
         found = innermost()
-        self.outer = found and found.apply
+        self.outer: Callable[..., Any] | None = None if found is None else found.apply
         self.steps: list[Step] = []
         self.uses: dict[int, int] = {}
         self.ended = False
@@ -137,7 +137,7 @@ class Tape(CallInterpreter):
     @property
     def only_infers(self) -> bool:  # type: ignore[override]
         """See `Interpreter`."""
-        return (innermost_of(self.outer)).only_infers
+        return bool(innermost_of(self.outer).only_infers)
 
     def outside(self) -> contextlib.AbstractContextManager[None]:
         """Makes the interpreter around the tape the innermost one in the context."""
@@ -344,8 +344,8 @@ class Tape(CallInterpreter):
         step.op, step.params, step.derivative = op, params, derivative
         step.kinds, step.results, step.saved = kinds, results, saved
         step.active = [s is not None for s in inputs]
-        step.inputs = numbers = [s and s.number for s in inputs]  # type: ignore[misc]
-        step.outputs = [s and s.number for s in outputs]  # type: ignore[misc]
+        step.inputs = numbers = list(map(number_of, inputs))
+        step.outputs = list(map(number_of, outputs))
         uses = self.uses
         for n in numbers:
             if n is not None:
@@ -384,7 +384,7 @@ class Tape(CallInterpreter):
         states = [self.active(x) for x in operands]
         values: list[Any] = [x if s is None else s.primal for x, s in zip(operands, states, strict=True)]
         named = dict(zip(op.operands, values, strict=True)) | {"y": result}
-        self._add(op, {}, derivative, states, values, [made._storage], [result], named)  # type: ignore[arg-type]
+        self._add(op, {}, derivative, states, values, [made._storage], [result], named)
         return made
 
     def _make_tensor(self, x: ShardedTensor) -> None:
@@ -482,6 +482,11 @@ class Tape(CallInterpreter):
         """Returns the cotangents of inputs, given those of results; see `pulled_back`."""
         steps = list(self.steps) if keep else self.steps
         return pulled_back(steps, self.uses, cotangents, inputs)
+
+
+def number_of(state: Taped | None) -> int | None:
+    """Returns the number of a value; None for None."""
+    return None if state is None else state.number
 
 
 def innermost_of(apply: Callable[..., Any] | None) -> Any:

@@ -132,7 +132,12 @@ def orders(x: Any) -> Any:
 def joins(x: Any) -> Any:
     y = st.concat([x, x[:2] * 3], axis=0)
     z = st.stack([x, x * x], axis=1)
-    return (y * y).sum() + (z[:, 0] * z[:, 1]).sum() + (st.roll(x, 1, axis=0) * x).sum() + st.tile(x, (2, 1)).prod() ** 0.01
+    return (
+        (y * y).sum()
+        + (z[:, 0] * z[:, 1]).sum()
+        + (st.roll(x, 1, axis=0) * x).sum()
+        + st.tile(x, (2, 1)).prod() ** 0.01
+    )
 
 
 @program

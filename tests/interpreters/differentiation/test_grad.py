@@ -128,7 +128,9 @@ def test_vjp_is_linear_and_can_be_called_several_times() -> None:
         assert float(ga) == X.sum()
     gx[...] = 1
     assert_equal(pull((np.zeros_like(X), 1.0))[0], np.ones_like(X))
-    with pytest.raises(ValueError, match=r"vjp: the cotangent\[0\] has shape \(2,\); wanted that of the result, \(4, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"vjp: the cotangent\[0\] has shape \(2,\); wanted that of the result, \(4, 2\)"
+    ):
         pull((np.ones(2), 1.0))
     with pytest.raises(TypeError, match="differ in structure"):
         pull(np.ones(2))
@@ -198,7 +200,13 @@ def test_stop_gradient_of_all_orders() -> None:
 
 def test_values_that_leave_raise() -> None:
     x, kept = put(X, "numpy"), []
-    for leave in (np.asarray, lambda x: x.tolist(), lambda x: x.addressable_shards, np.from_dlpack, lambda x: x.to_numpy()):
+    for leave in (
+        np.asarray,
+        lambda x: x.tolist(),
+        lambda x: x.addressable_shards,
+        np.from_dlpack,
+        lambda x: x.to_numpy(),
+    ):
         with pytest.raises(st.ConcretizationError, match=r"st\.stop_gradient\(x\)"):
             st.grad(lambda x, leave=leave: (leave(x * 2), squares(x))[1])(x)
     assert_equal(st.grad(lambda x: (np.asarray(st.stop_gradient(x)), squares(x))[1])(x), 2 * X)
