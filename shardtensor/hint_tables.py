@@ -26,7 +26,7 @@ def _chosen(hints: Hints, names: str) -> Hints:
 
 _KEY = "random numbers are functions of a key: `key = st.random.key(0)`"
 _GPU = 'the devices of GPUs are `st.devices("cupy")`'
-_GRADIENTS = "`st.grad`, `st.value_and_grad`, `st.vjp` and `st.jvp` differentiate functions; this one is not there yet"
+_GRADIENTS = "`st.grad` and `st.value_and_grad` differentiate functions; tensors themselves record nothing"
 _BATCHES = "functions broadcast as NumPy's do; torch.func.vmap works in functions that st.pmap maps over torch devices"
 _LOOPS = "functions run when they are called, so write Python's loop; st.jit repeats its body in the program"
 _AXIS_TYPES = (
@@ -383,7 +383,7 @@ _TENSOR: Hints = {
     **_each("new_ones", "`st.ones((2, 3), dtype=x.dtype)`"),
     **_each("new_tensor", "`st.asarray([1, 2])`"),
     # gradients
-    **_each("detach", "leave it out: " + _GRADIENTS),
+    "detach": "`st.stop_gradient(x)`",
     **_each("backward grad grad_fn requires_grad requires_grad_ retain_grad register_hook", _GRADIENTS),
     # JAX's and other libraries'
     "addressable_data": "`x.addressable_shards[0].data`",

@@ -52,7 +52,7 @@ def _scatter_add(xp: Any, context: ShardContext | None, at: Any, values: Any, *,
         return _added_on_host(at, values, size)
     # A product adds the rows of equal places. Differences of running sums, which are smaller, would lose bits.
     hot = xp.astype(xp.expand_dims(xp.arange(size), axis=1) == xp.expand_dims(at, axis=0), values.dtype)
-    return xp.reshape(xp.matmul(hot, xp.reshape(values, (count, -1))), (size, *rest))
+    return xp.reshape(xp.matmul(hot, xp.reshape(values, (count, int(np.prod(rest))))), (size, *rest))
 
 
 def _added_on_host(at: Any, values: Any, size: int) -> Any:

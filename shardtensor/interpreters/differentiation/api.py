@@ -138,9 +138,7 @@ def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) 
         )
     if holomorphic and kind.kind != "c":
         raise ArgumentTypeError(f"{caller}: {name} has dtype {kind}; wanted complex numbers, since holomorphic is true")
-    if type(x) is not ShardedTensor or x._is_scalar:
-        return x
-    return call("copy", x)
+    return call("copy", x) if type(x) is ShardedTensor else x
 
 
 def _numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:

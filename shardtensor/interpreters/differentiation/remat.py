@@ -108,13 +108,9 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
 def _copied(tape: Tape, x: Any) -> Any:
     """Returns a leaf of the arguments without the tape, which later writes do not change."""
     x = tape.constant(x)
-    return bind_by(tape.outer, OPS["copy"], (x,), ()) if _is_array(x) else x
+    return bind_by(tape.outer, OPS["copy"], (x,), ()) if type(x) is ShardedTensor else x
 
 
 def _own(x: Any) -> Any:
     """Returns a leaf for one call of the function, which may write it."""
-    return call("copy", x) if _is_array(x) else x
-
-
-def _is_array(x: Any) -> bool:
-    return type(x) is ShardedTensor and not x._is_scalar
+    return call("copy", x) if type(x) is ShardedTensor else x

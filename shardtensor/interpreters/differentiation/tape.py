@@ -325,7 +325,7 @@ class Tape(CallInterpreter):
     def _kept(self, x: Any) -> Any:
         """Returns an operand that is none of the tape, as a derivative saves it: later writes do not change it."""
         if type(x) is ShardedTensor:
-            return x if x._is_scalar else bind_by(self.outer, OPS["copy"], (x,), ())
+            return bind_by(self.outer, OPS["copy"], (x,), ())
         return x.copy() if isinstance(x, np.ndarray) else x
 
     def _add(

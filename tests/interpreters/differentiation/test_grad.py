@@ -154,6 +154,15 @@ def test_later_writes_do_not_change_what_was_saved() -> None:
     assert_equal(pull(np.ones_like(X))[0], 2 * X * X * X)
 
 
+def test_a_scalar_that_is_written_later() -> None:
+    x = put(X, "numpy")
+    a, b = x.sum(), x.max()
+    _, pull = st.vjp(lambda a: a * a * b, a)
+    np.add(a, 1, out=a)
+    np.add(b, 1, out=b)
+    assert float(pull(1.0)[0]) == 2 * 36 * 8
+
+
 def test_an_argument_and_a_tensor_from_outside_are_written_for_the_caller() -> None:
     x, seen = put(X, "numpy"), put(np.zeros_like(X), "numpy")
 

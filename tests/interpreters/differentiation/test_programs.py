@@ -67,7 +67,7 @@ def test_second_derivatives(name: str) -> None:
         return (st.grad(fn)(x) * d).sum()
 
     second = np.asarray(st.grad(along)(x.copy()))
-    wanted = slope(lambda x: along(x), [x], [d], 1e-4)
+    wanted = slope(lambda x: along(x), [x], [d], 1e-5)
     assert abs(float((second * d).sum()) - wanted) <= 1e-5 * (1 + abs(wanted) + np.abs(second).sum())
 
 
