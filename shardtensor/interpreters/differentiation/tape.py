@@ -28,7 +28,7 @@ from shardtensor.core import (
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.functions.derivatives.forms import ZERO, Derivative, Refused, vjp
+from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
 from shardtensor.interpreters.mutation.views import View
@@ -284,7 +284,14 @@ class Tape(CallInterpreter):
             self._add(op, named, derivative, states, list(map(_kind, primals)), new, list(map(_kind, outs)), saved)
         return made[0] if type(result) is ShardedTensor else replaced(result, made)
 
-    algorithm = planned
+    def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes and records a call of an operator that takes tensors only, not numbers."""
+        state = self.taped(operands[0])
+        if op.name == "copy" and state is not None and type(state.primal) in SCALARS:
+            return tensor(operands[0]._aval, state)  # A number never changes, and stays one.
+        for x in operands:
+            self._make_tensor(x)
+        return self.planned(op, operands, params)
 
     def constants(self, tree: Any) -> Any:
         """Returns operands as the interpreter around the tape takes them."""
@@ -387,7 +394,7 @@ class Tape(CallInterpreter):
         self._add(op, {}, derivative, states, values, [made._storage], [result], named)
         return made
 
-    def _make_tensor(self, x: ShardedTensor) -> None:
+    def _make_tensor(self, x: Any) -> None:
         """Replaces the value of a Python scalar by a tensor, of which there can be views."""
         state = self.taped(x)
         if state is None or type(state.primal) is ShardedTensor or x._storage is not state:
@@ -416,6 +423,7 @@ class Tape(CallInterpreter):
             return
         with interpreting(self) if is_mine else self.outside():
             out._make_writable()
+        self._make_tensor(out)
         base, view_spec = out._base_and_view()
         if op.assigns:
             value, index = operands[1], operands[2]
@@ -426,11 +434,39 @@ class Tape(CallInterpreter):
                 return  # Python ends ``x[i] += v`` with ``x[i] = x[i]``.
             assert at is not None
             view_spec = view_spec.at(at)
+        elif self._update(base, out, op, operands, params):
+            return
         else:
             value = self.apply(op, operands, params)
             check_result(op.name, value, out.shape, out.dtype)
         if not self._rebinds(base, out, op, value):
             self._put(base, view_spec, value)
+
+    def _update(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, params: Params) -> bool:
+        """Computes an elementwise operator into one of its operands, as ``x += y``, in place. Returns whether that was
+        possible: neither the derivative of the operator nor another one needs the old elements or the new ones.
+        """
+        state, derivative = self.taped(base), derivative_of(op)
+        if state is None or state.is_saved or base._storage is not state or not isinstance(derivative, Elementwise):
+            return False
+        states = [self.active(x) for x in operands]
+        for name in derivative.saves(op, [s is not None for s in states]) if op.is_ufunc else ("y",):
+            if name == "y" or self.taped(operands[op.operands.index(name)]) is state:
+                return False
+        given = tuple([self.constant(x) for x in operands])
+        saved = self._saved(op, derivative, states, operands, given, (), ())
+        with self.outside():
+            bind_into(self.constant(out), op, given, params)
+        view_spec = out._base_and_view()[1]
+        new, state.primal = state.primal, None  # This value exists no longer.
+        base._storage = made = Taped(self, new)
+        result = made if out is base else Taped(self, None)
+        kinds, value = list(map(_kind, given)), out._aval
+        self._add(op, dict(zip(op.params, params, strict=True)), derivative, states, kinds, [result], [value], saved)
+        if out is not base:
+            kinds = [new._aval, value]
+            self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
+        return True
 
     def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, value: Any) -> bool:
         """Binds a tensor of the tape to the result of an operator, if that is its new value as it is."""

@@ -83,6 +83,21 @@ def an_argument_that_is_written(x: Any) -> Any:
 
 
 @program
+def updates_in_place(x: Any) -> Any:
+    y = x.copy()
+    y *= 0.5
+    y += x
+    y[1:] += y[:-1]
+    z = y.T
+    z[1:3] -= x.T[:2] * z[0]
+    z *= z
+    y /= 2
+    y **= 2
+    y[2:4][:, 1] *= x[2:4, 0]
+    return (y * x).sum()
+
+
+@program
 def results_written_by_ufuncs(x: Any) -> Any:
     y = st.zeros_like(x)
     np.multiply(x, x, out=y)

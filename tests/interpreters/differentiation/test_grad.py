@@ -69,6 +69,13 @@ def test_python_numbers_do_not_promote() -> None:
     assert (float(g[0]), g[1].tolist()) == (18.0, [9.0] * 3)
     assert float(st.grad(lambda a: st.asarray(a).reshape(1)[0] * a)(3.0)) == 6
 
+    def written(a: Any) -> Any:
+        b = st.asarray(a, copy=True)
+        b[...] = b * a
+        return b * a
+
+    assert float(st.grad(written)(3.0)) == 27
+
 
 def test_a_function_that_does_not_depend_on_an_argument() -> None:
     x = put(X, "numpy")
