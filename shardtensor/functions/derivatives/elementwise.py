@@ -45,6 +45,7 @@ rows(
     remainder=elementwise(lambda g: g, lambda g, x1, x2: -(g * call("floor_divide", x1, x2))),
     fmod=elementwise(lambda g: g, lambda g, x1, x2: -(g * call("trunc", x1 / x2))),
     nextafter=elementwise(lambda g: g, None),
+    heaviside=elementwise(None, lambda g, x1: _where(x1 == 0, g, 0)),
     fabs=elementwise(lambda g, x: g * call("sign", x)),
     ldexp=elementwise(lambda g, x2: call("ldexp", g, x2), None),
     deg2rad=elementwise(lambda g: g * _DEGREE),
@@ -174,7 +175,7 @@ rows(
 )
 
 zero(
-    "floor ceil trunc rint round floor_divide spacing signbit heaviside exponent gcd lcm "
+    "floor ceil trunc rint round floor_divide spacing signbit exponent gcd lcm "
     "equal not_equal less less_equal greater greater_equal isfinite isinf isnan logical_and logical_not logical_or "
     "logical_xor bitwise_and bitwise_or bitwise_xor bitwise_invert bitwise_left_shift bitwise_right_shift "
     "bitwise_count argmax argmin count_nonzero nonzero searchsorted"

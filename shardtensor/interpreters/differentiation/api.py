@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.protocol import current_device
 from shardtensor.core import OPS, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
@@ -41,6 +42,11 @@ class _Run:
         allow_int: bool = False,
         holomorphic: bool = False,
     ) -> None:
+        if current_device() is not None:
+            raise ArgumentError(
+                f"{caller}: called in a function that a map calls on each device, where gradients are not supported "
+                "yet; differentiate the whole computation outside of the map"
+            )
         self.caller = caller
         self.tape = Tape()
         self.given = tuple([args[n] for n in argnums])
@@ -57,20 +63,25 @@ class _Run:
         try:
             with interpreting(self.tape):
                 result = fn(*every, **kwargs)
+            self._take(result, has_aux)
         finally:
             self.tape.end()
             for x, b, storage in zip(found, self._boxes, before, strict=True):
-                if b is not None and b._storage is not storage and not isinstance(x, (bool, int, float, complex)):
+                if isinstance(x, (ShardedTensor, np.ndarray)) and b is not None and b._storage is not storage:
                     x[...] = self.tape.constant(b)  # The function has written an argument.
+
+    def _take(self, result: Any, has_aux: bool) -> None:
+        """Takes the result of the function from the tape, which has not ended yet: a tensor of the result may be one
+        from outside that the function has written.
+        """
         self.aux = None
         if has_aux:
             if type(result) is not tuple or len(result) != 2:
                 raise ArgumentTypeError(
-                    f"{caller}: the function returns {type_text(result)}; wanted the pair (result, aux), since has_aux "
-                    "is true"
+                    f"{self.caller}: the function returns {type_text(result)}; wanted the pair (result, aux), since "
+                    "has_aux is true"
                 )
             result, self.aux = result[0], map_leaves(self._value, result[1])
-        self._result = result
         self._numbers = [number_of(s) for s in map(self.tape.active, leaves(result))]
         self.value = map_leaves(self._value, result)
 

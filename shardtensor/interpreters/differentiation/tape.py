@@ -260,8 +260,9 @@ class Tape(CallInterpreter):
             return bind_by(self.outer, op, self.constants(operands), params)
         if derivative is None or type(derivative) is Refused:
             reason = "none is defined yet" if derivative is None else derivative.reason
+            name = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
             raise ArgumentTypeError(
-                f"{op.error_name}: it has no derivative: {reason}; use other operators, or st.stop_gradient(x) for its "
+                f"{name}: it has no derivative: {reason}; use other operators, or st.stop_gradient(x) for its "
                 "operands where no gradient is wanted"
             )
         in_trees = op.variadic or bool(op.trees)

@@ -143,6 +143,24 @@ def test_vjp_is_linear_and_can_be_called_several_times() -> None:
         pull(np.ones(2))
 
 
+def test_results_that_the_function_has_made_and_written() -> None:
+    x = put(X, "numpy")
+
+    def filled(x: Any) -> Any:
+        y, z = st.zeros(X.shape, device=x.sharding), x * 1
+        y[1:] = x[:-1] * 3
+        z[0] = 7
+        return {"y": y, "view": y[1:3], "z": z, "x": x, "part": x[2]}
+
+    value, pull = st.vjp(filled, x)
+    shifted = np.concatenate([np.zeros((1, 2)), 3 * X[:-1]])
+    assert_equal(value["y"], shifted)
+    assert_equal(value["view"], shifted[1:3])
+    (g,) = pull({k: np.ones(v.shape) for k, v in value.items()})
+    assert g.tolist() == [[7, 7], [8, 8], [6, 6], [2, 2]]
+    assert_equal(st.jvp(lambda x: filled(x)["y"], (x,), (x,))[1], shifted)
+
+
 def test_gradients_are_tensors_of_their_own() -> None:
     a, b = put(X, "numpy"), put(X, "numpy")
     ga, gb = st.grad(lambda a, b: (a + b).sum(), argnums=(0, 1))(a, b)
@@ -254,6 +272,16 @@ def test_errors_name_the_way_out() -> None:
         with pytest.raises((TypeError, ValueError), match=message) as caught:
             fn(*args)
         assert isinstance(caught.value, st.ShardTensorError)
+
+
+def test_maps_have_no_gradients_yet() -> None:
+    x, rows = put(X, "numpy"), st.shard(put(X, "numpy"))
+    with pytest.raises(TypeError, match=r"(pmap|unshard|split_over|shard).*has no derivative: none is defined yet"):
+        st.grad(lambda x: sum(st.pmap(lambda r: r.sum(), st.shard(x))))(x)
+    with pytest.raises(st.ConcretizationError, match="its gradient would be lost"):
+        st.grad(lambda x: sum(st.pmap(lambda r: (r * x[0, 0]).sum(), rows)))(x)
+    with pytest.raises(ValueError, match="grad: called in a function that a map calls on each device"):
+        st.pmap(lambda r: st.grad(squares)(r), rows)
 
 
 def test_donated_arguments() -> None:
