@@ -440,7 +440,7 @@ class Tape(CallInterpreter):
         else:
             value = self.apply(op, operands, params)
             check_result(op.name, value, out.shape, out.dtype)
-        if not self._rebinds(base, out, op, value):
+        if not self._rebinds(base, out, op, operands, value):
             self._put(base, view_spec, value)
 
     def _update(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, params: Params) -> bool:
@@ -469,11 +469,13 @@ class Tape(CallInterpreter):
             self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
         return True
 
-    def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, value: Any) -> bool:
+    def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, value: Any) -> bool:
         """Binds a tensor of the tape to the result of an operator, if that is its new value as it is."""
         if op.assigns or out is not base or type(base._storage) is not Taped or base._storage.tape is not self:
             return False
         if value._aval is not base._aval or type(value._storage) is not Taped:
+            return False
+        if any(x is value for x in operands):
             return False
         base._storage = value._storage
         return True
