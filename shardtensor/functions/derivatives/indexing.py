@@ -151,7 +151,14 @@ def _of_scatter(g: Any, recorded: Call) -> list[Any]:
     return [None, whole(g, recorded.results[0])[recorded.saved["at"]]]
 
 
+def _of_counts(g: Any, recorded: Call) -> list[Any]:
+    """Each weight is added to the count of one integer."""
+    weights = whole(g, recorded.results[0])[recorded.saved["x"]]
+    return [None, unbroadcast(weights, recorded, 1, shape_of(recorded.kinds[0]))]
+
+
 rows(
+    counts_of_integers=vjp(_of_counts, "x"),
     scatter_add=vjp(_of_scatter, "at"),
     gather=vjp(_of_gather, "index"),
     setitem=vjp(_of_setitem, "index", after_composition=True),

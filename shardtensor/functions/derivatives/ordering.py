@@ -19,6 +19,15 @@ def _of_sort(g: Any, recorded: Call) -> Any:
     return call("take_along_axis", whole(g, recorded.results[0]), back, axis=axis)
 
 
+def _of_partition(g: Any, recorded: Call) -> Any:
+    """Elements of the same rank are the same ones."""
+    axis = recorded.params["axis"]
+    to = call("argsort", recorded.saved["y"], axis=axis)
+    back = call("argsort", call("argsort", recorded.saved["x"], axis=axis), axis=axis)
+    by_rank = call("take_along_axis", whole(g, recorded.results[0]), to, axis=axis)
+    return call("take_along_axis", by_rank, back, axis=axis)
+
+
 def _of_topk(g: list[Any], recorded: Call) -> Any:
     indices, axis = recorded.saved["y"][1], recorded.params["axis"]
     return scattered(g[0], recorded, lambda places: call("take_along_axis", places, indices, axis=axis))
@@ -60,6 +69,7 @@ def _of_running_product(g: Any, recorded: Call) -> Any:
 
 rows(
     sort=vjp(_of_sort, "x", after_composition=True),
+    partition=vjp(_of_partition, "x", "y", after_composition=True),
     topk=vjp(_of_topk, "y"),
     cumulative_prod=vjp(_of_running_product, "x", "y", after_composition=True),
     cumulative_sum=linear(_of_running_sum, after_composition=True),

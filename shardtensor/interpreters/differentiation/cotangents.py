@@ -143,7 +143,7 @@ def added(found: list[Any], kind: Any) -> Any:
     for axes in list(groups):
         g = groups.pop(axes)
         total = g if total is None else call("add", total, g)
-        del g  # If no one else has it, the sum may be written in place.
+        del g  # If nothing else holds it, the sum may be written in place.
     if not parts:
         return total
     total = zeros_of(kind) if total is None else _in_layout(cast_to(whole(total, kind), kind), kind)
@@ -165,7 +165,7 @@ def window(base: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:
 class Written(Derivative):
     """The derivative of a write: the written elements have the cotangent of the value, and the old ones none.
 
-    The cotangent is written in place if no one else has it, so that many small writes cost the sum of their sizes.
+    The cotangent is written in place if nothing else holds it, so that many small writes cost the sum of their sizes.
     """
 
     def transposed(self, g: Any, call: Call) -> Cotangents:

@@ -8,7 +8,8 @@ from typing import Any
 
 from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.interpreters.differentiation.tape import Tape, Taped, number_of
+from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape
+from shardtensor.interpreters.differentiation.values import Taped, number_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -27,7 +28,7 @@ class _Noting(Interpreter):
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write to a tensor that the function has made."""
         if self._tape.taped(out) is not None:
-            raise ArgumentError(WRITES)
+            raise ArgumentError(WRITES_OUTSIDE)
         with self._tape.outside():
             bind_into(out, op, map_leaves(self._noted, operands), params)
 
@@ -36,11 +37,6 @@ class _Noting(Interpreter):
         if base is not None:
             self.found[base] = None
         return self._tape.constant(x)
-
-
-WRITES = (
-    "remat: the function writes a tensor that it closes over, which calling it again would repeat; return the new value"
-)
 
 
 def remat(fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from shardtensor.core import (
     bind_into,
     innermost,
     interpreted_by,
-    interpreting,
     outermost,
 )
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
@@ -31,6 +30,7 @@ from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
+from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped, number_of
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.mutation.writes import check_result
@@ -38,78 +38,15 @@ from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
-from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.sharding.view_spec import ViewSpec, part_steps
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
-from shardtensor.tensor.storage import NoElements
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval, aval
 
+_INSTEAD = "use other operators, or st.stop_gradient(x) for its operands where no gradient is wanted"
 
-class Taped(NoElements):
-    """The storage of a value that depends on a differentiated argument.
-
-    Attributes:
-        tape: the tape.
-        number: the number of the value on the tape.
-        primal: the value as the interpreter around the tape has it: a tensor, or a Python scalar. No other object has
-            this handle, so that a write may change it; then it is None, since this value exists no longer.
-        is_saved: whether a derivative needs the value.
-        viewed: the value of which it is a view.
-        views: the views of it that have been read, by their boxes and parts.
-    """
-
-    __slots__ = ("is_saved", "number", "primal", "tape", "viewed", "views")
-
-    def __init__(self, tape: Tape, primal: Any, viewed: Taped | None = None) -> None:
-        self.tape = tape
-        self.primal = primal
-        self.number = tape.new_number()
-        self.is_saved = False
-        self.viewed = viewed
-        self.views: dict[Any, Taped] | None = None
-
-    def save(self) -> None:
-        """Notes that a derivative needs the value, and hence that of which it is a view."""
-        self.is_saved = True
-        if self.viewed is not None:
-            self.viewed.save()
-
-    def stored(self) -> NoReturn:
-        """Raises ConcretizationError: elements are read through operators, which the tape sees."""
-        raise ConcretizationError(_LEFT if self.tape.ended else f"a part of a tensor is read, {_LEAVES}")
-
-    def is_lacking(self) -> bool:
-        """Whether the elements are unknown to the interpreter around the tape.
-
-        Raises:
-            ConcretizationError: the tensor has left the function.
-        """
-        if self.tape.ended:
-            raise ConcretizationError(_LEFT)
-        return lacks_elements(self.primal)
-
-    def settle(self) -> None:
-        """Waits until the elements are computed."""
-        if type(self.primal) is ShardedTensor:
-            self.primal.block_until_ready()
-
-    def shown(self, x: ShardedTensor) -> Any:
-        """Returns the tensor or view ``x`` of this storage as it is printed: without the tape."""
-        return x if self.tape.ended else _shown(self.tape.constant(x))
-
-
-def _shown(x: Any) -> Any:
-    storage = getattr(x._storage, "base", x)._storage if type(x) is ShardedTensor else None
-    return storage.shown(x) if type(storage) is Taped else x
-
-
-_LEAVES = (
-    "and a differentiated function depends on it, so that its gradient would be lost; use the functions of "
-    "shardtensor, or st.stop_gradient(x) where no gradient is wanted"
-)
-_LEFT = (
-    "a tensor left a differentiated function, by a global variable, a container or an object, and is used after that; "
-    "return it from the function (has_aux=True), or keep st.stop_gradient(x)"
+WRITES_OUTSIDE = (
+    "remat: the function writes a tensor that it closes over, which calling it again would repeat; return the new value"
 )
 
 
@@ -173,7 +110,7 @@ class Tape(CallInterpreter):
         if storage in self.known_as:
             return self.known_as[storage]
         if storage.tape.ended:
-            raise ConcretizationError(_LEFT)
+            raise ConcretizationError(LEFT)
         return None
 
     def active(self, x: Any) -> Taped | None:
@@ -197,6 +134,8 @@ class Tape(CallInterpreter):
 
     def _view(self, base: Taped, view_spec: ViewSpec, value: Aval) -> Taped:
         """Returns the value of a view, which is recorded when it is first read."""
+        if any(not isinstance(step, str) for step in part_steps(view_spec.part)):
+            raise ArgumentTypeError(f"view: it has no derivative: bits are no numbers; {_INSTEAD}")
         if base.views is None:
             base.views = {}
         key = view_spec.boxes, view_spec.part
@@ -261,10 +200,7 @@ class Tape(CallInterpreter):
         if derivative is None or type(derivative) is Refused:
             reason = "none is defined yet" if derivative is None else derivative.reason
             name = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
-            raise ArgumentTypeError(
-                f"{name}: it has no derivative: {reason}; use other operators, or st.stop_gradient(x) for its "
-                "operands where no gradient is wanted"
-            )
+            raise ArgumentTypeError(f"{name}: it has no derivative: {reason}; {_INSTEAD}")
         in_trees = op.variadic or bool(op.trees)
         found = leaves(operands) if in_trees else operands
         states = [self.active(x) for x in found]
@@ -409,7 +345,7 @@ class Tape(CallInterpreter):
         """Executes a call of which the result leaves the library, or has a shape that depends on elements."""
         is_read = op.name in ("to_host", "dlpack_device") and operands[0].size <= 1
         if not is_read and derivative_of(op) is not ZERO:
-            raise ConcretizationError(f"{op.error_name}: the elements of a tensor are taken out, {_LEAVES}")
+            raise ConcretizationError(f"{op.error_name}: the elements of a tensor are taken out, {LEAVES}")
         return bind_by(self.outer, op, self.constants(operands), params)
 
     # -- writes --------------------------------------------------------------------------------------
@@ -422,7 +358,7 @@ class Tape(CallInterpreter):
             with self.outside():
                 bind_into(out, op, self.constants(operands), params)
             return
-        with interpreting(self) if is_mine else self.outside():
+        with contextlib.nullcontext() if is_mine else self.outside():
             out._make_writable()
         self._make_tensor(out)
         base, view_spec = out._base_and_view()
@@ -484,10 +420,7 @@ class Tape(CallInterpreter):
         """Writes a value into the elements that a view spec selects: in place, unless the old ones are saved."""
         state, source = self.taped(base), self.active(value)
         if state is not None and base._storage is not state:
-            raise ArgumentError(
-                "remat: the function writes a tensor that it closes over, which calling it again would repeat; return "
-                "the new value"
-            )
+            raise ArgumentError(WRITES_OUTSIDE)
         given = self.constant(value)
         old = base if state is None else state.primal
         is_in_place = state is not None and not state.is_saved
@@ -507,13 +440,13 @@ class Tape(CallInterpreter):
 
     def end(self) -> None:
         """Ends the recording. Tensors from outside that the function has written get their values."""
-        written, self._written = self._written, {}
-        for base, storage in written.values():
-            new = self.constant(base)
-            base._storage = storage
-            with self.outside():
-                bind_into(base, OPS["setitem"], (base, new, ...), ())
+        written = [(base, storage, self.constant(base)) for base, storage in self._written.values()]
         self.ended = True
+        for base, storage, _ in written:
+            base._storage = storage
+        with self.outside():
+            for base, _, new in written:
+                bind_into(base, OPS["setitem"], (base, new, ...), ())
 
     # -- backwards -----------------------------------------------------------------------------------
 
@@ -521,11 +454,6 @@ class Tape(CallInterpreter):
         """Returns the cotangents of inputs, given those of results; see `pulled_back`."""
         steps = list(self.steps) if keep else self.steps
         return pulled_back(steps, self.uses, cotangents, inputs)
-
-
-def number_of(state: Taped | None) -> int | None:
-    """Returns the number of a value; None for None."""
-    return None if state is None else state.number
 
 
 def innermost_of(apply: Callable[..., Any] | None) -> Any:

@@ -199,3 +199,14 @@ def branches_and_masks(x: Any) -> Any:
         total = total + x[0].sum() * int(st.argmax(x[1]))
     str(x), repr(y)
     return total + sum(float(v) * 0 for v in x[0]) + x.flat[3] * int(x[0, 1].item())
+
+
+@program
+def partitions(x: Any) -> Any:
+    y = st.partition(x, 2, axis=0)
+    return (y[:3].sum(axis=0) ** 2).sum() + (st.partition(x, (1, 3), axis=1)[:, 1] ** 3).sum()
+
+
+@on_values
+def weighted_counts(x: Any) -> Any:
+    return (st.bincount(np.arange(x.shape[0]) % 3, weights=x[:, 1] * x[:, 0]) ** 2).sum()

@@ -265,6 +265,7 @@ def test_errors_name_the_way_out() -> None:
         (st.grad(squares, has_aux=True), (x,), r"grad: the function returns .*; wanted the pair \(result, aux\)"),
         (st.grad(lambda x: st.linalg.inv(x[:2]).sum()), (x,), "inv: it has no derivative: none is defined yet"),
         (st.grad(lambda x: st.unique(x).sum()), (x,), "unique: the elements of a tensor are taken out|no derivative"),
+        (st.grad(lambda x: x.view("complex64").real.sum()), (x,), "view: it has no derivative: bits are no numbers"),
         (lambda: st.grad(1), (), "grad: fun is an? int; wanted a function"),
         (lambda: st.jvp(squares, x, x), (), "jvp: primals is .*; wanted a tuple"),
     ]

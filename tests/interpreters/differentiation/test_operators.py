@@ -51,7 +51,7 @@ MISSING = {
     # Linear algebra, Fourier transforms, order statistics and special functions.
     "cholesky", "cond", "det", "eig", "eigh", "eigvals", "eigvalsh", "inv", "pinv", "qr", "slogdet", "solve", "svd",
     "svdvals", "fft", "hfft", "ifft", "ihfft", "irfft", "rfft", "median", "nanmedian", "nanquantile",
-    "partition", "quantile", "i0",
+    "quantile", "i0",
     # Random numbers, of which the parameters have derivatives by reparametrisation.
     "gamma", "truncated_normal",
     # Maps, collectives, and what makes and joins their arguments.
@@ -62,7 +62,7 @@ MISSING = {
 
 MISSING_INTERNALLY = {
     # Reached by public functions that have no row of their own: ufunc methods, gradient, convolve, interp, histogram.
-    "accumulated", "central_differences", "convolve_part", "counts_between", "counts_of_integers", "fold",
+    "accumulated", "central_differences", "convolve_part", "counts_between", "fold",
     "interpolated", "mapped_lines", "running", "segments", "updated",
 }  # fmt: skip
 """The internal operators that need a row, since the function that calls them is composed, or no operator."""
