@@ -15,7 +15,7 @@ DOMAINS = {
     "acos": (-0.9, 0.9), "asin": (-0.9, 0.9), "atanh": (-0.9, 0.9), "acosh": (1.2, 3.0), "sqrt": (0.3, 3.0),
     "log": (0.3, 3.0), "log2": (0.3, 3.0), "log10": (0.3, 3.0), "log1p": (-0.5, 3.0), "pow": (0.5, 2.0),
     "float_power": (0.5, 2.0), "reciprocal": (0.5, 2.0), "divide": (0.5, 2.0), "remainder": (0.5, 2.0),
-    "fmod": (0.5, 2.0), "tan": (-1.2, 1.2), "cbrt": (0.3, 3.0),
+    "fmod": (0.5, 2.0), "tan": (-1.2, 1.2), "cbrt": (0.3, 3.0), "mantissa": (0.55, 0.95),
 }  # fmt: skip
 """Where the derivatives of operators are finite and their values are small."""
 
