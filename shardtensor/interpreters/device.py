@@ -15,6 +15,7 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.core import Interpreter, Op, Operands, Params, execute, outermost
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.host.memory_pool import check_addressable
+from shardtensor.interpreters.calls import composed
 from shardtensor.interpreters.execution.plan import result_dtype
 from shardtensor.sharding.layout import Shape, as_sharding
 from shardtensor.sharding.mesh import Mesh
@@ -69,7 +70,7 @@ class DeviceInterpreter(Interpreter):
         if elsewhere or any(type(x) is ShardedTensor for x in (*operands, *params)):
             return execute(op, operands, params)
         if op.composite:
-            result = op.composite(*(operands if not op.variadic else (operands,)), *params)
+            result = composed(op, operands, params)
             if result is not NotImplemented:
                 return result
         scalars_alone = not op.creates and all(x is None or type(x) in SCALARS for x in operands)

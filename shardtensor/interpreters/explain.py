@@ -14,8 +14,9 @@ from shardtensor.communication.transfer_log import TransferLog, recorded_by
 from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.host.units import counted
+from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.execution.plan_cache import planned
-from shardtensor.interpreters.infer import INFER, arguments, derived, struct
+from shardtensor.interpreters.infer import INFER, arguments, struct
 from shardtensor.interpreters.mutation.scalar_elements import ScalarElement
 from shardtensor.sharding.html import text_html
 from shardtensor.sharding.mesh import Mesh
@@ -125,7 +126,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     return Explanation(explainer.calls, map_leaves(struct, result))
 
 
-class _Explainer(Interpreter):
+class _Explainer(CallInterpreter):
     """Infers results by another interpreter, and lists the calls.
 
     Args:
@@ -139,29 +140,32 @@ class _Explainer(Interpreter):
         self.calls: list[ExplainedCall] = []
         self._program: _Explainer | None = None
 
-    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+    def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
+        """Lists the copy of an element, or of a scalar."""
+        return self._inferred(op, operands, params, "runs on each device")
+
+    def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Lists a distributed algorithm, or a map with the calls of its first program."""
+        return self._inferred(op, operands, params, "runs on each device" if op.spmd else "transfers elements")
+
+    def planned(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Lists a plan."""
+        result, call = self._inferred(op, operands, params, ""), self.calls[-1]
+        if not (self.in_map or call.runs):
+            plan = planned(op, operands, params)[0]
+            call.runs, call.messages = plan.runs, [*_transfers(call.transfers, beside=op.name), *plan.messages()]
+        return result
+
+    def _inferred(self, op: Op, operands: Operands, params: Params, runs: str) -> Any:
         """Returns the result of ``op`` without elements, and adds the call to the list."""
-        result = derived(op, operands, params)
-        if result is not NotImplemented:
-            return result
         with self._listed(op, operands) as call:
             result = self.inner.apply(op, operands, params)
         call.results = _layouts(result)
-        if self.in_map:
-            return result
-        if op.spmd:
-            call.runs = "runs on each device"
-        elif op.algorithm:
-            call.runs = "transfers elements"
-        elif type(result._storage) is ScalarElement:
-            call.runs = "runs where the element is"
-        elif op.view_spec and operands[0]._is_scalar:
-            call.runs = "runs on each device"
-        else:
-            plan = planned(op, operands, params)[0]
-            call.runs, call.messages = plan.runs, [*_transfers(call.transfers, beside=op.name), *plan.messages()]
-        if self._program is not None:
-            call.inside, self._program = self._program.calls, None
+        if not self.in_map:
+            is_element = type(getattr(result, "_storage", None)) is ScalarElement
+            call.runs = "runs where the element is" if is_element else runs
+            if self._program is not None:
+                call.inside, self._program = self._program.calls, None
         return result
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from sys import modules
-from typing import Any, NoReturn, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -16,25 +15,18 @@ from shardtensor.communication.abstract_communicator import on_device
 from shardtensor.communication.offload import OffloadedElements
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import recorded_by
-from shardtensor.core import Interpreter, Op, Operands, Params, bind, interpreting, raise_in_the_name_of
-from shardtensor.errors import ArgumentTypeError, LinearAlgebraError, RangeError, ShardTensorError, type_text
-from shardtensor.host.memory_pool import out_of_memory
+from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
+from shardtensor.errors import ArgumentTypeError, type_text
+from shardtensor.interpreters.calls import NAMED, CallInterpreter, Found, array_operands, raise_named
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
-from shardtensor.interpreters.execution.small_floats import has_small_floats, in_wide
 from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners, owners_of
-from shardtensor.interpreters.mutation.views import (
-    View,
-    alone,
-    evaluate,
-    infer_view,
-    stand_in,
-)
+from shardtensor.interpreters.mutation.views import alone, evaluate, stand_in
 from shardtensor.interpreters.mutation.writes import write
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.tensor.handle import AvalAttributes
-from shardtensor.tensor.operands import HostAval, as_operand, host_aval, is_data, sharded_dtype
+from shardtensor.tensor.operands import HostAval, host_aval, is_data, sharded_dtype
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import (
@@ -45,7 +37,7 @@ from shardtensor.tensor.tensor import (
     tensor,
     without_elements,
 )
-from shardtensor.tensor.value import Aval, aval, reduced
+from shardtensor.tensor.value import Aval, aval
 
 
 class ShapeDtypeStruct(AvalAttributes):
@@ -89,7 +81,7 @@ class ShapeDtypeStruct(AvalAttributes):
         return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype}, sharding={self.sharding.spec})"
 
 
-class InferInterpreter(Interpreter):
+class InferInterpreter(CallInterpreter):
     """Infers the aval of every result, and computes no elements. If a log is active, the transfers are recorded that
     the operators would need. Writes check shapes, and record transfers.
     """
@@ -98,28 +90,55 @@ class InferInterpreter(Interpreter):
 
     only_infers = True
 
-    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Returns the result of ``op`` with tensors without elements.
+    def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
+        """Infers an element, which is sent to other devices when it is first read, or a copy of a scalar."""
+        x, (_, view_spec, value, is_element) = stand_in(operands[0]), found
+        if not is_element:
+            source = x if lacks_elements(x) else without_elements(x._aval)
+            storage = evaluate(tensor(source._aval, source._storage), view_spec)._storage
+            unsent = type(storage) is ScalarElement
+            return mark_array(tensor(value, storage.without_parts()) if unsent else without_elements(value))
+        check_not_donated(x)
+        base = x._base_and_view()[0]
+        if type(base._storage) is OffloadedElements:
+            base._storage.announce_element(owners_of(base._aval, view_spec.origin).grid.devices)
+        else:
+            announce_reading(base)
+        return tensor(value, ScalarElement(value, base._aval, view_spec.origin, ()))
+
+    def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Infers the result of a distributed algorithm.
 
         Raises:
             ConcretizationError: the result needs unknown elements: it leaves the library, or its shape depends on them.
-            ShardTensorError: the operator does not accept the operands or parameters.
         """
-        try:
-            if op.escapes:
-                if lacks_elements(operands[0]):
-                    without_elements(operands[0]._aval)._storage.stored()
-                return op.algorithm(*operands, *params)  # type: ignore[misc]
-            result = derived(op, operands, params)
-            return _primitive(op, _stand_ins(op, operands), params) if result is NotImplemented else result
-        except (ShardTensorError, OverflowError) as error:
-            raise_named(op, error)
+        if op.escapes:
+            if lacks_elements(operands[0]):
+                without_elements(operands[0]._aval)._storage.stored()
+            return op.algorithm(*operands, *params)  # type: ignore[misc]
+        assert op.infer is not None
+        operands = _stand_ins(op, operands)
+        check_not_donated(*operands)
+        found = map_leaves(_from_aval, op.infer(*array_operands(op, operands), *params))
+        return mark_array(found) if op.keeps_arrays else found
+
+    def planned(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Infers the result of a plan."""
+        operands = _stand_ins(op, operands)
+        if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
+            element = compute_on_owners(op, operands)
+            if element is not None:
+                return element
+        plan, operands = planned(op, operands, params)
+        if op.is_ufunc:
+            check_integers(op, operands)
+        return plan.infer(operands)
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
         """Checks that the result of ``op`` can be written into ``out``, and records the transfers."""
         try:
             write(stand_in(out), op, _stand_ins(op, operands), params, self.apply)
-        except (ShardTensorError, OverflowError) as error:
+        except NAMED as error:
             raise_named(op, error)
 
     def mapped(self, submesh: Mesh, /) -> Interpreter:
@@ -201,55 +220,6 @@ _inferred: dict[Any, HostAval] = {}
 _KEPT = 4096
 
 
-def derived(op: Op, operands: Operands, params: Params) -> Any:
-    """Returns the result of an operator that is a view of a tensor without elements, or is composed of other operators,
-    which it calls; NotImplemented for any other.
-    """
-    try:
-        if op.view_spec and type(operands[0]) is ShardedTensor:
-            found = infer_view(op, operands[0], params)
-            if found is not None:
-                base, view_spec, value, is_element = found
-                return NotImplemented if is_element or operands[0]._is_scalar else tensor(value, View(base, view_spec))
-        if (op.composite or op.algorithm) and "ml_dtypes" in modules and has_small_floats(op, operands, params):
-            return in_wide(bind, op, operands, params)
-        if op.composite:
-            return op.composite(*(operands if not op.variadic else (operands,)), *params)
-        return NotImplemented
-    except (ShardTensorError, OverflowError) as error:
-        raise_named(op, error)
-
-
-def _primitive(op: Op, operands: Operands, params: Params) -> Any:
-    """Returns the result of an operator that is not `derived` from others."""
-    if op.view_spec and type(operands[0]) is ShardedTensor and (found := infer_view(op, operands[0], params)):
-        base, view_spec, value, is_element = found
-        if not is_element:  # A scalar is never written, so a copy is equivalent to a view.
-            source = operands[0] if lacks_elements(operands[0]) else without_elements(operands[0]._aval)
-            storage = evaluate(tensor(source._aval, source._storage), view_spec)._storage
-            unsent = type(storage) is ScalarElement  # It is sent to the other devices when it is first read.
-            return mark_array(tensor(value, storage.without_parts()) if unsent else without_elements(value))
-        check_not_donated(*operands)
-        if type(base._storage) is OffloadedElements:
-            base._storage.announce_element(owners_of(base._aval, view_spec.origin).grid.devices)
-        else:
-            announce_reading(base)
-        return tensor(value, ScalarElement(value, base._aval, view_spec.origin, ()))
-    if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
-        element = compute_on_owners(op, operands)
-        if element is not None:
-            return element
-    if op.algorithm:
-        assert op.infer is not None
-        check_not_donated(*operands)
-        found = map_leaves(_from_aval, op.infer(*array_operands(op, operands), *params))
-        return mark_array(found) if op.keeps_arrays else found
-    plan, operands = planned(op, operands, params)
-    if op.is_ufunc:
-        check_integers(op, operands)
-    return plan.infer(operands)
-
-
 def _from_aval(x: Any) -> Any:
     return without_elements(x) if isinstance(x, Aval) else x
 
@@ -276,53 +246,6 @@ def inferring() -> contextlib.AbstractContextManager[None]:
     """Makes the inference the innermost interpreter in the context, on the current device inside of a map."""
     device = current_device()
     return interpreting(INFER if device is None else AbstractDeviceInterpreter(device))
-
-
-def array_operands(op: Op, operands: Operands) -> Operands:
-    """Returns the operands of an operator with an algorithm, of which those that are no pytrees are converted to arrays
-    or scalars.
-    """
-    if op.variadic:
-        return operands
-    return tuple(
-        [
-            x if n in op.trees else _added(op, as_operand(x, op.error_name))
-            for n, x in zip(op.operands, operands, strict=True)
-        ]
-    )
-
-
-_TAKE_PARTIAL_SUMS = frozenset(("transfer_to", "partial_sums", "copy", "asarray", "to_host", "setitem", "put"))
-"""The operators with an algorithm whose result can be unreduced."""
-
-
-def _added(op: Op, x: Any) -> Any:
-    """Returns an unreduced operand with the aval of the sum, to which reading it adds the partial sums."""
-    if type(x) is ShardedTensor and x._aval.unreduced and op.name not in _TAKE_PARTIAL_SUMS:
-        return tensor(reduced(x._aval), x._storage)
-    return x
-
-
-NAMED = (ShardTensorError, OverflowError, MemoryError, np.linalg.LinAlgError)
-"""The errors that get the name of the operator."""
-
-
-def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError | np.linalg.LinAlgError) -> NoReturn:
-    """Raises an error of the library or of NumPy as an error that names the operator, unless a program raised it."""
-    try:
-        if op.spmd:
-            raise error
-        if isinstance(error, ShardTensorError):
-            raise_in_the_name_of(op, error)
-        if isinstance(error, MemoryError):
-            raise out_of_memory(op.error_name, error) from None
-        if isinstance(error, np.linalg.LinAlgError):
-            raise LinearAlgebraError(f"{op.error_name}: {error}") from None
-        raise RangeError(
-            f"{op.error_name}: {error}; use a dtype that holds it, or give an array, which is cast"
-        ) from None
-    finally:
-        del error  # The reference cycle of the error and this frame would keep the operands alive.
 
 
 @overload

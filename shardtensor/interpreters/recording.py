@@ -7,20 +7,19 @@ whether a log is open. What follows from elements cannot be inferred: such calls
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 from shardtensor.communication.transfer_log import announced, is_recording, observed_by
-from shardtensor.core import Function, Interpreter, Op, Operands, Params, executing, set_outermost
+from shardtensor.core import Function, Op, Operands, Params, executing, set_outermost
+from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.infer import INFER, argument, derived, inferring, stand_ins
+from shardtensor.interpreters.infer import INFER, argument, inferring, stand_ins
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
 
 
-class RecordingInterpreter(Interpreter):
+class RecordingInterpreter(CallInterpreter):
     """Infers each call while the transfers are recorded, and then executes it."""
 
     __slots__ = ()
@@ -32,19 +31,19 @@ class RecordingInterpreter(Interpreter):
             TransferError: a guard forbids one of the transfers; nothing has been computed.
             ShardTensorError: the operator failed.
         """
-        if not is_recording():
-            return EAGER.apply(op, operands, params)
-        if op.composite and not op.view_spec:  # The operators that it calls are recorded.
-            with _noting(op, operands, params):
-                result = derived(op, operands, params)
-            if result is not NotImplemented:
-                return result
+        return super().apply(op, operands, params) if is_recording() else EAGER.apply(op, operands, params)
+
+    def planned(self, op: Op, operands: Operands, params: Params, *_: Any) -> Any:
+        """Infers and executes a call."""
         if _announces_itself(op, operands):
             return EAGER.apply(_announced(op) if op.announcing else op, operands, params)
-        with _noting(op, operands, params), inferring():
+        with inferring():
             INFER.apply(op, stand_ins(op, operands), params)
         with announced(), executing():
             return EAGER.apply(op, operands, params)
+
+    element = algorithm = planned
+    failed = EAGER.failed
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
         """Writes the result of ``op`` into ``out``, after the transfers have been recorded.
@@ -56,9 +55,13 @@ class RecordingInterpreter(Interpreter):
         if not is_recording() or _announces_itself(op, (out, *operands)):
             EAGER.write(out, op, operands, params)
             return
-        with _noting(op, (out, *operands), params), inferring():
+        try:
             known: dict[int, ShardedTensor] = {}
-            INFER.write(argument(known, out), op, stand_ins(op, operands, known), params)
+            with inferring():
+                INFER.write(argument(known, out), op, stand_ins(op, operands, known), params)
+        except BaseException as error:
+            self.failed(op, (out, *operands), params, error)
+            raise
         with announced(), executing():
             EAGER.write(out, op, operands, params)
 
@@ -79,15 +82,6 @@ class RecordingInterpreter(Interpreter):
 
 
 _announced = functools.cache(Op.announced)
-
-
-@contextlib.contextmanager
-def _noting(op: Op, operands: Operands, params: Params) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:  # Raised again, after a job has noted it.
-        EAGER.note_error(op, operands, params, error)
-        raise
 
 
 def _announces_itself(op: Op, operands: Operands) -> bool:

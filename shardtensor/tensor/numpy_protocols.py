@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from shardtensor.tensor.tensor import ShardedTensor
 
 
-def _is_operand(x: object) -> bool:
-    return isinstance(x, (Operators, np.ndarray, np.generic, bool, int, float, complex)) or array_backend(x) is not None
-
-
 def _is_list(x: object) -> bool:
     return isinstance(x, (list, tuple))
 
@@ -37,7 +33,7 @@ def _operand(x: Any, caller: str) -> Any:
 
     Any other object gives NotImplemented, so that Python tries the reflected method of the other operand.
     """
-    if _is_operand(x):
+    if isinstance(x, _OPERANDS) or array_backend(x) is not None:
         return x
     return from_lists(x, caller) if isinstance(x, (list, tuple)) else NotImplemented
 
@@ -176,3 +172,7 @@ class Operators(Handle):
     __ipow__, __imatmul__ = _ipow, _in_place("matmul")
     __iand__, __ior__, __ixor__ = map(_in_place, ("bitwise_and", "bitwise_or", "bitwise_xor"))
     __ilshift__, __irshift__ = map(_in_place, ("bitwise_left_shift", "bitwise_right_shift"))
+
+
+_OPERANDS = (Operators, np.ndarray, np.generic, bool, int, float, complex)
+"""The types of operands of Python's operators, besides arrays of backends."""

@@ -56,15 +56,16 @@ def _reset() -> None:
 
 
 class reading:  # noqa: N801 - a context manager
-    """Publishes operands that are read inside of the ``with`` block."""
+    """Publishes operands that are read inside of the ``with`` block, and returns their entry in `READS`."""
 
     __slots__ = ("_entry",)
 
     def __init__(self, operands: Any) -> None:
         self._entry = [operands]
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> list[Any]:
         READS[id(self._entry)] = self._entry
+        return self._entry
 
     def __exit__(self, *_: object) -> None:
         READS.pop(id(self._entry), None)

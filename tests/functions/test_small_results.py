@@ -13,12 +13,12 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as some
+from shardtensor.interpreters.recorded_results import Recording
 
 import shardtensor as st
 from shardtensor.core import OPS, composition, recorded
 from shardtensor.errors import AxisError
 from shardtensor.interpreters import small_results
-from shardtensor.interpreters.recorded_results import Recording
 from tests.draws import drawn
 from tests.layouts import mesh_of, meshes, specs
 from tests.numpy_calls import FFT, LINALG, MAIN, Operands

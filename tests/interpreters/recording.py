@@ -8,21 +8,20 @@ import numpy as np
 
 import shardtensor as st
 from shardtensor.core import OPS, Interpreter, bind, innermost, interpreting
-from shardtensor.interpreters.infer import INFER, derived
+from shardtensor.interpreters.calls import CallInterpreter
+from shardtensor.interpreters.infer import INFER
 from shardtensor.spmd.program import current
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, mark_array, without_elements
 
 
-class Recorder(Interpreter):
+class Recorder(CallInterpreter):
     """Records the operators that are called. The storages of tensors without elements identify values."""
 
     def __init__(self, inner: Interpreter, names: dict[Any, str]) -> None:
         self.inner, self.names, self.steps = inner, names, []  # type: ignore[var-annotated]
 
-    def apply(self, op: Any, operands: Any, params: Any, /) -> Any:
-        if (result := derived(op, operands, params)) is not NotImplemented:
-            return result
+    def planned(self, op: Any, operands: Any, params: Any, *_: Any) -> Any:
         read, given = map_leaves(self.read, operands), params
         if op.name == "map_shards":
             params = ({}, *params[1:])
@@ -30,6 +29,8 @@ class Recorder(Interpreter):
         result = self.inner.apply(op, operands, given)
         self.steps.append((op, read, params, map_leaves(self.name, result)))
         return result
+
+    element = algorithm = planned
 
     def mapped(self, submesh: Any, /) -> Interpreter:
         return Recorder(self.inner.mapped(submesh), self.names)

@@ -200,23 +200,19 @@ import pydoc
 import numpy as np
 import shardtensor as st
 
-x = st.asarray([0.0, np.pi])
+x = st.asarray([-3.0, 1.0])
 assert st.__file__.startswith({root!r}), st.__file__
-assert st.degrees(x).tolist() == np.degrees(x).tolist() == [0.0, 180.0]
-assert "degrees" in st.__all__ and dir(st) == sorted(st.__all__)
-assert "degrees(x:" in pydoc.plain(pydoc.render_doc(st))
+assert st.softsign(x).tolist() == [-0.75, 0.5]
+assert "softsign" in st.__all__ and dir(st) == sorted(st.__all__)
+assert "softsign(x:" in pydoc.plain(pydoc.render_doc(st))
 assert not {{"np", "operator", "implements", "annotations", "ArrayLike"}} & set(vars(st))
 """
 
 
 @pytest.fixture
 def extended(tmp_path: Path) -> Path:
-    """A copy of the package whose table of elementwise functions has one row more, which another module has lost."""
+    """A copy of the package whose table of elementwise functions has one row more."""
     shutil.copytree(PACKAGE, tmp_path / "shardtensor")
-    module = tmp_path / "shardtensor" / "functions" / "ufuncs.py"
-    code, count = re.subn(r'@operator\(.*\)\ndef degrees\((.|\n)*?"""(.|\n)*?"""\n', "", module.read_text())
-    assert count == 1
-    module.write_text(code)
     with (tmp_path / "shardtensor" / "functions" / "elementwise.py").open("a") as file:
         file.write(f"\n\n{ROW}")
     return tmp_path

@@ -120,10 +120,10 @@ def of_bare(x: np.ndarray) -> np.ndarray:
 
 
 NEW_OPERATOR = {
-    # statement of a program that uses the operator `angles`, which the library does not have: what mypy says
-    "reveal_type(st.angles(st.ones(3)))": 'note: Revealed type is "shardtensor.tensor.tensor.ShardedTensor"',
-    "st.angles(st.ones(3), 1)": 'error: Too many arguments for "angles"  [call-arg]',
-    "st.angel(st.ones(3))": 'error: Module has no attribute "angel"  [attr-defined]',
+    # statement of a program that uses the operator `softsign`, which the library does not have: what mypy says
+    "reveal_type(st.softsign(st.ones(3)))": 'note: Revealed type is "shardtensor.tensor.tensor.ShardedTensor"',
+    "st.softsign(st.ones(3), 1)": 'error: Too many arguments for "softsign"  [call-arg]',
+    "st.softsing(st.ones(3))": 'error: Module has no attribute "softsing"  [attr-defined]',
     "st.np": 'error: Module has no attribute "np"  [attr-defined]',
 }
 
@@ -131,12 +131,12 @@ NEW_OPERATOR = {
 def lines_of_mypy(folder: Path, programs: dict[str, list[str]]) -> list[tuple[str, str, str]]:
     """Returns the path, the line of code and the text of each line that mypy prints, with the project's configuration.
 
-    It reads a copy of the library that declares the operator `angles` as the documentation declares `degrees`.
+    It reads a copy of the library that declares the operator `softsign` as the documentation does.
     """
     for package in (PACKAGE, BACKENDS):
         shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     with (folder / ELEMENTWISE.relative_to(ROOT)).open("a") as file:
-        file.write(f"\n\n{ROW.replace('degrees', 'angles')}")
+        file.write(f"\n\n{ROW}")
     shutil.copy2(ROOT / "pyproject.toml", folder)
     shutil.copy2(PROGRAM, folder)
     for name, lines in programs.items():

@@ -15,8 +15,9 @@ from shardtensor.communication.transfer_log import logger
 from shardtensor.core import OPS, outermost
 from shardtensor.errors import BackendError
 from shardtensor.host.fork import cached_property
+from shardtensor.interpreters.calls import NAMED, raise_named
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.infer import INFER, NAMED, argument, raise_named
+from shardtensor.interpreters.infer import INFER, argument
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.device_groups import language_of

@@ -237,29 +237,22 @@ def reads_buffers(base: Aval, view_spec: ViewSpec) -> bool:
     return _of_cells(base, view_spec.boxes, view_spec.chains, view_spec.shape) is not None
 
 
-def make_view(op: Op, x: ShardedTensor, params: Params) -> ShardedTensor | None:
-    """Returns the result of an operator as a view of ``x``; None where the operator copies or the result is empty.
-
-    Where NumPy returns a scalar, the result is an independent value instead of a view.
+def copied_scalar(x: ShardedTensor, found: tuple[ShardedTensor, ViewSpec, Aval, bool]) -> ShardedTensor:
+    """Returns an independent copy of an element of ``x``, or of the scalar ``x``: neither is ever written, so that a
+    copy is equivalent to a view.
 
     Args:
-        op: an operator whose result is a view in NumPy.
-        x: the tensor; it may be a view itself.
-        params: the values of the operator's parameters.
+        x: the tensor.
+        found: what `infer_view` has returned.
     """
-    found = infer_view(op, x, params)
-    if found is None:
-        return None
     base, view_spec, value, is_element = found
     if is_element:
         element = copied_element(base, view_spec, value)
         if in_job() and (identity := value_identity(base)):
             element._identity = f"{identity}[{view_spec.offset}]{view_spec.part or ''}"
         return element
-    if x._is_scalar:  # A scalar is never written, so a copy is equivalent to a view.
-        made = mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), view_spec)._storage))
-        return with_identity(made, x) if in_job() else made
-    return tensor(value, View(base, view_spec))
+    made = mark_array(tensor(value, evaluate(tensor(x._aval, x._storage), view_spec)._storage))
+    return with_identity(made, x) if in_job() else made
 
 
 def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor, ViewSpec, Aval, bool] | None:

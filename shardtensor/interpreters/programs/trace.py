@@ -21,7 +21,8 @@ from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, Interpreter, Op, Operands, Params, execute, innermost, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.random_keys import SymbolicKey, derived_bits
-from shardtensor.interpreters.infer import INFER, derived
+from shardtensor.interpreters.calls import CallInterpreter
+from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.mutation.views import View, aval_of_view, stand_in
 from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.programs.program import Equation, Program, ValueKind, Var, vars_of
@@ -216,7 +217,7 @@ def _needs_elements(what: str, caller: str) -> str:
     )
 
 
-class Tracer(Interpreter):
+class Tracer(CallInterpreter):
     """Records the operators that are called, and infers their results.
 
     Args:
@@ -243,14 +244,15 @@ class Tracer(Interpreter):
             return self._on_python_scalars(op, operands)
         if op.escapes:
             return self._escape(op, operands, params)
-        if not (op.name == "asarray" and self._is_unplaced(operands[0])):
-            result = derived(op, operands, params)
-            if result is not NotImplemented:
-                self.trace.note_copy(op, operands, result)
-                return result
-        result = self._record(op, operands, params)
+        result = super().apply(op, operands, params)
         self.trace.note_copy(op, operands, result)
         return result
+
+    def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Calls the operators of a composition. The placement of a host array or a number is recorded as it is."""
+        if op.name == "asarray" and self._is_unplaced(operands[0]):
+            return NotImplemented
+        return super().composed(op, operands, params)
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Records a write, and binds the base of ``out`` to the new value."""
@@ -302,7 +304,8 @@ class Tracer(Interpreter):
         """Returns the tracer of one program of a map."""
         return Tracer(self.trace, self.inner.mapped(submesh), in_map=True, depends=self._depends)
 
-    def _record(self, op: Op, operands: Operands, params: Params) -> Any:
+    def planned(self, op: Op, operands: Operands, params: Params, *_: Any) -> Any:
+        """Records a call."""
         held, given = self._operands(op, operands)
         programs: dict[int, Program] = {}
         params = tuple([_copied(p) if type(p) is list else p for p in params])
@@ -322,6 +325,8 @@ class Tracer(Interpreter):
         results = map_leaves(lambda x: x._storage.value if _is_traced(x) else x, made)
         self._add(Equation(op, held, kept, results, programs=programs))
         return made
+
+    element = algorithm = planned
 
     def _add(self, equation: Equation) -> None:
         equation.source = user_line()

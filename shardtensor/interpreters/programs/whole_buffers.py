@@ -16,8 +16,9 @@ import numpy as np
 
 from shardtensor.communication.transfer import whole_array
 from shardtensor.core import Op, Operands, Params
+from shardtensor.interpreters.calls import array_operands
 from shardtensor.interpreters.execution.plan_cache import planned
-from shardtensor.interpreters.infer import INFER, array_operands
+from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.interpreters.programs.replay import stand_in_of
 from shardtensor.sharding.view_spec import ViewSpec

@@ -1,0 +1,153 @@
+"""What a call of an operator is: a view, an element, a composition of other operators, an algorithm, or a plan.
+
+Interpreters whose operands are sharded tensors are classes of `CallInterpreter`, with a method for each of these kinds.
+"""
+
+from __future__ import annotations
+
+from sys import modules
+from typing import Any, NoReturn
+
+import numpy as np
+
+from shardtensor.core import Interpreter, Op, Operands, Params, raise_in_the_name_of
+from shardtensor.errors import LinearAlgebraError, RangeError, ShardTensorError
+from shardtensor.host.memory_pool import out_of_memory
+from shardtensor.interpreters.execution.small_floats import has_small_floats, in_wide
+from shardtensor.interpreters.mutation.views import View, infer_view
+from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.tensor.operands import as_operand
+from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.value import Aval, reduced
+
+Found = tuple[ShardedTensor, ViewSpec, Aval, bool]
+"""A base, the view spec of an element or of a scalar, its aval, and whether it is an element (see `infer_view`)."""
+
+
+class CallInterpreter(Interpreter):
+    """An interpreter with a method for each kind of call.
+
+    A class overrides the methods `element`, `algorithm` and `planned`, of which several may be the same function.
+    """
+
+    __slots__ = ()
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Returns the result of one call by the method of its kind; a view where NumPy returns one.
+
+        Every error of an operator starts with its name, or with the name of the inner function that raised.
+
+        Raises:
+            ShardTensorError: the operator failed.
+        """
+        try:
+            if op.view_spec and type(operands[0]) is ShardedTensor:
+                found = infer_view(op, operands[0], params)
+                if found is not None:
+                    base, view_spec, value, is_element = found
+                    if is_element or operands[0]._is_scalar:
+                        return self.element(op, operands, params, found)
+                    return tensor(value, View(base, view_spec))
+            if (op.composite or op.algorithm) and "ml_dtypes" in modules and has_small_floats(op, operands, params):
+                return in_wide(self.apply, op, operands, params)
+            if op.composite:
+                result = self.composed(op, operands, params)
+                if result is not NotImplemented:
+                    return result
+            return self.algorithm(op, operands, params) if op.algorithm else self.planned(op, operands, params)
+        except BaseException as error:
+            self.failed(op, operands, params, error)
+            raise
+
+    def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
+        """Returns a copy of an element, or of a scalar: neither is ever written, so that no view is needed.
+
+        Raises:
+            ShardTensorError: the operator failed.
+        """
+        raise NotImplementedError
+
+    def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Returns the result of an operator that is composed of others, which it calls; NotImplemented if the operator
+        itself has to run.
+
+        Raises:
+            ShardTensorError: the operator failed.
+        """
+        return composed(op, operands, params)
+
+    def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Returns the result of an operator that has a distributed algorithm.
+
+        Raises:
+            ShardTensorError: the operator failed.
+        """
+        raise NotImplementedError
+
+    def planned(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Returns the result of an operator whose rule determines the plan.
+
+        Raises:
+            ShardTensorError: the operator failed.
+        """
+        raise NotImplementedError
+
+    def failed(self, op: Op, operands: Operands, params: Params, error: BaseException, /) -> None:
+        """Raises an error of a call in the name of the operator; returns if the error itself is to be raised."""
+        if isinstance(error, NAMED):
+            raise_named(op, error)
+
+
+def composed(op: Op, operands: Operands, params: Params) -> Any:
+    """Calls the function that composes an operator of others. It returns NotImplemented if the operator itself has to
+    run.
+    """
+    assert op.composite is not None
+    return op.composite(*(operands if not op.variadic else (operands,)), *params)
+
+
+def array_operands(op: Op, operands: Operands) -> Operands:
+    """Returns the operands of an operator with an algorithm, of which those that are no pytrees are converted to arrays
+    or scalars.
+    """
+    if op.variadic:
+        return operands
+    return tuple(
+        [
+            x if n in op.trees else _added(op, as_operand(x, op.error_name))
+            for n, x in zip(op.operands, operands, strict=True)
+        ]
+    )
+
+
+_TAKE_PARTIAL_SUMS = frozenset(("transfer_to", "partial_sums", "copy", "asarray", "to_host", "setitem", "put"))
+"""The operators with an algorithm whose result can be unreduced."""
+
+
+def _added(op: Op, x: Any) -> Any:
+    """Returns an unreduced operand with the aval of the sum, to which reading it adds the partial sums."""
+    if type(x) is ShardedTensor and x._aval.unreduced and op.name not in _TAKE_PARTIAL_SUMS:
+        return tensor(reduced(x._aval), x._storage)
+    return x
+
+
+NAMED = (ShardTensorError, OverflowError, MemoryError, np.linalg.LinAlgError)
+"""The errors that get the name of the operator."""
+
+
+def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError | np.linalg.LinAlgError) -> NoReturn:
+    """Raises an error of the library or of NumPy as an error that names the operator, unless a program raised it."""
+    try:
+        if op.spmd:
+            raise error
+        if isinstance(error, ShardTensorError):
+            raise_in_the_name_of(op, error)
+        if isinstance(error, MemoryError):
+            raise out_of_memory(op.error_name, error) from None
+        if isinstance(error, np.linalg.LinAlgError):
+            raise LinearAlgebraError(f"{op.error_name}: {error}") from None
+        raise RangeError(
+            f"{op.error_name}: {error}; use a dtype that holds it, or give an array, which is cast"
+        ) from None
+    finally:
+        del error  # The reference cycle of the error and this frame would keep the operands alive.
