@@ -192,6 +192,7 @@ _CHAPTERS = {
         "rad2deg radians rint spacing vdot vecmat"
     ),
     "functions.windows": "bartlett blackman hamming hanning kaiser",
+    "interpreters.control_flow": "associative_scan cond fori_loop map scan switch while_loop",
     "interpreters.explain": "Explanation explain",
     "interpreters.jit.api": "disable_jit jit",
     "spmd.collectives": (

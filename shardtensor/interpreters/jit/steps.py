@@ -23,6 +23,7 @@ from shardtensor.interpreters.programs.replay import (
     Step,
     Values,
     dropped_after,
+    functions_step,
     getter,
     is_in_place,
     last_uses,
@@ -84,6 +85,8 @@ def _alone(
     wide: bool,
 ) -> Step:
     """Returns the step of an equation that no kernel computes; maps and their products have kernels inside."""
+    if equation.op.functions:
+        return functions_step(equation, interpreter, dead, lambda body: steps_of(body, interpreter, fused, wide)[1])
     if equation.programs and equation.op not in OWN_STEPS:
         return _map(equation, interpreter, dead, fused, wide)
     if interpreter is BOUND and is_large_product(equation):

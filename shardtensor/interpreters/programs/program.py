@@ -72,7 +72,8 @@ class Equation:
             equation's result is the new value of the whole base. None for any other operator.
         window: for a view or a write, the aval of these elements; otherwise None.
         writes: whether it is a write.
-        programs: for a map, the program of each call by number. Their operands may be values of this program.
+        programs: for a map, the program of each call by number; for a loop or a branch, the program of each function.
+            Their operands may be values of this program.
         source: file and line of the call.
         ignored: the floating-point errors that the function ignores there, as items of the arguments of `np.errstate`.
     """
@@ -104,8 +105,8 @@ class Equation:
         made = " ".join([v.typed for v in self.makes()]) or "()"
         operands = [x for x in self.operands if x is not Ellipsis]
         yield f"{made} = {self._called()} {' '.join(map(_text, operands))}".rstrip()
-        if self.programs:
-            number, program = next(iter(self.programs.items()))
+        inside = sorted(self.programs.items())
+        for number, program in inside if self.op.functions else inside[:1]:  # The calls of a map are mostly alike.
             yield from (f"    {number}: {line}" for line in program.lines())
 
     def _called(self) -> str:
@@ -143,8 +144,8 @@ class Program:
         equations: the calls of operators, in order.
         outputs: the values that are returned.
         writes: for each written input, its value and the value that it has after the call.
-        positions: for the program of a map, the leaves of the arguments that are its inputs.
-        result: for the program of a map, its result: a pytree with a `Var` for each value.
+        positions: for the program of a call in a map, or of a function, the leaves of the arguments that are its inputs.
+        result: for such a program, its result: a pytree with a `Var` for each value.
     """
 
     inputs: Sequence[Var]

@@ -23,7 +23,7 @@ from shardtensor.core import OPS, Interpreter, Op, bind, default_interpreter, in
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
-from shardtensor.interpreters.infer import INFER
+from shardtensor.interpreters.infer import INFER, argument
 from shardtensor.interpreters.mutation.views import View, evaluate
 from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, replace_vars, vars_of
 from shardtensor.interpreters.programs.trace import PYTHON
@@ -73,6 +73,8 @@ def step_of(
     op = equation.op
     if op in OWN_STEPS:
         return OWN_STEPS[op](equation, program, interpreter, dead)
+    if op.functions:
+        return functions_step(equation, interpreter, dead, lambda body: steps_of(body, interpreter))
     if equation.programs:
         return map_step(equation, interpreter, dead, lambda body: steps_of(body, BOUND))
     if equation.writes:
@@ -353,6 +355,79 @@ def map_step(
             values[number] = None
 
     return step
+
+
+def functions_step(
+    equation: Equation, interpreter: Interpreter, dead: Sequence[int], body_steps: Callable[[Program], Sequence[Step]]
+) -> Step:
+    """Returns the step of a loop or a branch, whose functions are programs. Where the number of calls follows from
+    elements, each call records its transfers as it runs.
+
+    Args:
+        equation: the equation.
+        interpreter: what runs it.
+        dead: the numbers of the values that are dropped after it.
+        body_steps: returns the steps of the program of a function.
+    """
+    op = equation.op
+    free = {v.number for program in equation.programs.values() for v in program.free()}
+    announces = op.announcing is not None and interpreter is default_interpreter()
+    bodies = [_Function(program, body_steps(program), announces) for _, program in sorted(equation.programs.items())]
+    apply = (_OUTERMOST if announces else interpreter).apply
+
+    def step(values: Values) -> None:
+        around = {number: values[number] for number in free}
+        remaining = iter([functools.partial(body, around) for body in bodies])
+        params = list(equation.params)
+        for name in op.functions:
+            at = op.params.index(name)
+            count = params[at]
+            params[at] = next(remaining) if count is None else tuple([next(remaining) for _ in range(count)])
+        taken = replace_vars(equation.operands, values)
+        with announcing() if announces else contextlib.nullcontext():
+            _bind_results(values, equation.results, apply(op, taken, tuple(params)))
+        for number in dead:
+            values[number] = None
+
+    return step
+
+
+class _Function:
+    """The program of a function of a loop or of a branch.
+
+    Attributes:
+        announces: whether each call records its transfers as it runs.
+    """
+
+    def __init__(self, program: Program, steps: Sequence[Step], announces: bool) -> None:
+        self.program = program
+        self.steps = steps
+        self.announces = announces
+
+    @functools.cached_property
+    def _inference(self) -> Sequence[Step]:
+        return steps_of(self.program, INFER)
+
+    def __call__(self, around: Mapping[int, Any], *args: Any) -> Any:
+        found = leaves(args)
+        given = dict(around)
+        for v, k in zip(self.program.inputs, self.program.positions, strict=True):
+            given[v.number] = found[k]
+        del found, args
+        return outermost().run(self, given) if self.announces else self.execute(given)
+
+    def execute(self, values: Any) -> Any:
+        """Runs the program, and returns its result."""
+        for step in self.steps:
+            step(values)
+        return replace_vars(self.program.result, values)
+
+    def infer(self, given: Mapping[int, Any]) -> None:
+        """Records the transfers of a call."""
+        known: dict[int, ShardedTensor] = {}
+        values = {number: argument(known, x) for number, x in given.items()}
+        for step in self._inference:
+            step(values)
 
 
 def _run_program(bodies: Mapping[int, _Body], around: Mapping[int, Any], *args: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import operator as python
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ import numpy as np
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
-from shardtensor.core import OPS, Interpreter, Op, Operands, Params, execute, innermost, interpreting
+from shardtensor.core import OPS, Function, Interpreter, Op, Operands, Params, execute, innermost, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.random_keys import SymbolicKey, derived_bits
 from shardtensor.interpreters.calls import CallInterpreter
@@ -231,6 +232,7 @@ class Tracer(CallInterpreter):
         self.trace = trace
         self.inner = inner
         self.in_map = in_map
+        self.is_inside = False
         self._depends = depends
         self.equations: list[Equation] = []
         self._views: dict[Any, Traced] = {}
@@ -263,6 +265,11 @@ class Tracer(CallInterpreter):
             out._make_writable()
         base, view_spec = out._base_and_view()
         base = self.trace.roots.get(id(base), base)
+        if self.is_inside and not (type(base._storage) is Traced and base._storage.tracer is self):
+            raise ArgumentError(
+                f"{op.error_name}: writes into a tensor outside of the function of a loop or of a branch, which jit traces "
+                f"once ({user_line()}); make the tensor a part of the carry, or return the new value"
+            )
         if op.assigns:
             at = canonical(operands[2], view_spec.shape)
             # Python ends ``x[i] += v`` with ``x[i] = x[i]``, which changes nothing.
@@ -310,14 +317,17 @@ class Tracer(CallInterpreter):
         programs: dict[int, Program] = {}
         params = tuple([_copied(p) if type(p) is list else p for p in params])
         kept = given_params = _without_donation(op, params)
+        bits = self._depends = self.trace.depends(vars_of(held))
         if op.name == "map_shards":
             count = len(params[1])
             held, given = (_numbered(held[0], count),), (_numbered(given[0], count),)
             given_params = (functools.partial(_trace_program, programs, params[0]), *params[1:])
             kept = (None, *params[1:])
-        bits = self._depends = self.trace.depends(vars_of(held))
+        elif op.functions:
+            given_params, kept = self._with_traced_functions(op, params, programs)
         # A map asks the innermost interpreter, which is this one, for those of its programs.
-        with contextlib.nullcontext() if op.spmd else interpreting(self.inner), self._located(op, (held, params)):
+        inside = contextlib.nullcontext() if op.spmd and not op.functions else interpreting(self.inner)
+        with inside, self._located(op, (held, params)):
             result = self.inner.apply(op, given, given_params)
         for program in programs.values():
             bits |= self.trace.depends(program.free())
@@ -327,6 +337,23 @@ class Tracer(CallInterpreter):
         return made
 
     element = algorithm = planned
+
+    def _with_traced_functions(self, op: Op, params: Params, programs: dict[int, Program]) -> tuple[Params, Params]:
+        """Returns the parameters with functions that are traced where they are called, and those of the equation, which
+        holds their programs instead.
+        """
+        count = itertools.count()
+
+        def traced(fn: Any) -> Any:
+            return functools.partial(_trace_function, self, programs, next(count), fn)
+
+        given, kept = list(params), list(params)
+        for name in op.functions:
+            at = op.params.index(name)
+            fns = params[at]
+            given[at] = tuple(map(traced, fns)) if isinstance(fns, tuple) else traced(fns)
+            kept[at] = len(fns) if isinstance(fns, tuple) else None
+        return tuple(given), tuple(kept)
 
     def _add(self, equation: Equation) -> None:
         equation.source = user_line()
@@ -387,7 +414,7 @@ class Tracer(CallInterpreter):
             return x, x
         state = self._read(x)
         kind = state.value.kind
-        unknown = in_tree or (isinstance(kind, HostAval) and op.algorithm)
+        unknown = (in_tree and not op.functions) or (isinstance(kind, HostAval) and op.algorithm)
         if unknown and not isinstance(kind, Aval) and op.name not in _TAKE_HOST_ARRAYS:
             state = self._as_tensor(state)
         return state.value, state.stand_in
@@ -533,6 +560,26 @@ def _trace_program(programs: dict[int, Program], fn: Callable[..., Any], *args: 
     result = map_leaves(lambda x: tracer._read(x).value if lacks_elements(x) else x, out)
     programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
     return out
+
+
+def _trace_function(outer: Tracer, programs: dict[int, Program], number: int, fn: Function, *args: Any) -> Any:
+    """Records one call of a function of a loop or of a branch. The operators that it calls are not those of ``outer``,
+    but the values that they read may be.
+    """
+    tracer = Tracer(outer.trace, outer.inner, in_map=outer.in_map, depends=outer._depends)
+    tracer.is_inside = True
+    found = leaves(args)
+    positions = [k for k, x in enumerate(found) if type(x) in SCALARS or lacks_elements(x)]
+    given = list(found)
+    for k in positions:
+        x = found[k]
+        given[k] = tracer.weak(type(x), outer._depends) if type(x) in SCALARS else tracer._made(outer._depends, x)
+    inputs = [given[k]._storage.value for k in positions]
+    with interpreting(tracer):
+        out = fn(*replaced(args, given))
+        result = map_leaves(lambda x: tracer._read(x).value if lacks_elements(x) else x, out)
+    programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
+    return map_leaves(lambda x: x._storage.stand_in if _is_traced(x) else x, out)
 
 
 def user_line() -> str:
