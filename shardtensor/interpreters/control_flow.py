@@ -35,7 +35,7 @@ Function = Callable[..., Any]
 
 
 @operator(operands=("init", "xs", "bounds"), trees=("init", "xs", "bounds"), spmd=True, functions=("body",))
-def counted_loop(init: Carry, xs: Any, bounds: Any, /, body: Function, reverse: bool, caller: str) -> tuple[Any, Any]:
+def counted_loop(init: Carry, xs: Any, bounds: Any, /, body: Function, reverse: bool, caller: str) -> Any:
     """Calls ``body(i, carry, x)`` for each number of the bounds: the operator of `scan`, `fori_loop` and `map`.
 
     Args:
@@ -407,7 +407,20 @@ def _following(caller: str, before: Carry, after: Carry, *, is_first: bool) -> C
     return replaced(before, made)
 
 
+def _follows(old: Any, new: Any, is_first: bool) -> bool:
+    """Whether a leaf of the carry may be followed by an array. Only an initial number takes another dtype, and only an
+    initial array that is not committed another sharding.
+    """
+    if is_first and type(old) in SCALARS:
+        return new.shape == ()
+    same = _kind(old), _kind(new)
+    if is_first and not getattr(old, "committed", True):
+        return same[0][:2] == same[1][:2]
+    return same[0] == same[1]
+
+
 def _kind(x: Any) -> Any:
+    """Returns the shape, the dtype and the sharding of an array."""
     return tuple(x.shape), str(x.dtype), getattr(x, "sharding", None)
 
 
@@ -493,7 +506,7 @@ def _empty_like(x: Any) -> Any:
 
 def _integer(caller: str, name: str, x: Any) -> int:
     try:
-        return python.index(x)
+        return int(python.index(x))
     except ConcretizationError:
         raise
     except TypeError:

@@ -144,7 +144,7 @@ class Program:
         equations: the calls of operators, in order.
         outputs: the values that are returned.
         writes: for each written input, its value and the value that it has after the call.
-        positions: for the program of a call in a map, or of a function, the leaves of the arguments that are its inputs.
+        positions: for the program of a call in a map, or of a function, the leaves of the arguments that are inputs.
         result: for such a program, its result: a pytree with a `Var` for each value.
     """
 

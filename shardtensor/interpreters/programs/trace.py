@@ -267,8 +267,8 @@ class Tracer(CallInterpreter):
         base = self.trace.roots.get(id(base), base)
         if self.is_inside and not (type(base._storage) is Traced and base._storage.tracer is self):
             raise ArgumentError(
-                f"{op.error_name}: writes into a tensor outside of the function of a loop or of a branch, which jit traces "
-                f"once ({user_line()}); make the tensor a part of the carry, or return the new value"
+                f"{op.error_name}: writes into a tensor outside of the function of a loop or of a branch, which jit "
+                f"traces once ({user_line()}); make the tensor a part of the carry, or return the new value"
             )
         if op.assigns:
             at = canonical(operands[2], view_spec.shape)
