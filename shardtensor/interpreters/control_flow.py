@@ -407,12 +407,12 @@ def _following(caller: str, before: Carry, after: Carry, *, is_first: bool) -> C
     return replaced(before, made)
 
 
-def _follows(old: Any, new: Any, is_first: bool) -> bool:
+def _follows(old: Any, new: Any, is_first: bool) -> Any:
     """Whether a leaf of the carry may be followed by an array. Only an initial number takes another dtype, and only an
     initial array that is not committed another sharding.
     """
     if is_first and type(old) in SCALARS:
-        return new.shape == ()
+        return not new.ndim
     same = _kind(old), _kind(new)
     if is_first and not getattr(old, "committed", True):
         return same[0][:2] == same[1][:2]
@@ -506,11 +506,12 @@ def _empty_like(x: Any) -> Any:
 
 def _integer(caller: str, name: str, x: Any) -> int:
     try:
-        return int(python.index(x))
+        n: int = python.index(x)
     except ConcretizationError:
         raise
     except TypeError:
         raise ArgumentTypeError(f"{caller}: {name} is {type_text(x)}; wanted an integer") from None
+    return n
 
 
 @implements(conditional_loop, "algorithm", "announcing")
@@ -569,7 +570,7 @@ class _Trip:
             for made in self.records:
                 for first in [*made][:1]:
                     nbytes = sum([r.bytes for r in made])
-                    record_transfer(first.operator, nbytes, first.explicit, lambda made=made: made)
+                    record_transfer(first.operator, nbytes, first.explicit, lambda made=made: made)  # type: ignore[misc]
 
 
 @implements(counted_loop, "infer")
