@@ -510,6 +510,15 @@ if _typing.TYPE_CHECKING:
         disable_jit as disable_jit,
         jit as jit,
     )
+    from shardtensor.interpreters.control_flow import (
+        associative_scan as associative_scan,
+        cond as cond,
+        fori_loop as fori_loop,
+        map as map,
+        scan as scan,
+        switch as switch,
+        while_loop as while_loop,
+    )
     from shardtensor.interpreters.explain import (
         Explanation as Explanation,
         explain as explain,

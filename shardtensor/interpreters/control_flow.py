@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import operator as python
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from shardtensor.backend.protocol import current_device
 from shardtensor.communication.transfer_log import record_transfer, recorded_by
-from shardtensor.core import call, implements, operator
+from shardtensor.core import call, hinted, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShapeError, type_text
 from shardtensor.interpreters.infer import argument, inferring
 from shardtensor.tensor.operands import is_data
@@ -30,6 +30,10 @@ Carry = Any
 """A pytree of arrays and numbers, which a loop passes from each trip to the next."""
 
 Function = Callable[..., Any]
+
+T = TypeVar("T")
+X = TypeVar("X")
+Y = TypeVar("Y")
 
 # -- the operators ---------------------------------------------------------------------------------
 
@@ -77,14 +81,15 @@ def branch(index: Any, operands: Sequence[Any], /, branches: Sequence[Function],
 # -- the public functions --------------------------------------------------------------------------
 
 
+@hinted
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any = None,
+    f: Callable[[T, X], tuple[T, Y]],
+    init: T,
+    xs: X | None = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
-) -> tuple[Any, Any]:
+) -> tuple[T, Y]:
     """Calls ``carry, y = f(carry, x)`` for each slice of ``xs`` along its first dimension, and stacks what it returns.
 
     Args:
@@ -111,9 +116,8 @@ def scan(
     _check_function("scan", "f", f)
     xs = map_leaves(functools.partial(_as_array, "scan", "xs"), xs)
     n = _length("scan", xs, length)
-    pair = functools.partial(_pair, f)
-    carry, ys = counted_loop(init, xs, (0, n), pair, bool(reverse), "scan")
-    return carry, ys
+    pair_of_results: tuple[T, Y] = counted_loop(init, xs, (0, n), functools.partial(_pair, f), bool(reverse), "scan")
+    return pair_of_results
 
 
 def _pair(f: Function, _: Any, carry: Any, x: Any) -> tuple[Any, Any]:
@@ -123,7 +127,8 @@ def _pair(f: Function, _: Any, carry: Any, x: Any) -> tuple[Any, Any]:
     return made[0], made[1]
 
 
-def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, *, unroll: Any = None) -> Any:
+@hinted
+def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, T], T], init_val: T, *, unroll: Any = None) -> T:
     """Calls ``val = body_fun(i, val)`` for each integer from ``lower`` up to, but without, ``upper``.
 
     Args:
@@ -143,15 +148,17 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_
     [6.0, 6.0, 6.0]
     """
     _check_function("fori_loop", "body_fun", body_fun)
-    carry, _ = counted_loop(init_val, None, (lower, upper), functools.partial(_numbered, body_fun), False, "fori_loop")
-    return carry
+    body = functools.partial(_numbered, body_fun)
+    last: T = counted_loop(init_val, None, (lower, upper), body, False, "fori_loop")[0]
+    return last
 
 
 def _numbered(body_fun: Function, i: Any, carry: Any, _: Any) -> tuple[Any, None]:
     return body_fun(i, carry), None
 
 
-def map(f: Callable[[Any], Any], xs: Any) -> Any:
+@hinted
+def map(f: Callable[[X], Y], xs: X) -> Y:
     """Calls ``f`` with each slice of ``xs`` along the first dimension, and stacks the results.
 
     Args:
@@ -171,14 +178,16 @@ def map(f: Callable[[Any], Any], xs: Any) -> Any:
     _check_function("map", "f", f)
     xs = map_leaves(functools.partial(_as_array, "map", "xs"), xs)
     bounds = (0, _length("map", xs, None))
-    return counted_loop((), xs, bounds, functools.partial(_alone, f), False, "map")[1]
+    stacked: Y = counted_loop((), xs, bounds, functools.partial(_alone, f), False, "map")[1]
+    return stacked
 
 
 def _alone(f: Function, _: Any, carry: Any, x: Any) -> tuple[Any, Any]:
     return carry, f(x)
 
 
-def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
+@hinted
+def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_val: T) -> T:
     """Calls ``val = body_fun(val)`` while ``cond_fun(val)`` is true.
 
     Args:
@@ -198,10 +207,12 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
     """
     _check_function("while_loop", "cond_fun", cond_fun)
     _check_function("while_loop", "body_fun", body_fun)
-    return conditional_loop(init_val, cond_fun, body_fun, "while_loop")
+    last: T = conditional_loop(init_val, cond_fun, body_fun, "while_loop")
+    return last
 
 
-def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
+@hinted
+def cond(pred: Any, true_fun: Callable[..., Y], false_fun: Callable[..., Y], *operands: Any) -> Y:
     """Calls ``true_fun(*operands)`` if ``pred`` is true, otherwise ``false_fun(*operands)``.
 
     Args:
@@ -222,10 +233,12 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     """
     _check_function("cond", "true_fun", true_fun)
     _check_function("cond", "false_fun", false_fun)
-    return branch(pred, operands, (false_fun, true_fun), "cond")
+    result: Y = branch(pred, operands, (false_fun, true_fun), "cond")
+    return result
 
 
-def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+@hinted
+def switch(index: Any, branches: Sequence[Callable[..., Y]], *operands: Any) -> Y:
     """Calls ``branches[index](*operands)``. An index below 0 is 0, and one beyond the last branch is that of the last.
 
     Args:
@@ -248,10 +261,12 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -
         raise ArgumentError("switch: branches is empty; wanted at least one function")
     for k, function in enumerate(branches):
         _check_function("switch", f"branches[{k}]", function)
-    return branch(index, operands, branches, "switch")
+    result: Y = branch(index, operands, branches, "switch")
+    return result
 
 
-def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+@hinted
+def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, axis: int = 0) -> T:
     """Returns the results of an associative function for the first element, the first two, and so on.
 
     The function is called with whole slices, about ``2 log2(n)`` times: Blelloch, Prefix sums and their applications,
@@ -288,7 +303,8 @@ def associative_scan(fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = 
 
     made = _scanned(on_front, arrays)
     made = [call("flip", x, axis=0) for x in made] if reverse else made
-    return replaced(elems, _placed(made, axis))
+    scanned: T = replaced(elems, _placed(made, axis))
+    return scanned
 
 
 def _placed(arrays: Sequence[Any], axis: int) -> list[Any]:
@@ -349,7 +365,7 @@ def _length(caller: str, xs: Any, length: int | None) -> int:
     if len(set(lengths.values())) > 1:
         found = ", ".join([f"{name} is {n}" for name, n in lengths.items()])
         raise ArgumentError(f"{caller}: the lengths differ: {found}; wanted the same length")
-    return next(iter(lengths.values()))
+    return int(min(lengths.values()))
 
 
 # -- the carry -------------------------------------------------------------------------------------

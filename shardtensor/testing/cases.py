@@ -220,6 +220,7 @@ ELSEWHERE = {
     "hsplit", "meshgrid", "nonzero", "qr", "slogdet", "spanned", "split", "svd", "topk", "unique", "unique_all",
     "unique_counts", "unique_inverse", "unique_values", "vsplit", "divmod", "frexp", "isnat", "modf",
     # Maps, halos, collectives, copies, and views and writes by view specs.
+    "branch", "conditional_loop", "counted_loop",
     "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
     "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",
     "with_windows",

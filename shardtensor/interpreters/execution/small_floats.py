@@ -28,7 +28,8 @@ _WIDE = np.dtype(np.float32)
 
 _NATIVE = frozenset((
     "all_gather", "all_to_all", "array_split", "asarray", "astype", "atleast_1d", "atleast_2d", "atleast_3d", "bitcast",
-    "broadcast_arrays", "broadcast_to", "copy", "dlpack_device", "dsplit", "elements_of_ranks", "expand_dims", "fliplr",
+    "broadcast_arrays", "broadcast_to", "branch", "conditional_loop", "counted_loop",
+    "copy", "dlpack_device", "dsplit", "elements_of_ranks", "expand_dims", "fliplr",
     "flipud", "from_dlpack", "getitem", "hsplit", "map_shards", "matrix_transpose", "moveaxis", "partial_sums",
     "pbroadcast", "permute_dims", "place_result", "pmax", "pmean", "pmin", "ppermute", "pprod", "pshuffle", "psum",
     "psum_scatter", "pswapaxes", "put", "ravel", "reshape", "reshard", "rollaxis", "rot90", "setitem", "shard", "split",

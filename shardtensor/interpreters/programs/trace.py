@@ -175,13 +175,17 @@ class Trace:
         )
 
 
-_SIZE = "Sizes and numbers of iterations must be known: make the argument static (static_argnames)"
+_SIZE = "Sizes must be known: make the argument static (static_argnames)"
 _INDEX = (
-    "Make the argument static (static_argnames) if it is a size or a number of iterations, use st.take for an index"
+    "Make the argument static (static_argnames) if it is a size, use st.fori_loop for a number of iterations, st.take "
+    "for an index"
 )
 _SELECTION = "The shape of the result depends on them: use st.where(condition, x, 0), which keeps the shape"
 _ADVICE = {
-    "bool": "Use st.where or another operator in place of a branch, make the argument static (static_argnames)",
+    "bool": (
+        "Use st.where or st.cond in place of a branch, st.while_loop in place of a loop, or make the argument static "
+        "(static_argnames)"
+    ),
     **dict.fromkeys(["arange", "linspace", "zeros", "ones", "full", "empty", "eye", "reshape"], _SIZE),
     **dict.fromkeys(
         [
