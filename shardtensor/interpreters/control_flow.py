@@ -571,7 +571,7 @@ def _converted_result(x: Any) -> Any:
 
 
 class _Trip:
-    """The transfers of one trip, which are recorded once for each trip."""
+    """The transfers of one trip of a loop, or of one branch, which are recorded once for each trip."""
 
     def __init__(self) -> None:
         self.records: list[Any] = []
@@ -579,6 +579,11 @@ class _Trip:
     def record(self, _: Any, made: Callable[[], Any]) -> None:
         """See `TransferListener`."""
         self.records.append(made())
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all transfers."""
+        return sum([r.bytes for made in self.records for r in made])
 
     def repeat(self, trips: int) -> None:
         """Records the transfers of all trips."""
@@ -591,9 +596,10 @@ class _Trip:
 
 @implements(counted_loop, "infer")
 def _infer_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: bool, caller: str) -> tuple[Any, Any]:
-    begin, end = bounds
-    trips = 1 if lacks_elements(begin) or lacks_elements(end) else python.index(end) - python.index(begin)
-    n = max(trips, 0)
+    n = 1  # The bounds of a loop whose results are not stacked may be unknown.
+    if not any(lacks_elements(x) for x in bounds):
+        begin, end = [_integer(caller, name, x) for name, x in zip(("lower", "upper"), bounds, strict=True)]
+        n = max(end - begin, 0)
     known: dict[int, Any] = {}
     xs = map_leaves(functools.partial(_inferred_slice, known), xs)
     carry, trip, y = _infer_trips(

@@ -17,7 +17,7 @@ from shardtensor.errors import BackendError
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.calls import NAMED, raise_named
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.infer import INFER, argument
+from shardtensor.interpreters.infer import argument
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.device_groups import language_of
@@ -28,10 +28,9 @@ from shardtensor.interpreters.jit.segments import Segment, segments_of
 from shardtensor.interpreters.jit.stencils import STENCIL
 from shardtensor.interpreters.jit.steps import steps_of
 from shardtensor.interpreters.mutation.views import snapshot
-from shardtensor.interpreters.programs import replay
 from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
 from shardtensor.interpreters.programs.program import Program, Var
-from shardtensor.interpreters.programs.replay import Node, Step, Values, last_uses, only_read, view_of
+from shardtensor.interpreters.programs.replay import Node, Step, Values, inference_of, last_uses, view_of
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.identity import identity_of, with_identity
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
@@ -154,15 +153,13 @@ class Executable:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes,
         which leaves out what is recorded as it runs.
         """
-        steps = replay.steps_of(self.laid_out, INFER)
-        nodes = [(e,) for e in self.laid_out.equations]
-        some = [only_read(node[0], s) if node[0].op.announcing else s for node, s in zip(nodes, steps, strict=True)]
-        return nodes, some, _size_of(self.laid_out)
+        return [(e,) for e in self.laid_out.equations], inference_of(self.laid_out), _size_of(self.laid_out)
 
     def _segments_of(self, program: Program) -> Sequence[Segment]:
         """Returns the segments of the program that runs."""
         numbers = {id(node): k for k, node in enumerate(self.nodes)}
-        kernels = {numbers[id(f.equations)]: f for f in self.kernels if isinstance(f, FusedOnDevices)}
+        outside = [f for f in self.kernels if id(f.equations) in numbers]  # The others are in loops and branches.
+        kernels = {numbers[id(f.equations)]: f for f in outside if isinstance(f, FusedOnDevices)}
         return segments_of(self.nodes, kernels, last_uses(program, self.nodes))
 
     def _with_segments(self, steps: Sequence[Step]) -> tuple[Sequence[Node], Sequence[Step]]:

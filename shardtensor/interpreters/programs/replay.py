@@ -19,7 +19,7 @@ from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import TransferLog, announcing, recorded_by
-from shardtensor.core import OPS, Interpreter, Op, bind, default_interpreter, interpreting, outermost
+from shardtensor.core import OPS, Interpreter, Op, bind, default_interpreter, innermost, interpreting, outermost
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
@@ -219,6 +219,12 @@ def only_read(equation: Equation, inferred: Step) -> Step:
     return step
 
 
+def inference_of(program: Program) -> list[Step]:
+    """Returns the steps that infer a program, which leave out the transfers that are recorded as it runs."""
+    steps = zip(program.equations, steps_of(program, INFER), strict=True)
+    return [only_read(equation, step) if equation.op.announcing else step for equation, step in steps]
+
+
 def _independent(result: Any, operands: Sequence[Any]) -> Any:
     """Returns a result; a copy of it where it is an operand itself, so that a write to one does not reach the other."""
     if type(result) is ShardedTensor and any(result is x for x in operands):
@@ -371,8 +377,12 @@ def functions_step(
     """
     op = equation.op
     free = {v.number for program in equation.programs.values() for v in program.free()}
-    announces = op.announcing is not None and interpreter is default_interpreter()
-    bodies = [_Function(program, body_steps(program), announces) for _, program in sorted(equation.programs.items())]
+    executes = interpreter is default_interpreter()
+    announces = executes and op.announcing is not None
+    bodies = [
+        _Function(program, body_steps(program), executes=executes, announces=announces)
+        for _, program in sorted(equation.programs.items())
+    ]
     apply = (_OUTERMOST if announces else interpreter).apply
 
     def step(values: Values) -> None:
@@ -395,18 +405,22 @@ def functions_step(
 class _Function:
     """The program of a function of a loop or of a branch.
 
-    Attributes:
+    Args:
+        program: the program.
+        steps: its steps.
+        executes: whether they execute it, where the call is not inferred.
         announces: whether each call records its transfers as it runs.
     """
 
-    def __init__(self, program: Program, steps: Sequence[Step], announces: bool) -> None:
+    def __init__(self, program: Program, steps: Sequence[Step], *, executes: bool, announces: bool) -> None:
         self.program = program
         self.steps = steps
-        self.announces = announces
+        self._executes = executes
+        self._announces = announces
 
     @functools.cached_property
     def _inference(self) -> Sequence[Step]:
-        return steps_of(self.program, INFER)
+        return inference_of(self.program)
 
     def __call__(self, around: Mapping[int, Any], *args: Any) -> Any:
         found = leaves(args)
@@ -414,20 +428,23 @@ class _Function:
         for v, k in zip(self.program.inputs, self.program.positions, strict=True):
             given[v.number] = found[k]
         del found, args
-        return outermost().run(self, given) if self.announces else self.execute(given)
+        if self._executes and (interpreter := innermost()) is not None and interpreter.only_infers:
+            return self._run(self._inference, given)
+        return outermost().run(self, given) if self._announces else self.execute(given)
 
     def execute(self, values: Any) -> Any:
         """Runs the program, and returns its result."""
-        for step in self.steps:
+        return self._run(self.steps, values)
+
+    def _run(self, steps: Sequence[Step], values: Any) -> Any:
+        for step in steps:
             step(values)
         return replace_vars(self.program.result, values)
 
     def infer(self, given: Mapping[int, Any]) -> None:
         """Records the transfers of a call."""
         known: dict[int, ShardedTensor] = {}
-        values = {number: argument(known, x) for number, x in given.items()}
-        for step in self._inference:
-            step(values)
+        self._run(self._inference, {number: argument(known, x) for number, x in given.items()})
 
 
 def _run_program(bodies: Mapping[int, _Body], around: Mapping[int, Any], *args: Any) -> Any:

@@ -1,0 +1,270 @@
+"""Loops and branches: eager, under jit, in maps, and as those of JAX."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+import shardtensor as st
+from tests.draws import drawn
+from tests.interpreters.loops import Jaxs, Ours, draw_program
+from tests.layouts import everywhere, mesh_of
+
+
+def arrays(tree: Any) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(x) for x in st.tree.leaves(tree)]
+
+
+def ours(backend: str, seed: int) -> Ours:
+    return Ours(mesh_of((2, 2), backend), [st.P("x"), st.P(), st.P(("x", "y"))][seed % 3])
+
+
+def placed(ns: Any, given: tuple[Any, Any]) -> tuple[Any, Any]:
+    return ns.put(given[0]), ns.put(given[1], rows=True)
+
+
+# -- programs that are drawn -----------------------------------------------------------------------
+
+
+@everywhere
+@settings(max_examples=drawn(100, fast=8))
+@given(seed=some.integers(0, 10**6))
+def test_programs_have_the_results_of_eager_mode_under_jit(backend: str, seed: int) -> None:
+    program, given = draw_program(seed)
+    ns = ours(backend, seed)
+    c, xs = placed(ns, given)
+    wanted = program(ns, c, xs)
+    traced = st.jit(functools.partial(program, ns), executor="numpy")
+    for _ in range(2):
+        found = traced(c, xs)
+        for a, b in zip(st.tree.leaves(found), st.tree.leaves(wanted), strict=True):
+            assert (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding)
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=3e-5 if a.dtype == "f4" else 1e-11, atol=1e-6)
+    np.testing.assert_array_equal(np.asarray(c), given[0])
+    np.testing.assert_array_equal(np.asarray(xs), given[1])
+
+
+@settings(max_examples=drawn(300, fast=12), deadline=None)
+@given(seed=some.integers(0, 10**6))
+def test_programs_have_the_results_of_jax(seed: int) -> None:
+    pytest.importorskip("jax")
+    program, given = draw_program(seed)
+    ns, jaxs = ours("numpy", seed), Jaxs()
+    found, wanted = program(ns, *placed(ns, given)), program(jaxs, *placed(jaxs, given))
+    for a, b in zip(arrays(found), arrays(wanted), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-4 if given[0].dtype == "f4" else 1e-11, atol=1e-5)
+
+
+# -- what is written and what is returned ----------------------------------------------------------
+
+
+def write(c: Any, x: Any) -> Any:
+    c[1:] += x[:-1]
+    x *= 2
+    return c, x.sum()
+
+
+@everywhere
+@pytest.mark.parametrize("how", ["eager", "numpy", "c"])
+def test_functions_write_to_their_arguments_only(backend: str, how: str) -> None:
+    if how == "c" and backend == "cupy":
+        pytest.skip("kernels of GPUs are compiled")
+    mesh = mesh_of((2,), backend)
+    c, xs = st.device_put(np.zeros(4), mesh), st.device_put(np.arange(12.0).reshape(3, 4), mesh)
+    f = functools.partial(st.scan, write)
+    for _ in range(2):
+        last, ys = (f if how == "eager" else st.jit(f, executor=how))(c, xs)
+        assert (last.tolist(), ys.tolist()) == ([0, 12, 15, 18], [12, 44, 76])
+        assert c.tolist() == [0, 0, 0, 0]
+        assert xs.tolist() == np.arange(12.0).reshape(3, 4).tolist()
+
+
+@pytest.mark.parametrize("how", ["eager", "jit"])
+def test_results_are_independent_of_arguments(how: str) -> None:
+    c = st.zeros(4)
+    f = lambda c: st.scan(lambda c, x: (c, c), c, length=3)  # noqa: E731
+    last, ys = (f if how == "eager" else st.jit(f))(c)
+    last += 1
+    ys += 2
+    assert c.tolist() == [0] * 4
+    assert (last.tolist(), ys.tolist()) == ([1] * 4, [[2] * 4] * 3)
+
+
+def test_writes_to_other_tensors_are_an_error_in_programs() -> None:
+    total = st.zeros(3)
+
+    def body(i: Any, x: Any) -> Any:
+        total[...] = total + x
+        return x
+
+    with pytest.raises(st.ArgumentError, match=r"writes into a tensor outside of the function of a loop.*test_control"):
+        st.jit(lambda x: st.fori_loop(0, 2, body, x))(st.ones(3))
+    st.fori_loop(0, 2, body, st.ones(3))
+    assert total.tolist() == [2, 2, 2]
+
+
+def test_programs_do_not_grow_with_trips() -> None:
+    texts = []
+    for n in (70, 70000):
+        f = st.jit(lambda x, n=n: st.fori_loop(0, n, lambda i, x: x * 0.5 + i, x))
+        texts.append(f.lower(st.ones(3)).as_text().replace(f"(0, {n})", "(0, n)"))
+    assert texts[0] == texts[1]
+
+
+@everywhere
+def test_bounds_conditions_and_indices_may_be_traced(backend: str) -> None:
+    mesh = mesh_of((2,), backend)
+    x = st.device_put(np.ones(4), mesh)
+
+    @st.jit
+    def f(x: Any, n: Any, k: Any) -> Any:
+        a = st.fori_loop(0, n, lambda i, x: x + i, x)
+        b = st.while_loop(lambda x: x.sum() < n * 10, lambda x: x * 2, x)
+        return a, b, st.switch(k, [st.sum, st.max, st.min], x), st.cond(k > 1, lambda x: x, lambda x: -x, x)
+
+    for n, k in ((4, 0), (7, 5), (0, -3)):
+        for bounds in ((n, k), (st.asarray(n), st.asarray(k))):
+            a, b, c, d = [np.asarray(v).tolist() for v in f(x, *bounds)]
+            assert a == [1 + sum(range(n))] * 4
+            assert b[0] * 4 >= n * 10
+            assert c == (4 if k <= 0 else 1)
+            assert d == [1 if k > 1 else -1] * 4
+
+
+@pytest.mark.parametrize("how", ["eager", "jit"])
+def test_numbers_take_the_dtype_and_arrays_the_layout_of_results(how: str) -> None:
+    mesh = mesh_of((4,), "numpy")
+    x = st.device_put(np.ones((3, 4), "f4"), st.NamedSharding(mesh, st.P(None, "x")))
+
+    def f(x: Any) -> Any:
+        total, _ = st.scan(lambda c, row: (c + row.sum(), None), 0, x)
+        rows, _ = st.scan(lambda c, row: (c + row, None), st.zeros(4, dtype="f4"), x)
+        return total, rows
+
+    total, rows = (f if how == "eager" else st.jit(f))(x)
+    assert (total.dtype, float(total)) == (np.float32, 12)
+    assert rows.sharding.spec == st.P("x")
+
+
+@pytest.mark.parametrize("how", ["eager", "jit"])
+def test_no_trips(how: str) -> None:
+    def f(x: Any, xs: Any) -> Any:
+        return (
+            st.scan(lambda c, x: (c + x, x[:1]), x, xs),
+            st.fori_loop(3, 1, lambda i, x: x + i, x),
+            st.fori_loop(0, 0, lambda i, x: x + 0.5, 1),
+            st.while_loop(lambda x: x.sum() < 0, lambda x: x + 1, x),
+        )
+
+    x, xs = st.ones(3), st.zeros((0, 3))
+    (last, ys), a, b, c = (f if how == "eager" else st.jit(f))(x, xs)
+    assert (last.tolist(), ys.shape, ys.dtype) == ([1] * 3, (0, 1), np.float64)
+    assert (a.tolist(), float(b), b.dtype, c.tolist()) == ([1] * 3, 1.0, np.float64, [1] * 3)
+    last += 1
+    assert x.tolist() == [1] * 3
+
+
+# -- maps ------------------------------------------------------------------------------------------
+
+
+@everywhere
+@pytest.mark.parametrize("how", ["eager", "jit"])
+def test_loops_in_maps(backend: str, how: str) -> None:
+    mesh = mesh_of((2,), backend)
+    x = st.device_put(np.arange(8.0).reshape(2, 4), st.NamedSharding(mesh, st.P("x")))
+
+    def body(block: Any) -> Any:
+        last, ys = st.scan(lambda c, row: (c + st.psum(row.sum(), "x"), row * 2), 0.0, block)
+        last = st.fori_loop(0, 2, lambda i, c: c + i, last)
+        last = st.while_loop(lambda c: c < 100, lambda c: c * 2, last)
+        return ys + st.cond(last > 0, lambda c: c, lambda c: -c, last)
+
+    f = st.shard_map(body, mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))
+    found = (f if how == "eager" else st.jit(f))(x)
+    assert np.asarray(found).tolist() == (np.arange(8.0).reshape(2, 4) * 2 + 116).tolist()
+
+
+def test_maps_in_loops() -> None:
+    mesh = mesh_of((4,), "checked")
+    x = st.device_put(np.arange(8.0), st.NamedSharding(mesh, st.P("x")))
+    total = st.shard_map(lambda b: b / st.psum(b.sum(), "x"), mesh=mesh, in_specs=st.P("x"), out_specs=st.P("x"))
+    f = lambda x: st.fori_loop(0, 3, lambda i, x: total(x) + i, x)  # noqa: E731
+    np.testing.assert_allclose(np.asarray(st.jit(f)(x)), np.asarray(f(x)), rtol=1e-14)
+
+
+# -- transfers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["eager", "jit"])
+def test_transfers_are_counted_for_each_trip(how: str) -> None:
+    mesh = mesh_of((4,), "checked")
+    x = st.device_put(np.ones(8), st.NamedSharding(mesh, st.P("x")))
+
+    def once(x: Any) -> Any:
+        return x / x.sum()
+
+    with st.transfers() as one:
+        once(x)
+    for f in (
+        lambda x: st.fori_loop(0, 5, lambda i, x: once(x), x),
+        lambda x: st.scan(lambda x, _: (once(x), None), x, length=5)[0],
+        lambda x: st.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, once(s[1])), (0, x))[1],
+        lambda x: st.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, st.cond(True, once, st.sin, s[1])), (0, x))[1],
+    ):
+        run = f if how == "eager" else st.jit(f)
+        for _ in range(2):
+            with st.transfers() as log:
+                run(x)
+            sums = [r for r in log if r.operator == "sum"]
+            assert (len(sums), sum(r.bytes for r in sums)) == (5 * len(list(one)), 5 * one.bytes)
+    f = st.jit(lambda x: st.fori_loop(0, 5, lambda i, x: once(x), x))
+    assert f.lower(x).cost().bytes == 5 * one.bytes
+    simulated = st.empty_like(x, device=st.NamedSharding(st.AbstractMesh((4,), ("x",)), st.P("x")))
+    assert st.simulate(f, simulated).bytes == 5 * one.bytes
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+WRONG = {
+    "shape": (lambda x: st.scan(lambda c, _: (c[1:], None), x, length=2), st.ArgumentError, r"carry changes: it is float64\[4\].*float64\[3\]"),
+    "dtype": (lambda x: st.scan(lambda c, _: ({"w": c["w"] > 0}, None), {"w": x}, length=2), st.ArgumentError, r"scan: carry\['w'\] changes: it is float64\[4\] .* and bool\[4\]"),
+    "structure": (lambda x: st.while_loop(lambda c: c.sum() < 9, lambda c: (c, c), x), st.ArgumentError, "while_loop: the carry changes its structure"),
+    "sharding": (lambda x: st.fori_loop(0, 2, lambda i, c: st.reshard(c, st.NamedSharding(c.sharding.mesh, st.P())), x), st.ArgumentError, r"fori_loop: carry changes: .* P\('x'\) before"),
+    "no pair": (lambda x: st.scan(lambda c, _: c, x, length=2), st.ArgumentTypeError, "scan: f returned a ShardedTensor; wanted a pair"),
+    "condition": (lambda x: st.while_loop(lambda c: c.sum(), lambda c: c, x), st.ArgumentTypeError, r"while_loop: cond_fun returned float64\[\].*; wanted a scalar of bool"),
+    "conditions": (lambda x: st.while_loop(lambda c: c > 0, lambda c: c, x), st.ArgumentTypeError, r"while_loop: cond_fun returned bool\[4\]"),
+    "predicate": (lambda x: st.cond(x > 0, st.sin, st.cos, x), st.ArgumentTypeError, r"cond: pred is bool\[4\].*; wanted a scalar"),
+    "lengths": (lambda x: st.scan(lambda c, x: (c, x), 0, (x, x[1:])), st.ArgumentError, r"scan: the lengths differ: xs\[0\] is 4, xs\[1\] is 3"),
+    "length": (lambda x: st.scan(lambda c, x: (c, x), 0, x, length=3), st.ArgumentError, "scan: the lengths differ: xs is 4, length is 3"),
+    "no length": (lambda x: st.scan(lambda c, x: (c, x), x), st.ArgumentError, "scan: there is no array and no length"),
+    "no function": (lambda x: st.scan(x, x, x), st.ArgumentTypeError, "scan: f is a ShardedTensor; wanted a function"),
+    "no branch": (lambda x: st.switch(0, [], x), st.ArgumentError, "switch: branches is empty"),
+    "bound": (lambda x: st.fori_loop(0, 2.5, lambda i, x: x, x), st.ArgumentTypeError, "fori_loop: upper is a float; wanted an integer"),
+    "scalar xs": (lambda x: st.map(st.sin, 3.0), st.ArgumentTypeError, "map: xs has a float"),
+    "an operator": (lambda x: st.scan(lambda c, _: (c @ st.ones(7), None), x, length=2), st.ShapeError, "^matmul: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+@pytest.mark.parametrize("how", ["eager", "jit", "eval_shape"])
+def test_errors_name_the_function_and_the_leaf(name: str, how: str) -> None:
+    f, error, message = WRONG[name]
+    x = st.device_put(np.ones(4), st.NamedSharding(mesh_of((2,), "numpy"), st.P("x")))
+    run: Any = {"eager": f, "jit": st.jit(f), "eval_shape": functools.partial(st.eval_shape, f)}[how]
+    with pytest.raises(error, match=message):
+        run(x)
+
+
+def test_branches_agree_in_programs() -> None:
+    f = lambda x: st.cond(x.sum() > 0, lambda x: x, lambda x: x[1:], x)  # noqa: E731
+    assert f(st.ones(3)).shape == (3,)
+    with pytest.raises(
+        st.ArgumentError, match=r"cond: result is float64\[2\].* of branch 0, and float64\[3\].*branch 1"
+    ):
+        st.jit(f)(st.ones(3))
