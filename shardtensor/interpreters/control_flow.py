@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shardtensor.backend.protocol import current_device
+from shardtensor.backend.registry import in_job
 from shardtensor.communication.transfer_log import record_transfer, recorded_by
 from shardtensor.core import call, hinted, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShapeError, type_text
@@ -520,9 +521,14 @@ def _empty_like(x: Any) -> Any:
     return call("zeros", x.shape, dtype=x.dtype, device=x.sharding)
 
 
+def _read(x: Any) -> Any:
+    """Returns a scalar whose element all processes have: in a job, an element of a tensor is in some of them."""
+    return call("copy", x) if type(x) is ShardedTensor and in_job() else x
+
+
 def _integer(caller: str, name: str, x: Any) -> int:
     try:
-        n: int = python.index(x)
+        n: int = python.index(_read(x))
     except ConcretizationError:
         raise
     except TypeError:
@@ -546,7 +552,7 @@ def _is_true(caller: str, what: str, x: Any) -> bool:
     if not hasattr(x, "shape") or x.shape != () or str(x.dtype).rpartition(".")[2] != "bool":
         found = _text(x) if hasattr(x, "shape") else type_text(x)
         raise ArgumentTypeError(f"{caller}: {what} {found}; wanted a scalar of bool")
-    return bool(x)
+    return bool(_read(x))
 
 
 @implements(branch, "algorithm", "announcing")
@@ -559,7 +565,7 @@ def _number(index: Any, count: int, caller: str) -> int:
     if caller == "cond":
         if getattr(index, "shape", ()) != ():
             raise ArgumentTypeError(f"cond: pred is {_text(index)}; wanted a scalar")
-        return int(bool(index))
+        return int(bool(_read(index)))
     return min(max(_integer("switch", "index", index), 0), count - 1)
 
 
