@@ -218,16 +218,16 @@ def scheduler_rendezvous() -> Case:
     """Returns a case that runs only the scheduler: one program per device, and one rendezvous that adds a number of
     each.
     """
-    from shardtensor.spmd.program import CollectiveCall
+    from shardtensor.spmd.collective_call import CollectiveCall
     from shardtensor.spmd.scheduler import run
-
-    call = CollectiveCall("rendezvous")
 
     def add(contributions: Sequence[float]) -> list[float]:
         return [sum(contributions)] * DEVICES
 
+    call = CollectiveCall("rendezvous", "key", DEVICES, add)
+
     def task(program: Any) -> Any:
-        return program.meet("key", call, DEVICES, program.number, 1.0, add)
+        return program.meet(call, program.number, 1.0)
 
     tasks, labels = [task] * DEVICES, [str(k) for k in range(DEVICES)]
     return lambda: run(tasks, labels)

@@ -355,11 +355,10 @@ def executing() -> Iterator[None]:
         _innermost.reset(token)
 
 
-def interpret_by(interpreter: Interpreter | None) -> None:
-    """Makes ``interpreter`` the only one for the rest of this context, which is that of a program; None means the
-    default interpreter.
-    """
-    _innermost.set(None if interpreter is None else interpreter.apply)
+interpret_by = _innermost.set
+"""Makes an interpreter, given by its method ``apply``, the only one for the rest of this context, which is that of a
+program; None means the default interpreter.
+"""
 
 
 def innermost() -> Interpreter | None:

@@ -287,7 +287,7 @@ def buffers_of(x: Any, caller: str = "join") -> tuple[Any, ...]:
     if not isinstance(x, ShardedTensor):
         return (np.asarray(x),)
     pieces: tuple[Any, ...] = x._storage.buffers
-    if are_joined(pieces, x._aval):
+    if len(pieces) == 1 or are_joined(pieces, x._aval):
         return pieces
     buffers, copied = joined(pieces, x._aval, caller)
     storage = current_storage(x)

@@ -15,7 +15,7 @@ from shardtensor.backend.registry import array_backend
 from shardtensor.communication.transfer import whole_array
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.algorithms.one_memory import runs_whole
+from shardtensor.functions.algorithms.first_device import runs_whole
 from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.host.memory_pool import check_addressable
 from shardtensor.host.units import counted
@@ -123,7 +123,7 @@ def _bincount(x: Any, weights: Any, minlength: int) -> Any:
         raise ArgumentTypeError(f"x has dtype {dtype_of(x)}; wanted integers")
     length = minlength
     if shape_of(x)[0]:
-        if weights is None and isinstance(x, ShardedTensor) and runs_whole(x):
+        if weights is None and runs_whole(x):
             return _counts_of_whole(x, minlength)
         # NumPy itself looks for negative elements.
         checked = x._aval.backend.on_host if isinstance(x, ShardedTensor) else not array_backend(x)

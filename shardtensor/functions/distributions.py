@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import call, implements, operator
-from shardtensor.functions.algorithms.sample_sort import GATHERED, Order
+from shardtensor.functions.algorithms.first_device import GATHERED
+from shardtensor.functions.algorithms.sample_sort import Order
 from shardtensor.functions.random_elements import Elements, fill
 from shardtensor.host import normals
 from shardtensor.host.philox import mulhilo, signed

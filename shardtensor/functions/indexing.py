@@ -74,7 +74,8 @@ def _canonical_getitem(x: Any, index: Any) -> Any:
         return getitem(x, found)
     result = gather(x, index)
     # In NumPy a 0-d result is a scalar, unless the index has an Ellipsis.
-    return mark_array(result) if isinstance(result, ShardedTensor) and has_ellipsis(index) else result
+    is_array = isinstance(result, ShardedTensor) and not result._aval.ndim and has_ellipsis(index)
+    return mark_array(result) if is_array else result
 
 
 @implements(getitem, "kernel")

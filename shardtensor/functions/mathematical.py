@@ -120,6 +120,10 @@ def nan_to_num(
     """
     given = array_like(x, "nan_to_num")
     dtype = result_type(given)
+    if not copy and isinstance(given, ShardedTensor):
+        if dtype.kind in "fc":
+            given[...] = nan_to_num(given, True, nan, posinf, neginf)  # One kernel on GPUs, as of other calls.
+        return given
     if dtype.kind not in "fc":
         made = call("asarray", given, copy=copy)
     elif dtype.kind == "c":
@@ -131,10 +135,6 @@ def nan_to_num(
         below = float(limits.min) if neginf is None else neginf
         made = where(equal(given, -_math.inf), below, where(equal(given, _math.inf), above, given))
         made = astype(where(isnan(given), nan, made), dtype, copy=False)
-    if not copy and isinstance(given, ShardedTensor):
-        if dtype.kind in "fc":
-            given[...] = made
-        return given
     return made  # type: ignore[no-any-return]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import operator
-from shardtensor.functions.algorithms.distributed import distributed
+from shardtensor.functions.algorithms.distributed import with_host_function
 from shardtensor.functions.algorithms.order_statistics import lines_along, of_one_line, row_of
 from shardtensor.functions.algorithms.sample_sort import Order
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
@@ -79,7 +79,7 @@ def _of_whole(x: Any, *, q: tuple[float, ...], width: str, axes: tuple[int, ...]
     return np.ascontiguousarray(np.nanquantile(wide, np.asarray(q, width), axis=axes, method=method))
 
 
-@distributed(nan_quantiles, moves=True, whole=_of_whole, result=_result)
+@with_host_function(nan_quantiles, _of_whole, _result)
 def _nan_quantiles(
     x: Shards,
     along: Callable[..., MeshCommunicator],

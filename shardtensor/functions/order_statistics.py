@@ -26,10 +26,10 @@ import numpy as np
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ShapeError
-from shardtensor.functions.algorithms.distributed import distributed
+from shardtensor.functions.algorithms.distributed import Whole, distributed
+from shardtensor.functions.algorithms.first_device import GATHERED
 from shardtensor.functions.algorithms.order_statistics import elements_of_ranks as select
 from shardtensor.functions.algorithms.order_statistics import picked
-from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.algorithms.shards import Shards
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.elementwise import divide
@@ -260,15 +260,18 @@ def _ranks_aval(value: Aval, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -
     return aval((len(ranks), *[value.shape[d] for d in rest]), value.dtype, sharding, value.committed)
 
 
-def _ranks_of_whole(x: Any, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -> Any:
-    rest = [d for d in range(x.ndim) if d not in axes]
-    shape = [x.shape[d] for d in rest]
-    size = math.prod([x.shape[d] for d in axes])
-    lines = np.transpose(x, (*rest, *axes)).reshape(math.prod(shape), size)
-    return np.moveaxis(picked(np, lines, ranks), -1, 0).reshape(len(ranks), *shape)
+def _ranks_of_whole(value: Aval, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -> Whole:
+    made, rest = _ranks_aval(value, ranks=ranks, axes=axes), [d for d in range(value.ndim) if d not in axes]
+    lines = math.prod(made.shape[1:]), math.prod([value.shape[d] for d in axes])
+
+    def compute(xp: Any, x: Any) -> Any:
+        found = picked(xp, xp.reshape(xp.permute_dims(x, (*rest, *axes)), lines), ranks)
+        return xp.reshape(xp.moveaxis(found, -1, 0), made.shape)
+
+    return Whole(made, compute)
 
 
-@distributed(elements_of_ranks, moves=True, whole=_ranks_of_whole, result=_ranks_aval)
+@distributed(elements_of_ranks, whole=_ranks_of_whole, messages="move")
 def _elements_of_ranks(
     x: Shards, along: Callable[..., Any], *, ranks: tuple[int, ...], axes: tuple[int, ...]
 ) -> Shards:

@@ -24,6 +24,7 @@ from shardtensor.backend.small_floats import is_element
 from shardtensor.communication import transfer
 from shardtensor.core import call, implements, is_executing, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, type_text
+from shardtensor.functions.algorithms.first_device import runs_whole
 from shardtensor.functions.creation import arange, full, zeros
 from shardtensor.functions.data_types import astype, result_type
 from shardtensor.functions.elementwise import add, divide, floor, multiply, subtract
@@ -40,7 +41,7 @@ from shardtensor.sharding.mesh import integers
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import fill_value, shape_of
 from shardtensor.tensor.ownership import reading
-from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor, lacks_elements
+from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 # -- broadcasting ----------------------------------------------------------------------------------
 
@@ -437,8 +438,7 @@ def small_on_host(x: ShardedTensor, *operands: Any) -> list[np.ndarray[Any, Any]
     with reading(operands):
         for operand in operands:
             if isinstance(operand, ShardedTensor):
-                value = operand._aval
-                if value.memory is None or not value.backend.on_host or value.size > _SMALL or lacks_elements(operand):
+                if operand.size > _SMALL or not runs_whole(operand):
                     return None
                 found.append(np.array(transfer.whole_array(operand)))
             elif type(operand) is np.ndarray or type(operand) in SCALARS:

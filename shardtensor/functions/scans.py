@@ -12,8 +12,8 @@ from shardtensor.backend.registry import array_backend
 from shardtensor.core import call as _call
 from shardtensor.core import hinted, implements, operator
 from shardtensor.errors import AxisError, ShapeError
+from shardtensor.functions.algorithms.distributed import Whole as _Whole
 from shardtensor.functions.algorithms.distributed import distributed
-from shardtensor.functions.algorithms.sample_sort import is_short
 from shardtensor.functions.algorithms.scan import scan as _scan
 from shardtensor.functions.algorithms.scan import scan_of_whole as _scan_of_whole
 from shardtensor.functions.algorithms.shards import MeshCommunicator as _MeshCommunicator
@@ -32,7 +32,7 @@ from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.methods import cumulative as _cumulative
 from shardtensor.tensor.operands import dtype_of, integer_from, shape_of, sharded_dtype, truth_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
-from shardtensor.tensor.value import Aval, aval
+from shardtensor.tensor.value import Aval
 
 
 @operator(ufunc="accumulate")
@@ -133,18 +133,10 @@ class _Cumulative(NamedTuple):
         """Computes the cumulative function in a mapped function."""
         return getattr(xp, f"cum{self.reduction}")(x, axis=_axis(axis, x.ndim), dtype=dtype)
 
-    def is_short(self, value: Aval, *, axis: int | None, dtype: Any, include_initial: bool) -> bool:
-        """Whether the first device computes the result for all others."""
-        return is_short(value, axes=(_axis(axis, value.ndim),))
-
-    def of_whole(
-        self, value: Aval, *, axis: int | None, dtype: Any, include_initial: bool
-    ) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
-        """Returns the aval of the result, and the function that computes it of all elements; see `distributed`."""
-        made = aval(value.shape, self.dtype(value, dtype), value.sharding, value.committed)
-        exact, loop = made.dtype.kind in "iu", _loop(made.dtype)
-        compute = _scan_of_whole(value, _axis(axis, value.ndim), self.of, loop=loop, exact=exact)
-        return None if compute is None else (made, compute)
+    def of_whole(self, value: Aval, *, axis: int | None, dtype: Any, include_initial: bool) -> _Whole | None:
+        """Returns what one device computes; see `distributed`."""
+        made = self.dtype(value, dtype)
+        return _scan_of_whole(value, _axis(axis, value.ndim), self.of, dtype=made, exact="iu", loop=_loop(made))
 
     def of_parts(
         self,
@@ -163,7 +155,7 @@ class _Cumulative(NamedTuple):
 def _declare(cumulative: _Cumulative) -> None:
     implements(cumulative.function, "composite")(cumulative.composed)
     implements(cumulative.function, "kernel")(cumulative.on_device)
-    distributed(cumulative.function, small=cumulative.of_whole, few=cumulative.is_short)(cumulative.of_parts)
+    distributed(cumulative.function, whole=cumulative.of_whole)(cumulative.of_parts)
 
 
 def _axis(axis: int | None, ndim: int) -> int:

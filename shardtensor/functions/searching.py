@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
+from shardtensor.functions.algorithms.first_device import on_first, shares_memory
 from shardtensor.functions.algorithms.ragged import Rows as _Rows
 from shardtensor.functions.indexing import take as _take
 from shardtensor.functions.joining import stack as _stack
@@ -232,8 +232,8 @@ def _nonzero(x: Any) -> tuple[ShardedTensor, ...]:
     rows = _rows_of(x)
     if rows.backend.on_host:
         return tuple(map(rows.tensor, np.nonzero(rows.whole())))
-    if (alone := on_one_device(x, "nonzero")) is not None:
-        return tuple([on_all_devices(found, rows.sharding, x.committed) for found in _nonzero(alone)])
+    if shares_memory(x):
+        return tuple(on_first(x, _nonzero, rows.sharding, "nonzero"))
     return _found_on_devices(rows)
 
 

@@ -22,18 +22,11 @@ import numpy as np
 
 from shardtensor.core import call, implements, operator
 from shardtensor.functions.algorithms.distinct import Wanted, distinct, distinct_of_rows
-from shardtensor.functions.algorithms.one_memory import (
-    may_run_on_first,
-    on_all_devices,
-    on_one_device,
-    runs_whole,
-    sent_to,
-)
+from shardtensor.functions.algorithms.first_device import is_few, on_first, runs_whole, shares_memory
 from shardtensor.functions.algorithms.ragged import Rows
-from shardtensor.functions.algorithms.sample_sort import GATHERED
 from shardtensor.functions.elementwise import logical_not
 from shardtensor.functions.split_search import are_split_alike, isin_sorted
-from shardtensor.sharding.layout import Shape, as_sharding
+from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
@@ -230,15 +223,11 @@ def _unique(x: Any, name: str, wanted: Wanted, equal_nan: bool, announcing: bool
             made[1 + wanted[0]] = made[1 + wanted[0]][0]
         return made
     rows = Rows(x, name)
-    if not announcing and (alone := on_one_device(x, name)) is not None:
-        made = _unique(alone, name, wanted, equal_nan)
-        return [on_all_devices(found, rows.sharding, x.committed) for found in made]
-    if announcing or not rows.backend.on_host:
-        if isinstance(x, ShardedTensor) and x._aval.nbytes <= GATHERED and may_run_on_first(x._aval):
-            alone = sent_to(x, as_sharding(x.sharding.mesh.flat[0], x.ndim, name), name)
-            return [sent_to(found, rows.sharding, name) for found in _unique(alone, name, wanted, equal_nan)]
-        return distinct_of_rows(rows, shape, x.dtype, wanted, equal_nan)
-    return list(map(rows.tensor, _on_host(rows.whole(), wanted, equal_nan)))
+    if rows.backend.on_host and not announcing:
+        return list(map(rows.tensor, _on_host(rows.whole(), wanted, equal_nan)))
+    if (shares_memory(x) and not announcing) or (isinstance(x, ShardedTensor) and is_few(x._aval)):
+        return on_first(x, lambda alone: _unique(alone, name, wanted, equal_nan), rows.sharding, name)
+    return distinct_of_rows(rows, shape, x.dtype, wanted, equal_nan)
 
 
 def _on_host(x: Any, wanted: Wanted, equal_nan: bool) -> Sequence[Any]:

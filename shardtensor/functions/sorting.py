@@ -19,8 +19,9 @@ import numpy as np
 
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
-from shardtensor.functions.algorithms.distributed import distributed
-from shardtensor.functions.algorithms.sample_sort import GATHERED, Order, is_short, sample_sort
+from shardtensor.functions.algorithms.distributed import Whole, distributed
+from shardtensor.functions.algorithms.first_device import GATHERED
+from shardtensor.functions.algorithms.sample_sort import Order, sample_sort
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.algorithms.top_k import greatest, top_k
 from shardtensor.functions.manipulation import reshape
@@ -110,17 +111,12 @@ def _declare(function: Callable[..., Any], indices: bool) -> None:
     def on_device(xp: Any, context: None, x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
         return Order(descending, stable, indices).apply(xp, x, normalize_axis(axis, x.ndim))
 
-    def whole(x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
-        return Order(descending, stable, indices).apply(np, x, axis)
+    def whole(value: Aval, *, axis: int, descending: bool, stable: bool) -> Whole:
+        along, order = normalize_axis(axis, value.ndim), Order(descending, stable, indices)
+        made = aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
+        return Whole(made, lambda xp, x: order.apply(xp, x, along), (along,))
 
-    def result(value: Aval, *, axis: int, descending: bool, stable: bool) -> Aval:
-        normalize_axis(axis, value.ndim)
-        return aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
-
-    def few(value: Aval, *, axis: int, descending: bool, stable: bool) -> bool:
-        return is_short(value, axes=(normalize_axis(axis, value.ndim),))
-
-    @distributed(function, moves=True, whole=whole, result=result, few=few, data_dependent=True)
+    @distributed(function, whole=whole, messages="by elements")
     def ordered(
         x: Shards, along: Callable[[int], MeshCommunicator], *, axis: int, descending: bool, stable: bool
     ) -> Shards:
@@ -155,24 +151,18 @@ def _declare_partition(function: Callable[..., Any], indices: bool) -> None:
             return (np.argpartition if indices else np.partition)(x, found, axis=along)
         return order.apply(xp, x, along)
 
-    def whole(x: Any, *, kth: Any, axis: int) -> Any:
-        return on_device(np, None, x, kth=kth, axis=axis)
+    def whole(value: Aval, *, kth: Any, axis: int) -> Whole:
+        along = normalize_axis(axis, value.ndim)
+        _check_kth(kth, value.shape, along)
+        made = aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
+        return Whole(made, lambda xp, x: on_device(xp, None, x, kth=kth, axis=along), (along,))
 
-    def result(value: Aval, *, kth: Any, axis: int) -> Aval:
-        _check_kth(kth, value.shape, normalize_axis(axis, value.ndim))
-        return aval(value.shape, _INT if indices else value.dtype, value.sharding, value.committed)
-
-    def few(value: Aval, *, kth: Any, axis: int) -> bool:
-        return is_short(value, axes=(normalize_axis(axis, value.ndim),))
-
-    @distributed(function, moves=True, whole=whole, result=result, few=few, data_dependent=True)
+    @distributed(function, whole=whole, messages="by elements")
     def parted(x: Shards, along: Callable[[int], MeshCommunicator], *, kth: Any, axis: int) -> Shards:
-        made, dimension = result(x.value, kth=kth, axis=axis), normalize_axis(axis, x.value.ndim)
+        made, compute, (dimension,) = whole(x.value, kth=kth, axis=axis)
         if x.value.grid.counts[dimension] > 1:
             return sample_sort(x, along, dimension, order)
-        return x.map(
-            lambda xp, a: on_device(xp, None, a, kth=kth, axis=dimension), shape=lambda shape: shape, dtype=made.dtype
-        ).assembled(made)
+        return x.map(compute, shape=lambda shape: shape, dtype=made.dtype).assembled(made)
 
 
 _declare_partition(partition, indices=False)
@@ -270,11 +260,6 @@ def _top_avals(value: Aval, *, k: int, axis: int) -> TopK:
     return TopK(*[aval(shape, dtype, value.sharding, value.committed) for dtype in (value.dtype, _INT)])
 
 
-def _top_of_whole(x: Any, *, k: int, axis: int) -> TopK:
-    indices = greatest(np, x, k, axis)
-    return TopK(x[indices] if x.ndim == 1 else np.take_along_axis(x, indices, axis=axis), indices)
-
-
 @implements(topk, "kernel")
 def _topk_on_device(xp: Any, context: None, x: Any, *, k: int, axis: int) -> TopK:
     along = normalize_axis(axis, x.ndim)
@@ -283,11 +268,14 @@ def _topk_on_device(xp: Any, context: None, x: Any, *, k: int, axis: int) -> Top
     return TopK(xp.take_along_axis(x, indices, axis=along), indices)
 
 
-def _is_short(value: Aval, *, k: int, axis: int) -> bool:
-    return is_short(value, axes=(normalize_axis(axis, value.ndim),))
+def _top_of_whole(value: Aval, *, k: int, axis: int) -> Whole:
+    along = normalize_axis(axis, value.ndim)
+    return Whole(
+        _top_avals(value, k=k, axis=axis), lambda xp, x: _topk_on_device(xp, None, x, k=k, axis=along), (along,)
+    )
 
 
-@distributed(topk, moves=True, whole=_top_of_whole, result=_top_avals, few=_is_short)
+@distributed(topk, whole=_top_of_whole, messages="move")
 def _topk(x: Shards, along: Callable[[int], MeshCommunicator], *, k: int, axis: int) -> TopK:
     avals = _top_avals(x.value, k=k, axis=axis)
     return TopK(*top_k(x, along, normalize_axis(axis, x.value.ndim), k, *avals))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import operator
-from shardtensor.functions.algorithms.distributed import distributed
-from shardtensor.functions.algorithms.sample_sort import GATHERED
+from shardtensor.functions.algorithms.distributed import with_host_function
+from shardtensor.functions.algorithms.first_device import GATHERED
 from shardtensor.functions.algorithms.search import layout_of_both, search
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.host import sorting
@@ -47,14 +47,7 @@ def _found_in_whole(x: Any, ordered: Any, *, side: str) -> Any:
     return sorting.searchsorted(ordered, x, side)
 
 
-@distributed(
-    searchsorted_split,
-    moves=True,
-    whole=_found_in_whole,
-    result=_found_aval,
-    layout=layout_of_both,
-    data_dependent=True,
-)
+@with_host_function(searchsorted_split, _found_in_whole, _found_aval, layout_of_both, "by elements")
 def _searchsorted_split(x: Shards, ordered: Shards, along: Callable[..., MeshCommunicator], *, side: str) -> Shards:
     def position(xp: Any, part: Any, elements: Any, begin: int) -> Any:
         return xp.add(xp.searchsorted(part, elements, side=side), begin)
@@ -65,7 +58,7 @@ def _searchsorted_split(x: Shards, ordered: Shards, along: Callable[..., MeshCom
 @operator(operands=("x", "ordered"), error_name="isin")
 def isin_sorted(x: ArrayLike, ordered: ArrayLike, /) -> ShardedTensor:
     """Tests for each element of x whether it is equal to any element of ``ordered``, which is in order unless
-    `shardtensor.functions.algorithms.one_memory.runs_whole` is true of x.
+    `shardtensor.functions.algorithms.first_device.runs_whole` is true of x.
 
     >>> from shardtensor.functions.split_search import isin_sorted
     >>> isin_sorted(st.asarray([1, 2, 3]), st.asarray([1, 3])).tolist()
@@ -77,7 +70,7 @@ def _membership(x: Aval, ordered: Aval) -> Aval:
     return aval(x.shape, np.dtype("bool"), x.sharding, x.committed)
 
 
-@distributed(isin_sorted, moves=True, whole=np.isin, result=_membership, layout=layout_of_both, data_dependent=True)
+@with_host_function(isin_sorted, np.isin, _membership, layout_of_both, "by elements")
 def _isin_sorted(x: Shards, ordered: Shards, along: Callable[..., MeshCommunicator]) -> Shards:
     return search(x, ordered, along, "left", _is_in, np.dtype("bool"))
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from shardtensor.core import call, implements, operator
 from shardtensor.errors import IndexingError, ShapeError
-from shardtensor.functions.algorithms.distributed import distributed
+from shardtensor.functions.algorithms.distributed import Whole, distributed
 from shardtensor.functions.algorithms.requests import check_bounds, take_along
-from shardtensor.functions.algorithms.sample_sort import is_short
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.indexing import check_integers
 from shardtensor.functions.manipulation import reshape
@@ -97,30 +96,18 @@ def take_along_split(x: ArrayLike, indices: ArrayLike, /, *, axis: int) -> Shard
     """
 
 
-def _taken_of_whole(x: Any, indices: Any, *, axis: int) -> Any:
-    try:
-        return np.take_along_axis(x, indices, axis=axis)
-    except IndexError as error:
-        raise IndexingError(str(error)) from None
+def _taken_of_whole(value: Aval, indices: Aval, *, axis: int) -> Whole:
+    made = aval(indices.shape, value.dtype, value.sharding, value.committed)
+    return Whole(made, lambda xp, x, indices: _take_along(xp, None, x, indices, axis=axis), (axis,))
 
 
-def _taken_aval(value: Aval, indices: Aval, *, axis: int) -> Aval:
-    return aval(indices.shape, value.dtype, value.sharding, value.committed)
-
-
-def _is_short(value: Aval, indices: Aval, *, axis: int) -> bool:
-    return is_short(value, indices, axes=(axis,))
-
-
-@distributed(
-    take_along_split, moves=True, whole=_taken_of_whole, result=_taken_aval, few=_is_short, data_dependent=True
-)
+@distributed(take_along_split, whole=_taken_of_whole, messages="by elements")
 def _take_along_split(x: Shards, indices: Shards, along: Callable[[int], MeshCommunicator], *, axis: int) -> Shards:
     return take_along(x, indices, along, axis)
 
 
 @implements(take_along_axis, "kernel")
-def _take_along(xp: Any, context: ShardContext, x: Any, indices: Any, *, axis: int) -> Any:
+def _take_along(xp: Any, context: ShardContext | None, x: Any, indices: Any, *, axis: int) -> Any:
     size = x.shape[axis]
     if xp is np:
         try:

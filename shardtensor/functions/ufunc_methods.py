@@ -20,8 +20,7 @@ from shardtensor.backend.functions import function_of
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.core import OPS, bind_into, call, implements, operator
 from shardtensor.errors import ArgumentTypeError, IndexingError, ShapeError
-from shardtensor.functions.algorithms.distributed import distributed
-from shardtensor.functions.algorithms.sample_sort import is_short
+from shardtensor.functions.algorithms.distributed import Whole, distributed
 from shardtensor.functions.algorithms.scan import scan, scan_of_whole
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.functions.monoids import FOLDS, folded, reduced_by
@@ -31,7 +30,7 @@ from shardtensor.sharding.rules import normalize_axis, reduction
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
-from shardtensor.tensor.value import Aval, aval
+from shardtensor.tensor.value import Aval
 
 
 def neutral_of(name: str, dtype: np.dtype[Any]) -> Any:
@@ -135,19 +134,12 @@ def _running_kernel(xp: Any, context: ShardContext | None, x: Any, *, ufunc: str
     return _Running(ufunc).of(xp)[1](x, axis=axis, dtype=None)
 
 
-def _running_of_whole(value: Aval, *, ufunc: str, axis: int) -> tuple[Aval, Callable[[Any, Any], Any]] | None:
-    made = aval(value.shape, _running_dtype(ufunc, value.dtype), value.sharding, value.committed)
-    compute = scan_of_whole(
-        value, normalize_axis(axis, value.ndim), _Running(ufunc).of, loop=None, exact=made.dtype.kind in "biumM"
-    )
-    return None if compute is None else (made, compute)
+def _running_of_whole(value: Aval, *, ufunc: str, axis: int) -> Whole | None:
+    dtype, functions = _running_dtype(ufunc, value.dtype), _Running(ufunc).of
+    return scan_of_whole(value, normalize_axis(axis, value.ndim), functions, dtype=dtype, exact="biumM")
 
 
-def _running_is_short(value: Aval, *, ufunc: str, axis: int) -> bool:
-    return is_short(value, axes=(normalize_axis(axis, value.ndim),))
-
-
-@distributed(running, small=_running_of_whole, few=_running_is_short)
+@distributed(running, whole=_running_of_whole)
 def _running(x: Shards, along: Callable[[int], MeshCommunicator], *, ufunc: str, axis: int) -> Shards:
     axis, dtype = normalize_axis(axis, x.value.ndim), _running_dtype(ufunc, x.value.dtype)
     return scan(x, along(axis), axis, _Running(ufunc).of, dtype=dtype, loop=None)

@@ -284,10 +284,16 @@ def select(x: HostArray, index: tuple[Any, ...]) -> HostArray:
     Raises:
         IndexError: an index is out of bounds.
     """
-    shapes = {e.shape if isinstance(e, np.ndarray) and e.dtype.kind in "iu" else () for e in index}
-    block = shapes.pop()
-    if shapes or math.prod(block) < 2 * _ROWS or not block:
-        return np.asarray(x[index])
+    block: tuple[int, ...] = ()
+    for e in index:
+        if (
+            not isinstance(e, np.ndarray)
+            or e.size < 2 * _ROWS
+            or e.dtype.kind not in "iu"
+            or block not in ((), e.shape)
+        ):
+            return np.asarray(x[index])
+        block = e.shape
     flat = [np.ascontiguousarray(e).reshape(-1) for e in index]
     out = memory_pool.empty((*block, *x.shape[len(index) :]), x.dtype)
     rows = out.reshape(math.prod(block), *x.shape[len(index) :])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def readable(nbytes: float) -> str:
     """Formats a number of bytes in the largest suitable unit, with three significant digits.
@@ -39,3 +41,9 @@ def counted(count: int, one: str, several: str = "", *, spec: str = "") -> str:
         spec: how the number is formatted.
     """
     return f"{count:{spec}} {one if count == 1 else several or f'{one}s'}"
+
+
+def listed(labels: Sequence[str], limit: int = 6) -> str:
+    """Joins labels for error messages: the first ``limit`` of them, and the number of the others."""
+    more = f" and {len(labels) - limit} more" if len(labels) > limit else ""
+    return ", ".join(labels[:limit]) + more

@@ -56,7 +56,9 @@ class CallInterpreter(Interpreter):
                     return result
             return self.algorithm(op, operands, params) if op.algorithm else self.planned(op, operands, params)
         except BaseException as error:
-            self.failed(op, operands, params, error)
+            self.note_error(op, operands, params, error)
+            if isinstance(error, NAMED):
+                raise_named(op, error)
             raise
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
@@ -92,10 +94,8 @@ class CallInterpreter(Interpreter):
         """
         raise NotImplementedError
 
-    def failed(self, op: Op, operands: Operands, params: Params, error: BaseException, /) -> None:
-        """Raises an error of a call in the name of the operator; returns if the error itself is to be raised."""
-        if isinstance(error, NAMED):
-            raise_named(op, error)
+    def note_error(self, op: Op, operands: Operands, params: Params, error: BaseException, /) -> None:
+        """Notes that a call has failed, before the error is raised in the name of the operator."""
 
 
 def composed(op: Op, operands: Operands, params: Params) -> Any:
@@ -112,12 +112,11 @@ def array_operands(op: Op, operands: Operands) -> Operands:
     """
     if op.variadic:
         return operands
-    return tuple(
-        [
-            x if n in op.trees else _added(op, as_operand(x, op.error_name))
-            for n, x in zip(op.operands, operands, strict=True)
-        ]
-    )
+    arrays = list(operands)
+    for k, x in enumerate(arrays):
+        if type(x) is not ShardedTensor or x._aval.unreduced:
+            arrays[k] = x if op.operands[k] in op.trees else _added(op, as_operand(x, op.error_name))
+    return tuple(arrays)
 
 
 _TAKE_PARTIAL_SUMS = frozenset(("transfer_to", "partial_sums", "copy", "asarray", "to_host", "setitem", "put"))

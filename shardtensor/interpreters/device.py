@@ -12,6 +12,7 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import backend_of
+from shardtensor.backend.small_floats import is_element
 from shardtensor.core import Interpreter, Op, Operands, Params, execute, outermost
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.host.memory_pool import check_addressable
@@ -50,11 +51,15 @@ class DeviceInterpreter(Interpreter):
         self.stateless = made.on is Backend.on and made.capture_modes is Backend.capture_modes
         self._avals: dict[Any, Aval] = {}
 
-    def aval_of(self, array: Any) -> Aval:
-        """Returns the aval of a tensor that consists of an array of the device."""
+    def aval_of(self, array: Any) -> Aval | None:
+        """Returns the aval of a tensor that consists of an array of the device; None if tensors cannot hold the array,
+        one of NumPy's of text or objects.
+        """
         key = array.shape, array.dtype  # The dtype of the array library: its hash takes no conversion.
         value = self._avals.get(key)
         if value is None:
+            if self.backend.on_host and not is_element(array.dtype):
+                return None
             if len(self._avals) >= _AVALS:
                 self._avals.clear()
             value = self._avals[key] = aval(tuple(array.shape), self.backend.dtype_of(array), self.sharding, True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardtensor.communication.processes import JOB, identify, note_error
 from shardtensor.core import Function, Op, Operands, Params, set_default_interpreter
-from shardtensor.interpreters.calls import CallInterpreter, Found, array_operands, composed
+from shardtensor.interpreters.calls import NAMED, CallInterpreter, Found, array_operands, composed, raise_named
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners
@@ -84,14 +84,11 @@ class EagerInterpreter(CallInterpreter):
         finally:
             READS.pop(key, None)
 
-    def failed(self, op: Op, operands: Operands, params: Params, error: BaseException, /) -> None:
-        """Notes, in a job, that a call has failed: the other processes may not have raised an error. Then raises the
-        error in the name of the operator.
-        """
+    def note_error(self, op: Op, operands: Operands, params: Params, error: BaseException, /) -> None:
+        """Notes, in a job, that a call has failed: the other processes may not have raised an error."""
         if JOB.agreement is not None:
             caller = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
             note_error(caller, (operands, params), error)
-        super().failed(op, operands, params, error)
 
     def compose(self, function: Function, host: Function, fused: bool, args: Any, kwargs: Any, /) -> Any:
         """Calls a function that is composed of operators; a small call is one of ``host``, or a program."""
@@ -113,7 +110,9 @@ class EagerInterpreter(CallInterpreter):
             with reading(others) if others else contextlib.nullcontext():
                 write(out, op, operands, params, self.apply)
         except BaseException as error:
-            self.failed(op, (out, *operands), params, error)
+            self.note_error(op, (out, *operands), params, error)
+            if isinstance(error, NAMED):
+                raise_named(op, error)
             raise
 
 

@@ -43,7 +43,7 @@ class RecordingInterpreter(CallInterpreter):
             return EAGER.apply(op, operands, params)
 
     element = algorithm = planned
-    failed = EAGER.failed
+    note_error = EAGER.note_error
 
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
         """Writes the result of ``op`` into ``out``, after the transfers have been recorded.
@@ -60,7 +60,7 @@ class RecordingInterpreter(CallInterpreter):
             with inferring():
                 INFER.write(argument(known, out), op, stand_ins(op, operands, known), params)
         except BaseException as error:
-            self.failed(op, (out, *operands), params, error)
+            self.note_error(op, (out, *operands), params, error)
             raise
         with announced(), executing():
             EAGER.write(out, op, operands, params)

@@ -143,9 +143,7 @@ def _key(x: Any, arrays: list[Any]) -> Any:
     if kind is np.ndarray:
         arrays.append(x)
         return host_aval(x.shape, x.dtype)
-    if isinstance(x, (float, complex, np.inexact)) and (
-        not x or x != x or isinstance(x, (complex, np.complexfloating))
-    ):
+    if isinstance(x, (complex, np.complexfloating)) or (isinstance(x, (float, np.inexact)) and (not x or x != x)):
         return (kind, repr(x))  # Zeros of both signs are equal, and a NaN differs from itself.
     return (kind, x)
 

@@ -50,7 +50,7 @@ def canonical(index: Any, shape: Shape) -> Index | None:
             skipped = shape[d : d + max(rest, 0)]
             out += [(0, n, 1) for n in skipped]
             d += len(skipped)
-        elif type(entry) is not int and is_array(entry):
+        elif type(entry) is np.ndarray or (type(entry) is not int and is_array(entry)):
             return None
         else:
             if d < len(shape):
@@ -67,13 +67,14 @@ def canonical(index: Any, shape: Shape) -> Index | None:
         )
     if ellipses > 1:
         raise IndexingError("an index can have one ellipsis ('...') only")
-    out.extend([(0, n, 1) for n in shape[d:]])
+    for n in shape[d:]:
+        out.append((0, n, 1))
     return Index(out)
 
 
 def has_ellipsis(index: Any) -> bool:
     """Whether an index contains an ellipsis; NumPy then never returns a scalar."""
-    return any(e is Ellipsis for e in (index if isinstance(index, tuple) else (index,)))
+    return any(e is Ellipsis for e in index) if isinstance(index, tuple) else index is Ellipsis
 
 
 def is_array(entry: Any) -> bool:

@@ -278,9 +278,8 @@ def mesh_in_use() -> Mesh | None:
     return mesh or None
 
 
-def settle_on(mesh: Mesh) -> None:
-    """Makes ``mesh`` the mesh in use for the rest of the current context (see `contextvars`)."""
-    _mesh.set(mesh)
+settle_on = _mesh.set
+"""Makes a mesh the mesh in use for the rest of the current context (see `contextvars`)."""
 
 
 def default_mesh() -> Mesh:

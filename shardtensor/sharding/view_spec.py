@@ -150,6 +150,8 @@ def part_steps(part: Part) -> tuple[str | np.dtype[Any], ...]:
 
 def part_of(array: Any, part: Part) -> Any:
     """Returns a part of the elements of an array of any library, as a view: see `ViewSpec`."""
+    if part is None:
+        return array
     for step in part_steps(part):
         if isinstance(step, str):
             array = getattr(array, step)

@@ -28,7 +28,8 @@ from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import P
 from shardtensor.spmd.axes import AxisPosition
-from shardtensor.spmd.program import Across, CollectiveCall, MapRun, Program, Rendezvous, current
+from shardtensor.spmd.collective_call import Across, CollectiveCall
+from shardtensor.spmd.program import MapRun, Program, Rendezvous, current
 from shardtensor.tensor.pytree import form_of, leaves, replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, shard_arrays, tensor
@@ -181,7 +182,7 @@ def _executed(rows: Sequence[Any], found: Sequence[Rendezvous]) -> list[tuple[Re
             contributions.append(here or (devices, [_decoded(x, devices) for x in kinds[k]], ()))
         all_know = len(waiting) == len(rows) and all(call in calls for calls in known)
         with job.settled() if all_know else job.accompanied(call):
-            made = like.work(contributions)
+            made = like.call.work(contributions)
         if mine is not None:
             results.append((mine, made))
     return results
@@ -336,10 +337,9 @@ def _ended(record: Any, caller: str) -> Sequence[Any]:
     engine, run = connected(caller).engine, program.run
     count = engine.process_count
     numbers = (_number_of(run.extents, program.coordinates),) * count
-    found: Sequence[Any] = program.meet(
-        ("end", run.axes, program.coordinates), CollectiveCall(f"the end of {caller}"), count, engine.process_index,
-        ((), [_Text(json.dumps(record))], ()), _rows_of, Across(numbers, 1),
-    )  # fmt: skip
+    key = "end", run.axes, program.coordinates
+    call = CollectiveCall(f"the end of {caller}", key, count, _rows_of, across=Across(numbers, 1))
+    found: Sequence[Any] = program.meet(call, engine.process_index, ((), [_Text(json.dumps(record))], ()))
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,7 +168,14 @@ def map_shards(
 
 @dataclass(eq=False)
 class _Map:
-    """One call of `map_shards`, with its arguments."""
+    """One call of `map_shards`, with its arguments.
+
+    Attributes:
+        given: the arguments of each program, and the arrays of tensors among them. Nothing else refers to the arguments
+            of programs that have not started, so that donated arrays are exclusive.
+        places: what follows from the devices.
+        modes: the functions that restore the caller's modes of libraries, by backend.
+    """
 
     columns: Sequence[MappedArgument]
     fn: Callable[..., Any]
@@ -177,6 +184,9 @@ class _Map:
     caller: str
     names: Sequence[str]
     sizes: Sequence[int]
+    given: list[Any] = field(init=False)
+    places: _Places = field(init=False)
+    modes: dict[Backend, Callable[[], None]] = field(init=False)
 
     def __post_init__(self) -> None:
         program = around()
@@ -209,6 +219,47 @@ class _Map:
                     argument = _onto(onto, item, submesh.flat[0], self.caller, donated, lent)
                 arguments.append(argument)
         return given
+
+    def call(self, program: Program) -> Any:
+        """Runs one call of the function: the task of every program. Returns its result; arrays of a call on one device
+        become tensors.
+        """
+        i, thread = program.number, program.thread
+        here = self.places.interpreters[i]
+        arguments, program.lent = self.given[i]
+        self.given[i] = None
+        program.devices = self.submeshes[i].flat
+        # Neither has to be restored, since the program has a context of its own.
+        settle_on(self.owned[i])
+        interpret_by(None if here is None else here.apply)
+        context: ExecutionContext | None = None
+        if here is None or not here.stateless:
+            context = program.execution_context = self.places.blocks[i] or self._device_context(i)
+            context.enter(thread)
+        elif thread.block is not None:
+            thread.leave_block()
+        try:
+            # The backend can tell only from a list whether user code holds an array.
+            held = [program.call(self.fn, arguments)]
+            arguments.clear()
+            if here is None:
+                result = held[0]
+            elif here.backend.is_array(held[0]):  # The common case takes no traversal.
+                result = _adopt(held, here, self.caller, program.lent)
+            else:
+                result = _adopt_leaves(held, here, self.caller, program.lent)
+        except BaseException as error:
+            if context is not None:
+                context.fail(thread, error)
+            raise
+        if context is not None:
+            context.leave(thread)
+        return result
+
+    def _device_context(self, number: int) -> DeviceContext:
+        submesh = self.submeshes[number]
+        backend = backend_of(submesh.flat[0])
+        return DeviceContext(backend, submesh, self.modes.get(backend))
 
     def run(
         self,
@@ -253,14 +304,15 @@ def _map_shards(*arguments: Any) -> list[Any]:
 
 
 def _execute_map(called: _Map, places: _Places) -> list[Any]:
-    modes = {backend: mode for backend in places.backends if (mode := modes_of(backend))}
+    called.places = places
+    called.modes = {backend: mode for backend in places.stateful if (mode := modes_of(backend))}
     across = _devices_across(called) if in_job() else ()
     if across:
         _note_map(called)
-    task = _Task(called, called.arguments(_array_onto), places, modes)
-    tasks: list[Callable[[Program], Any]] = [task] * len(called.submeshes)
+    called.given = called.arguments(_array_onto)
+    tasks: list[Callable[[Program], Any]] = [called.call] * len(called.submeshes)
     if across:
-        tasks = [_nothing if all(map(is_remote, devices)) else task for devices in across]
+        tasks = [_nothing if all(map(is_remote, devices)) else called.call for devices in across]
     for backend, device in places.queues:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
@@ -371,7 +423,7 @@ def _infer_on(called: _Map, i: int, arguments: list[Any], interpreter: Interpret
     program.devices = submesh.flat
     program.communicator = AbstractCommunicator
     settle_on(called.owned[i])
-    interpret_by(interpreter)
+    interpret_by(interpreter.apply)
     result = program.call(called.fn, arguments)
     if submesh.size > 1:
         return result
@@ -394,6 +446,7 @@ class _Places(NamedTuple):
         interpreters: the interpreter of each call; None for a call on several devices.
         blocks: for each call the block in which its device is current; None where programs do not share blocks.
         backends: the backends of the devices.
+        stateful: those that have modes.
         simulated: whether one of them has arrays without elements.
         queues: of the devices that can run behind the caller one for each queue, with its backend.
     """
@@ -401,6 +454,7 @@ class _Places(NamedTuple):
     interpreters: Sequence[DeviceInterpreter | None]
     blocks: Sequence[DeviceBlock | None]
     backends: Sequence[Backend]
+    stateful: Sequence[Backend]
     simulated: bool
     queues: Sequence[tuple[Backend, Device]]
 
@@ -417,7 +471,9 @@ def _places(submeshes: tuple[Mesh, ...]) -> _Places:
     interpreters = [None if submesh.size > 1 else on_submesh(submesh) for submesh in submeshes]
     blocks = [block_of(here.backend, here.device) if here else None for here in interpreters]
     simulated = any(backend.simulated for backend in backends)
-    return _Places(interpreters, blocks, backends, simulated, list(queues.values()))
+    # The backends of other processes pass the look-up of the method on.
+    stateful = [b for b in backends if getattr(b.capture_modes, "__func__", None) is not Backend.capture_modes]
+    return _Places(interpreters, blocks, backends, stateful, simulated, list(queues.values()))
 
 
 _ORDER = ("wait_for_caller", "make_caller_wait")
@@ -450,116 +506,51 @@ def _described(submesh: Mesh) -> str:
     return str(submesh.flat[0]) if submesh.size == 1 else f"{submesh.flat[0]}..{submesh.flat[-1]}"
 
 
-class _Task:
-    """The task of every program of a map: runs one call of the mapped function.
-
-    Args:
-        called: the map.
-        given: the arguments of each call, and the arrays of tensors among them. Nothing else refers to the arguments of
-            calls that have not started, so that donated arrays are exclusive.
-        places: what follows from the devices.
-        modes: the functions that restore the caller's modes of libraries, by backend.
-    """
-
-    __slots__ = ("_called", "_given", "_modes", "_places")
-
-    def __init__(
-        self,
-        called: _Map,
-        given: list[Any],
-        places: _Places,
-        modes: dict[Backend, Callable[[], None]],
-    ) -> None:
-        self._called = called
-        self._given = given
-        self._places = places
-        self._modes = modes
-
-    def __call__(self, program: Program) -> Any:
-        """Returns the result of the program's call; arrays of a call on one device become tensors."""
-        i, called = program.number, self._called
-        here = self._places.interpreters[i]
-        arguments, program.lent = self._given[i]
-        self._given[i] = None
-        submesh, thread = called.submeshes[i], program.thread
-        program.devices = submesh.flat
-        settle_on(called.owned[i])  # It need not be restored, since the program has a context of its own.
-        interpret_by(here)
-        if here is not None and here.stateless:
-            thread.leave_block()
-            return self._run(program, here, arguments)
-        context: ExecutionContext | None = self._places.blocks[i]
-        if context is None:
-            backend = here.backend if here else backend_of(submesh.flat[0])
-            context = DeviceContext(backend, submesh, self._modes.get(backend))
-        program.execution_context = context
-        context.enter(thread)
-        try:
-            result = self._run(program, here, arguments)
-        except BaseException as error:
-            context.fail(thread, error)
-            raise
-        context.leave(thread)
-        return result
-
-    def _run(self, program: Program, here: DeviceInterpreter | None, arguments: list[Any]) -> Any:
-        """Returns the result of a program's call; arrays of a call on one device become tensors."""
-        caller = self._called.caller
-        result = program.call(self._called.fn, arguments)
-        if here is None:
-            return result
-        arguments.clear()
-        backend = here.backend
-        if backend.is_array(result) and (not backend.on_host or is_data(result)):  # The common case takes no traversal.
-            held = [backend.asarray(result)]
-            del result  # The backend can tell only from the list whether user code holds the array.
-            return _adopt(held, here, caller, program.lent)
-        found: list[Any] = []
-        tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, result)  # type: ignore[func-returns-value]
-        del result
-        _adopt_each(found, here, caller, program.lent)
-        return map_leaves(found.__getitem__, tree)
-
-
-def _adopt_each(found: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> None:
-    """Replaces the arrays in a list, the leaves of what a call returned, by tensors."""
-    backend = here.backend
+def _adopt_leaves(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
+    """Returns the pytree that a call returned, the only item of a list, with tensors in place of arrays."""
+    found: list[Any] = []
+    tree = map_leaves(lambda leaf: found.append(leaf) or len(found) - 1, held.pop())  # type: ignore[func-returns-value]
     for n in range(len(found)):
-        if not is_data(found[n]):
-            continue
-        if backend.is_array(found[n]):
-            held = [backend.asarray(found[n])]
+        if here.backend.is_array(found[n]):
+            leaf = [found[n]]
             found[n] = None
-            found[n] = _adopt(held, here, caller, lent)
-        else:  # The remaining arrays are on the host.
-            array = backend.from_host(np.asarray(found[n]), here.device)
+            found[n] = _adopt(leaf, here, caller, lent)
+        elif is_data(found[n]):  # The remaining arrays are on the host.
+            array = here.backend.from_host(np.asarray(found[n]), here.device)
             record_copy(caller, int(array.nbytes), here.device)
-            found[n] = tensor(here.aval_of(array), Storage((array,), ([],)))
+            value = here.aval_of(array)
+            assert value is not None
+            found[n] = tensor(value, Storage((array,), ([],)))
+    return map_leaves(found.__getitem__, tree)
 
 
-def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> ShardedTensor:
-    """Returns an array that a call returned, the only item of a list, as a tensor."""
-    backend = here.backend
+def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
+    """Returns an array that a call returned, the only item of a list, as a tensor, if tensors can hold it."""
+    backend, value = here.backend, here.aval_of(held[0])
+    if value is None:
+        return held[0]
+    if type(held[0]) is not np.ndarray:
+        held[0] = backend.asarray(held[0])
     # What was lent, and what a collective returned, are views.
     own = held[0].base is None if backend.on_host else backend.owns(held[0])
     if not own:
         for one in lent:
             # The function may have changed the shape of the view that it received.
             if one.exported is held[0] and backend.is_whole(held[0], one.array):
-                return tensor(here.aval_of(one.array), one.storage_of(one.array))
+                return tensor(value, one.storage_of(one.array))
         result = received(backend, held[0])
         if result is not None:
             # The result of a collective is never written in place, since all programs may hold it.
-            return tensor(here.aval_of(result), Storage((result,), (None,)))
+            return tensor(value, Storage((result,), (None,)))
     array, copied = backend.adopt(held, () if own else [one.array for one in lent])
     held.clear()
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
     if copied or own:
-        return tensor(here.aval_of(array), Storage((array,), ([],)))
+        return tensor(value, Storage((array,), ([],)))
     memory = backend.memory_of(array)
     holder = next((one for one in lent if memory is not None and backend.memory_of(one.array) == memory), None)
     if memory is not None and holder is None:
-        return tensor(here.aval_of(array), Storage((array,), ([],)))
+        return tensor(value, Storage((array,), ([],)))
     mine = backend.view(array, ...)  # The function may have kept the array, and can set its shape later.
-    return tensor(here.aval_of(mine), holder.storage_of(mine) if holder else Storage((mine,), (None,)))
+    return tensor(value, holder.storage_of(mine) if holder else Storage((mine,), (None,)))

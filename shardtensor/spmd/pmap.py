@@ -26,7 +26,7 @@ from shardtensor.errors import (
 )
 from shardtensor.functions.placement import check_donated, ensure_sharding
 from shardtensor.functions.shard_lists import device_row, split_over, unsqueeze_each
-from shardtensor.host.units import counted
+from shardtensor.host.units import counted, listed
 from shardtensor.sharding.layout import NamedSharding, offsets
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_in_use, mesh_of, shares, submeshes_along
 from shardtensor.sharding.spec import P
@@ -34,7 +34,7 @@ from shardtensor.spmd import nesting
 from shardtensor.spmd.launch import MappedArgument, Unmapped, argument_array, checked_axis, map_shards
 from shardtensor.spmd.nesting import Call, Cut, Levels, grid_of, named
 from shardtensor.spmd.outputs import check_array, joined_leaf, same_forms
-from shardtensor.spmd.program import current, listed
+from shardtensor.spmd.program import current
 from shardtensor.tensor.pytree import children_of, leaves, paths, replaced, spread
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
@@ -230,7 +230,10 @@ class _Pmap:
         """Returns the devices on which each call runs, and the devices that each call owns."""
         given: list[Mesh | None] = [None] * count
         for column in call.lists if self._devices is None else ():
-            given = [found or _submesh_of(item) for found, item in zip(given, column, strict=True)]
+            given = [
+                found or (item._aval.sharding.mesh if type(item) is ShardedTensor else _submesh_of(item))
+                for found, item in zip(given, column, strict=True)
+            ]
         if given and all(given):
             submeshes: list[Mesh] = given  # type: ignore[assignment]
             return submeshes, submeshes

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import contextvars
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtensor.communication.array_communicator import ArrayCommunicator
-from shardtensor.errors import CollectiveError, ShardTensorError, message_of
+from shardtensor.errors import CollectiveError
 from shardtensor.host.signals import hear
-from shardtensor.host.units import counted
+from shardtensor.spmd.collective_call import CollectiveCall
+from shardtensor.spmd.workers import depth_of
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from greenlet import greenlet
 
     from shardtensor.backend.device import Device
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
     from shardtensor.tensor.ownership import Lent
 
 Task = Callable[["Program"], Any]
-Work = Callable[[list[Any]], Sequence[Any]]
 
 
 class ExecutionContext(Protocol):
@@ -67,12 +63,14 @@ class WorkerThread:
         main: the main greenlet, to which programs switch when they are suspended.
         job: the map whose programs a worker is to start; None as soon as it does.
         ready: suspended programs of this thread that can be resumed.
+        request: what the program that has just been suspended requests: a method of the scheduler, and its arguments,
+            of which the first is the program.
         inside: whether user code of a program is running, as opposed to the library's.
         running: the program that is running in the thread.
         root: the outermost greenlet of the thread.
     """
 
-    __slots__ = ("block", "block_of", "current", "idle", "inside", "job", "main", "ready", "root", "running")
+    __slots__ = ("block", "block_of", "current", "idle", "inside", "job", "main", "ready", "request", "root", "running")
 
     def __init__(self, current: Callable[[], greenlet], idle: list[greenlet]) -> None:
         self.idle = idle
@@ -82,6 +80,7 @@ class WorkerThread:
         self.main = current()
         self.job: MapRun | None = None
         self.ready: deque[Program] = deque()
+        self.request: tuple[Callable[..., bool], tuple[Any, ...]] | None = None
         self.inside = False
         self.running: Program | None = None
         self.root = _root(self.main)
@@ -108,24 +107,21 @@ def _root(context: greenlet) -> greenlet:
 
 
 class SchedulerProtocol(Protocol):
-    """The methods of the scheduler that programs call; see `shardtensor.spmd.scheduler.Scheduler`. All except
-    `withdraw` are called with the lock held.
+    """The methods of the scheduler that programs request, and `withdraw`; see `shardtensor.spmd.scheduler.Scheduler`.
+    A request returns whether the program continues at once.
     """
 
-    lock: threading.Lock
-    pending_rendezvous: dict[Hashable, Rendezvous]
+    def arrive(self, program: Program, call: CollectiveCall, position: int, contribution: Any) -> bool:
+        """Adds the contribution of a program to a rendezvous."""
 
-    def open(self, run: MapRun) -> None:
-        """Adds a map whose programs are to be started."""
+    def complete(self, program: Program, rendezvous: Rendezvous, results: Sequence[Any]) -> bool:
+        """Resumes the programs of a rendezvous with the results that a program has computed."""
 
-    def resume(self, program: Program, result: Any) -> None:
-        """Marks a suspended program as ready to continue with a result."""
+    def cancel(self, program: Program, rendezvous: Rendezvous, error: BaseException) -> bool:
+        """Resumes the programs of a rendezvous with an error that one of them has raised."""
 
-    def release(self, program: Program, error: BaseException) -> None:
-        """Marks a suspended program as ready to continue with an error."""
-
-    def fail(self, run: MapRun, why: str) -> None:
-        """Releases every waiting program of a map with an error, and starts no more of its programs."""
+    def open(self, program: Program, run: MapRun) -> bool:
+        """Adds a map whose programs are to be started, and for which a program waits."""
 
     def withdraw(self, program: Program, why: str) -> None:
         """Removes a program from the rendezvous in which it waits."""
@@ -172,28 +168,6 @@ def leave_maps(scheduler: SchedulerProtocol) -> None:
         _current = contextvars.ContextVar(_current.name, default=None)
 
 
-_ROOM = 20
-"""More frames than the scheduler puts on the stack, not counting those of mapped functions and of collectives."""
-
-
-def check_room(left: int = _ROOM) -> None:
-    """Raises RecursionError if the interpreter would raise it while the scheduler changes its state, since a map that
-    is interrupted there never ends. The check makes as many calls as the scheduler does instead of counting frames,
-    because the limit includes calls of C functions before Python 3.12.
-    """
-    if left:
-        check_room(left - 1)
-
-
-def _depth(frame: FrameType | None) -> int:
-    """Returns the number of frames from this one to the outermost one of its stack."""
-    count = 0
-    while frame is not None:
-        frame = frame.f_back
-        count += 1
-    return count
-
-
 class MapRun:
     """The programs of one map.
 
@@ -204,6 +178,8 @@ class MapRun:
         extents: the sizes of these axes.
         failed: the reason why the programs must not wait any more; None while there is none.
         devices: the devices of each program, if some of them are in other processes.
+        unstarted: the number of programs that have not been started.
+        left: the number of programs that have not ended.
     """
 
     axes: tuple[str, ...] = ()
@@ -212,7 +188,6 @@ class MapRun:
     devices: tuple[tuple[Device, ...], ...] = ()
     failed: str | None = None
     scheduler: SchedulerProtocol
-    _next = 0
 
     def __init__(
         self,
@@ -233,7 +208,7 @@ class MapRun:
         self.context = contextvars.copy_context()
         self.results: list[Any] = [None] * len(tasks)
         self.errors: list[tuple[bool, int, BaseException]] = []
-        self.left = len(tasks)
+        self.left = self.unstarted = len(tasks)
         self.live: dict[int, Program] = {}
 
     def coordinates(self, number: int) -> tuple[int, ...]:
@@ -246,28 +221,10 @@ class MapRun:
             at.append(index)
         return (*(self.parent.coordinates if self.parent else ()), *reversed(at))
 
-    @property
-    def unstarted(self) -> int:
-        """The number of programs that have not been started."""
-        return len(self.tasks) - self._next
-
-    def start(self, thread: WorkerThread) -> Program | None:
-        """Starts the next program in the calling greenlet, as the current one of a context of its own, and returns it;
-        None if all have started. The scheduler's lock is held.
-        """
-        number = self._next
-        if number == len(self.tasks):
-            return None
-        program = self.live[number] = Program(self, number, thread)
-        self._next = number + 1
-        thread.current().gr_context = self.context.copy()
-        _current.set(program)
-        return program
-
     def drop(self) -> None:
         """Discards the programs that have not been started. The scheduler's lock is held."""
         self.left -= self.unstarted
-        self._next = len(self.tasks)
+        self.unstarted = 0
 
     def outcome(self) -> list[Any]:
         """Returns the results of all programs.
@@ -284,71 +241,29 @@ class MapRun:
         raise Failed(number, error)
 
 
-class Across(NamedTuple):
-    """The programs of a collective, some of which run in other processes.
-
-    Attributes:
-        numbers: their numbers, in order of their indices.
-        here: how many of them run in this process.
-    """
-
-    numbers: tuple[int, ...]
-    here: int
-
-
 class Rendezvous:
     """The programs that have made one collective call, and their contributions; complete when none is missing.
 
     Attributes:
+        call: the call of the first program.
+        members: the programs that have arrived, at their positions; the others are None.
+        missing: how many programs of this process have not arrived.
         numbers: the numbers of all programs, if some of them run in other processes: they have to meet, too.
-        work: computes the results.
     """
 
-    __slots__ = ("call", "contributions", "key", "members", "missing", "numbers", "work")
+    __slots__ = ("call", "contributions", "members", "missing", "numbers")
 
-    def __init__(self, key: Hashable, call: CollectiveCall, size: int, work: Work, across: Across | None) -> None:
-        self.key = key
+    def __init__(self, call: CollectiveCall) -> None:
         self.call = call
-        self.work = work
-        self.members: list[Program | None] = [None] * size
-        self.contributions: list[Any] = [None] * size
-        self.numbers: tuple[int, ...] = across.numbers if across else ()
-        self.missing = across.here if across else size
+        self.members: list[Program | None] = [None] * call.size
+        self.contributions: list[Any] = [None] * call.size
+        self.missing = call.across.here if call.across else call.size
+        self.numbers: tuple[int, ...] = call.across.numbers if call.across else ()
 
     @property
     def arrived(self) -> list[Program]:
         """The programs that have made the call."""
         return [member for member in self.members if member is not None]
-
-
-@dataclass(slots=True)
-class CollectiveCall:
-    """Describes a collective call of a program; the calls of one rendezvous must be equal.
-
-    Attributes:
-        description: the call for error messages, such as ``psum over 'x'``.
-        details: everything else in which calls may differ: pairs of a name and a value.
-        key_at: the rendezvous key of the program at a given position, for error messages; not compared.
-    """
-
-    description: str
-    details: tuple[tuple[str, Any], ...] = ()
-    key_at: Callable[[tuple[int, ...]], Any] | None = field(default=None, compare=False)
-
-    def beside(self, other: CollectiveCall) -> tuple[str, str, str]:
-        """Describes both calls by the first property in which they differ, and what all devices have to do instead."""
-        if self.description != other.description:
-            return self.description, other.description, _SAME_CALLS
-        (name, mine), (_, theirs) = next((a, b) for a, b in zip(self.details, other.details, strict=True) if a != b)
-        rule = _SAME_ARRAYS if name == "x" else _SAME_CALLS
-        return f"{self.description} with {name} = {mine}", f"{other.description} with {name} = {theirs}", rule
-
-
-_SAME_CALLS = "make the same calls in the same order"
-_SAME_ARRAYS = (
-    "pass arrays of the same dtype and shape; if a split is uneven, reduce each block first (x.sum()), or join the "
-    "blocks by all_gather with tiled=True"
-)
 
 
 class Program:
@@ -375,11 +290,18 @@ class Program:
     result: Any = None
     error: BaseException | None = None
 
-    def __init__(self, run: MapRun, number: int, thread: WorkerThread) -> None:
+    def __init__(self, run: MapRun, thread: WorkerThread) -> None:
+        """Starts the next program of a map in the calling greenlet, as the current one of a context of its own. The
+        scheduler's lock is held.
+        """
         self.run = run
-        self.number = number
+        self.number = len(run.tasks) - run.unstarted
         self.thread = thread
         self.positions: dict[Any, Any] = {}
+        run.unstarted -= 1
+        run.live[self.number] = self
+        thread.current().gr_context = run.context.copy()
+        _current.set(self)
 
     def __str__(self) -> str:
         return self.run.labels[self.number]
@@ -407,92 +329,41 @@ class Program:
         finally:
             self.thread.inside = False
 
-    def meet(
-        self,
-        key: Hashable,
-        call: CollectiveCall,
-        size: int,
-        position: int,
-        contribution: Any,
-        work: Work,
-        across: Across | None = None,
-    ) -> Any:
-        """Contributes to a collective, waits until ``size`` programs have contributed under ``key``, and returns this
-        program's item of the results of ``work``.
-
-        ``work`` gets all contributions, and is called by the last program to arrive.
+    def meet(self, call: CollectiveCall, position: int, contribution: Any) -> Any:
+        """Contributes to a collective, waits until all programs that meet in it have contributed, and returns the
+        result of this program.
 
         Args:
-            key: identifies the rendezvous.
             call: the collective call, which must be equal for all programs.
-            size: the number of programs.
             position: the index of this program among them.
-            contribution: the item of this program in the argument of ``work``.
-            work: computes the results of all programs from their contributions.
-            across: the programs, if some of them run in other processes.
+            contribution: the item of this program in the argument of ``call.work``.
 
         Raises:
             CollectiveError: a program made another call, or cannot arrive any more.
-            ShardTensorError: ``work`` failed; every program gets the error.
+            ShardTensorError: ``call.work`` failed; every program gets the error.
         """
-        check_room()
         if not self.is_running():
             raise CollectiveError(
                 f"{call.description}: called beside {self}, in a copy of its context: in another thread, or "
                 "after its end; only a program itself can call collectives"
             )
+        scheduler, context = self.run.scheduler, self.execution_context
         self.thread.inside = False
         try:
-            result = self._meet(key, call, size, position, contribution, work, across)
+            result = self._pause(context, scheduler.arrive, call, position, contribution)
+            if type(result) is Rendezvous:  # This program is the last to arrive.
+                try:
+                    if context is not None:
+                        context.resume(self.thread)
+                    results = call.work(result.contributions)
+                except BaseException as error:
+                    self._pause(None, scheduler.cancel, result, error)
+                    raise
+                result = self._pause(None, scheduler.complete, result, results)[position]
         finally:
             self.thread.inside = True
         hear()
         return result
-
-    def _meet(
-        self,
-        key: Hashable,
-        call: CollectiveCall,
-        size: int,
-        position: int,
-        contribution: Any,
-        work: Work,
-        across: Across | None,
-    ) -> Any:
-        scheduler = self.run.scheduler
-        with scheduler.lock:
-            if self.run.failed:
-                raise secondary(f"{call.description}: {self.run.failed}")
-            rendezvous = scheduler.pending_rendezvous.get(key)
-            if rendezvous is None:
-                rendezvous = scheduler.pending_rendezvous[key] = Rendezvous(key, call, size, work, across)
-            elif call != rendezvous.call:
-                raise CollectiveError(_disagreement(self, call, rendezvous))
-            rendezvous.members[position] = self
-            rendezvous.contributions[position] = contribution
-            rendezvous.missing -= 1
-            # Other threads decrement it as soon as the lock is released. The scheduler meets other processes when all
-            # programs wait, so that they meet in the same order there.
-            last = not (rendezvous.missing or across)
-            if last:
-                del scheduler.pending_rendezvous[key]
-            else:
-                self.pending = rendezvous
-        if not last:
-            return self._pause()
-        try:
-            results = work(rendezvous.contributions)
-        except BaseException as error:
-            with scheduler.lock:
-                for member in rendezvous.arrived:
-                    if member is not self:
-                        scheduler.release(member, error_for(error, call, self))
-            raise
-        with scheduler.lock:
-            for member, result in zip(rendezvous.arrived, results, strict=True):
-                if member is not self:
-                    scheduler.resume(member, result)
-        return results[position]
 
     def await_run(self, run: MapRun) -> None:
         """Suspends the program until the programs of a map that it called are done.
@@ -501,68 +372,51 @@ class Program:
             RecursionError: the frames of this call and of the maps around it exceed the recursion limit. The
                 interpreter does not add them up, since each program begins near the bottom of a stack.
         """
-        check_room()
-        run.depth = _depth(sys._getframe()) + (self.run.depth or _depth(self.thread.main.gr_frame))
+        run.depth = depth_of(sys._getframe()) + (self.run.depth or depth_of(self.thread.main.gr_frame))
         if run.depth > sys.getrecursionlimit():
             raise RecursionError(
                 f"maximum recursion depth exceeded: a map inside of maps, called by {self}, is {run.depth} frames "
                 f"deep, and sys.getrecursionlimit() is {sys.getrecursionlimit()}"
             )
-        scheduler = run.scheduler = self.run.scheduler
+        run.scheduler = self.run.scheduler
         self.thread.inside = False
-        with scheduler.lock:
-            scheduler.open(run)
-            self.pending = run
-            if self.run.failed:
-                scheduler.fail(run, self.run.failed)
         try:
-            self._pause()
+            self._pause(self.execution_context, run.scheduler.open, run)
         finally:
             self.thread.inside = True
 
-    def _pause(self) -> Any:
-        """Suspends the program until the scheduler resumes it; returns the result or raises the error of its wait."""
-        self.suspended = self.thread.current()
+    def _pause(self, context: ExecutionContext | None, method: Callable[..., bool], *given: Any) -> Any:
+        """Suspends the program, has the scheduler call one of its methods with the program and further arguments, and
+        waits until it resumes the program; returns the result or raises the error of the wait.
+
+        The ``context`` is suspended meanwhile; that of a program that continues with a rendezvous stays suspended.
+
+        The scheduler changes its state on the stack of its own greenlet only. On that of the program, an error between
+        any two instructions, such as a RecursionError, would leave the state half changed, and the map would never end.
+        """
+        thread = self.thread
+        if context is not None:
+            context.suspend(thread)
+        self.suspended = thread.current()
+        request = thread.request = method, (self, *given)
         try:
-            if self.execution_context is not None:
-                self.execution_context.suspend(self.thread)
-            self.thread.main.switch()
-            self.thread.running = self
+            thread.main.switch()
         except BaseException as raised:
+            if thread.request is request:  # It has not switched.
+                thread.request = None
+                raise
             if isinstance(self.pending, Rendezvous):
                 raised.add_note(f"in {self.pending.call.description}")
             self.run.scheduler.withdraw(self, f"{self} failed there: {raised!r}")
             raise
-        if self.execution_context is not None:
-            self.execution_context.resume(self.thread)
+        del request, given  # They may contain an error, whose traceback refers to this frame.
+        thread.running = self
         error, result, self.error, self.result = self.error, self.result, None, None
+        if context is not None and type(result) is not Rendezvous:
+            context.resume(thread)
         if error is None:
             return result
         try:
             raise error
         finally:
             del error  # A cycle of the error and this frame would keep both alive.
-
-
-def _disagreement(program: Program, call: CollectiveCall, rendezvous: Rendezvous) -> str:
-    there = listed([str(member) for member in rendezvous.arrived])
-    mine, theirs, rule = call.beside(rendezvous.call)
-    others = rendezvous.missing - 1
-    late = f" ({counted(others, 'other')} had not called yet)" if others else ""
-    return (
-        f"{call.description}: {program} called {mine}, and {there} called {theirs}{late}; all devices along an axis "
-        f"must {rule}"
-    )
-
-
-def error_for(error: BaseException, call: CollectiveCall, program: Program) -> BaseException:
-    """Returns a copy of an error for another program, since an exception that is raised twice gets both tracebacks."""
-    if isinstance(error, ShardTensorError):
-        return type(error)(str(error))
-    return CollectiveError(f"{call.description}: it failed on {program}: {message_of(error)}")
-
-
-def listed(labels: Sequence[str], limit: int = 6) -> str:
-    """Joins labels for error messages: the first ``limit`` of them, and the number of the others."""
-    more = f" and {len(labels) - limit} more" if len(labels) > limit else ""
-    return ", ".join(labels[:limit]) + more

@@ -20,7 +20,8 @@ from shardtensor.communication.transfer import array_on
 from shardtensor.errors import ArgumentTypeError, BackendError, ShardTensorError, type_text
 from shardtensor.host.units import counted
 from shardtensor.spmd.axes import AxisPosition
-from shardtensor.spmd.program import Across, CollectiveCall, Program, current
+from shardtensor.spmd.collective_call import Across, CollectiveCall
+from shardtensor.spmd.program import Program, current
 from shardtensor.tensor.ownership import Lent
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
@@ -67,7 +68,6 @@ def rendezvous(
     mine = [_contribution(leaf, program, caller, scalars) for leaf in (leaves(x) if form is not None else (x,))]
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
-    call = CollectiveCall(f"{caller} over {at.description}", compared, lambda there: at.at(there).key)
     across = _programs_across(program, at, caller) if in_job() else None
     kind = communicator if across else program.communicator
 
@@ -81,7 +81,9 @@ def rendezvous(
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * len(contributions)
 
-    results = program.meet(at.key, call, at.size, at.index, (devices, mine, program.lent), work, across)
+    description = f"{caller} over {at.description}"
+    call = CollectiveCall(description, at.key, at.size, work, compared, lambda there: at.at(there).key, across)
+    results = program.meet(call, at.index, (devices, mine, program.lent))
     return replaced(x, results) if form is not None else results[0]
 
 

@@ -26,18 +26,18 @@ from shardtensor.host import fork, signals, threads
 from shardtensor.host.blas_threads import Limit
 from shardtensor.spmd import helper_delays
 from shardtensor.spmd.breakpoints import count_prompts, restore_hook
+from shardtensor.spmd.collective_call import CollectiveCall
+from shardtensor.spmd.collective_errors import deadlock, disagreement, error_for
 from shardtensor.spmd.program import (
     MapRun,
     Program,
     Rendezvous,
     WorkerThread,
     around,
-    check_room,
-    error_for,
     leave_maps,
-    listed,
+    secondary,
 )
-from shardtensor.spmd.workers import greenlets, idle_workers, worker
+from shardtensor.spmd.workers import greenlets, idle, worker
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -88,7 +88,7 @@ def run(
     if parent is not None:
         parent.await_run(map_run)
         return map_run.outcome()
-    check_room()
+    _check_room()
     if devices and not _may_have_helpers(devices):
         helper_delay = math.inf
     scheduler = Scheduler(map_run, helper_delays.delay_of(code, helper_delay))
@@ -101,6 +101,19 @@ def run(
         # The two refer to each other, and a helper thread may refer to the scheduler for a moment longer; either would
         # keep all results alive.
         del map_run.scheduler, scheduler.root
+
+
+_ROOM = 16
+"""More frames than the scheduler puts on the stack of the caller, not counting those of mapped functions."""
+
+
+def _check_room(left: int = _ROOM) -> None:
+    """Raises RecursionError if the interpreter would raise it while the scheduler changes its state, since a map that
+    is interrupted there never ends. The check makes as many calls as the scheduler does instead of counting frames,
+    because the limit includes calls of C functions before Python 3.12.
+    """
+    if left:
+        _check_room(left - 1)
 
 
 def _may_have_helpers(devices: Sequence[tuple[Device, ...]]) -> bool:
@@ -183,11 +196,11 @@ class Scheduler:
                 following = self._next(thread)
             if following is None:
                 return
-            yield following
-            if thread.job:  # The worker has ended instead of starting programs; another one will start them.
-                thread.job = None
-            elif self._helpers is None and time.perf_counter() - self.started >= self._helper_delay:
+            is_due = self._helpers is None and time.perf_counter() - self.started >= self._helper_delay
+            if is_due and thread.running is not None:  # A program has been suspended.
                 self._call_for_help()
+            yield following
+            thread.job = None  # A worker may have ended instead of starting programs; another one will start them.
 
     def _hear(self, thread: WorkerThread) -> None:
         """Runs the handlers of deferred signals, in the thread that receives signals. An exception that a handler
@@ -215,6 +228,15 @@ class Scheduler:
 
     def _next(self, thread: WorkerThread) -> greenlet | None:
         """Returns the worker to which the thread switches next; None when all programs have ended. The lock is held."""
+        if thread.request is not None:
+            (method, given), thread.request = thread.request, None
+            program: Program = given[0]
+            try:
+                if method(*given):
+                    return program.suspended
+            except BaseException as error:  # Raised again in the program.
+                program.error = error
+                return program.suspended
         while True:
             if signals.missed:
                 self._hear(thread)
@@ -249,10 +271,15 @@ class Scheduler:
         while True:
             with self.lock:
                 if program is not None:
-                    self._end(program, error)
+                    del run.live[program.number]
+                    run.left -= 1
+                    if error is not None:
+                        self._note(program, error)
+                    if not run.left:
+                        self._close(run)
                 error = None
                 thread.inside = False
-                program = thread.running = run.start(thread)
+                program = thread.running = Program(run, thread) if run.unstarted else None
                 if program is None:
                     return
             try:
@@ -290,19 +317,65 @@ class Scheduler:
         self.root.errors = [(False, -1, CollectiveError(_FORKED))]
         leave_maps(self)
 
+    # -- requests of programs (the lock is held); each returns whether the program continues at once -------------------
+
+    def arrive(self, program: Program, call: CollectiveCall, position: int, contribution: Any) -> bool:
+        """Adds the contribution of a program to a rendezvous. The last one to arrive continues with the rendezvous as
+        its result, and computes the results of all; see `Program.meet`.
+
+        Raises:
+            CollectiveError: the program made another call than those that have arrived, or its map has failed.
+        """
+        if program.run.failed:
+            raise secondary(f"{call.description}: {program.run.failed}")
+        rendezvous = self.pending_rendezvous.get(call.key)
+        if rendezvous is None:
+            rendezvous = self.pending_rendezvous[call.key] = Rendezvous(call)
+        elif call != rendezvous.call:
+            raise CollectiveError(disagreement(program, call, rendezvous))
+        rendezvous.members[position] = program
+        rendezvous.contributions[position] = contribution
+        rendezvous.missing -= 1
+        # The scheduler meets other processes when all programs wait, so that they meet in the same order there.
+        if rendezvous.missing or call.across:
+            program.pending = rendezvous
+            return False
+        del self.pending_rendezvous[call.key]
+        program.result = rendezvous
+        return True
+
+    def complete(self, program: Program, rendezvous: Rendezvous, results: Sequence[Any]) -> bool:
+        """Resumes the programs of a rendezvous with the results that a program has computed."""
+        for member, result in zip(rendezvous.arrived, results, strict=True):
+            if member is not program:
+                self.resume(member, result)
+        program.result = results
+        return True
+
+    def cancel(self, program: Program, rendezvous: Rendezvous, error: BaseException) -> bool:
+        """Resumes the programs of a rendezvous with an error that one of them has raised."""
+        for member in rendezvous.arrived:
+            if member is not program:
+                self.release(member, error_for(error, rendezvous.call, program))
+        return True
+
+    def open(self, program: Program, run: MapRun) -> bool:
+        """Adds an inner map whose programs are to be started, and for which a program waits."""
+        self.runs.append(run)
+        program.pending = run
+        self._notify()
+        if program.run.failed:
+            self.fail(run, program.run.failed)
+        return False
+
     # -- programs (the lock is held in all methods but `withdraw`) -----------------------------------------------------
 
-    def _end(self, program: Program, error: BaseException | None) -> None:
-        run = program.run
-        del run.live[program.number]
-        run.left -= 1
-        if error is not None:
-            is_secondary = isinstance(error, CollectiveError) and error.secondary
-            run.errors.append((is_secondary, program.number, error))
-            if not run.failed:
-                self.fail(run, f"{program} raised {message_of(error)}")
-        if not run.left:
-            self._close(run)
+    def _note(self, program: Program, error: BaseException) -> None:
+        """Notes the error with which a program has ended; with the first one, its map fails."""
+        run, is_secondary = program.run, isinstance(error, CollectiveError) and error.secondary
+        run.errors.append((is_secondary, program.number, error))
+        if not run.failed:
+            self.fail(run, f"{program} raised {message_of(error)}")
 
     def _close(self, run: MapRun) -> None:
         """Ends a map, so that its caller can continue."""
@@ -313,11 +386,6 @@ class Scheduler:
             self.resume(run.parent, None)
         else:
             self._notify()
-
-    def open(self, run: MapRun) -> None:
-        """Adds an inner map whose programs are to be started."""
-        self.runs.append(run)
-        self._notify()
 
     def _notify(self) -> None:
         """Wakes the waiting threads, so that they look for programs again."""
@@ -330,7 +398,8 @@ class Scheduler:
         program.result = result
         program.thread.ready.append(program)
         self._ready += 1
-        self._notify()
+        if self._changed:
+            self._notify()
 
     def release(self, program: Program, error: BaseException) -> None:
         """Marks a suspended program as ready to continue with an error, which becomes secondary."""
@@ -350,7 +419,7 @@ class Scheduler:
             program.pending = None
 
     def _dissolve(self, rendezvous: Rendezvous, why: str, but: Program | None = None) -> None:
-        if self.pending_rendezvous.pop(rendezvous.key, None):
+        if self.pending_rendezvous.pop(rendezvous.call.key, None):
             for member in rendezvous.arrived:
                 if member is not but:
                     self.release(member, CollectiveError(f"{rendezvous.call.description}: {why}"))
@@ -385,12 +454,12 @@ class Scheduler:
             results = met(found)
         except BaseException as error:
             for rendezvous in found:
-                del self.pending_rendezvous[rendezvous.key]
+                del self.pending_rendezvous[rendezvous.call.key]
                 for member in rendezvous.arrived:
                     self.release(member, error_for(error, rendezvous.call, member))
             return True
         for rendezvous, made in results:
-            del self.pending_rendezvous[rendezvous.key]
+            del self.pending_rendezvous[rendezvous.call.key]
             for waiting, result in zip(rendezvous.members, made, strict=True):
                 if waiting is not None:
                     self.resume(waiting, result)
@@ -403,16 +472,7 @@ class Scheduler:
         # In the order of the programs, which the timing of the threads does not change.
         found = sorted(self.pending_rendezvous.values(), key=lambda r: r.arrived[0].coordinates)
         assert found, "no program is ready, none waits for another, and not all are done"
-        waiting: dict[str, list[str]] = {}
-        for rendezvous in found:
-            waiting.setdefault(rendezvous.call.description, []).extend(map(str, rendezvous.arrived))
-        gone = list(dict.fromkeys(label for rendezvous in found for label in _returned(rendezvous, self.runs)))
-        reports = [f"{listed(labels)} called {call}" for call, labels in waiting.items()]
-        reports += [f"{listed(gone)} returned without such a call"] * bool(gone)
-        why = (
-            "; ".join(reports)
-            + ": no two of these calls match; all devices along an axis must make the same calls in the same order"
-        )
+        why = deadlock(found, self.runs)
         for rendezvous in found:
             for program in rendezvous.arrived:
                 program.run.failed = program.run.failed or why
@@ -422,7 +482,7 @@ class Scheduler:
 def worker_thread() -> WorkerThread:
     """Returns the calling thread as one that runs programs."""
     current = greenlets().getcurrent
-    return WorkerThread(current, idle_workers(current()))
+    return WorkerThread(current, idle.of(current()))
 
 
 _running: list[Scheduler] = []
@@ -441,27 +501,6 @@ def _abandon() -> None:
     for scheduler in _running:
         scheduler.abandon()
     _running[:] = [scheduler for scheduler in _running if scheduler._interrupts.thread.is_here()]
-
-
-def _returned(rendezvous: Rendezvous, runs: Sequence[MapRun]) -> list[str]:
-    """Returns the labels of the programs that are missing in a rendezvous because they have returned, or because they
-    have called the maps in which others were to arrive and have returned. The other missing programs wait in another
-    call, or belong to maps that have not been called.
-    """
-    key_at = rendezvous.call.key_at
-    axes = rendezvous.arrived[0].run.axes
-    found = []
-    for run in runs:
-        depth = len(run.axes)
-        if run.axes == axes[:depth]:
-            inner = {member.coordinates[depth:] for member in rendezvous.arrived}
-            found += [
-                run.labels[number]
-                for number in range(len(run.tasks))
-                if number not in run.live
-                and (key_at is None or any(key_at(run.coordinates(number) + at) == rendezvous.key for at in inner))
-            ]
-    return found
 
 
 _FORKED = (

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from greenlet import greenlet
 
 _KEPT = 64
@@ -41,12 +43,7 @@ class _Idle(threading.local):
         return self._workers
 
 
-_idle = _Idle()
-
-
-def idle_workers(main: greenlet) -> list[greenlet]:
-    """Returns the idle workers of ``main``, the calling greenlet, for `worker`."""
-    return _idle.of(main)
+idle = _Idle()
 
 
 def worker(main: greenlet, idle: list[greenlet], job: Callable[[], None]) -> greenlet:
@@ -68,19 +65,30 @@ def _work() -> None:
     invalid addresses unless the main greenlet is suspended in a call at the same place of the C stack. A worker that is
     resumed from another place ends.
     """
+    # A greenlet keeps the recursion depth at which it began: in a later map, this one would have few frames left.
+    is_deep = depth_of(greenlets().getcurrent().job[0].gr_frame) > sys.getrecursionlimit() // 4
     while True:
         worker = greenlets().getcurrent()
         main, idle, job = worker.job
         del worker.job
         job()
         worker.gr_context = None  # The context refers to the program, and so to the worker and all results.
-        if len(idle) >= _KEPT or _is_traced():
+        if is_deep or len(idle) >= _KEPT or _is_traced():
             return
         idle.append(worker)
         del job, idle, worker  # A worker that refers to itself would outlive its thread.
         main.switch()
         if main._stack_saved != _saved_at_first() or _is_traced():
             return
+
+
+def depth_of(frame: FrameType | None) -> int:
+    """Returns the number of frames from this one to the outermost one of its stack."""
+    count = 0
+    while frame is not None:
+        frame = frame.f_back
+        count += 1
+    return count
 
 
 def _is_traced() -> bool:

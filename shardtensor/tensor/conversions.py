@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HostArray
-from shardtensor.core import OPS, call
+from shardtensor.core import OPS, bind, call
 from shardtensor.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -34,7 +34,7 @@ class Conversions(Handle):
     # -- host arrays and DLPack --------------------------------------------------------------------
 
     def __array__(self, dtype: npt.DTypeLike | None = None, *, copy: bool | None = None) -> HostArray:
-        array: HostArray = OPS["to_host"].dispatch(self)
+        array: HostArray = bind(OPS["to_host"], (self,), (None,))
         if dtype is None or array.dtype == np.dtype(dtype):
             # NumPy makes a new array of a scalar, which programs such as metrics of scikit-learn write to.
             return array.copy() if copy or (not array.ndim and copy is None and self._is_scalar) else array
@@ -125,7 +125,7 @@ class Conversions(Handle):
     def _on_host(self, caller: str) -> HostArray:
         """Returns the elements as a host array. Errors name ``caller``, since the call may be an `if`."""
         try:
-            return np.asarray(self)
+            return bind(OPS["to_host"], (self,), (None,))  # type: ignore[no-any-return]
         except ConcretizationError as error:
             message = error.message_for(caller) if error.message_for else f"{caller}: {str(error).partition(': ')[2]}"
             raise ConcretizationError(message) from None
@@ -139,7 +139,7 @@ class Conversions(Handle):
         return float(self._real_scalar("float"))
 
     def _real_scalar(self, caller: str) -> Any:
-        if self.dtype.kind == "c":
+        if self._aval.dtype.kind == "c":
             raise ArgumentTypeError(f"{caller}: the tensor has dtype {self.dtype}; wanted real numbers, such as x.real")
         return self._scalar(caller)
 
@@ -176,7 +176,7 @@ class Conversions(Handle):
 
     def _scalar(self, caller: str) -> Any:
         """Returns the element of a 0-d tensor. Other tensors raise an error, as in NumPy and the array API standard."""
-        if self.ndim:
+        if self._aval.ndim:
             raise ArgumentTypeError(
                 f"{caller}: the tensor has shape {self.shape}; wanted one without dimensions (x.item() converts the "
                 "only element of any shape)"

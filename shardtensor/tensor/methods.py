@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.small_floats import is_element
-from shardtensor.core import OPS, bind_into, call, hinted, named
+from shardtensor.core import OPS, bind, bind_into, call, hinted, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError, type_text
 from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
@@ -140,7 +140,7 @@ class Methods(Operators):
         return (self[i] for i in range(self.shape[0]))
 
     def __getitem__(self, index: Any) -> ShardedTensor:
-        return call("getitem", self, index)  # type: ignore[no-any-return]
+        return bind(OPS["getitem"], (self,), (index,))  # type: ignore[no-any-return]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         bind_into(self, OPS["setitem"], (self, value, index), ())

@@ -27,12 +27,16 @@ from shardtensor.tensor.value import aval
 
 def shape_of(x: Any) -> Shape:
     """Returns the shape of a tensor, an array of any library, or a scalar."""
+    if type(x) is ShardedTensor:
+        return x._aval.shape
     return tuple(x.shape) if hasattr(x, "shape") else np.shape(x)
 
 
 def dtype_of(x: Any) -> np.dtype[Any]:
     """Returns the dtype of a tensor, an array of any library, or a scalar."""
-    backend = None if isinstance(x, (ShardedTensor, np.ndarray)) else array_backend(x)
+    if type(x) is ShardedTensor:
+        return x._aval.dtype
+    backend = None if isinstance(x, np.ndarray) else array_backend(x)
     if backend is not None:
         return backend.dtype_of(x)
     dtype: np.dtype[Any] = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype

@@ -345,10 +345,12 @@ def set_joined(
 
 
 def is_new(result: Storage, operands: Sequence[Any]) -> bool:
-    """Whether the result of an operator is one host array with memory of its own, and not the array of an operand."""
+    """Whether the result of an operator is one host array with memory of its own, and not the array of an operand. The
+    memory of a view is its own if its leases are known.
+    """
     buffers = result.buffers
     array = buffers[0] if len(buffers) == 1 else None
-    if type(array) is not np.ndarray or array.base is not None:
+    if type(array) is not np.ndarray or (array.base is not None and not result.leases):
         return False
     for x in operands:
         if x is array:
@@ -390,7 +392,7 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
     results = [result] if hasattr(result, "_storage") else _tensors((result,))
     if new and len(entry) == 1 and _are_new(results, _items(entry[0])):  # The common case.
         for x in results:
-            x._storage.leases = ([],)
+            x._storage.leases = x._storage.leases or ([],)
         return
     made = [x for x in results if type(storage := x._storage) is Storage and (new or not storage.leases)]
     if not made:
@@ -426,7 +428,7 @@ def _are_new(results: Sequence[Any], operands: Sequence[Any]) -> bool:
     arrays = set()
     for x in results:
         storage = x._storage
-        if type(storage) is not Storage or storage.leases or not is_new(storage, operands):
+        if type(storage) is not Storage or not is_new(storage, operands):
             return False
         arrays.add(id(storage.buffers[0]))
     return len(arrays) == len(results)

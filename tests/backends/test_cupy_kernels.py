@@ -271,6 +271,10 @@ def test_elementwise_compositions_are_one_kernel_for_each_gpu(gpus: int, monkeyp
         assert_equal(y, np.nan_to_num(other))
         with st.transfers():  # By its operators, whose transfers are recorded.
             assert_equal(st.isclose(x, x), np.isclose(host, host))
+        names = launched(monkeypatch)
+        with st.disable_jit():  # By its operators, which are called while it runs.
+            assert_equal(st.isclose(x, x), np.isclose(host, host))
+        assert len(names) > gpus
         with pytest.raises(st.ShapeError, match="isclose"):
             st.isclose(x, y[:, :3])
 

@@ -27,7 +27,7 @@ import shardtensor as st
 from shardtensor import cli
 from shardtensor.backend.registry import load
 from shardtensor.core import OPS
-from shardtensor.interpreters.jit import launches
+from shardtensor.interpreters.jit import graphs
 from shardtensor.testing import BackendTests
 from tests import kernels
 from tests.cases import CASES, check, wanted
@@ -695,10 +695,10 @@ def test_programs_of_jit_run_as_graphs() -> None:
             x = st.tanh(y) if k % 7 == 0 else x
         return [np.asarray(y) for y in kept]
 
-    find = launches.Graphs.find
+    find = graphs.Graphs.find
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            launches.Graphs,
+            graphs.Graphs,
             "find",
             lambda self, *args: (found.append((made := find(self, *args)) is not None), made)[1],
         )

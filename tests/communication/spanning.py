@@ -728,11 +728,20 @@ def kernels_run_in_each_process() -> None:
             compiled = st.jit(f, executor=executor)
             kernels = compiled.lower(*given)._executable.kernels
             assert (len(kernels) > 1) == (own.on_host or (executor == "c" and own.kernel_language is not None))
+            segments = compiled.lower(*given)._executable.segments
+            assert bool(segments) == (executor == "c" and own.captures)
+            for _ in range(9 * bool(segments)):
+                compiled(*given)  # Nothing else is allocated between, so that addresses come again.
             for _ in range(2):
                 for found, wanted in zip(compiled(*given), f(*given), strict=True):
                     assert found.sharding == wanted.sharding
                     mine, its = distributed.process_allgather(found), distributed.process_allgather(wanted)
                     np.testing.assert_allclose(mine, its, rtol=1e-13 * (executor == "c"))
+            assert all(segment.graphs._graphs for segment in segments), "no addresses came again"
+            with mock.patch.object(own, "captures", own.captures and distributed.process_index() > 0):
+                for _ in range(20 * bool(segments)):
+                    compiled(*given)  # Those that launch graphs make the same calls as those that do not.
+                assert_gathered(compiled(*given)[3], distributed.process_allgather(f(*given)[3]))
             with np.errstate(divide="raise"):
                 assert_gathered(compiled(*given)[3], distributed.process_allgather(f(*given)[3]))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions import sets
+from shardtensor.functions.algorithms import first_device
 from tests.layouts import assert_same, everywhere, mesh_of, meshes, put, specs
 from tests.operands import values
 
@@ -145,7 +145,7 @@ def unique(data: Any, put: Any) -> None:
     x = data.draw(arrays([d for d in DTYPES if d != "float16"], 0))  # NumPy sorts long arrays of them wrongly.
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(some.booleans()):
-            patch.setattr(sets, "GATHERED", 0)
+            patch.setattr(first_device, "GATHERED", 0)
         unique_of(x, data, put)
 
 

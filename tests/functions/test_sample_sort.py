@@ -13,11 +13,11 @@ import pytest
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions import order_statistics, sets, sorting
+from shardtensor.functions import order_statistics, sorting
+from shardtensor.functions.algorithms import first_device, requests, sample_sort
 from shardtensor.functions.algorithms import order_statistics as algorithms_of_order
-from shardtensor.functions.algorithms import requests, sample_sort
 from shardtensor.functions.algorithms.distinct import SAMPLES
-from shardtensor.functions.algorithms.sample_sort import GATHERED
+from shardtensor.functions.algorithms.first_device import GATHERED
 from shardtensor.functions.algorithms.selection import CANDIDATES, rounds
 from shardtensor.functions.split_search import isin_sorted, searchsorted_split
 from shardtensor.sharding.layout import offsets
@@ -202,7 +202,7 @@ def test_searches_among_few_elements_that_two_axes_split(n: int, backend: str) -
 @pytest.mark.parametrize("n", [1, 2, 4, 7])
 def test_algorithms_on_few_elements_that_two_axes_split(n: int, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each algorithm runs on the parts, of which those that hold elements are not the first ones."""
-    for module in (sample_sort, algorithms_of_order, order_statistics, sets, sorting):
+    for module in (first_device, sample_sort, algorithms_of_order, order_statistics, sorting):
         monkeypatch.setattr(module, "GATHERED", 0)  # Otherwise the first device computes them all.
     host = np.random.default_rng(n).integers(-3, 4, n).astype("float32")
     x = st.device_put(host, st.NamedSharding(mesh_of((2, 3), backend), P(("x", "y"))))

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.functions.algorithms.sample_sort import GATHERED
+from shardtensor.functions.algorithms.first_device import GATHERED
 from tests.draws import drawn
 from tests.interpreters.test_infer import totals
 from tests.layouts import everywhere, mesh_of

@@ -13,12 +13,12 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as some
-from shardtensor.interpreters.recorded_results import Recording
 
 import shardtensor as st
 from shardtensor.core import OPS, composition, recorded
 from shardtensor.errors import AxisError
 from shardtensor.interpreters import small_results
+from shardtensor.interpreters.programs.whole_buffers import BufferProgram
 from tests.draws import drawn
 from tests.layouts import mesh_of, meshes, specs
 from tests.numpy_calls import FFT, LINALG, MAIN, Operands
@@ -165,7 +165,7 @@ def test_recorded_operators_run_again_for_other_elements() -> None:
         np.testing.assert_allclose(st.nanvar(a, axis=0), np.nanvar(x, axis=0))
         np.testing.assert_allclose(st.cov(b.T, a.T), np.cov(y.T, x.T))
         np.testing.assert_allclose(st.linalg.lstsq(b, b[:, 0])[0], np.linalg.lstsq(y, y[:, 0])[0], atol=1e-12)
-    assert any(isinstance(layout, Recording) for layout in small_results._layouts.values())
+    assert any(isinstance(layout, BufferProgram) for layout in small_results._layouts.values())
 
 
 def test_results_of_recorded_operators_share_no_memory() -> None:

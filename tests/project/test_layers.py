@@ -28,10 +28,7 @@ LAYERS = [
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
 
-LATE = {
-    "shardtensor.sharding.visualize", "shardtensor.sharding.html", "shardtensor.demo",
-    "shardtensor.interpreters.jit.compositions",
-}  # fmt: skip
+LATE = {"shardtensor.sharding.visualize", "shardtensor.sharding.html", "shardtensor.demo"}
 """Modules that are loaded on use, by functions of modules below them."""
 
 FOR_TYPES = {f"shardtensor.tensor.{m}": {"shardtensor.tensor.tensor"} for m in ("methods", "numpy_protocols")}

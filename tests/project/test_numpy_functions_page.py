@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.functions.algorithms import panels, sample_sort
+from shardtensor.functions.algorithms import first_device, panels
 from tests.numpy_calls import METHODS, MODULES, NO_ARRAYS, functions_of
 from tests.numpy_table import ARRAYS, PAGE, SIZES, TITLES, leaves, measured, operands_of, page, section
 
@@ -50,7 +50,7 @@ def _version_of(text: str) -> bool:
 
 
 def test_the_operands_are_large_enough_to_be_divided() -> None:
-    assert 8 * SIZES["rows"] > sample_sort.GATHERED == 64 << 10  # the introduction names both sizes
+    assert 8 * SIZES["rows"] > first_device.GATHERED == 64 << 10  # the introduction names both sizes
     assert SIZES["side"] > panels.GATHERED == 1024
 
 

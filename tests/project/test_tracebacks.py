@@ -231,10 +231,10 @@ shell.run_cell("1 / 0")
     short, whole, other = text.split("=====")
     assert "index 7 is out of bounds" in short
     assert "hidden" in short
-    assert "eager.py" not in short
+    assert "calls.py" not in short
     assert len(short.splitlines()) <= 12
     assert int(whole.split()[0]) > 5
-    assert "eager.py" in whole
+    assert "calls.py" in whole
     assert "ZeroDivisionError" in other
 
 

@@ -43,13 +43,12 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.communication.transfer_plan": {"_FILLED": 0, "_BOXES": 0},
     "shardtensor.functions.algorithms.chirp_fft": {"PIECE": 4, "_MOST": 2},
     "shardtensor.functions.algorithms.distinct": {"SAMPLES": 1, "PIECE": 2, "PIECE_ON_DEVICE": 2},
-    "shardtensor.functions.algorithms.distributed": {"_FEW_BYTES": 0, "_FEW_ON_DEVICES": 0},
     "shardtensor.functions.algorithms.elimination": {"_BASE": 1},
+    "shardtensor.functions.algorithms.first_device": {"GATHERED": 0},
     "shardtensor.functions.algorithms.panels": {"GATHERED": 1, "PANEL": 2, "SCRATCH": 16},
     "shardtensor.functions.algorithms.requests": {"ROUND": 4},
     "shardtensor.functions.algorithms.roots_of_unity": {"THREADED": 1, "_PARTS": 2},
-    "shardtensor.functions.algorithms.sample_sort": {"GATHERED": 0},
-    "shardtensor.functions.algorithms.scan": {"_ROW": 2, "_LINES": 1, "_BLOCK": 4},
+    "shardtensor.functions.algorithms.scan": {"_FEW_BYTES": 0, "_FEW_ON_DEVICES": 0, "_ROW": 2, "_LINES": 1, "_BLOCK": 4},
     "shardtensor.functions.algorithms.selection": {"CANDIDATES": 8},
     "shardtensor.functions.algorithms.top_k": {"_SELECTED_FROM": 1},
     "shardtensor.functions.algorithms.transpose_fft": {"_GATHERED": 1},
@@ -91,7 +90,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.interpreters.jit.deferred_sums": {"_MOST": 2},
     "shardtensor.interpreters.jit.executable": {"_LARGE": 1},
     "shardtensor.interpreters.jit.groups": {"LEAST": 1, "_MOST": 2},
-    "shardtensor.interpreters.jit.launches": {"GRAPHS": 1, "SEEN": 2, "COST": 1},
+    "shardtensor.interpreters.jit.graphs": {"GRAPHS": 1, "SEEN": 2, "COST": 1},
     "shardtensor.interpreters.jit.operands": {"_WORK": 0},
     "shardtensor.interpreters.jit.segments": {"MOST_BYTES": 16},
     "shardtensor.interpreters.jit.temporal_blocking": {"LEAST_BYTES": 0, "ROWS": 0},
@@ -108,7 +107,7 @@ OTHERS = {
         demo.DEFAULT_DEVICES demo.DEFAULT_STEPS demo.HELD_OUT demo.SEED launcher.TIMED_OUT
         communication.mpi_engine._FINALIZES communication.mpi_engine._LONGEST communication.mpi_engine._SPINS
         communication.mpi_engine._YIELDS host.threads.MOST_THREADS interpreters.jit.compiler._TIMEOUT
-        spmd.helper_delays._LONG spmd.helper_delays._SHORT spmd.program._ROOM""",
+        spmd.helper_delays._LONG spmd.helper_delays._SHORT spmd.scheduler._ROOM""",
     "seconds, and seconds of one step": """
         communication.gloo_engine._CHECKS communication.gloo_engine._CONNECTED communication.gloo_engine._POLL
         communication.gloo_engine._SIGNS communication.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
@@ -127,7 +126,7 @@ OTHERS = {
     "sizes of caches": """
         communication.agreement._KEPT host.threads._KEPT interpreters.device._AVALS interpreters.infer._KEPT
         interpreters.jit.api._KEPT interpreters.jit.c_executor._LAYOUTS interpreters.jit.c_executor._MOST
-        interpreters.jit.compositions._MOST interpreters.jit.cuda_executor._LAYOUTS
+        interpreters.jit.cuda_executor._LAYOUTS
         interpreters.jit.kernel_files.MOST_BYTES interpreters.mutation.views._MOST_KNOWN
         interpreters.small_results._MOST_LAYOUTS sharding.mesh._KEPT spmd.captured._MOST
         spmd.helper_delays._REMEMBERED spmd.workers._KEPT tensor.value._FEW cupy.elementwise._LAYOUTS
@@ -143,7 +142,7 @@ OTHERS = {
         interpreters.jit.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS cupy.logical_device._LEGACY
         cupy.products._NO_REDUCED_SUMS cupy.reductions._OF_THREAD""",
     "alignments": """
-        communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.launches._ALIGNMENT""",
+        communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
         functions.distributions._FEW functions.distributions._LEAST_LIKELY functions.distributions._MOST
         functions.distributions._LOW functions.random_elements._ATTEMPTS

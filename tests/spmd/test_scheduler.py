@@ -36,6 +36,7 @@ from shardtensor.communication import array_communicator
 from shardtensor.host import blas_threads, signals, threads
 from shardtensor.spmd import helper_delays, launch, scheduler
 from shardtensor.spmd import program as programs
+from shardtensor.spmd.collective_call import CollectiveCall
 from shardtensor.tensor import ownership
 from tests.conftest import Late
 from tests.draws import all_of_them, drawn
@@ -105,11 +106,9 @@ def meets(
     program: programs.Program, offer: Any, work: Any = None, *, said: str = "sum", key: Any = "all", size: int = 0
 ) -> Any:
     """Calls a rendezvous of the map; all programs receive the sum of their contributions."""
-    group = program.run
-    return program.meet(
-        (id(group), key), programs.CollectiveCall(said), size or len(group.tasks), program.number, offer,
-        work or (lambda offers: [sum(offers)] * len(offers)),
-    )  # fmt: skip
+    group, work = program.run, work or (lambda offers: [sum(offers)] * len(offers))
+    call = CollectiveCall(said, (id(group), key), size or len(group.tasks), work)
+    return program.meet(call, program.number, offer)
 
 
 def labels(count: int) -> list[str]:
@@ -353,7 +352,7 @@ def test_cyclic_waits_are_a_deadlock(helper_delay: float, helped: None) -> None:
         time.sleep(0.001)
         k = program.number
         meets_with = [(0, 1), (1, 2), (2, 0)][k]
-        return program.meet(meets_with, programs.CollectiveCall(f"pair {meets_with}"), 2, 0, k, lambda offers: offers)
+        return program.meet(CollectiveCall(f"pair {meets_with}", meets_with, 2, lambda offers: offers), 0, k)
 
     _, error = outcome_of([task] * 3, helper_delay=helper_delay)
     assert type(error) is st.CollectiveError
@@ -420,9 +419,7 @@ def test_maps_in_programs() -> None:
         assert program.run.axes == ("i", "j")
         assert program.run.extents == (3, 2)
         mine = 2 * program.coordinates[0] + program.coordinates[1]
-        total = program.meet(
-            "everybody", programs.CollectiveCall("sum"), 6, mine, mine, lambda offers: [sum(offers)] * 6
-        )
+        total = program.meet(CollectiveCall("sum", "everybody", 6, lambda offers: [sum(offers)] * 6), mine, mine)
         return program.coordinates, total, meets(program, mine)
 
     def outer(program: programs.Program) -> Any:
@@ -462,14 +459,8 @@ def test_maps_inside_end_when_one_around_them_fails(helper_delay: float, helped:
 
     def inner(program: programs.Program) -> Any:
         try:
-            program.meet(
-                "everybody",
-                programs.CollectiveCall("sum"),
-                6,
-                3 * program.coordinates[0] + program.number,
-                1,
-                lambda offers: offers,
-            )
+            call = CollectiveCall("sum", "everybody", 6, lambda offers: offers)
+            program.meet(call, 3 * program.coordinates[0] + program.number, 1)
         finally:
             ends.append(program.coordinates)
 
@@ -681,7 +672,7 @@ def test_signals_at_every_line(nested: bool, helpers: int, late: None, monkeypat
         wrong += [(what, place) for what, is_so in found.items() if is_so]
         assert call() == wanted, place
     if not nested and not helpers:  # with helpers, the caller may come to fewer
-        assert places >= {"Program._pause", "Scheduler._next", "Scheduler.start", "Interrupts._leave", "_Task.__call__"}
+        assert places >= {"Program._pause", "Scheduler._next", "Scheduler.start", "Interrupts._leave", "_Map.call"}
     ownership.READS.clear()  # The tracer also raises at the line of a `finally`, where no handler of a signal runs.
     assert not wrong, "\n".join(map(str, wrong))
 
@@ -1728,6 +1719,53 @@ def test_maps_below_the_recursion_limit_are_none(shallow: int) -> None:
     with pytest.raises(RecursionError):
         in_time(lambda: between(4, 80))
     total_works()
+
+
+def test_maps_deep_in_a_recursion_leave_later_ones_all_frames() -> None:
+    """The greenlets of programs, which stay for the next map, keep the recursion depth at which they began."""
+
+    def deep(depth: int) -> Any:
+        return deep(depth - 1) if depth else st.pmap(lambda x: x + 1, [1, 2])
+
+    def down(depth: int) -> int:
+        return down(depth - 1) if depth else 0
+
+    free = sys.getrecursionlimit() - len(traceback.extract_stack())
+    assert deep(free - 100) == [2, 3]
+    assert st.pmap(lambda x: down(free // 2), [1, 2]) == [0, 0]
+
+
+class Unresumable:
+    """An execution context that cannot be resumed the first time."""
+
+    fails = True
+
+    def suspend(self, thread: Any) -> None:
+        pass
+
+    def resume(self, thread: Any) -> None:
+        if self.fails:
+            self.fails = False
+            raise LookupError("mine")
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_program_that_cannot_be_resumed_ends_its_collective(number: int) -> None:
+    """Number 2 is the last to arrive, and computes the results of the others."""
+
+    def task(program: programs.Program) -> Any:
+        if program.number == number:
+            program.execution_context = Unresumable()
+            with pytest.raises(LookupError, match="mine"):
+                meets(program, 1)
+        elif number == 2:
+            with pytest.raises(st.CollectiveError, match="LookupError"):
+                meets(program, 1)
+        else:
+            assert meets(program, 1) == 3
+        return meets(program, program.number, key="next")
+
+    assert outcome_of([task] * 3, helper_delay=9.0) == [3, 3, 3]
 
 
 @pytest.mark.parametrize("kind", ["psum", "pmap", "after"])

@@ -13,7 +13,9 @@ and returns the `Shards` of the result::
   the position of each device along these axes.
 
 The function has no branches for shared or separate memories, for simulated devices or for inference: the shards and the
-communicator know where arrays are, what is recorded, and whether there are elements.
+communicator know where arrays are, what is recorded, and whether there are elements. Where one device can compute the
+result with the same bits, ``distributed(operator, whole=...)`` states how: it then does so wherever devices share a
+memory, and for operands of few bytes (see `first_device`, which decides this for all operators).
 
 An operator with several results that each device computes from its own part, such as a decomposition of matrices, needs
 no communicator: see `several_results`.

@@ -32,6 +32,7 @@ import numpy as np
 
 from shardtensor.core import operator
 from shardtensor.errors import LinearAlgebraError
+from shardtensor.functions.algorithms.distributed import with_host_function
 from shardtensor.functions.algorithms.elimination import (
     adjoint,
     diagonal_mask,
@@ -45,7 +46,6 @@ from shardtensor.functions.algorithms.panels import (
     Along,
     Panel,
     begins,
-    blocks,
     by_columns,
     chunks,
     is_large,
@@ -152,7 +152,7 @@ def _common(x1: Aval, x2: Aval) -> np.dtype[Any]:
 # -- Cholesky factorizations -----------------------------------------------------------------------
 
 
-@blocks(blocked_cholesky, whole=np.linalg.cholesky, result=_square, layout=by_columns)
+@with_host_function(blocked_cholesky, np.linalg.cholesky, _square, by_columns)
 def _cholesky(x: Shards, along: Along) -> Shards:
     value = x.value
     comm, n, dtype = along(value.ndim - 1), value.shape[-1], factor_dtype(value.dtype)
@@ -205,7 +205,7 @@ class _Factors(NamedTuple):
     exchanges: Sequence[Shards]
 
 
-@blocks(blocked_slogdet, whole=np.linalg.slogdet, result=_determinants, layout=by_columns)
+@with_host_function(blocked_slogdet, np.linalg.slogdet, _determinants, by_columns)
 def _slogdet(x: Shards, along: Along) -> tuple[Shards, Shards]:
     with np.errstate(all="ignore"):
         dtype = factor_dtype(x.value.dtype)
@@ -217,18 +217,13 @@ def _slogdet(x: Shards, along: Along) -> tuple[Shards, Shards]:
         return made.make(sign, _set_item(0), made.arrays), made.make(logarithm, _set_item(1), made.arrays)
 
 
-@blocks(
-    blocked_solve,
-    whole=np.linalg.solve,
-    result=_solutions,
-    layout=_with_right_sides,
-)
+@with_host_function(blocked_solve, np.linalg.solve, _solutions, _with_right_sides)
 def _solve(x1: Shards, x2: Shards, along: Along) -> Shards:
     dtype, value = _common(x1.value, x2.value), _solutions(x1.value, x2.value)
     return _solved(x1.copied(dtype), x2.copied(dtype), along(x1.value.ndim - 1), dtype).assembled(value)
 
 
-@blocks(blocked_inv, whole=np.linalg.inv, result=_square, layout=by_columns)
+@with_host_function(blocked_inv, np.linalg.inv, _square, by_columns)
 def _inv(x: Shards, along: Along) -> Shards:
     dtype = factor_dtype(x.value.dtype)
     work = x.copied(dtype)

@@ -36,12 +36,12 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import operator
+from shardtensor.functions.algorithms.distributed import with_host_function
 from shardtensor.functions.algorithms.elimination import adjoint, diagonal_mask
 from shardtensor.functions.algorithms.panels import (
     Along,
     Panel,
     begins,
-    blocks,
     by_columns,
     chunks,
     owns,
@@ -77,7 +77,7 @@ def _of_whole(x: Any, *, complete: bool) -> Sequence[Any]:
     return tuple(np.linalg.qr(x, mode="complete" if complete else "reduced"))
 
 
-@blocks(blocked_qr, whole=_of_whole, result=_factors, layout=by_columns)
+@with_host_function(blocked_qr, _of_whole, _factors, by_columns)
 def _qr(x: Shards, along: Along, *, complete: bool) -> tuple[Shards, Shards]:
     value = x.value
     comm, (rows, columns), dtype = along(value.ndim - 1), value.shape[-2:], factor_dtype(value.dtype)

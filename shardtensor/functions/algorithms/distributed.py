@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -12,41 +12,48 @@ from shardtensor.backend.registry import processes_of
 from shardtensor.communication.abstract_communicator import AbstractCommunicator
 from shardtensor.communication.communicators import communicator
 from shardtensor.communication.processes import described, note
-from shardtensor.communication.transfer import announce_reading, operand_transfer, whole_array
+from shardtensor.communication.transfer import announce_reading, operand_transfer
 from shardtensor.core import OPS, Op, implements
 from shardtensor.errors import ArgumentTypeError, type_text
-from shardtensor.functions.algorithms.one_memory import may_run_on_first
+from shardtensor.functions.algorithms.first_device import FirstDevice, alone, each_of, is_few
 from shardtensor.functions.algorithms.shards import AbstractShards, MeshCommunicator, Shards, shards_of
 from shardtensor.functions.placement import infer_transfer, transfer_to
 from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.operands import HostAval, host_aval
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor, without_elements
-from shardtensor.tensor.value import Aval, aval, whole_of
-
-_FEW_BYTES = 1 << 14
-"""The size of operands up to which the calls for single shards take longer than the elements."""
-
-_FEW_ON_DEVICES = 1 << 20
-"""The same for devices other than the host, where each call is a launch."""
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, without_elements
+from shardtensor.tensor.value import Aval, aval
 
 
-_Small: TypeAlias = tuple[Aval, Callable[[Any, Any], Any]]
-"""The aval of a result, and the function of a namespace and of the array of all elements that computes it."""
+class Whole(NamedTuple):
+    """What one device computes of all elements, with the bits of the algorithm.
+
+    Attributes:
+        results: the aval of the result, or a tuple of those of several results.
+        compute: ``compute(xp, *arrays)`` returns the result, or a tuple of several results, as new arrays.
+        axes: the dimensions of the first operand along which the devices exchange elements. Where it is split along one
+            of them, and the operands have few bytes, the first device computes the result and sends the others their
+            parts, if all are in one process.
+    """
+
+    results: Any
+    compute: Callable[..., Any]
+    axes: Sequence[int] = ()
+
+
+Messages: TypeAlias = Literal["combine", "move", "by elements"]
+"""What the messages of an algorithm do: they combine partial results, as the call asks for; they move elements, so that
+the transfer guard applies to them; or they move elements, and follow from them.
+"""
 
 
 def distributed(
     function: Callable[..., Any],
     *,
-    moves: bool = False,
-    whole: Callable[..., Any] | None = None,
-    result: Callable[..., Any] | None = None,
+    whole: Callable[..., Whole | None] = lambda *avals, **params: None,
     layout: Callable[..., Sequence[NamedSharding]] | None = None,
-    data_dependent: bool = False,
-    small: Callable[..., _Small | None] | None = None,
-    few: Callable[..., bool] = lambda *avals, **params: False,
+    messages: Messages = "combine",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Attaches the decorated function to a declared operator as its algorithm and its inference; see the package.
 
@@ -55,42 +62,53 @@ def distributed(
 
     Args:
         function: the function that the declaration returned.
-        moves: whether the algorithm moves elements of the operand, so that the transfer guard applies to its messages,
-            and not only combines partial results.
-        whole: ``whole(*arrays, **params)`` computes the result from all elements, as a new host array. It runs instead
-            of the algorithm where devices share a memory.
-        result: ``result(*avals, **params)`` returns the aval of the result, if ``whole`` is given. Operators with
-            several results have a tuple of avals, and of arrays or `Shards`.
+        whole: ``whole(*avals, **params)`` returns the `Whole` that runs instead of the algorithm where the devices
+            share a memory; None where the algorithm runs.
         layout: ``layout(*avals, **params)`` returns the sharding that the algorithm needs of each operand.
-        small: ``small(aval, **params)`` returns the aval of the result and the function of a namespace and an array
-            that computes it, with the algorithm's bits, from the whole buffer of a small operand on devices that share
-            a memory, as a new array; or None. The messages of the algorithm follow from the shapes. With ``few``, the
-            first device computes it in place of the algorithm.
-        few: ``few(*avals, **params)`` returns whether the operands are so few bytes that the messages of the algorithm
-            take longer than the elements: then they are sent to the first device, which runs the algorithm and sends
-            the parts of the result to the others, if all are in one process. ``result`` or ``small`` is given.
-        data_dependent: whether the messages follow from elements: where transfers are recorded, the algorithm runs, and
-            neither ``whole`` nor ``small``. The inference takes elements in random order.
+        messages: see `Messages`. Where they follow from elements, the algorithm runs where transfers are recorded, and
+            the inference takes elements in random order.
     """
 
     def attach(body: Callable[..., Any]) -> Callable[..., Any]:
-        algorithm = _Algorithm(
-            OPS[function.__name__],
-            body,
-            moves=moves,
-            whole=whole,
-            result=result,
-            layout=layout,
-            small=small,
-            few=few,
-        )
+        algorithm = _Algorithm(OPS[function.__name__], body, whole, layout, messages != "combine")
         implements(function, "algorithm")(algorithm.run)
         implements(function, "infer")(algorithm.infer)
-        if data_dependent:
+        if messages == "by elements":
             implements(function, "announcing")(algorithm.announcing)
         return body
 
     return attach
+
+
+def with_host_function(
+    function: Callable[..., Any],
+    host: Callable[..., Any],
+    result: Callable[..., Any],
+    layout: Callable[..., Sequence[NamedSharding]] | None = None,
+    messages: Messages = "move",
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Attaches an algorithm, as `distributed` does, for which ``host(*arrays, **params)`` computes the result of whole
+    host arrays. On other devices that share a memory, the first one runs the algorithm. ``result(*avals, **params)``
+    returns the aval of the result, or a tuple of avals.
+    """
+
+    def attach(body: Callable[..., Any]) -> Callable[..., Any]:
+        def whole(*avals: Aval, **params: Any) -> Whole:
+            compute = (
+                host if avals[0].backend.on_host else functools.partial(_on_one_device, function.__name__, body, avals)
+            )
+            return Whole(result(*avals, **params), lambda xp, *arrays: compute(*arrays, **params))
+
+        return distributed(function, whole=whole, layout=layout, messages=messages)(body)
+
+    return attach
+
+
+def _on_one_device(caller: str, body: Callable[..., Any], values: Sequence[Aval], *arrays: Any, **params: Any) -> Any:
+    """Runs an algorithm on the first device, which has the arrays of the operands with the given avals."""
+    shards = [shards_of(alone(value, caller), (array,)) for value, array in zip(values, arrays, strict=True)]
+    along = functools.partial(MeshCommunicator, caller, shards[0].value, kind=communicator)
+    return each_of(lambda part: part.tensor()._storage.buffers[0], body(*shards, along, **params))
 
 
 def check_hashable(params: dict[str, Any]) -> None:
@@ -114,206 +132,115 @@ class _Algorithm:
         self,
         op: Op,
         body: Callable[..., Any],
-        *,
-        moves: bool,
-        whole: Callable[..., Any] | None,
-        result: Callable[..., Any] | None,
+        whole: Callable[..., Whole | None],
         layout: Callable[..., Sequence[NamedSharding]] | None,
-        small: Callable[..., _Small | None] | None,
-        few: Callable[..., bool],
+        moves: bool,
     ) -> None:
-        self.op, self.name, self.body = op, op.name, body
-        self.moves, self.whole, self.result, self.layout = moves, whole, result, layout
-        self.small, self.few = small, few
+        self.op, self.name, self.body, self.whole, self.layout, self.moves = op, op.name, body, whole, layout, moves
         self.count = len(op.operands)
-        cached = functools.lru_cache(1024, typed=True)  # Parameters that are equal, such as 1 and True, differ in type.
-        self._shardings = cached(self._shardings_of)
-        self._avals = cached(self._avals_of)
-        self._runs_on_one = cached(self._may_run_on_one)
-        self._in_one_buffer = cached(self._small_in_one_buffer)
-        self._on_first = cached(self._small_on_first)
+        # Parameters that are equal, such as 1 and True, differ in type.
+        self._shardings = functools.lru_cache(1024, typed=True)(self._shardings_of)
+        self._on_first = functools.lru_cache(1024, typed=True)(self._calls_on_first)
 
     # -- what follows from avals and parameters, which these methods take one after the other ------
 
-    def _named(self, params: Sequence[Any]) -> dict[str, Any]:
-        return dict(zip(self.op.params, params, strict=True))
+    def _split(self, avals_and_params: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        names, count = self.op.params, self.count
+        return avals_and_params[:count], dict(zip(names, avals_and_params[count:], strict=True))
 
     def _shardings_of(self, *avals_and_params: Any) -> Sequence[NamedSharding]:
         """Returns the sharding that the algorithm needs of each operand."""
-        avals, params = avals_and_params[: self.count], avals_and_params[self.count :]
-        return [avals[0].sharding] * self.count if self.layout is None else self.layout(*avals, **self._named(params))
+        avals, params = self._split(avals_and_params)
+        return [avals[0].sharding] * self.count if self.layout is None else self.layout(*avals, **params)
 
-    def _avals_of(self, *avals_and_params: Any) -> Any:
-        """Returns the aval of the result, or those of several results."""
-        assert self.result is not None
-        avals, params = avals_and_params[: self.count], avals_and_params[self.count :]
-        return self.result(*avals, **self._named(params))
-
-    def _may_run_on_one(self, *avals_and_params: Any) -> bool:
-        """Returns whether the first device computes for the others."""
-        avals, params = avals_and_params[: self.count], avals_and_params[self.count :]
-        return may_run_on_first(avals[0]) and self.few(*avals, **self._named(params))
-
-    def _small_in_one_buffer(self, value: Aval, *params: Any) -> _Small | None:
-        """Returns what computes the result of a small operand in one buffer from all elements, if anything does."""
-        most = _FEW_BYTES if value.backend.on_host else _FEW_ON_DEVICES
-        if self.small is None or value.memory is None or value.offloaded or value.nbytes > most:
-            return None
-        return self.small(value, **self._named(params))
-
-    def _small_on_first(self, value: Aval, *params: Any) -> _Small | None:
-        """Returns what computes the result on the first device from all elements, if anything does."""
-        if self.small is None or not self._runs_on_one(value, *params):
-            return None
-        return self.small(value, **self._named(params))
+    def _calls_on_first(self, *avals_and_params: Any) -> tuple[FirstDevice | None, FirstDevice | None]:
+        """Returns the call that the first device computes, and the one that also sends messages; None for those that
+        the algorithm computes.
+        """
+        kinds, params = self._split(avals_and_params)
+        shares, few, shardings = kinds[0].memory is not None, is_few(*kinds), self._shardings(*avals_and_params)
+        if not shares and not few:
+            return None, None
+        made = self.whole(*map(_laid_out, kinds, shardings), **params)
+        if made is None:
+            return None, None
+        first = functools.partial(FirstDevice, self.name, kinds, made.results, made.compute)
+        sends = first() if few and any(kinds[0].grid.counts[d] > 1 for d in made.axes) else None
+        return (first(shardings) if shares else sends), sends
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def run(self, x: Any, *others_and_params: Any) -> Any:
+    def run(self, *args: Any) -> Any:
         """The algorithm of the operator."""
-        others, params = others_and_params[: self.count - 1], others_and_params[self.count - 1 :]
-        x = self._placed(x)
-        operands, value = (x, *others), x._aval
-        try:
-            small = self._in_one_buffer(value, *params)
-        except TypeError:  # What was found for these parameters is kept by their values.
-            check_hashable(self._named(params))
-            raise
-        if small:
-            return self._run_small(operands, params, *small)
-        if self.whole is not None and value.memory is not None:
-            if value.backend.on_host:
-                return self._run_whole(operands, params)
-            if value.sharding.mesh.size > 1 and not value.offloaded:
-                return self._run_in_one_memory(operands, params)
-        return self._run(operands, params)
+        operands, params, (here, _) = self._call(args, transfer_to)
+        return self._run(operands, params) if here is None else here.run(operands)
 
-    def _placed(self, x: Any) -> ShardedTensor:
-        if isinstance(x, ShardedTensor):
-            return x
-        return transfer_to(x, as_sharding(default_mesh(), np.ndim(x), self.name), self.name, committed=False)
-
-    def announcing(self, x: Any, *others_and_params: Any) -> Any:
+    def announcing(self, *args: Any) -> Any:
         """The algorithm on every device, whose messages follow from elements."""
-        return self._run((self._placed(x), *others_and_params[: self.count - 1]), others_and_params[self.count - 1 :])
+        operands, params, (_, few) = self._call(args, transfer_to)
+        return self._run(operands, params) if few is None else few.run(operands)
+
+    def infer(self, *args: Any) -> Any:
+        """The inference of the operator."""
+        operands, params, (_, few) = self._call(args, _inferred_transfer)
+        if few is not None:
+            return few.infer(operands)
+        return each_of(lambda made: made.value, self._distribute(operands, params))
+
+    def _call(self, args: Sequence[Any], place: Callable[..., ShardedTensor]) -> Any:
+        """Returns the operands, of which the first one is a tensor, the parameters, and what runs on the first device.
+
+        Raises:
+            ArgumentTypeError: a parameter is not hashable.
+        """
+        if not isinstance(args[0], ShardedTensor):
+            target = as_sharding(default_mesh(), np.ndim(args[0]), self.name)
+            args = (place(args[0], target, self.name, committed=False), *args[1:])
+        operands, params = args[: self.count], args[self.count :]
+        try:
+            return operands, params, self._on_first(operands[0]._aval, *map(_kind_of, operands[1:]), *params)
+        except TypeError:  # What was found for these parameters is kept by their values.
+            check_hashable(dict(zip(self.op.params, params, strict=True)))
+            raise
 
     def _run(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
         with FloatingPointErrors(self.op.ufunc):  # Devices and blocks report together, as one call of NumPy does.
-            return _each_of(lambda made: made.tensor(), self._distribute(operands, params))
-
-    def infer(self, x: Any, *others_and_params: Any) -> Any:
-        """The inference of the operator."""
-        others, params = others_and_params[: self.count - 1], others_and_params[self.count - 1 :]
-        if not isinstance(x, ShardedTensor):
-            target = as_sharding(default_mesh(), np.ndim(x), self.name)
-            x = without_elements(infer_transfer(x, target, self.name, committed=False))
-        return _each_of(lambda made: made.value, self._distribute((x, *others), params))
-
-    # -- in place of the algorithm, where devices share a memory -----------------------------------
-
-    def _run_small(
-        self, operands: Sequence[Any], params: Sequence[Any], made: Aval, compute: Callable[[Any, Any], Any]
-    ) -> ShardedTensor:
-        """Returns the result that one function computes of the buffer of the first operand."""
-        value = operands[0]._aval
-        with FloatingPointErrors(self.op.ufunc), value.backend.on(value.sharding.mesh.flat[0]):
-            array = whole_of(compute(value.backend.xp, whole_array(operands[0], self.name)), made)
-        return tensor(made, Storage((array,), ([],)))
-
-    def _run_whole(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
-        """Returns the result that a function of whole host arrays computes."""
-        assert self.whole is not None
-        shardings = self._shardings(*map(_kind_of, operands), *params)
-        moves = [operand_transfer(_kind_of(y), target) for y, target in zip(operands, shardings, strict=True)]
-        avals = self._avals(*map(_laid_out, operands, shardings), *params)
-        arrays = [move.buffers(y, self.name)[0] for move, y in zip(moves, operands, strict=True)]
-        made = self.whole(*arrays, **self._named(params))
-        return _each_of(lambda v, a: tensor(v, Storage((whole_of(a, v),))), avals, made)
-
-    def _run_in_one_memory(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
-        """Returns the result of the algorithm on the first of devices that share a memory."""
-        shardings = self._shardings(*map(_kind_of, operands), *params)
-        avals = self._avals(*map(_laid_out, operands, shardings), *params)
-        shards = []
-        for y, target in zip(operands, shardings, strict=True):
-            move = operand_transfer(_kind_of(y), target)
-            value = _laid_out(y, as_sharding(target.mesh.flat[0], y.ndim, self.name))
-            shards.append(shards_of(value, move.buffers(y, self.name)))
-        made = self._call_body(shards, communicator, params)
-        return _each_of(lambda v, s: tensor(v, Storage(s.tensor()._storage.buffers)), avals, made)
-
-    # -- the algorithm -----------------------------------------------------------------------------
+            return each_of(lambda made: made.tensor(), self._distribute(operands, params))
 
     def _distribute(self, operands: Sequence[Any], params: Sequence[Any]) -> Any:
         """Returns the `Shards` of the result, or those of several results."""
-        x = operands[0]
-        try:
-            small = self._on_first(x._aval, *params)
-        except TypeError:
-            check_hashable(self._named(params))
-            raise
-        if small:
-            return self._divided(x, *small)
-        kinds = [_kind_of(y) for y in operands]
-        needed = shardings = self._shardings(*kinds, *params)
-        value = _laid_out(x, shardings[0])
-        on_one = self.result is not None and self._runs_on_one(*kinds, *params)
-        if on_one:
-            shardings = [as_sharding(value.sharding.mesh.flat[0], y.ndim, self.name) for y in operands]
-        kind: Callable[..., Any] = communicator
-        make: Callable[..., Shards] = _operand
-        if any(map(lacks_elements, operands)):
-            kind, make = AbstractCommunicator, _abstract_operand
-        elif len(processes_of(value.sharding.mesh.flat)) > 1:
+        shardings = self._shardings(*map(_kind_of, operands), *params)
+        lacking = any(map(lacks_elements, operands))
+        if not lacking and len(processes_of(shardings[0].mesh.flat)) > 1:
             note(f"{self.name}({', '.join(map(described, (*operands, *params)))})")
-        shards = [make(y, target, self.name) for y, target in zip(operands, shardings, strict=True)]
-        made = self._call_body(shards, kind, params)
-        if not on_one:
-            return made
-        avals = self._avals(*map(_laid_out, operands, needed), *params)
-        return _each_of(lambda value, part: part.divided(value, self.name), avals, made)
-
-    def _call_body(self, shards: Sequence[Shards], kind: Callable[..., Any], params: Sequence[Any]) -> Any:
-        """Calls the function with communicators of a kind."""
+        shards = [_shards(y, target, self.name, lacking) for y, target in zip(operands, shardings, strict=True)]
+        kind: Callable[..., Any] = AbstractCommunicator if lacking else communicator
         along = functools.partial(MeshCommunicator, self.name, shards[0].value, kind=kind, explicit=not self.moves)
-        return self.body(*shards, along, **self._named(params))
+        return self.body(*shards, along, **dict(zip(self.op.params, params, strict=True)))
 
-    def _divided(self, x: ShardedTensor, made: Aval, compute: Callable[[Any, Any], Any]) -> Shards:
-        """Returns the shards of a result of x's shape that the first device computes of all elements."""
-        first = as_sharding(made.sharding.mesh.flat[0], x.ndim, self.name)
-        shards = (_abstract_operand if lacks_elements(x) else _operand)(x, first, self.name)
-        alone = aval(made.shape, made.dtype, first, made.committed)
-        found = shards.map(compute, shape=lambda shape: shape, dtype=made.dtype).assembled(alone)
-        return found.divided(made, self.name)
+
+def _inferred_transfer(x: Any, sharding: NamedSharding, caller: str, committed: bool) -> ShardedTensor:
+    return without_elements(infer_transfer(x, sharding, caller, committed=committed))
 
 
 def _kind_of(y: Any) -> Aval | HostAval:
     return y._aval if isinstance(y, ShardedTensor) else host_aval(y.shape, y.dtype)
 
 
-def _laid_out(y: Any, sharding: NamedSharding) -> Aval:
+def _laid_out(kind: Aval | HostAval, sharding: NamedSharding) -> Aval:
     """Returns the aval of an operand in the sharding that the algorithm needs."""
-    return aval(y.shape, y.dtype, sharding, isinstance(y, ShardedTensor) and y._aval.committed)
+    return aval(kind.shape, kind.dtype, sharding, isinstance(kind, Aval) and kind.committed)
 
 
-def _operand(y: Any, sharding: NamedSharding, caller: str) -> Shards:
-    """Returns the shards of an operand in the sharding that the algorithm needs."""
-    move, value = operand_transfer(_kind_of(y), sharding), _laid_out(y, sharding)
-    return shards_of(value, move.shards(y, caller))
-
-
-def _abstract_operand(y: Any, sharding: NamedSharding, caller: str) -> Shards:
-    """Returns those of an operand without elements, and records the transfer if a log is active."""
-    move, value = operand_transfer(_kind_of(y), sharding), _laid_out(y, sharding)
+def _shards(y: Any, sharding: NamedSharding, caller: str, lacking: bool) -> Shards:
+    """Returns the shards of an operand in the sharding that the algorithm needs; if elements are ``lacking``, their
+    shapes and dtypes, and records the transfer if a log is active.
+    """
+    kind = _kind_of(y)
+    value, move = _laid_out(kind, sharding), operand_transfer(kind, sharding)
+    if not lacking:
+        return shards_of(value, move.shards(y, caller))
     announce_reading(y)
     move.infer(caller)
     grid = value.grid
     return AbstractShards(value, [host_aval(grid.shape(k), value.dtype) for k in range(len(grid.devices))])
-
-
-def _each_of(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """Applies a function to the items of tuples, and returns one of the first's type; else, to the arguments."""
-    if not isinstance(first, tuple):
-        return function(first, *others)
-    made = [function(*items) for items in zip(first, *others, strict=True)]
-    return type(first)(*made) if hasattr(first, "_fields") else tuple(made)

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.functions.algorithms.sample_sort import GATHERED, Order
+from shardtensor.functions.algorithms.first_device import GATHERED
+from shardtensor.functions.algorithms.sample_sort import Order
 from shardtensor.functions.algorithms.selection import cuts
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.host import sorting

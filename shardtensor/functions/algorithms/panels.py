@@ -5,13 +5,11 @@ The matrices are split by columns. Kernels of `shardtensor.functions.algorithms.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from shardtensor.functions.algorithms.distributed import distributed
 from shardtensor.functions.algorithms.shards import MeshCommunicator
 from shardtensor.functions.algorithms.tsqr import is_factorized, splits_matrices
 from shardtensor.sharding.layout import NamedSharding, Shape
@@ -28,8 +26,6 @@ PANEL = 128
 
 SCRATCH = 1 << 24
 """Bytes of the columns that are updated together."""
-
-blocks = functools.partial(distributed, moves=True)
 
 
 def is_large(x: Any) -> bool:

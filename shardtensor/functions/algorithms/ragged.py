@@ -45,16 +45,16 @@ class Rows:
 
     def __init__(self, x: Any, caller: str) -> None:
         is_tensor = isinstance(x, ShardedTensor)
-        given = x.sharding if is_tensor else as_sharding(default_mesh(), x.ndim, caller)
-        self.sharding = _sharding_of_rows(given, x.ndim)
-        self.grid = self.sharding.grid(x.shape)
+        kind: Any = x._aval if is_tensor else host_aval(x.shape, x.dtype)
+        ndim = len(kind.shape)
+        given = kind.sharding if is_tensor else as_sharding(default_mesh(), ndim, caller)
+        self.sharding = _sharding_of_rows(given, ndim)
+        self.grid = self.sharding.grid(kind.shape)
         self.caller = caller
         self._x = x
-        self._committed = is_tensor and x.committed
-        self._move: OperandTransfer = operand_transfer(
-            x._aval if is_tensor else host_aval(x.shape, x.dtype), self.sharding
-        )
-        self.backend: Backend = aval(x.shape, x.dtype, self.sharding, self._committed).backend
+        self._committed = is_tensor and kind.committed
+        self._move: OperandTransfer = operand_transfer(kind, self.sharding)
+        self.backend: Backend = aval(kind.shape, kind.dtype, self.sharding, self._committed).backend
 
     def whole(self) -> Any:
         """Returns all rows as one host array, where the devices share a memory."""

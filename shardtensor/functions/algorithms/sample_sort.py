@@ -24,24 +24,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardtensor.functions.algorithms.first_device import GATHERED
 from shardtensor.functions.algorithms.selection import cuts
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
 from shardtensor.host import sorting
 from shardtensor.sharding.layout import Shape, offsets
-from shardtensor.tensor.value import Aval, aval
-
-GATHERED = 1 << 16
-"""Bytes of all lines up to which the messages of pieces take longer than those of all elements to one device."""
+from shardtensor.tensor.value import aval
 
 _INT = np.dtype("int64")
-
-
-def is_short(*values: Aval, axes: Sequence[int]) -> bool:
-    """Whether the first device computes a function of lines along ``axes``: the first operand is split along one of
-    them, and all operands have few bytes.
-    """
-    first = values[0]
-    return sum([v.nbytes for v in values]) <= GATHERED and any(first.grid.counts[d] > 1 for d in axes)
 
 
 class Order(NamedTuple):

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.functions.algorithms.distributed import Whole
+from shardtensor.functions.algorithms.first_device import GATHERED
 from shardtensor.functions.algorithms.shards import MeshCommunicator, Shards
+from shardtensor.host.fp_errors import FloatingPointErrors
 from shardtensor.sharding.equal_parts import Runs, equal_runs
 from shardtensor.tensor.value import Aval, aval
 
@@ -64,23 +67,32 @@ def _accumulated(
 
 
 def scan_of_whole(
-    value: Aval, axis: int, functions: Functions, *, loop: np.dtype[Any] | None, exact: bool
-) -> Callable[[Any, Any], Any] | None:
-    """Returns a function of a namespace and the array of all elements that computes the bits of `scan`; None if there
-    is none.
+    value: Aval, axis: int, functions: Functions, *, dtype: Any, exact: str, loop: Any = None
+) -> Whole | None:
+    """Returns what computes the bits of `scan` of all elements; None if they are many, or nothing does.
 
     Args:
         value: the aval of the operand.
-        axis, functions, loop: see `scan`.
-        exact: whether the result does not depend on the grouping of the elements.
+        axis, functions, dtype, loop: see `scan`.
+        exact: the kinds of the dtypes whose results do not depend on the grouping of the elements.
     """
-    if exact or value.grid.counts[axis] == 1:
-        return lambda xp, whole: functions(xp)[1](whole, axis=axis, dtype=loop)
-    runs = equal_runs(value.grid, axis)
-    parts = value.grid.counts[axis] if value.size else 0
-    if not runs or sum(n for *_, n in runs) != min(parts, value.shape[axis]):
+    runs, is_split = None, value.grid.counts[axis] > 1
+    most = _FEW_ON_DEVICES if not value.backend.on_host else GATHERED if is_split else _FEW_BYTES
+    if value.memory is not None and value.nbytes > most:
         return None
-    return functools.partial(_accumulate_parts, functions, runs, axis, loop)
+    if is_split and dtype.kind not in exact:
+        runs = equal_runs(value.grid, axis)
+        parts = value.grid.counts[axis] if value.size else 0
+        if not runs or sum(n for *_, n in runs) != min(parts, value.shape[axis]):
+            return None
+
+    def compute(xp: Any, x: Any) -> Any:
+        with FloatingPointErrors("accumulate"):
+            if runs:
+                return _accumulate_parts(functions, runs, axis, loop, xp, x)
+            return functions(xp)[1](x, axis=axis, dtype=loop)
+
+    return Whole(aval(value.shape, dtype, value.sharding, value.committed), compute, (axis,))
 
 
 def _accumulate_into(
@@ -177,6 +189,12 @@ def _accumulate_parts(
         first = end
     return out[0] if len(out) == 1 else xp.concat(out, axis=axis)
 
+
+_FEW_BYTES = 1 << 14
+"""The size of operands up to which the calls for single shards take longer than the elements."""
+
+_FEW_ON_DEVICES = 1 << 20
+"""The same for devices other than the host, where each call is a launch."""
 
 _ROW = 1 << 9
 """Elements of a row from which the call of a ufunc takes less time than its elements."""

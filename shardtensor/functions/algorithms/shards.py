@@ -16,7 +16,6 @@ from shardtensor.communication.communicators import communicator
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import completed, everywhere
 from shardtensor.communication.schedules import HostCopies
-from shardtensor.communication.transfer import operand_transfer
 from shardtensor.errors import NotAddressableError
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each
@@ -119,11 +118,6 @@ class Shards:
         made = self.map(functools.partial(_copied, dtype), shape=lambda shape: shape, dtype=dtype)
         self.arrays = ()
         return made
-
-    def divided(self, value: Aval, caller: str) -> Shards:
-        """Returns the shards of a tensor on one device, sent to the devices of the given aval."""
-        move = operand_transfer(self.value, value.sharding)
-        return Shards(value, (), move.buffers(self.tensor(), caller))
 
     def tensor(self) -> ShardedTensor:
         """Returns the tensor that the arrays make up."""
@@ -250,11 +244,6 @@ class AbstractShards(Shards):
     def empty(cls, value: Aval) -> Shards:
         """See `Shards`."""
         return cls(value, ())
-
-    def divided(self, value: Aval, caller: str) -> Shards:
-        """See `Shards`."""
-        operand_transfer(self.value, value.sharding).infer(caller)
-        return AbstractShards(value, ())
 
     def to_host(self, expected: Sequence[Any]) -> list[Any]:
         """See `Shards`."""

@@ -14,13 +14,13 @@ from shardtensor.communication.offload import offloaded
 from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer import buffers_of, operand_transfer
 from shardtensor.core import Op
+from shardtensor.functions.algorithms.first_device import GATHERED, alone, is_few, sent_to, to_first
 from shardtensor.functions.monoids import MONOIDS
 from shardtensor.interpreters.execution.combination import combination_of
-from shardtensor.interpreters.execution.on_first import on_first, runs_on_first
 from shardtensor.interpreters.execution.plan import Kind, Plan, contexts_of, result_dtype
 from shardtensor.interpreters.execution.products import InParts, cheapest
 from shardtensor.interpreters.execution.strategies import Moves, Named, Run, Strategies
-from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding
+from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import Chains, Propagated, Rule, parse, propagate
 from shardtensor.sharding.shard_context import Box, ShardContext
@@ -99,12 +99,24 @@ class _Layouts(NamedTuple):
 
     @property
     def on_first(self) -> bool:
-        """Whether the first device computes the result for the others."""
-        return not self.panels and not self.partial_axes and runs_on_first(self.value, self.moves)
+        """Whether the first device computes the result for the others: all need the same operands, which are split and
+        have few bytes, and so does the result.
+        """
+        if self.panels or self.partial_axes or _is_split(self.value.grid) or not is_few(self.value):
+            return False
+        given = [move for move in self.moves if move is not None]
+        if any(_is_split(move.target.grid(move.source.shape)) for move in given):
+            return False
+        gathered = any(_is_split(move.source.grid) for move in given)
+        return gathered and sum([move.source.nbytes for move in given]) <= GATHERED
 
     def contexts(self, value: Aval, moves: Moves) -> list[ShardContext]:
         """Returns the position of each device's shards within the operands and a result."""
         return contexts_of(value, [move.target if move else None for move in moves], self.shapes)
+
+
+def _is_split(grid: Grid) -> bool:
+    return max(grid.counts, default=1) > 1
 
 
 def _layouts(op: Op, kinds: Sequence[Kind], params: Named, mesh: Mesh, layout: Where | None) -> _Layouts:
@@ -169,13 +181,22 @@ def _kept_chains(names: Sequence[str], chains: Chains, rule: Rule) -> Chains:
 
 
 def _plan_on_first(op: Op, params: Named, laid: _Layouts) -> Plan:
+    """Returns the plan of an operator that the first device runs; all of them together, where they share a memory."""
+    kept, caller, sharding = laid.kept, op.name, laid.value.sharding
+    gathers = [move and to_first(move.source, sharding, caller) for move in laid.moves]
+    made = alone(laid.value, caller)
+    back = operand_transfer(made, kept.sharding)
+
     def strategy(value: Aval, moves: Moves) -> Run:
         return _at_once(Strategies(op, value, params, moves, laid.contexts(value, moves)))
 
-    def everywhere() -> Run:
-        return _in_parts(strategy(laid.value, laid.moves), laid.value, laid.kept)
+    def execution() -> tuple[str, Run]:
+        if kept.memory is not None:
+            return "whole", _in_parts(strategy(laid.value, laid.moves), laid.value, kept)
+        run = strategy(made, gathers)
+        return "first", lambda operands: sent_to(run(operands), kept.sharding, caller)
 
-    return Plan(op, laid.kept, (), **on_first(op.name, laid.value, laid.kept, laid.moves, strategy, everywhere))
+    return Plan(op, kept, (), tuple(gathers), lambda: (back.schedule(caller),), execution, copied=lambda: back.copied)
 
 
 def _strategy(strategies: Strategies, laid: _Layouts) -> tuple[str, Run]:

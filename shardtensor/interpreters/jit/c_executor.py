@@ -24,11 +24,12 @@ from shardtensor.errors import BackendError, DeviceMemoryError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each, num_threads
-from shardtensor.interpreters.jit.c_source import SEGMENT, c_source, row_parts
+from shardtensor.interpreters.jit.c_source import SEGMENT, c_source
 from shardtensor.interpreters.jit.compiler import find_compiler, load, vectorized_functions
 from shardtensor.interpreters.jit.expressions import EXPENSIVE, has_c
 from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape
 from shardtensor.interpreters.jit.operands import address, checked, separated
+from shardtensor.interpreters.jit.row_schedule import row_schedule
 
 Result = TypeVar("Result")
 
@@ -152,7 +153,8 @@ class CompiledKernel:
     def _divide_rows(self, geometry: _Geometry, pointers: Any) -> None:
         """Runs the function for a few long rows, each of which is divided over threads."""
         n = geometry.row_size
-        steps, stored, reductions = row_parts(self.kernel)
+        schedule = row_schedule(self.kernel, stores=True)
+        steps, stored, reductions = 2 * len(schedule.stages) - 1, len(schedule.stored), len(schedule.totals)
         room = -(-(n * 8) // 64) * 64 + 64
         # The threads write into these arrays, which this frame holds until the last one has returned.
         scratch = memory_pool.empty((stored * room + 64,), np.dtype("u1"))

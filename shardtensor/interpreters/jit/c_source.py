@@ -10,33 +10,35 @@ The function walks over lines, and a body computes one line, in which each array
 array with another stride is packed into contiguous scratch memory first, a part of the line at a time. The loops of the
 body carry ``omp simd``, which is right also where an output is an input: elements are computed independently.
 
-A kernel with reductions computes a row in stages, each of which needs the reductions of those before it. Expensive
-functions are stored for later stages, and others are computed again. Elements are combined in `LANES` partial results,
-then by a tree, and segments of `SEGMENT` elements along a binary counter, so that the order of additions depends on
-neither the CPU nor the number of threads. A short row has fewer lanes: those that the tree would add to others hold
-nothing but neutral elements. The squares of a variance are added while a segment is in the cache, relative to its own
-mean. ``kernel_0_part`` computes a part of one long contiguous row: in step 2 s some segments of stage s, in step
-2 s + 1 the totals of all segments, in the last step the results of some elements.
+A kernel with reductions computes a row in the stages of its `row_schedule`, with memory for stored values. Elements are
+combined in `LANES` partial results, then by a tree, and segments of `SEGMENT` elements along a binary counter, so that
+the order of additions depends on neither the CPU nor the number of threads. A short row has fewer lanes: those that the
+tree would add to others hold nothing but neutral elements. The squares of a variance are added while a segment is in
+the cache, relative to its own mean. ``kernel_0_part`` computes a part of one long contiguous row: in step 2 s some
+segments of stage s, in step 2 s + 1 the totals of all segments, in the last step the results of some elements.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from shardtensor.interpreters.jit.c_driver import DRIVER, HEAD
 from shardtensor.interpreters.jit.expressions import (
     C_TYPES,
-    EXPENSIVE,
     PRELUDE,
     STEPS,
-    c_expression,
+    definition,
     has_c,
+    indented,
     library_functions,
     neutral,
+    step,
+    step_name,
+    term,
 )
 from shardtensor.interpreters.jit.kernel import Kernel, Node, Value
+from shardtensor.interpreters.jit.row_schedule import Stage, needs, row_schedule
 
 LANES = 64
 """The most partial results of a reduction within a segment."""
@@ -65,25 +67,6 @@ def c_source(kernels: Sequence[Kernel], vectorized: Iterable[str]) -> str:
     return "\n".join(
         [HEAD, *lines, PRELUDE, f"enum {{ ST_SEGMENT = {SEGMENT} }};", DRIVER, *_combining(kernels), *bodies]
     )
-
-
-class RowParts(NamedTuple):
-    """What ``kernel_0_part`` needs to compute a row.
-
-    Attributes:
-        steps: the number of steps.
-        stored: the number of values that are stored for every element, in 8 bytes each (see ``ST_ROOM``).
-        reductions: the number of reductions.
-    """
-
-    steps: int
-    stored: int
-    reductions: int
-
-
-def row_parts(kernel: Kernel) -> RowParts:
-    """Returns what a row of a kernel with rows is computed from."""
-    return _Rows(0, kernel).parts()
 
 
 class _Body(abc.ABC):
@@ -120,11 +103,7 @@ class _Body(abc.ABC):
 
     def define(self, value: Value) -> str:
         """Returns the definition of the variable of a node."""
-        node = self.kernel.nodes[value - self.inputs]
-        dtypes = [self.kernel.dtype(v) for v in node.operands]
-        scalar = node.name == "clip" and not any(self.moves(v) for v in node.operands[1:])
-        text = c_expression(node, [f"v{v}" for v in node.operands], dtypes, scalar_bounds=scalar)
-        return f"const {self.type(value)} v{value} = {text};"
+        return definition(self.kernel, value, self.moves)
 
     def pointers(self) -> list[str]:
         """Returns the definitions of the pointers to inputs and outputs, and of inputs that do not move."""
@@ -172,10 +151,10 @@ class _Lines(_Body):
                 self.comment(),
                 *self.tables(moving),
                 f"static ST_APART void {self.name}_line(long long n, char *const *p) {{",
-                *_indented([*self.pointers(), *[self.define(v) for v in nodes if not self.moves(v)]]),
+                *indented([*self.pointers(), *[self.define(v) for v in nodes if not self.moves(v)]]),
                 "    #pragma omp simd",
                 "    for (long long i = 0; i < n; i++) {",
-                *_indented(_indented([*loop, *stores])),
+                *indented(indented([*loop, *stores])),
                 "    }",
                 "}",
                 f"int {self.name}(const long long *g, char *const *p, long long begin, long long end) {{",
@@ -192,102 +171,35 @@ class _Rows(_Body):
 
     def __init__(self, number: int, kernel: Kernel) -> None:
         super().__init__(number, kernel)
-        self._moments = dict(self._find_moments())
-        self._stage_of = self._stages()
-        self._count = 1 + max(self._stage_of)
-        self._stored: dict[Value, int] = {}
-        self._known: list[set[Value]] = []
-        self._needed = [self._needs(s) for s in range(self._count)]
+        self._schedule = row_schedule(kernel, stores=True)
+        self._total = {v: k for k, v in enumerate(self._schedule.totals)}
 
     def moves(self, value: Value) -> bool:
         return not self.kernel.is_row(value)
 
-    def _find_moments(self) -> Iterator[tuple[Value, _Moment]]:
-        """Yields the sums of squares of ``x - mean(x)``, which are computed together with the mean: a variance then
-        reads its operand once. If x takes long to compute, it is stored and read twice.
-        """
-        for v, node in enumerate(self.kernel.nodes, self.inputs):
-            difference = self.kernel.node(node.operands[0])
-            if node.name != "sum_of_squares" or difference is None or difference.name != "subtract":
-                continue
-            x, mean = difference.operands
-            found = self.kernel.node(mean)
-            if found is not None and found.reduces and found.name == "mean" and found.operands == (x,):
-                closure = self._closure(x)
-                if all((n := self.kernel.node(u)) is None or n.name not in EXPENSIVE for u in closure):
-                    yield v, _Moment(x, mean, closure)
-
-    def _closure(self, value: Value) -> list[Value]:
-        """Returns the values that differ within a row and from which a value is computed, itself included, in order."""
-        seen: set[Value] = set()
-        wanted = [value]
-        while wanted:
-            v = wanted.pop()
-            if v not in seen and self.moves(v):
-                seen.add(v)
-                node = self.kernel.node(v)
-                wanted += node.operands if node is not None else ()
-        return sorted(seen)
-
-    def _stages(self) -> list[int]:
-        """Returns the first stage in which each value can be computed."""
-        stages = [0] * self.inputs
-        for v, node in enumerate(self.kernel.nodes, self.inputs):
-            moment = self._moments.get(v)
-            first = max([stages[u] for u in node.operands]) + node.reduces
-            stages.append(stages[moment.mean] if moment else first)
-        return stages
-
-    def _reductions(self, stage: int) -> list[tuple[Value, Node]]:
-        """Returns the reductions whose operands are computed in a stage."""
-        nodes = enumerate(self.kernel.nodes, self.inputs)
-        return [(v, node) for v, node in nodes if node.reduces and self._stage_of[v] == stage + 1]
-
-    def _needs(self, stage: int) -> list[Value]:
-        """Returns the values that a stage computes or loads for each element, in order. Expensive ones that an earlier
-        stage has computed are entered into `_stored`.
-        """
-        wanted = [node.operands[0] for v, node in self._reductions(stage) if v not in self._moments]
-        if stage == self._count - 1:
-            wanted += [out.value for out in self.kernel.outputs if not out.per_row and self.moves(out.value)]
-        seen: set[Value] = set()
-        while wanted:
-            v = wanted.pop()
-            node = self.kernel.node(v)
-            if v in seen or not self.moves(v):
-                continue
-            seen.add(v)
-            if node is None:
-                continue
-            earlier = [s for s, known in enumerate(self._known) if v in known]
-            if earlier and node.name in EXPENSIVE:
-                self._stored.setdefault(v, earlier[0])
-            else:
-                wanted += node.operands
-        self._known.append(seen)
-        return sorted(seen)
+    def _node(self, value: Value) -> Node:
+        return self.kernel.nodes[value - self.inputs]
 
     def text(self) -> str:
         """Returns the text."""
-        name, steps = self.name, self._count - 1
+        name, steps = self.name, len(self._schedule.stages) - 1
         moving = [self.moves(v) for v in range(self.inputs)] + [not out.per_row for out in self.kernel.outputs]
         lines = [self.comment(), *self.tables(moving)]
-        for stage in range(steps):
-            lines += self._stage(stage)
-        lines += [f"static ST_APART void {name}_finish(ST_ROW) {{", *_indented(self._finish()), "}"]
+        for s in range(steps):
+            lines += self._stage(s)
+        lines += [f"static ST_APART void {name}_finish(ST_ROW) {{", *indented(self._finish()), "}"]
         lines += [f"static void {name}_step(int step, ST_ROW) {{", "    switch (step) {"]
         for s in range(steps):
             lines.append(f"        case {2 * s}: {name}_stage{s}(ST_ROW_ARGUMENTS); break;")
             lines.append(f"        case {2 * s + 1}: {name}_join{s}(ST_ROW_ARGUMENTS); break;")
         lines += [f"        default: {name}_finish(ST_ROW_ARGUMENTS);", "    }", "}"]
         table = f"{len(moving)}, {self.inputs}, {name}_sizes, {name}_moves"
-        reductions = len(self._totals)
+        stored, reductions = len(self._schedule.stored), len(self._total)
         return "\n".join(
             [
                 *lines,
                 f"int {name}(const long long *g, char *const *p, long long begin, long long end) {{",
-                f"    return st_rows({name}_step, {2 * steps}, {table}, {len(self._stored)}, {reductions}, g, p, "
-                "begin, end);",
+                f"    return st_rows({name}_step, {2 * steps}, {table}, {stored}, {reductions}, g, p, begin, end);",
                 "}",
                 f"void {name}_part(int step, long long n, char *const *p, char *scratch, long long *totals, "
                 "long long *parts, long long begin, long long end) {",
@@ -296,172 +208,127 @@ class _Rows(_Body):
             ]
         )
 
-    def parts(self) -> RowParts:
-        """Returns what a row is computed from."""
-        return RowParts(2 * (self._count - 1) + 1, len(self._stored), len(self._totals))
-
-    @property
-    def _totals(self) -> list[Value]:
-        """The reductions, in the order of their totals."""
-        return [v for v, node in enumerate(self.kernel.nodes, self.inputs) if node.reduces]
-
-    def _known_in(self, stage: int) -> list[str]:
+    def _known(self, s: int) -> list[str]:
         """Returns the definitions of pointers and of values that do not move, as far as a stage knows them."""
         lines = self.pointers()
-        for k, v in enumerate(self._stored):
+        for k, v in enumerate(self._schedule.stored):
             kind = self.memory_type(v)
             lines.append(f"{kind} *const w{v} = ({kind} *)(scratch + {k} * room);")
-        for v, node in enumerate(self.kernel.nodes, self.inputs):
-            if not self.moves(v) and self._stage_of[v] <= stage:
-                total = f"*(const {self.type(v)} *)(totals + {self._totals.index(v)})" if node.reduces else ""
-                lines.append(f"const {self.type(v)} v{v} = {total};" if node.reduces else self.define(v))
+        for v in self._schedule.known(s):
+            if v in self._total:
+                lines.append(f"const {self.type(v)} v{v} = *(const {self.type(v)} *)(totals + {self._total[v]});")
+            elif v >= self.inputs:
+                lines.append(self.define(v))
         return lines
 
     def _finish(self) -> list[str]:
+        lines = self._known(len(self._schedule.stages) - 1)
         outs = list(enumerate(self.kernel.outputs))
-        lines = self._known_in(self._count - 1)
-        if any(not out.per_row for _, out in outs):
-            element = _indented(self._element(self._count - 1))
+        stores = [f"y{k}[i] = v{out.value};" for k, out in outs if not out.per_row]
+        if stores:
+            element = indented([*self._element(self._schedule.stages[-1]), *stores])
             lines += ["#pragma omp simd", "for (long long i = begin; i < end; i++) {", *element, "}"]
         return lines + [f"if (begin == 0) *y{k} = v{out.value};" for k, out in outs if out.per_row]
 
-    def _element(self, stage: int) -> list[str]:
+    def _element(self, stage: Stage) -> list[str]:
         """Returns the statements for one element of a stage, that of index i."""
         lines = []
-        for v in self._needed[stage]:
-            loaded = v < self.inputs or self._stored.get(v, stage) < stage
-            lines.append(self.load(v, "i") if loaded else self.define(v))
-            if self._stored.get(v) == stage:
+        for v in stage.needs:
+            lines.append(self.load(v, "i") if v in stage.loads else self.define(v))
+            if v in self._schedule.stored and v not in stage.loads:
                 lines.append(f"w{v}[i] = v{v};")
-        if stage == self._count - 1:
-            outs = enumerate(self.kernel.outputs)
-            lines += [f"y{k}[i] = v{out.value};" for k, out in outs if not out.per_row]
         return lines
 
-    def _stage(self, stage: int) -> list[str]:
+    def _stage(self, s: int) -> list[str]:
         """Returns the function of a stage, which reduces segments from ``begin`` to ``end``, and that which joins the
         segments.
         """
+        stage = self._schedule.stages[s]
         lanes, ends, joins = [], [], []
         element = self._element(stage)
-        first_read = set(self._needed[stage]).difference(*self._needed[:stage])
-        places = {v: k for k, (v, _) in enumerate(self._reductions(stage))}
-        for k, (v, node) in enumerate(self._reductions(stage)):
-            kind, name = C_TYPES[node.dtype], _suffix(node)
-            if v in self._moments:
-                ends += self._end_of_moment(v, places)
-                joins += self._join_of_moment(v, places)
+        first_read = stage.loads.difference(*[before.needs for before in self._schedule.stages[:s]])
+        part = {v: f"parts + {k} * segments" for k, v in enumerate(stage.reductions)}
+        for v in stage.reductions:
+            if v in self._schedule.moments:
+                ends += self._end_of_moment(v, part)
+                joins += self._join_of_moment(v, part)
                 continue
-            (x,) = [f"v{u}" for u in node.operands]
-            term = f"({x} * {x})" if node.name == "sum_of_squares" else x
-            term = f"({x} != 0)" if node.name in ("any", "all") else term
+            node, kind = self._node(v), self.type(v)
             lanes += [f"{kind} a{v}[{LANES}];", f"for (int j = 0; j < width; j++) a{v}[j] = {neutral(node)};"]
-            element += [f"const {kind} t{v} = {term};", f"a{v}[j] = {_step(node, f'a{v}[j]', f't{v}')};"]
-            ends.append(f"*({kind} *)(parts + {k} * segments + k) = st_tree_{name}(a{v}, width);")
+            element.append(f"const {kind} t{v} = {term(node, f'v{node.operands[0]}')};")
+            element.append(f"a{v}[j] = {step(node, f'a{v}[j]', f't{v}')};")
+            ends.append(f"*({kind} *)({part[v]} + k) = st_tree_{step_name(node)}(a{v}, width);")
             empty = "0" if STEPS[node.name] == "add" else neutral(node)
-            total = f"segments ? st_join_{name}(parts + {k} * segments, segments) : {empty}"
+            total = f"segments ? st_join_{step_name(node)}({part[v]}, segments) : {empty}"
             total = f"({total}) / ({kind})n" if node.name == "mean" else total
-            joins.append(f"*({kind} *)(totals + {self._totals.index(v)}) = {total};")
+            joins.append(f"*({kind} *)(totals + {self._total[v]}) = {total};")
         return [
-            f"static ST_APART void {self.name}_stage{stage}(ST_ROW) {{",
-            *_indented(self._known_in(stage)),
+            f"static ST_APART void {self.name}_stage{s}(ST_ROW) {{",
+            *indented(self._known(s)),
             f"    const long long segments = (n + {SEGMENT - 1}) / {SEGMENT};",
             "    for (long long k = begin; k < end; k++) {",
             f"        const long long stop = n < (k + 1) * {SEGMENT} ? n : (k + 1) * {SEGMENT};",
             f"        const int width = st_width(stop - k * {SEGMENT}, {LANES});",
-            *_indented(lanes, 2),
-            f"        for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
-            f"            const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
-            f"            if (m == {LANES}) {{",
-            *[f"                ST_PREFETCH(x{v} + first, {LANES});" for v in sorted(first_read) if v < self.inputs],
-            "            }",
-            "            #pragma omp simd",
-            "            for (int j = 0; j < m; j++) {",
-            *_indented(["const long long i = first + j;", *element], 4),
-            "            }",
-            "        }",
-            *_indented(ends, 2),
+            *indented(lanes, 2),
+            *indented(_over_segment(element, sorted([v for v in first_read if v < self.inputs])), 2),
+            *indented(ends, 2),
             "    }",
             "}",
-            f"static ST_APART void {self.name}_join{stage}(ST_ROW) {{",
+            f"static ST_APART void {self.name}_join{s}(ST_ROW) {{",
             f"    const long long segments = (n + {SEGMENT - 1}) / {SEGMENT};",
-            *_indented(joins),
+            *indented(joins),
             "}",
         ]
 
-    def _end_of_moment(self, v: Value, places: Mapping[Value, int]) -> list[str]:
+    def _end_of_moment(self, v: Value, part: Mapping[Value, str]) -> list[str]:
         """Returns the statements that add the squares of a segment's deviations from its own mean."""
-        moment, kind = self._moments[v], self.type(v)
-        lines = [self.load(u, "i") if u < self.inputs else self.define(u) for u in moment.closure]
+        mean, kind = self._schedule.moments[v], self.type(v)
+        (x,) = self._node(mean).operands
+        lines = [self.load(u, "i") if u < self.inputs else self.define(u) for u in needs(self.kernel, [x])]
         return [
             "{",
-            f"    const {kind} c = *(const {kind} *)(parts + {places[moment.mean]} * segments + k)"
-            f" / ({kind})(stop - k * {SEGMENT});",
+            f"    const {kind} c = *(const {kind} *)({part[mean]} + k) / ({kind})(stop - k * {SEGMENT});",
             f"    {kind} a[{LANES}];",
             "    for (int j = 0; j < width; j++) a[j] = -0.0;",
-            f"    for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
-            f"        const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
-            "        #pragma omp simd",
-            "        for (int j = 0; j < m; j++) {",
-            *_indented(["const long long i = first + j;", *lines], 3),
-            f"            const {kind} d = v{moment.x} - c;",
-            "            a[j] = a[j] + d * d;",
-            "        }",
-            "    }",
-            f"    *({kind} *)(parts + {places[v]} * segments + k) = "
-            f"st_tree_{_suffix(self.kernel.nodes[v - self.inputs])}(a, width);",
+            *indented(_over_segment([*lines, f"const {kind} d = v{x} - c;", "a[j] = a[j] + d * d;"])),
+            f"    *({kind} *)({part[v]} + k) = st_tree_{step_name(self._node(v))}(a, width);",
             "}",
         ]
 
-    def _join_of_moment(self, v: Value, places: Mapping[Value, int]) -> list[str]:
+    def _join_of_moment(self, v: Value, part: Mapping[Value, str]) -> list[str]:
         """Returns the statements that add the segments' sums of squares, each moved to the mean of the whole row (Chan,
         Golub & LeVeque, 1979).
         """
-        moment, kind = self._moments[v], self.type(v)
-        own, suffix = places[v], _suffix(self.kernel.nodes[v - self.inputs])
+        mean, kind, name = self._schedule.moments[v], self.type(v), step_name(self._node(v))
         return [
             "for (long long k = 0; k < segments; k++) {",
             f"    const {kind} count = ({kind})(k < segments - 1 ? {SEGMENT} : n - k * {SEGMENT});",
-            f"    const {kind} d = *(const {kind} *)(parts + {places[moment.mean]} * segments + k) / count"
-            f" - *(const {kind} *)(totals + {self._totals.index(moment.mean)});",
-            f"    *({kind} *)(parts + {own} * segments + k) += count * (d * d);",
+            f"    const {kind} d = *(const {kind} *)({part[mean]} + k) / count"
+            f" - *(const {kind} *)(totals + {self._total[mean]});",
+            f"    *({kind} *)({part[v]} + k) += count * (d * d);",
             "}",
-            f"*({kind} *)(totals + {self._totals.index(v)}) = "
-            f"segments ? st_join_{suffix}(parts + {own} * segments, segments) : 0;",
+            f"*({kind} *)(totals + {self._total[v]}) = segments ? st_join_{name}({part[v]}, segments) : 0;",
         ]
 
 
-class _Moment(NamedTuple):
-    """A sum of squares that is computed together with a mean.
-
-    Attributes:
-        x: the value whose deviations are squared.
-        mean: its mean.
-        closure: the values from which x is computed, itself included.
-    """
-
-    x: Value
-    mean: Value
-    closure: list[Value]
-
-
-def _step(node: Node, a: str, b: str) -> str:
-    """Returns the expression that combines two partial results of a reduction."""
-    return c_expression(Node(STEPS[node.name], (0, 1), node.dtype), [a, b], [node.dtype] * 2)
-
-
-def _suffix(node: Node) -> str:
-    """Returns the suffix of the functions that combine partial results of a reduction."""
-    return f"{STEPS[node.name]}_{node.dtype}"
+def _over_segment(element: Iterable[str], first_read: Iterable[Value] = ()) -> list[str]:
+    """Returns the loop over the elements of a segment, and in each lane; inputs that are read first are prefetched."""
+    prefetches = [f"        ST_PREFETCH(x{v} + first, {LANES});" for v in first_read]
+    return [
+        f"for (long long first = k * {SEGMENT}; first < stop; first += {LANES}) {{",
+        f"    const int m = stop - first < {LANES} ? (int)(stop - first) : {LANES};",
+        *([f"    if (m == {LANES}) {{", *prefetches, "    }"] if prefetches else []),
+        "    #pragma omp simd",
+        "    for (int j = 0; j < m; j++) {",
+        *indented(["const long long i = first + j;", *element], 2),
+        "    }",
+        "}",
+    ]
 
 
 def _combining(kernels: Sequence[Kernel]) -> list[str]:
     """Returns the functions that combine the partial results of the kernels' reductions."""
-    nodes = {_suffix(node): node for kernel in kernels for node in kernel.nodes if node.reduces}
+    nodes = {step_name(node): node for kernel in kernels for node in kernel.nodes if node.reduces}
     return [
-        f"ST_COMBINING({name}, {C_TYPES[node.dtype]}, {_step(node, 'a', 'b')})" for name, node in sorted(nodes.items())
+        f"ST_COMBINING({name}, {C_TYPES[node.dtype]}, {step(node, 'a', 'b')})" for name, node in sorted(nodes.items())
     ]
-
-
-def _indented(lines: Iterable[str], times: int = 1) -> list[str]:
-    return [" " * 4 * times + line for line in lines]

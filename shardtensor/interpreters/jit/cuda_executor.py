@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from shardtensor.backend.strides import loop_strides, merged
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.jit.cuda_source import MOST_THREADS, elementwise_source, row_source
 from shardtensor.interpreters.jit.kernel import Kernel, Shape
-from shardtensor.interpreters.jit.launches import AddLaunches
 
 SEGMENT = 1 << 13
 """The minimum number of elements of a segment of a row."""
@@ -59,7 +57,6 @@ class CudaKernel:
         shape: Shape,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-        queue: AddLaunches | None = None,
         memory: Sequence[Any] | None = None,
     ) -> None:
         """Runs the kernel on the current device; see `shardtensor.interpreters.jit.kernel` for the arguments. No output
@@ -67,7 +64,6 @@ class CudaKernel:
 
         Args:
             shape, inputs, outputs: see there.
-            queue: adds launches to those that wait; None: they do not wait.
             memory: arrays of the sizes and the dtype of `memory`; None: they are allocated.
         """
         if 0 in shape:
@@ -76,13 +72,9 @@ class CudaKernel:
             layout, scalars = self._layout(shape, inputs, outputs)
             if memory is None:
                 memory = [self._backend.xp.empty((size,), dtype=PARTS) for size in self.memory(shape)]
-            count, launch = layout.launches, functools.partial(self._rows, layout, scalars, (*inputs, *outputs), memory)
+            self._rows(layout, scalars, (*inputs, *outputs), memory)
         else:
-            memory, count, launch = (), 1, functools.partial(self._elementwise, *inputs, *outputs)
-        if queue is None:
-            launch()
-        else:
-            queue((self, shape), (*inputs, *outputs, *memory), launch, count)
+            self._elementwise(*inputs, *outputs)
 
     def launches(self, shape: Shape) -> int:
         """Returns the number of launches of a call with loops of a shape; 2 for any number of several."""
@@ -157,7 +149,6 @@ class _Layout:
         threads: those of a block that computes rows or joins parts.
         numbers, sizes: the arguments of all launches before and after the memory of the parts.
         strides: those of each array, along the merged dimensions.
-        launches: the number of launches.
     """
 
     def __init__(self, kernel: Kernel, shape: Shape, scalars: frozenset[int], arrays: Sequence[Any]) -> None:
@@ -181,7 +172,6 @@ class _Layout:
             threads, together = min(_BLOCK, _power_of_two(self.segments)), 1
         self.blocks, self.threads = -(-self.rows // together), (threads, together, 1)
         self.numbers = [np.int64(number) for number in (self.rows, n, self.segments, length)]
-        self.launches = 1 if self.segments < 2 else 2 * self.source.stages + self.source.writes_elements
 
 
 def divided(rows: int, n: int) -> tuple[int, int]:

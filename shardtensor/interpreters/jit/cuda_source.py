@@ -3,8 +3,8 @@
 A kernel without reductions is the operation of an `ElementwiseKernel` of CuPy, which walks over arrays of any strides.
 
 A kernel with reductions is a CUDA function of its own. Each row has the threads of one dimension of a block. They go
-over the row once for each stage, which needs the reductions of those before it (a softmax has three: the maximum, the
-sum, the results); each thread reduces some of the elements, and a tree in shared memory combines what the threads have.
+over the row once for each stage of its `row_schedule`; each thread reduces some of the elements, and a tree in shared
+memory combines what the threads have.
 Few long rows are divided over blocks: for each stage, ``part`` reduces segments and ``join`` the results of a row;
 ``finish`` writes what each element has. The order of additions depends on the shape only.
 """
@@ -13,14 +13,25 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from shardtensor.host.fork import cached_property
-from shardtensor.interpreters.jit.expressions import C_TYPES, PRELUDE, STEPS, c_expression, has_c, neutral
+from shardtensor.interpreters.jit.expressions import (
+    C_TYPES,
+    PRELUDE,
+    definition,
+    has_c,
+    indented,
+    neutral,
+    step,
+    step_name,
+    term,
+)
 from shardtensor.interpreters.jit.kernel import Kernel, Node, Value
+from shardtensor.interpreters.jit.row_schedule import Stage, row_schedule
 
 MOST_THREADS = 512
 """The maximum number of threads of a block, each of which has 8 bytes of shared memory."""
@@ -47,7 +58,7 @@ def cuda_source(kernel: Kernel) -> str:
         scalars = frozenset([k for k, given in enumerate(kernel.inputs) if not any(given.varies)])
         return row_source(kernel, 1, 1, scalars).whole
     text = elementwise_source(kernel)
-    body = "\n".join([f"    {line}" for line in text.operation.splitlines()])
+    body = "\n".join(indented(text.operation.splitlines()))
     return f"{_comment(kernel)}\nElementwiseKernel({text.inputs} -> {text.outputs}) {{\n{body}\n}}"
 
 
@@ -80,16 +91,7 @@ def _comment(kernel: Kernel) -> str:
 
 
 def _definition(kernel: Kernel, value: Value) -> str:
-    """Returns the definition of the variable of a node."""
-    node = kernel.nodes[value - len(kernel.inputs)]
-    dtypes = [kernel.dtype(v) for v in node.operands]
-    scalar = node.name == "clip" and not any(any(kernel.varies(v)) for v in node.operands[1:])
-    text = c_expression(node, [f"v{v}" for v in node.operands], dtypes, scalar_bounds=scalar)
-    return f"const {C_TYPES[node.dtype]} v{value} = {text};"
-
-
-def _step(node: Node, a: str, b: str) -> str:
-    return c_expression(Node(STEPS[node.name], (0, 1), node.dtype), [a, b], [node.dtype] * 2)
+    return definition(kernel, value, lambda v: any(kernel.varies(v)))
 
 
 def _prelude(text: str) -> str:
@@ -119,6 +121,31 @@ static __device__ {T} st_tree_{name}({T} mine, double *memory) {{
 """
 
 
+_MOMENT = """
+/* What a thread knows of its elements: how many there are, the mean of those before the current run, the sum of the
+   differences of the run from it, and the sum of the squares of all from it. A run has at most four times as many
+   elements as those before it, so that the squares have about the size of those of the differences from their own mean,
+   and few digits cancel. The first run has one element. */
+typedef struct {{ long long count; {T} mean, sum, squares; }} st_moment_{name};
+static __device__ inline void st_moment_add_{name}(st_moment_{name} *m, {T} x) {{
+    const {T} difference = x - m->mean;
+    m->count++;
+    m->sum += difference;
+    m->squares += difference * difference;
+}}
+static __device__ inline void st_moment_end_run_{name}(st_moment_{name} *m) {{
+    const {T} by = m->sum / ({T})m->count;
+    m->mean += by;
+    m->squares = m->count > 1 ? m->squares - by * m->sum : 0;
+    m->sum = 0;
+}}
+static __device__ inline {T} st_moment_squares_{name}(st_moment_{name} m, {T} mean) {{
+    const {T} by = m.mean - mean;
+    return m.squares + by * (({T})m.count * by);
+}}
+"""
+
+
 class RowSource:
     """The text of a kernel with reductions.
 
@@ -131,7 +158,6 @@ class RowSource:
     Attributes:
         key: what texts of the kernel differ by.
         stages: the number of stages that reduce.
-        reductions: the reductions, in the order of their totals.
         writes_elements: whether an output is written for each element.
     """
 
@@ -141,23 +167,13 @@ class RowSource:
         self._outer_ndim, self._inner_ndim = outer_ndim, inner_ndim
         self._scalars = scalars
         self._count = len(kernel.inputs)
-        self._stage_of = self._stages()
-        self.reductions = [v for v in range(self._count, kernel.values) if self._node(v).reduces]
-        self.stages = max([self._stage_of[v] for v in self.reductions], default=0)
+        self._schedule = row_schedule(kernel, stores=False)
+        self._total = {v: k for k, v in enumerate(self._schedule.totals)}
+        self.stages = len(self._schedule.stages) - 1
         self.writes_elements = any(not out.per_row for out in kernel.outputs)
 
     def _node(self, value: Value) -> Node:
         return self.kernel.nodes[value - self._count]
-
-    def _moves(self, value: Value) -> bool:
-        return not self.kernel.is_row(value)
-
-    def _stages(self) -> list[int]:
-        """Returns the first stage in which each value can be computed."""
-        stages = [0] * self._count
-        for node in self.kernel.nodes:
-            stages.append(max([stages[v] for v in node.operands]) + node.reduces)
-        return stages
 
     @cached_property
     def whole(self) -> str:
@@ -167,47 +183,35 @@ class RowSource:
     @cached_property
     def divided(self) -> str:
         """The text of the functions for parts of rows: ``part_0`` and ``join_0``, and so on; ``finish``."""
-        bodies = {}
-        for stage in range(self.stages):
-            bodies[f"part_{stage}"] = self._part(stage)
-            bodies[f"join_{stage}"] = self._join(stage)
+        bodies: dict[str, list[str]] = {}
+        for s in range(self.stages):
+            bodies |= {f"part_{s}": self._part(s), f"join_{s}": self._join(s)}
         if self.writes_elements:
             bodies["finish"] = self._finish()
         return self._text(bodies)
 
     def _text(self, bodies: Mapping[str, Sequence[str]]) -> str:
         functions = [line for name, body in bodies.items() for line in self._function(name, body)]
-        trees = {_suffix(self._node(v)): self._node(v) for v in self.reductions}
-        lines = [_comment(self.kernel), _prelude("\n".join(functions).replace("st_tree", ""))]
+        trees = {step_name(self._node(v)): self._node(v) for v in self._total}
+        lines = [_comment(self.kernel), _prelude(re.sub("st_tree|st_moment", "", "\n".join(functions)))]
         for name, node in sorted(trees.items()):
-            lines.append(_TREE.format(T=C_TYPES[node.dtype], name=name, step=_step(node, "a", "b")))
+            lines.append(_TREE.format(T=C_TYPES[node.dtype], name=name, step=step(node, "a", "b")))
+        for dtype in sorted({self.kernel.dtype(v) for v in self._schedule.moments}):
+            lines.append(_MOMENT.format(T=C_TYPES[dtype], name=dtype))
         return "\n".join([*lines, *functions])
 
     # -- the functions -----------------------------------------------------------------------------
 
     def _function(self, name: str, body: Sequence[str]) -> list[str]:
         """Returns a function with the parameters that all of them have."""
-        sizes = [f"long long m{d}" for d in range(self._outer_ndim)] + [
-            f"long long n{d}" for d in range(self._inner_ndim)
-        ]
-        arrays = []
+        sizes = [f"m{d}" for d in range(self._outer_ndim)] + [f"n{d}" for d in range(self._inner_ndim)]
+        given = [f"long long {name}" for name in ("rows", "n", "segments", "length", "*totals", "*parts", *sizes)]
         for k in range(self._count):
-            if k in self._scalars:
-                arrays.append(f"{self._type(k)} v{k}")
-            else:
-                arrays.append(self._array(f"const char *p{k}", f"p{k}", True))
+            scalar = k in self._scalars
+            given.append(f"{self._type(k)} v{k}" if scalar else self._array(f"const char *p{k}", f"p{k}", True))
         for k, out in enumerate(self.kernel.outputs):
-            arrays.append(self._array(f"char *y{k}", f"y{k}", not out.per_row))
-        given = [f"long long {n}" for n in ("rows", "n", "segments", "length")] + [
-            "long long *totals",
-            "long long *parts",
-        ]
-        return [
-            f'extern "C" __global__ void {name}({", ".join([*given, *sizes, *arrays])}) {{',
-            *_indented(body),
-            "}",
-            "",
-        ]
+            given.append(self._array(f"char *y{k}", f"y{k}", not out.per_row))
+        return [f'extern "C" __global__ void {name}({", ".join(given)}) {{', *indented(body), "}", ""]
 
     def _array(self, pointer: str, name: str, inner: bool) -> str:
         strides = [f"{name}o{d}" for d in range(self._outer_ndim)]
@@ -223,55 +227,55 @@ class RowSource:
             "const long long row = here ? at : rows - 1;  /* No thread may miss a barrier. */",
             *self._places(),
         ]
-        for stage in range(self.stages):
-            lines += self._known_in(stage)
+        for stage in self._schedule.stages[:-1]:
+            lines += self._known(stage.known, self._computed)
             lines += self._reduced(stage, "x", "n")
-            for v in self._reductions(stage):
-                lines.append(f"const {self._type(v)} v{v} = {self._total(v, self._tree(v))};")
-        lines += self._known_in(self.stages)
-        return [*lines, "if (!here) return;", *self._stored("x", "n")]
+        lines += self._known(self._schedule.stages[-1].known, self._computed)
+        return [*lines, "if (!here) return;", *self._written("x", "n")]
 
-    def _part(self, stage: int) -> list[str]:
+    def _part(self, s: int) -> list[str]:
         """The reductions of a stage, for a segment of a row."""
-        index = {v: k for k, v in enumerate(self.reductions)}
-        lines = [*_SHARED, *_SEGMENT, *self._places(), *self._totals_before(stage), *self._reduced(stage, *_ENDS)]
-        for v in self._reductions(stage):
-            at = f"parts + blockIdx.x * {len(index)}ll + {index[v]}"
-            lines.append(f"const {self._type(v)} t{v} = {self._tree(v)};")
-            lines.append(f"if (x == 0) *({self._type(v)} *)({at}) = t{v};")
+        stage = self._schedule.stages[s]
+        lines = [*_SHARED, *_SEGMENT, *self._places(), *self._known(self._schedule.known(s), self._read)]
+        lines += self._reduced(stage, *_ENDS)
+        for v in stage.reductions:
+            kind, mean = self._type(v), self._schedule.moments.get(v)
+            lines.append(f"const {kind} t{v} = {self._tree(v, f't{mean} / ({kind})(end - begin)')};")
+            lines.append(f"if (x == 0) {self._of_part(v, 'blockIdx.x')} = t{v};")
         return lines
 
-    def _join(self, stage: int) -> list[str]:
+    def _join(self, s: int) -> list[str]:
         """The reductions of a stage, for a row, and the results if the row has no others."""
-        index = {v: k for k, v in enumerate(self.reductions)}
         lines = [*_SHARED, "const long long row = blockIdx.x;"]
-        for v in self._reductions(stage):
-            kind = self._type(v)
-            part = f"*({kind} *)(parts + (row * segments + k) * {len(index)}ll + {index[v]})"
+        for v in self._schedule.stages[s].reductions:
+            kind, node, mean = self._type(v), self._node(v), self._schedule.moments.get(v)
+            part = [f"const {kind} b = {self._of_part(v)};"]
+            if mean is not None:
+                # The squares of each segment are moved to the mean of the row (Chan, Golub & LeVeque, 1979).
+                part = [
+                    f"const {kind} count = ({kind})(k < segments - 1 ? length : n - k * length);",
+                    f"const {kind} d = {self._of_part(mean)} / count - t{mean};",
+                    f"const {kind} b = {self._of_part(v)} + count * (d * d);",
+                ]
             lines += [
-                f"{kind} a{v} = {neutral(self._node(v))};",
+                f"{kind} a{v} = {neutral(node)};",
                 "for (long long k = x; k < segments; k += blockDim.x) {",
-                f"    const {kind} b = {part};",
-                f"    a{v} = {_step(self._node(v), f'a{v}', 'b')};",
+                *indented([*part, f"a{v} = {step(node, f'a{v}', 'b')};"]),
                 "}",
-                f"const {kind} t{v} = {self._total(v, self._tree(v))};",
-                f"if (x == 0) *({kind} *)(totals + row * {len(index)}ll + {index[v]}) = t{v};",
+                f"const {kind} t{v} = st_tree_{step_name(node)}(a{v}, memory){self._divided(v)};",
+                f"if (x == 0) {self._read(v)} = t{v};",
             ]
-        if stage < self.stages - 1 or self.writes_elements:
+        if s < self.stages - 1 or self.writes_elements:
             return lines
         # The thread reads the totals that it has written itself.
-        return [
-            *lines,
-            "if (x != 0) return;",
-            *self._places(),
-            *self._totals_before(self.stages),
-            *self._stored("0", "0"),
-        ]
+        known = self._known(self._schedule.known(self.stages), self._read)
+        return [*lines, "if (x != 0) return;", *self._places(), *known, *self._written("0", "0")]
 
     def _finish(self) -> list[str]:
         """The results of a segment of a row."""
-        lines = ["const int x = threadIdx.x;", *_SEGMENT, *self._places(), *self._totals_before(self.stages)]
-        return [*lines, *self._stored(*_ENDS, once="begin == 0 && ")]
+        known = self._known(self._schedule.known(self.stages), self._read)
+        lines = ["const int x = threadIdx.x;", *_SEGMENT, *self._places(), *known]
+        return [*lines, *self._written(*_ENDS, once="begin == 0 && ")]
 
     # -- their parts -------------------------------------------------------------------------------
 
@@ -281,91 +285,97 @@ class RowSource:
     def _places(self) -> list[str]:
         """Returns the definitions of the addresses of a row in all arrays."""
         lines = _unravelled("row", "m", "r", self._outer_ndim)
-        for k in [k for k in range(self._count) if k not in self._scalars]:
-            lines.append(f"const char *const q{k} = p{k}{_offset('r', f'p{k}o', self._outer_ndim)};")
+        for k in range(self._count):
+            if k not in self._scalars:
+                lines.append(f"const char *const q{k} = p{k}{_offset('r', f'p{k}o', self._outer_ndim)};")
         for k, _ in enumerate(self.kernel.outputs):
             lines.append(f"char *const z{k} = y{k}{_offset('r', f'y{k}o', self._outer_ndim)};")
         return lines
 
-    def _known_in(self, stage: int) -> list[str]:
-        """Returns the definitions of the values of a row that become known in a stage, but for its reductions."""
+    def _known(self, values: Sequence[Value], total: Callable[[Value], str]) -> list[str]:
+        """Returns the definitions of values of a row; ``total`` has the expressions of reductions."""
         lines = []
-        for v in range(self.kernel.values):
-            if self._moves(v) or self._stage_of[v] != stage or v in self._scalars:
-                continue
-            if v < self._count:
-                lines.append(f"const {self._type(v)} v{v} = *(const {self._type(v)} *)q{v};")
-            elif not self._node(v).reduces:
+        for v in values:
+            if v >= self._count and v not in self._total:
                 lines.append(_definition(self.kernel, v))
+            elif v not in self._scalars:
+                text = total(v) if v in self._total else f"*(const {self._type(v)} *)q{v}"
+                lines.append(f"const {self._type(v)} v{v} = {text};")
         return lines
 
-    def _totals_before(self, stage: int) -> list[str]:
-        """Returns the definitions of all values of a row that are known in a stage, reductions by their totals."""
-        index = {v: k for k, v in enumerate(self.reductions)}
-        lines = []
-        for s in range(stage + 1):
-            for v in self._reductions(s - 1):
-                kind = self._type(v)
-                lines.append(f"const {kind} v{v} = *({kind} *)(totals + row * {len(index)}ll + {index[v]});")
-            lines += self._known_in(s)
-        return lines
+    def _computed(self, value: Value) -> str:
+        """Returns the total of what the threads of a row have."""
+        return self._tree(value, f"v{self._schedule.moments.get(value)}") + self._divided(value)
 
-    def _reductions(self, stage: int) -> list[Value]:
-        """Returns the reductions whose operands are computed in a stage."""
-        return [v for v in self.reductions if self._stage_of[v] == stage + 1]
+    def _read(self, value: Value) -> str:
+        """Returns the total that an earlier function has written."""
+        return f"*({self._type(value)} *)(totals + row * {len(self._total)}ll + {self._total[value]})"
 
-    def _reduced(self, stage: int, begin: str, end: str) -> list[str]:
-        """Returns the loop in which a thread reduces its elements."""
-        reductions = self._reductions(stage)
-        lines = [f"{self._type(v)} a{v} = {neutral(self._node(v))};" for v in reductions]
-        body = self._element([self._node(v).operands[0] for v in reductions])
-        for v in reductions:
+    def _of_part(self, value: Value, part: str = "(row * segments + k)") -> str:
+        """Returns the partial result of a segment."""
+        return f"*({self._type(value)} *)(parts + {part} * {len(self._total)}ll + {self._total[value]})"
+
+    def _tree(self, value: Value, mean: str) -> str:
+        """Returns what the threads have, combined; the squares of a moment are those of the differences from a mean."""
+        node, mine = self._node(value), f"a{value}"
+        if value in self._schedule.moments:
+            mine = f"st_moment_squares_{node.dtype}({mine}, {mean})"
+        return f"st_tree_{step_name(node)}({mine}, memory)"
+
+    def _divided(self, value: Value) -> str:
+        return f" / ({self._type(value)})n" if self._node(value).name == "mean" else ""
+
+    def _reduced(self, stage: Stage, begin: str, end: str) -> list[str]:
+        """Returns the loop in which a thread reduces its elements; with moments, that over their runs."""
+        lines, body = [], self._element(stage)
+        moments = [v for v in stage.reductions if v in self._schedule.moments]
+        for v in stage.reductions:
             node = self._node(v)
-            x = f"v{node.operands[0]}"
-            term = f"({x} * {x})" if node.name == "sum_of_squares" else x
-            term = f"({x} != 0)" if node.name in ("any", "all") else term
-            body += [f"const {self._type(v)} t{v} = {term};", f"a{v} = {_step(node, f'a{v}', f't{v}')};"]
-        return [*lines, *_loop(begin, end, body)]
+            if v in moments:
+                (x,) = self._node(self._schedule.moments[v]).operands
+                lines.append(f"st_moment_{node.dtype} a{v} = {{0, 0, 0, 0}};")
+                body.append(f"st_moment_add_{node.dtype}(&a{v}, v{x});")
+                continue
+            lines.append(f"{self._type(v)} a{v} = {neutral(node)};")
+            body.append(f"const {self._type(v)} t{v} = {term(node, f'v{node.operands[0]}')};")
+            body.append(f"a{v} = {step(node, f'a{v}', f't{v}')};")
+        if not moments:
+            return [*lines, *_loop(begin, end, body)]
+        return [
+            *lines,
+            f"for (long long i = {begin}; i < {end};) {{",
+            f"    const long long most = i + (1 + 4 * a{moments[0]}.count) * blockDim.x;",
+            f"    const long long stop = most < {end} ? most : {end};",
+            "    #pragma unroll 4",
+            "    for (; i < stop; i += blockDim.x) {",
+            *indented(body, 2),
+            "    }",
+            *[f"    st_moment_end_run_{self._node(v).dtype}(&a{v});" for v in moments],
+            "}",
+        ]
 
-    def _element(self, wanted: Sequence[Value]) -> list[str]:
-        """Returns the definitions of values of one element, and of those from which they are computed."""
-        seen: set[Value] = set()
-        left = list(wanted)
-        while left:
-            v = left.pop()
-            if self._moves(v) and v not in seen:
-                seen.add(v)
-                left += self._node(v).operands if v >= self._count else ()
+    def _element(self, stage: Stage) -> list[str]:
+        """Returns the definitions of the values of one element."""
         lines = _unravelled("i", "n", "i", self._inner_ndim)
-        for v in sorted(seen):
-            if v < self._count:
+        for v in stage.needs:
+            if v in stage.loads:
                 at = f"q{v}{_offset('i', f'p{v}i', self._inner_ndim)}"
                 lines.append(f"const {self._type(v)} v{v} = *(const {self._type(v)} *)({at});")
             else:
                 lines.append(_definition(self.kernel, v))
         return lines
 
-    def _stored(self, begin: str, end: str, once: str = "") -> list[str]:
+    def _written(self, begin: str, end: str, once: str = "") -> list[str]:
         """Returns the statements that write the outputs of a row, those of elements from ``begin`` to ``end``."""
-        lines = []
-        outs = list(enumerate(self.kernel.outputs))
-        if self.writes_elements:
-            body = self._element([out.value for _, out in outs if not out.per_row])
-            for k, out in outs:
-                if not out.per_row:
-                    at = f"z{k}{_offset('i', f'y{k}i', self._inner_ndim)}"
-                    body.append(f"*({self._type(out.value)} *)({at}) = v{out.value};")
-            lines += _loop(begin, end, body)
-        for k, out in outs:
+        elements, rows = [], []
+        for k, out in enumerate(self.kernel.outputs):
+            kind, at = self._type(out.value), f"z{k}{_offset('i', f'y{k}i', self._inner_ndim)}"
             if out.per_row:
-                lines.append(f"if ({once}x == 0) *({self._type(out.value)} *)z{k} = v{out.value};")
-        return lines
-
-    def _tree(self, value: Value) -> str:
-        return f"st_tree_{_suffix(self._node(value))}(a{value}, memory)"
-
-    def _total(self, value: Value, combined: str) -> str:
-        return f"{combined} / ({self._type(value)})n" if self._node(value).name == "mean" else combined
+                rows.append(f"if ({once}x == 0) *({kind} *)z{k} = v{out.value};")
+            else:
+                elements.append(f"*({kind} *)({at}) = v{out.value};")
+        loop = _loop(begin, end, [*self._element(self._schedule.stages[-1]), *elements]) if elements else []
+        return [*loop, *rows]
 
 
 _SHARED = [f"__shared__ double memory[{MOST_THREADS}];", "const int x = threadIdx.x;"]
@@ -377,13 +387,8 @@ _SEGMENT = [
 _ENDS = ("begin + x", "end")
 
 
-def _suffix(node: Node) -> str:
-    """Returns the end of the name of the function that combines partial results of a reduction."""
-    return f"{STEPS[node.name]}_{node.dtype}"
-
-
 def _loop(begin: str, end: str, body: Sequence[str]) -> list[str]:
-    return [f"for (long long i = {begin}; i < {end}; i += blockDim.x) {{", *_indented(body), "}"]
+    return [f"for (long long i = {begin}; i < {end}; i += blockDim.x) {{", *indented(body), "}"]
 
 
 def _unravelled(index: str, sizes: str, names: str, ndim: int) -> list[str]:
@@ -401,11 +406,5 @@ def _offset(index: str, strides: str, ndim: int) -> str:
     return "".join([f" + {index}{d} * {strides}{d}" for d in range(ndim)])
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"    {line}" for line in lines]
-
-
-@functools.lru_cache(1 << 8)
-def row_source(kernel: Kernel, outer_ndim: int, inner_ndim: int, scalars: frozenset[int]) -> RowSource:
-    """Returns the `RowSource` with these arguments."""
-    return RowSource(kernel, outer_ndim, inner_ndim, scalars)
+row_source = functools.lru_cache(1 << 8)(RowSource)
+"""Returns the `RowSource` with the same arguments."""

@@ -25,7 +25,6 @@ from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.segments import Segment, segments_of
-from shardtensor.interpreters.jit.stencils import STENCIL
 from shardtensor.interpreters.jit.steps import steps_of
 from shardtensor.interpreters.mutation.views import snapshot
 from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
@@ -110,7 +109,7 @@ class Executable:
             executor is None and (has_cuda_kernels(program) or find_compiler() is not None)
         )
         self.nodes, steps = steps_of(program, EAGER, self.kernels.append, may_compile)
-        self._size = _size_of(program)
+        self._size = program.next_number() + 1  # The last one is the equation that a segment computes.
         self.segments = self._segments_of(program)
         self._nodes, self._steps = self._with_segments(steps)
         self.executor = executor
@@ -153,21 +152,22 @@ class Executable:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes,
         which leaves out what is recorded as it runs.
         """
-        return [(e,) for e in self.laid_out.equations], inference_of(self.laid_out), _size_of(self.laid_out)
+        nodes = [(e,) for e in self.laid_out.equations]
+        return nodes, inference_of(self.laid_out), self.laid_out.next_number() + 1
 
     def _segments_of(self, program: Program) -> Sequence[Segment]:
         """Returns the segments of the program that runs."""
         numbers = {id(node): k for k, node in enumerate(self.nodes)}
         outside = [f for f in self.kernels if id(f.equations) in numbers]  # The others are in loops and branches.
         kernels = {numbers[id(f.equations)]: f for f in outside if isinstance(f, FusedOnDevices)}
-        return segments_of(self.nodes, kernels, last_uses(program, self.nodes))
+        return segments_of(program, self.nodes, kernels, last_uses(program, self.nodes))
 
     def _with_segments(self, steps: Sequence[Step]) -> tuple[Sequence[Node], Sequence[Step]]:
         """Returns the nodes and the steps of a call, where a segment is one."""
         nodes, made = list(self.nodes), list(steps)
         for segment in reversed(self.segments):
             part = slice(segment.begin, segment.last + 1)
-            made[part] = [segment.step(nodes[part], made[part], slot=self._size - 1)]
+            made[part] = [segment.step([node[-1] for node in nodes[part]], made[part])]
             nodes[part] = [[equation for node in nodes[part] for equation in node]]
         return nodes, made
 
@@ -261,7 +261,7 @@ class Executable:
                 step(values)
                 done += 1
         except BaseException as error:  # Raised again: other processes may not have raised it.
-            equation = getattr(values[-1], "failed", None) or nodes[done][-1]
+            equation = nodes[done][-1] if values[-1] is None else values[-1]
             if JOB.agreement is not None:
                 note_error(equation.op.error_name, given, error)
             try:
@@ -334,13 +334,6 @@ def has_cuda_kernels(program: Program) -> bool:
 def _log(name: str, error: BaseException) -> None:
     """Logs that a function runs on NumPy."""
     logger().info("jit: the kernels of %s run on NumPy: %s", name, error)
-
-
-def _size_of(program: Program) -> int:
-    """Returns the number of values: those of the program, and at the end that of segments (`Waiting`, `Failed`)."""
-    inner = [v for e in program.equations if e.op is STENCIL for v in e.programs[0].made()]
-    every = (*program.inputs, *program.captured, *program.made(), *inner)
-    return max([v.number for v in every], default=-1) + 2
 
 
 def _base(x: Any) -> Any:

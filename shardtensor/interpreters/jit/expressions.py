@@ -13,9 +13,9 @@ blocked NumPy only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from shardtensor.interpreters.jit.kernel import Kernel, Node
+from shardtensor.interpreters.jit.kernel import Kernel, Node, Value
 
 C_TYPES = {
     "b1": "bool", "i1": "signed char", "u1": "unsigned char", "i2": "short", "u2": "unsigned short", "i4": "int",
@@ -181,11 +181,43 @@ def c_expression(node: Node, operands: Sequence[str], dtypes: Sequence[str], *, 
     )
 
 
+def definition(kernel: Kernel, value: Value, moves: Callable[[Value], bool]) -> str:
+    """Returns the definition of the variable of a node that does not reduce.
+
+    Args:
+        kernel: the kernel.
+        value: the node.
+        moves: returns whether a value is no scalar where its elements are computed (see `c_expression`).
+    """
+    node = kernel.nodes[value - len(kernel.inputs)]
+    scalar = node.name == "clip" and not any(moves(v) for v in node.operands[1:])
+    dtypes = [kernel.dtype(v) for v in node.operands]
+    text = c_expression(node, [f"v{v}" for v in node.operands], dtypes, scalar_bounds=scalar)
+    return f"const {C_TYPES[node.dtype]} v{value} = {text};"
+
+
 STEPS = {
     "sum": "add", "mean": "add", "sum_of_squares": "add", "prod": "multiply", "max": "maximum", "min": "minimum",
     "any": "logical_or", "all": "logical_and",
 }  # fmt: skip
 """The function that combines two partial results of each reduction."""
+
+
+def step(node: Node, a: str, b: str) -> str:
+    """Returns the expression that combines two partial results of a reduction."""
+    return c_expression(Node(STEPS[node.name], (0, 1), node.dtype), [a, b], [node.dtype] * 2)
+
+
+def step_name(node: Node) -> str:
+    """Returns the end of the names of the functions that combine partial results of a reduction."""
+    return f"{STEPS[node.name]}_{node.dtype}"
+
+
+def term(node: Node, x: str) -> str:
+    """Returns the expression that a reduction combines, of the name of a variable of its operand."""
+    if node.name in ("any", "all"):
+        return f"({x} != 0)"
+    return f"({x} * {x})" if node.name == "sum_of_squares" else x
 
 
 def neutral(node: Node) -> str:
@@ -234,6 +266,11 @@ def library_functions(kernel: Kernel) -> set[str]:
         called = ["exp", "log1p"] if name == "logaddexp" else [UNARY_FUNCTIONS.get(name) or BINARY_FUNCTIONS.get(name)]
         names.update([f"{function}{suffix}" for function in called if function])
     return names
+
+
+def indented(lines: Iterable[str], times: int = 1) -> list[str]:
+    """Returns the lines of a block within others."""
+    return [" " * 4 * times + line for line in lines]
 
 
 PRELUDE = """

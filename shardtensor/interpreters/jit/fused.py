@@ -41,13 +41,11 @@ class Fused:
         shape: the shape of its loop.
         language: the language of compiled kernels of its memory: ``"c"`` or ``"cuda"``.
         compiled: the kernel as compiled code, once there is one.
-        slot: see `shardtensor.interpreters.jit.one_launch.Launching`.
         spans: whether the tensors are those of several processes.
     """
 
     language = "c"
     spans = False
-    slot: int | None = None
 
     def __init__(
         self, equations: Sequence[Equation], kept: Sequence[Var], writes: Mapping[Var, WindowWrite] = _EMPTY

@@ -7,9 +7,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import is_remote
 from shardtensor.backend.remote import RemoteArray
 from shardtensor.communication.processes import note
@@ -19,11 +16,9 @@ from shardtensor.interpreters.jit import blocked
 from shardtensor.interpreters.jit.cuda_executor import PARTS, CudaKernel, fits
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, is_row_major, reports_errors
-from shardtensor.interpreters.jit.launches import AddLaunches, Waiting, call_all
-from shardtensor.interpreters.jit.one_launch import Buffer
+from shardtensor.interpreters.jit.graphs import Arrays, Buffer, Part, Targets
 from shardtensor.interpreters.jit.reductions import is_reduction
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_writable
-from shardtensor.interpreters.mutation.views import computes
 from shardtensor.interpreters.programs.program import Equation, Var
 from shardtensor.interpreters.programs.replay import plan_of
 from shardtensor.sharding.layout import Shape
@@ -69,7 +64,6 @@ class FusedOnDevices(Fused):
         self.memories = {k: (grid.devices[k], self._backend.memory_space(grid.devices[k])) for k in self._here}
         if self.language == "cuda" and fits(self.kernel):
             self.compiled = CudaKernel(self.kernel, self._backend)
-        self._scratch = {k: self._scratch_of(k) for k in self._here}
 
     def __call__(self, values: Any) -> bool:
         """Computes the group; returns whether it did."""
@@ -78,67 +72,50 @@ class FusedOnDevices(Fused):
         self._launch_all(self._operands(values), values)
         return True
 
-    # -- launches that wait ------------------------------------------------------------------------
+    # -- as a part of a segment --------------------------------------------------------------------
 
-    @property
-    def backend(self) -> Backend:
-        """The backend of its arrays."""
-        return self._backend
-
-    @property
-    def launches(self) -> int:
-        """The number of launches of a call on one buffer; 0 if they cannot wait."""
+    def part(self) -> Part | None:
+        """Returns what a segment needs of it; None if it can be no part of one."""
         if not isinstance(self.compiled, CudaKernel):
-            return 0
-        return max([self.compiled.launches(shape) for shape in self._shapes], default=1)
-
-    @property
-    def only_launches(self) -> bool:
-        """Whether a call launches and does nothing else, into arrays that it allocates."""
-        return self.launches > 0 and not self._writes and not self.spans
-
-    def is_idle(self, k: int) -> bool:
-        """Whether a call launches nothing on the k-th buffer."""
-        return 0 in self._shapes[k]
-
-    def allocated(self) -> list[Buffer]:
-        """Returns the buffers that a call allocates for values."""
-        kept = [(n, v, kind) for n, (v, kind, _) in enumerate(self._kept) if not self._writes_in_place(v)]
-        return [
-            Buffer(v, k, self.memories[k][1], self._made_shapes[k][n], kind.dtype)
-            for n, v, kind in kept
-            for k in self._here
-        ]
-
-    def scratch(self) -> list[tuple[Hashable, Hashable, Shape, np.dtype[Any]]]:
-        """Returns the name, the memory, the shape and the dtype of what a call allocates besides."""
-        return [(name, self.memories[k][1], (size,), PARTS) for k in self._here for name, size in self._scratch[k]]
-
-    def _scratch_of(self, k: int) -> list[tuple[Hashable, int]]:
-        """Returns the names and the numbers of elements of the arrays that the k-th buffer needs besides."""
-        sizes = self.compiled.memory(self._shapes[k]) if isinstance(self.compiled, CudaKernel) else ()
-        return [((id(self), k, n), size) for n, size in enumerate(sizes)]
-
-    def _writes_in_place(self, v: Var) -> bool:
-        write = self._writes.get(v)
-        return write is not None and write.in_place
-
-    def waiting(self, values: Any) -> Waiting | None:
-        """Returns the launches of this call that wait; None if launches do not wait."""
-        return None if self.slot is None else values[self.slot]
-
-    def queue(self, values: Any, k: int = 0) -> AddLaunches | None:
-        """Returns what adds to the launches on the k-th buffer that wait; None likewise."""
-        waiting = self.waiting(values)
-        if waiting is None:
             return None
-        return functools.partial(waiting.queue(*self.memories[k]).add, self.equations[-1])
+        launches = {k: 0 if 0 in self._shapes[k] else self.compiled.launches(self._shapes[k]) for k in self._here}
+        buffers = [
+            Buffer((v.number, k), v, self.memories[k][1], self._made_shapes[k][n], kind.dtype)
+            for n, (v, kind, _) in enumerate(self._kept)
+            for k in self._here
+            if v not in self._writes
+        ]
+        buffers += [buffer for k in self._here for buffer in self._scratch(k)]
+        memories, reads, writes = self.memories, self.reads(), self._writes
+        last, backend = self.equations[-1], self._backend
+        return Part(last, backend, memories, launches, reads, buffers, writes, self.targets, self.prepare, self.spans)
 
-    def flush(self, values: Any) -> None:
-        """Launches what waits, before something else is launched that needs it."""
-        waiting = self.waiting(values)
-        if waiting is not None:
-            waiting.flush()
+    def _scratch(self, k: int) -> list[Buffer]:
+        """Returns the arrays that a call needs besides for the k-th buffer."""
+        sizes = self.compiled.memory(self._shapes[k]) if isinstance(self.compiled, CudaKernel) else ()
+        return [Buffer((id(self), k, n), None, self.memories[k][1], (size,), PARTS) for n, size in enumerate(sizes)]
+
+    def targets(self, v: Var, base: ShardedTensor, operands: Sequence[Any]) -> list[Storage]:
+        """Returns the storage of the result of a write of a tensor: that of the tensor, where nothing else holds its
+        memory and no operand has it, or of a copy. Its device is current.
+        """
+        backend, (array,) = self._backend, buffers_of(base, "setitem")
+        if self._writes[v].in_place and is_writable(base, array):
+            memory = backend.memory_of(array)
+            if not any(backend.memory_of(x) == memory for x in operands if backend.is_array(x)):
+                return [base._storage]
+        return [Storage((backend.contiguous(backend.xp.asarray(array, copy=True)),), ([],))]
+
+    def prepare(self, values: Any, arrays: Arrays, targets: Targets) -> list[tuple[Hashable, Callable[[], None]]]:
+        """Adds the results to the values. Returns what launches the kernel, and the memory on whose device."""
+        made: dict[int, list[Any]] = {}
+        launches: list[tuple[Hashable, Callable[[], None]]] = []
+        for k, operands in zip(self._here, self._operands(values), strict=True):
+            made[k] = [targets[v][0] if v in self._writes else arrays[v.number, k] for v, _, _ in self._kept]
+            memory = [arrays[buffer.name] for buffer in self._scratch(k)]
+            launches.append((self.memories[k][1], functools.partial(self._compute, k, operands, made[k], memory)))
+        self._bind(made, values)
+        return launches
 
     # -- the call ----------------------------------------------------------------------------------
 
@@ -154,20 +131,19 @@ class FusedOnDevices(Fused):
 
     def _operands(self, values: Any) -> list[tuple[Any, ...]]:
         """Returns what the kernel reads for each buffer of this process."""
-        columns, waiting = [], self.waiting(values)
+        columns = []
         for number, constant, _ in self._inputs:
             x = constant if number < 0 else values[number]
-            if waiting is not None and type(x) is ShardedTensor and computes(x):
-                waiting.flush()
             columns.append(buffers_of(x, "jit") if type(x) is ShardedTensor else (x,) * len(self._shapes))
         return [tuple([column[k] for column in columns]) for k in self._here]
 
     def _launch_all(self, operands: Sequence[tuple[Any, ...]], values: Any) -> None:
         """Computes the results from what the kernel reads for each buffer of this process."""
         rows = [(k, given, values) for k, given in zip(self._here, operands, strict=True)]
-        waiting = self.waiting(values)
-        launch = call_all if waiting is not None and waiting.is_current else self._launch
-        made = dict(zip(self._here, launch([self._run] * len(rows), rows), strict=True))
+        self._bind(dict(zip(self._here, self._launch([self._run] * len(rows), rows), strict=True)), values)
+
+    def _bind(self, made: Mapping[int, Sequence[Any]], values: Any) -> None:
+        """Adds the results to the values; see `_run`."""
         for n, (v, kind, _) in enumerate(self._kept):
             shapes = enumerate([shapes[n] for shapes in self._made_shapes])
             arrays = tuple([made[k][n] if k in made else RemoteArray(shape, kind.dtype) for k, shape in shapes])
@@ -178,22 +154,14 @@ class FusedOnDevices(Fused):
         """Computes the k-th buffer of each result on its device, which is current. Returns the buffers, and in place of
         that of a tensor which is written into, the storage.
         """
-        made, targets, waiting = [], [], self.waiting(values)
-        for (v, kind, index), shape in zip(self._kept, self._made_shapes[k], strict=True):
+        made = []
+        for (v, kind, _), shape in zip(self._kept, self._made_shapes[k], strict=True):
             write = self._writes.get(v)
-            if write is not None:
-                storage, out = self._window(write, operands, values)
-                made.append(storage)
+            if write is None:
+                made.append(self._new(shape, kind.dtype))
             else:
-                out = None if waiting is None else waiting.array((v.number, k))
-                out = self._new(shape, kind.dtype) if out is None else out
-                made.append(out)
-                out = out if index is None else out[index]
-            targets.append(out)
-        memory = None
-        if waiting is not None:
-            memory = [waiting.array(name) for name, _ in self._scratch[k]]
-        self._compute(self._shapes[k], self._in_loop(operands), targets, self.queue(values, k), memory)
+                made.append(self.targets(v, values[write.equation.operands[0].number], operands)[0])
+        self._compute(k, operands, made)
         return made
 
     def _in_loop(self, operands: Sequence[Any]) -> list[Any]:
@@ -205,35 +173,30 @@ class FusedOnDevices(Fused):
         return self._backend.xp.empty(shape, dtype=dtype)
 
     def _compute(
-        self,
-        shape: Shape,
-        inputs: Sequence[Any],
-        targets: Sequence[Any],
-        queue: AddLaunches | None = None,
-        memory: Sequence[Any] | None = None,
+        self, k: int, operands: Sequence[Any], made: Sequence[Any], memory: Sequence[Any] | None = None
     ) -> None:
-        """Computes the results on the current device."""
+        """Computes the k-th buffer of each result on the current device; see `_run`, and `CudaKernel.run`."""
+        targets = []
+        for (v, _, index), out in zip(self._kept, made, strict=True):
+            if v in self._writes:
+                view_spec = self._writes[v].equation.into
+                assert view_spec is not None
+                targets.append(view_spec.of(self._backend, out.buffers[0]))
+            else:
+                targets.append(out if index is None else out[index])
+        self._compute_into(self._shapes[k], self._in_loop(operands), targets, memory)
+
+    def _compute_into(
+        self, shape: Shape, inputs: Sequence[Any], targets: Sequence[Any], memory: Sequence[Any] | None
+    ) -> None:
+        """Computes arrays from others, which have the dimensions of the loop."""
         backend = self._backend
         if isinstance(self.compiled, CudaKernel):
-            self.compiled.run(shape, inputs, targets, queue, memory)
+            self.compiled.run(shape, inputs, targets, memory)
             return
         inputs = [backend.host_view(x) if backend.is_array(x) else x for x in inputs]
         targets = [backend.host_view(out) for out in targets]
         self.compiled.run(shape, inputs, targets)  # type: ignore[union-attr]
-
-    def _window(self, write: WindowWrite, operands: Sequence[Any], values: Any) -> tuple[Storage, Any]:
-        """Returns the storage of a tensor that is written into, and the array of the elements that are written."""
-        backend, view_spec = self._backend, write.equation.into
-        assert view_spec is not None
-        base = values[write.equation.operands[0].number]
-        (array,) = buffers_of(base, "setitem")
-        if write.in_place and is_writable(base, array):
-            memory = backend.memory_of(array)
-            if not any(backend.memory_of(x) == memory for x in operands if backend.is_array(x)):
-                return base._storage, view_spec.of(backend, array)
-        self.flush(values)
-        made = backend.contiguous(backend.xp.asarray(array, copy=True))
-        return Storage((made,), ([],)), view_spec.of(backend, made)
 
 
 class FusedInProcesses(FusedOnDevices):
@@ -257,16 +220,33 @@ class FusedInProcesses(FusedOnDevices):
         operands = self._operands(values)
         if self.compiled is None and not (self._on_numpy and self._is_exact(operands)):
             return False
-        made: dict[int, int] = {}  # The identities of the results, of which only those that are kept become tensors.
+        made = self._note(values)
+        self._launch_all(operands, values)
+        self._identify(made, values)
+        return True
+
+    def prepare(self, values: Any, arrays: Arrays, targets: Targets) -> list[tuple[Hashable, Callable[[], None]]]:
+        """See `FusedOnDevices`."""
+        made = self._note(values)
+        launches = super().prepare(values, arrays, targets)
+        self._identify(made, values)
+        return launches
+
+    def _note(self, values: Any) -> dict[int, int]:
+        """Notes the calls of the operators. Returns the identities of the results, of which only those that are kept
+        become tensors.
+        """
+        made: dict[int, int] = {}
         for plan, given, result in self._calls:
             assert plan is not None
             assert plan.text is not None
             named = [made.get(x.number) or values[x.number] if type(x) is Var else x for x in given]
             made[result.number] = note(plan.text(tuple(named)))
-        self._launch_all(operands, values)
+        return made
+
+    def _identify(self, made: Mapping[int, int], values: Any) -> None:
         for v, _, _ in self._kept:
             values[v.number]._identity = made[v.number]
-        return True
 
     def _is_exact(self, operands: Sequence[Sequence[Any]]) -> bool:
         """Whether NumPy's functions on blocks of the buffers have the bits, and the memory order, of eager mode."""
@@ -278,16 +258,11 @@ class FusedInProcesses(FusedOnDevices):
     def _new(self, shape: Shape, dtype: Any) -> Any:
         return memory_pool.empty(shape, dtype) if self._on_numpy else super()._new(shape, dtype)
 
-    def _compute(
-        self,
-        shape: Shape,
-        inputs: Sequence[Any],
-        targets: Sequence[Any],
-        queue: AddLaunches | None = None,
-        memory: Sequence[Any] | None = None,
+    def _compute_into(
+        self, shape: Shape, inputs: Sequence[Any], targets: Sequence[Any], memory: Sequence[Any] | None
     ) -> None:
         if not self._on_numpy:
-            super()._compute(shape, inputs, targets, queue, memory)
+            super()._compute_into(shape, inputs, targets, memory)
         elif self.compiled is not None and not reports_errors():
             self.compiled.run(shape, inputs, targets)
         else:

@@ -172,7 +172,8 @@ class _Grouping:
         for other in groups[1:]:
             together = len(other.equations) + len(made.equations) < _MOST
             lengths = {made.row_ndim, other.row_ndim} - {0}
-            if other.shape == made.shape and len(lengths) < 2 and together and _is_split_as(other, made):
+            alike = _is_split_as(other, made) and self._ignores(other, made.equations[0][1])
+            if other.shape == made.shape and len(lengths) < 2 and together and alike:
                 self._merge(made, other)
         return made
 
@@ -184,8 +185,14 @@ class _Grouping:
                 self._open[equation.results.number] = group
         other.equations = []
 
+    def _ignores(self, group: Group, equation: Equation) -> bool:
+        """Whether a group ignores the floating-point errors that an equation ignores; kernels in C report none."""
+        return self._wide or group.equations[0][1].ignored == equation.ignored
+
     def _fits(self, group: Group, equation: Equation, shape: Shape, rows: int) -> bool:
         if len(group.equations) >= _MOST or not _has_parts(group, equation, shape, rows):
+            return False
+        if not self._ignores(group, equation):
             return False
         if rows:
             return group.shape == shape and group.row_ndim in (0, rows)

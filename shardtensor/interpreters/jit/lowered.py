@@ -91,9 +91,9 @@ class Lowered:
         """Returns the program as text.
 
         Args:
-            stage: ``"program"``, the equations; ``"layouts"``, those that transfer least, and what each transfers;
-                ``"groups"``, the equations with the kernels that compute several of them; ``"c"``, the text of those
-                kernels that C can compute; or ``"cuda"``, that of the kernels on GPUs.
+            stage: ``"program"``, the equations after all passes; ``"layouts"``, those that transfer least, and what
+                each transfers; ``"groups"``, the equations with the kernels that compute several of them; ``"c"``, the
+                text of those kernels that C can compute; or ``"cuda"``, that of the kernels on GPUs.
 
         Raises:
             ArgumentError: there is no such stage.
@@ -140,7 +140,7 @@ class Lowered:
 
     def _graphs(self) -> list[Segment]:
         """Returns the segments whose launches the backend captures."""
-        return [segment for segment in self._executable.segments if segment.kernels[0].backend.captures]
+        return [segment for segment in self._executable.segments if segment.backend.captures]
 
     def _layouts(self) -> Iterator[str]:
         logs = self._logs()

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
+
 from shardtensor.backend.registry import is_remote
 from shardtensor.core import Interpreter
 from shardtensor.interpreters.eager import EAGER
@@ -54,22 +56,35 @@ def steps_of(
         dead = dropped[k]
         if not is_kernel(node, wide) or not all(map(allowed, node)):
             (equation,) = node
-            steps.append(_alone(equation, program, interpreter, dead, fused, wide))
+            steps.append(_ignoring(node, _alone(equation, program, interpreter, dead, fused, wide)))
             continue
         kept = [v for e in node for v in e.makes() if last[v] > k]
         if interpreter is BOUND:
             in_map = FusedInMap(node, kept)
             fused(in_map)
-            steps.append(_fused(in_map, program, BOUND, (), dead))
+            steps.append(_ignoring(node, _fused(in_map, program, BOUND, (), dead)))
             continue
         in_place = {e.results for e in node if is_in_place(e, program, dead)}
         writes = {e.results: WindowWrite(e, e.results in in_place) for e in node if e.writes and not is_whole(e)}
         kernel = kernels[k] = fused_of(node, kept, writes)
         fused(kernel)
-        steps.append(_fused(kernel, program, EAGER, in_place, dead))
+        steps.append(_ignoring(node, _fused(kernel, program, EAGER, in_place, dead)))
     for several in time_steps_in(program, nodes, kernels) if wide else ():
         _block_in_time(several, steps, dropped)
     return nodes, steps
+
+
+def _ignoring(node: Node, alone: Step) -> Step:
+    """Returns the step of a node that ignores the floating-point errors that all its equations ignore."""
+    ignored = dict(set.intersection(*[set(equation.ignored) for equation in node]))
+    if not ignored:
+        return alone
+
+    def step(values: Values) -> None:
+        with np.errstate(**ignored):
+            alone(values)
+
+    return step
 
 
 def _any(_: Equation) -> bool:

@@ -15,7 +15,7 @@ The kernels are those of single steps, so that the bits are, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,13 @@ from shardtensor.host.threads import num_threads
 from shardtensor.interpreters.jit.c_executor import run_steps
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
+from shardtensor.interpreters.jit.graphs import Arrays, Part, Targets
 from shardtensor.interpreters.jit.stencils import corner_of
-from shardtensor.interpreters.jit.window_writes import copy_rest
+from shardtensor.interpreters.jit.window_writes import WindowWrite, copy_rest
 from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor
 
 LEAST_BYTES = 1 << 24
 """The size of a window from which on two arrays do not fit into caches."""
@@ -86,8 +87,8 @@ class TimeSteps:
         if any(step.fused.compiled is None for step in self._steps):
             return
         if isinstance(fused, FusedOnDevices):
-            array = fused.launch(lambda: self._alternate(fused, values))
-            values[self.result.number] = tensor(self.result.kind, Storage((array,), ([],)))  # type: ignore[arg-type]
+            base = values[self._steps[0].base.number]
+            fused.launch(lambda: self.prepare(values, {}, {self.result: self.targets(self.result, base)})[0][1]())
             return
         if reports_errors():
             return
@@ -113,32 +114,51 @@ class TimeSteps:
         run_steps(calls, self._steps[0].fused.shape, reach)
         values[self.result.number] = tensor(kind, Storage((arrays[(len(calls) - 1) % 2],), ([],)))
 
-    def _alternate(self, fused: FusedOnDevices, values: Any) -> Any:
-        """Computes one step after the other, on the current device, into two arrays alternately. Returns the last one.
+    # -- on a GPU ------------------------------------------------------------------------------------
+
+    def part(self) -> Part | None:
+        """Returns what a segment needs of the steps; None if they can be no part of one."""
+        kernels = [step.fused for step in self._steps if isinstance(step.fused, FusedOnDevices)]
+        parts = [part for kernel in kernels if (part := kernel.part()) is not None]
+        if len(parts) < len(self._steps):
+            return None
+        inside = {number for step in self._steps[1:] for number in step.views}
+        reads = [v for part in parts for v in part.reads if v.number not in inside]
+        launches = {0: sum([part.launches[0] for part in parts])}
+        writes = {self.result: WindowWrite(self._steps[0].write, in_place=False)}
+        return parts[0]._replace(
+            launches=launches, reads=reads, buffers=(), writes=writes, targets=self.targets, prepare=self.prepare
+        )
+
+    def targets(self, v: Var, base: ShardedTensor, operands: Sequence[Any] = ()) -> list[Storage]:
+        """Returns two copies of the base, the first of which is to have the result.
 
         A step by itself would copy the elements outside of its window, and with them the whole array.
         """
-        write = self._steps[0].write
+        array, backend = self._steps[0].fused.buffer_of(base, "setitem"), base._aval.backend
+        copies = [backend.contiguous(backend.xp.asarray(array, copy=True)) for _ in self._steps[:2]]
+        return [Storage((copy,), ([],)) for copy in sorted(copies, key=backend.address_of)]
+
+    def prepare(self, values: Any, arrays: Arrays, targets: Targets) -> list[tuple[Hashable, Callable[[], None]]]:
+        """Adds the result to the values. Returns what computes one step after the other, into two arrays alternately,
+        and the memory on whose device.
+        """
+        write, fused, last = self._steps[0].write, self._steps[0].fused, len(self._steps) - 1
         backend, window = write.results.kind.backend, write.into
         assert window is not None
-        before = fused.buffer_of(values[write.operands[0].number], "setitem")
-        fused.flush(values)  # The copies read what waits.
-        arrays = [backend.contiguous(backend.xp.asarray(before, copy=True)) for _ in self._steps[:2]]
-        targets = [window.of(backend, array) for array in arrays]
+        assert isinstance(fused, FusedOnDevices)
+        copies = [storage.buffers[0] for storage in targets[self.result]]
+        windows = [window.of(backend, array) for array in copies]
         given = [step.fused.operands(values, step.views if k else ()) for k, step in enumerate(self._steps)]
 
         def launch() -> None:
             for k, step in enumerate(self._steps):
-                views = {n: view.of(backend, arrays[k % 2 - 1]) for n, view in step.views.items()} if k else {}
-                step.fused.compiled.run(fused.shape, step.fused.arrays(given[k], views), [targets[k % 2]])  # type: ignore[union-attr]
+                before = copies[(last - k) % 2 - 1]
+                views = {n: view.of(backend, before) for n, view in step.views.items()} if k else {}
+                step.fused.compiled.run(fused.shape, step.fused.arrays(given[k], views), [windows[(last - k) % 2]])  # type: ignore[union-attr]
 
-        queue = fused.queue(values)
-        if queue is None:
-            launch()
-        else:  # All else is the same in each call.
-            operands = [*arrays, *[x for operands in given for x in operands.values()]]
-            queue(self, operands, launch, len(self._steps))
-        return arrays[(len(self._steps) - 1) % 2]
+        values[self.result.number] = tensor(self.result.kind, targets[self.result][0])  # type: ignore[arg-type]
+        return [(fused.memories[0][1], launch)]
 
 
 def time_steps_in(program: Program, nodes: Nodes, kernels: Mapping[int, Fused]) -> Iterator[TimeSteps]:

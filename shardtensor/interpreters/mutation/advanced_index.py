@@ -53,23 +53,25 @@ class AdvancedIndex:
     """
 
     def __init__(self, index: Any, shape: Shape) -> None:
-        entries = [_entry(e) for e in (index if isinstance(index, tuple) else (index,))]
-        self.is_mask = len(entries) == 1 and _is_mask(entries[0])
-        taken = sum(_width(e) for e in entries)
+        entries = list(map(_entry, index if isinstance(index, tuple) else (index,)))
+        widths = list(map(_width, entries))
+        taken = sum(widths)
         if taken > len(shape):
             raise IndexingError(
                 f"{counted(taken, 'index', 'indices')} for a tensor of {counted(len(shape), 'dimension')}, shape "
                 f"{shape}"
             )
         basic: list[Any] = []
+        dims: list[int] = []
         self._walkers: list[_IndexArray] = []
-        d = 0
-        for number, entry in enumerate(entries):
+        numbers, shapes = [], []
+        d, at = 0, 0  # the dimensions of the tensor, and of the basic index's result, that come next
+        for number, (entry, width) in enumerate(zip(entries, widths, strict=True)):
             if entry is Ellipsis:
                 basic.append(entry)
                 d += len(shape) - taken
+                at += len(shape) - taken
             elif isinstance(entry, (int, np.ndarray)):
-                width = _width(entry)
                 if _is_mask(entry) and entry.shape != (wanted := shape[d : d + width]):
                     if any(n not in (0, size) for n, size in zip(entry.shape, wanted, strict=True)):
                         raise IndexingError(
@@ -78,30 +80,34 @@ class AdvancedIndex:
                         )
                     # The array API and NumPy accept an empty mask for dimensions of any size.
                     entries[number] = entry = np.broadcast_to(np.False_, wanted)
-                self._walkers.append(_IndexArray(len(basic), np.asarray(entry), d, shape))
+                walker = _IndexArray(entry, d, shape)
+                self._walkers.append(walker)
+                numbers.append(number)
+                shapes.append(walker.shape)
+                dims += range(at, at + walker.count)
                 # A 0-d mask adds a dimension of size 1 and indexes it.
                 basic += [slice(None)] * width if width else [None]
                 d += width
+                at += walker.count
             else:
                 basic.append(entry)
-                d += entry is not None
+                d += width
+                at += 1
+        self.is_mask = len(entries) == 1 and self._walkers[0].is_mask
         self.numpy = tuple(entries)
         found = canonical(tuple(basic), shape)
         assert found is not None
         self.basic: Index = found
-        positions = _positions(basic, len(shape))
-        self.dims = tuple([positions[w.number] + i for w in self._walkers for i in range(w.count)])
-        shapes = [w.shape for w in self._walkers]
+        self.dims = tuple(dims)
         try:
             self.block: Shape = np.broadcast_shapes(*shapes)
         except ValueError:
             raise IndexingError(
                 f"index arrays of shapes {', '.join(map(str, shapes))} do not broadcast together"
             ) from None
-        advanced = [isinstance(e, (int, np.ndarray)) for e in entries]
-        self.at = min(self.dims) if _adjacent(advanced) else 0
-        sizes = [1 if e is None else e[1] for e in found]  # type: ignore[index]
-        self.rest = tuple([n for w, n in enumerate(sizes) if w not in self.dims])
+        are_adjacent = numbers[-1] - numbers[0] < len(numbers)
+        self.at = dims[0] if are_adjacent else 0
+        self.rest = tuple([1 if e is None else e[1] for n, e in enumerate(found) if n not in dims])  # type: ignore[index]
         self.shape: Shape = (*self.rest[: self.at], *self.block, *self.rest[self.at :])
 
     @property
@@ -138,22 +144,21 @@ class _IndexArray:
     """One index array, mask or integer of an advanced index.
 
     Attributes:
-        number: the position in the basic index of the first entry that it indexes.
         array: the host array.
+        is_mask: whether it is a mask.
         d: the first dimension of the tensor that it indexes.
         count: the number of dimensions that it indexes.
         shape: the shape of the equivalent integer arrays.
         size: the size of the dimension that it indexes; 1 for masks, where it is not used.
     """
 
-    def __init__(self, number: int, array: HostArray, d: int, shape: Shape) -> None:
-        self.number = number
-        self.array = array
+    def __init__(self, entry: Any, d: int, shape: Shape) -> None:
+        self.array = array = np.asarray(entry)
         self.d = d
-        mask = _is_mask(array)
-        self.count = max(array.ndim, 1) if mask else 1
-        self.shape: Shape = (int(np.count_nonzero(array)),) if mask else array.shape
-        self.size = 1 if mask else shape[d]
+        self.is_mask = array.dtype.kind == "b"
+        self.count = max(array.ndim, 1) if self.is_mask else 1
+        self.shape: Shape = (int(np.count_nonzero(array)),) if self.is_mask else array.shape
+        self.size = 1 if self.is_mask else shape[d]
 
     def indices(self) -> Sequence[HostArray]:
         """Returns one array of non-negative indices for each dimension that it indexes.
@@ -162,7 +167,7 @@ class _IndexArray:
             IndexingError: an index is out of bounds.
         """
         array = self.array
-        if _is_mask(array):
+        if self.is_mask:
             return array.nonzero() if array.ndim else (np.zeros(int(array), np.intp),)
         wrong = (array < -self.size) | (array >= self.size)
         if wrong.any():
@@ -179,13 +184,16 @@ def _is_mask(entry: Any) -> TypeGuard[HostArray]:
 
 def _entry(entry: Any) -> Any:
     """Converts one entry of an index: arrays become host arrays, integers Python ints; other entries are kept."""
-    if not is_array(entry):
+    array: Any
+    if type(entry) is np.ndarray:
+        array = entry
+    elif not is_array(entry):
         if entry is None or entry is Ellipsis or isinstance(entry, slice):
             return entry
         if isinstance(entry, (int, np.integer)):
             return int(entry)
         return int(entry.__index__()) if hasattr(entry, "__index__") else canonical(entry, (1,))
-    if isinstance(entry, (list, tuple, range)):
+    elif isinstance(entry, (list, tuple, range)):
         try:
             array = np.asarray(entry)
         except ValueError as error:
@@ -208,17 +216,3 @@ def _width(entry: Any) -> int:
     if entry is None or entry is Ellipsis:
         return 0
     return entry.ndim if _is_mask(entry) else 1
-
-
-def _positions(basic: Sequence[Any], ndim: int) -> list[int]:
-    """Returns for each entry of a basic index of slices and None the first dimension of the result that it gives."""
-    rest = ndim - sum(1 for e in basic if e is not None and e is not Ellipsis)
-    widths = [rest if e is Ellipsis else 1 for e in basic]
-    return [sum(widths[:i]) for i in range(len(basic))]
-
-
-def _adjacent(advanced: Sequence[bool]) -> bool:
-    """Whether arrays and integers are adjacent entries of the index."""
-    first = advanced.index(True)
-    last = len(advanced) - 1 - advanced[::-1].index(True)
-    return all(advanced[first : last + 1])

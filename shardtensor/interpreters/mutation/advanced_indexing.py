@@ -7,11 +7,10 @@ only where they are missing.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,18 @@ import numpy as np
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.processes import described, note
+from shardtensor.communication.transfer import gather as gather_to_host
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.core import call, implements
 from shardtensor.errors import IndexingError
-from shardtensor.functions.algorithms.one_memory import on_all_devices, on_one_device
+from shardtensor.functions.algorithms.first_device import on_first, shares_memory
 from shardtensor.functions.indexing import gather
 from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
 from shardtensor.interpreters.mutation.device_indices import indices_on_device, shape_of_index
-from shardtensor.interpreters.mutation.views import gather_now, local_views, operand_shards
+from shardtensor.interpreters.mutation.scalar_elements import ScalarElement
+from shardtensor.interpreters.mutation.views import View, local_views, operand_shards
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding
 from shardtensor.sharding.spec import Chain, P
@@ -71,9 +72,30 @@ def known_index(index: Any) -> Any:
 def _gather(x: Any, index: Any) -> ShardedTensor:
     if not isinstance(x, ShardedTensor):
         x = call("asarray", x)
-    if not lacks_elements(x) and (indices := indices_on_device(x._aval, x.shape, index)) is not None:
+    value = x._aval
+    if value.backend.on_host:
+        chosen = AdvancedIndex(index, value.shape)
+        try:
+            array = blockwise.select(gather_now(x, "getitem"), chosen.numpy)
+        except IndexError as error:
+            raise indexing_error(error) from None
+        return tensor(_layout(value, chosen), Storage((array,)))
+    if (indices := indices_on_device(value, value.shape, index)) is not None:
         return _selected_on_device(x, indices)
-    return _selected(x, AdvancedIndex(index, x.shape))
+    return _selected(x, AdvancedIndex(index, value.shape))
+
+
+def gather_now(x: Any, caller: str) -> Any:
+    """Returns the whole of an operand as a host array, which is not recorded. Where memory is shared, it is read where
+    it is: views and scalar elements do not count as read, so that a later read records its transfers.
+    """
+    if isinstance(x, ShardedTensor) and x._aval.backend.on_host:
+        if type(x._storage) is View:
+            return x._storage.now()
+        if type(x._storage) is ScalarElement:
+            return x._storage.parts[0]
+        return whole_array(x, caller)
+    return gather_to_host(x, caller)
 
 
 def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...]) -> ShardedTensor:
@@ -85,13 +107,10 @@ def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...]) -> ShardedTe
 
 
 def _selected(x: ShardedTensor, chosen: AdvancedIndex) -> ShardedTensor:
+    """Returns the elements of a tensor on other devices than the host that an index on the host selects."""
     value = _layout(x._aval, chosen)
-    shared = value.backend.on_host
-    if (alone := on_one_device(x, "getitem")) is not None:
-        return on_all_devices(_selected(alone, chosen), value.sharding, value.committed)
-    if shared:
-        with indexing_errors():
-            return tensor(value, Storage((blockwise.select(gather_now(x, "getitem"), chosen.numpy),)))
+    if shares_memory(x):
+        return on_first(x, lambda alone: (_selected(alone, chosen),), value.sharding, "getitem")[0]
     if value.spans:
         note(f"getitem({described(x)}, {described(chosen.numpy)})")
     plan, here, arrays = _source(x, chosen, value.grid, False)
@@ -111,13 +130,9 @@ def _source(
     return GatherPlan(here.grid, chosen.dims, wants), here, arrays
 
 
-@contextlib.contextmanager
-def indexing_errors() -> Iterator[None]:
-    """Converts NumPy's IndexError to `IndexingError` in the ``with`` block."""
-    try:
-        yield
-    except IndexError as error:
-        raise error if isinstance(error, IndexingError) else IndexingError(str(error)) from None
+def indexing_error(error: IndexError) -> IndexingError:
+    """Returns an error of NumPy as an `IndexingError`."""
+    return error if isinstance(error, IndexingError) else IndexingError(str(error))
 
 
 def _layout(x: Aval, chosen: AdvancedIndex) -> Aval:

@@ -31,7 +31,7 @@ def indices_on_device(value: Aval, shape: Shape, index: Any) -> tuple[Any, ...] 
         index: the index as users write it.
     """
     entries = index if isinstance(index, tuple) else (index,)
-    if value.backend.kernel_language != "cuda" or value.memory is None or value.offloaded:
+    if value.backend.kernel_language != "cuda" or value.memory is None:
         return None
     if not all(_is_basic(e) or _is_beside(e, value) for e in entries):
         return None
@@ -75,7 +75,7 @@ def _is_beside(entry: Any, value: Aval) -> bool:
     if not isinstance(entry, ShardedTensor) or not entry.ndim or entry.dtype.kind not in "biu":
         return False
     own = entry._aval
-    return own.memory is not None and own.memory == value.memory and not own.offloaded and not lacks_elements(entry)
+    return own.memory is not None and own.memory == value.memory and not lacks_elements(entry)
 
 
 def _indexed_sizes(entries: list[Any], shape: Shape) -> list[int] | None:

@@ -152,7 +152,7 @@ def _copied_together(x: ShardedTensor, begin: int) -> Sequence[ShardedTensor]:
     source = x._aval
     if type(x._storage) is not Storage or not is_executing():
         return ()
-    if source.memory is None or source.offloaded or source.unreduced or not source.backend.on_host:
+    if source.memory is None or source.unreduced or not source.backend.on_host:
         return ()
     value = aval((), source.dtype, source.sharding.with_spec(P()), source.committed)
     copies = whole_array(x, "getitem")[begin : begin + _TOGETHER].copy()

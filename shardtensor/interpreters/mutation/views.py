@@ -22,7 +22,7 @@ from shardtensor.backend.ownership import read_only
 from shardtensor.backend.registry import backend_of, in_job
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
-from shardtensor.communication.transfer import announce_reading, buffers_of, gather, recorded_reading, whole_array
+from shardtensor.communication.transfer import announce_reading, buffers_of, recorded_reading, whole_array
 from shardtensor.communication.transfer_log import announce, record_transfer
 from shardtensor.core import Op, Params, call, implements
 from shardtensor.functions.indexing import view
@@ -166,13 +166,6 @@ class View:
             return None
         return _of_cells(base, view_spec.boxes, view_spec.chains, view_spec.shape)
 
-    @property
-    def computes(self) -> bool:
-        """Whether reading it may copy elements, and not only give views of the base's buffers."""
-        if len(self.view_spec.boxes) > 1:
-            return True
-        return not self.is_direct and self._here(current_storage(self.base)) is None
-
     def _evaluated(self, storage: Any) -> Any:
         """Returns the buffers that operators compute; see `_read`."""
         value = evaluate(tensor(on_devices(self.base._aval), storage), self.view_spec)
@@ -221,11 +214,6 @@ def _picked_to_host(x: ShardedTensor, view_spec: ViewSpec) -> HostArray:
 # -- making views ----------------------------------------------------------------------------------
 
 
-def computes(x: ShardedTensor) -> bool:
-    """Whether reading the buffers of a tensor may copy elements of another tensor; see `View.computes`."""
-    return type(x._storage) is View and x._storage.computes
-
-
 def reads_buffers(base: Aval, view_spec: ViewSpec) -> bool:
     """Whether reading a view gives views of the buffers of its base, wherever these are."""
     if len(view_spec.boxes) > 1 or (view_spec.reverses and not base.backend.negative_strides):
@@ -264,7 +252,7 @@ def infer_view(op: Op, x: ShardedTensor, params: Params) -> tuple[ShardedTensor,
     if base is x and x._aval.ndim:
         identity = _identity(params, _MOST_REPEATED if op.name == "getitem" else sys.maxsize)
     if identity is None:
-        found = _inferred(op, base._aval, view_spec, x._is_scalar, params)
+        found = _inferred(op, base._aval, view_spec, not x._aval.ndim and x._is_scalar, params)
     else:
         key = (op, x._aval, identity)
         found = _known.get(key, _UNKNOWN)
@@ -483,18 +471,6 @@ def _of_cells(base: Aval, boxes: tuple[BoxIndex, ...], chains: tuple[Chain, ...]
     here = locate(base.cells.grid, boxes)
     cells = aval_of_view(base, chains, shape, None).cells
     return here if here is not None and here.grid.same(cells.grid) else None
-
-
-def gather_now(x: Any, caller: str) -> Any:
-    """Returns the whole of an operand as a host array, as by `gather`. Where memory is shared, it is read where it is:
-    views and scalar elements do not count as read, so that a later read records its transfers.
-    """
-    if isinstance(x, ShardedTensor) and x._aval.backend.on_host:
-        if type(x._storage) is View:
-            return x._storage.now()
-        if type(x._storage) is ScalarElement:
-            return x._storage.parts[0]
-    return gather(x, caller)
 
 
 def snapshot(x: Any, base: ShardedTensor | None = None, value: ShardedTensor | None = None) -> Any:

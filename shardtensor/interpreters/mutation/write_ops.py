@@ -23,9 +23,8 @@ from shardtensor.communication.processes import described
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.host import blockwise
 from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex, unraveled
-from shardtensor.interpreters.mutation.advanced_indexing import indexing_errors
+from shardtensor.interpreters.mutation.advanced_indexing import gather_now, indexing_error
 from shardtensor.interpreters.mutation.views import (
-    gather_now,
     local_views,
     operand_shards,
     snapshot,
@@ -354,9 +353,11 @@ class Scattered(WriteOp):
         (x,) = self.operands
         # NumPy iterates over index arrays and values in memory order, so both must be in row-major order for the last
         # value to be written last.
-        with indexing_errors():
-            x = self.read(x)
+        x = self.read(x)
+        try:
             out[self.chosen.in_order] = np.asarray(x, order="C") if isinstance(x, np.ndarray) else x
+        except IndexError as error:
+            raise indexing_error(error) from None
 
     def announce(self, grid: Grid, copied: bool) -> None:
         """See `WriteOp`."""

@@ -56,7 +56,7 @@ def program_of(
     outputs: list[Var] = []
     map_items(outputs.append, result)
     program = Program([x._storage.value for x in inputs], (), tracer.equations, outputs)
-    return (program, result) if not tracer.trace.captured and _is_recorded(program) else None
+    return (program, result) if not tracer.trace.captured and _is_pure(program) else None
 
 
 def on_buffers(
@@ -66,7 +66,10 @@ def on_buffers(
     messages are those of its operators, which a log has as well. See `program_of`.
     """
     found = program_of(function, args, kwargs, tensors)
-    return found and BufferProgram(rewritten(found[0], Setting(moves=False)), found[1])
+    if found is None:
+        return None
+    program = rewritten(found[0], Setting(moves=False))
+    return BufferProgram(program, found[1]) if BufferProgram.takes(program) else None
 
 
 class _NotRecordedError(Exception):
@@ -89,12 +92,8 @@ def _value(tracer: Tracer, inputs: Sequence[ShardedTensor], x: Any) -> Var:
     return tracer._read(x).value
 
 
-def _is_recorded(program: Program) -> bool:
-    """Whether a program neither writes nor calls other programs, has no Python numbers that it computes, and returns
-    each of its values once, also in views.
-    """
+def _is_pure(program: Program) -> bool:
+    """Whether a program neither writes nor calls other programs, and returns each of its values once, also in views."""
     views = {e.results: e.operands[0] for e in program.equations if e.op.name == "view"}
     returned = {v: views.get(v, v) for v in program.outputs}
-    return len(set(returned.values())) == len(returned) and not any(
-        e.writes or e.op.spmd or any(isinstance(v.kind, type) for v in e.makes()) for e in program.equations
-    )
+    return len(set(returned.values())) == len(returned) and not any(e.writes or e.op.spmd for e in program.equations)

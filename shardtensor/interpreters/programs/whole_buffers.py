@@ -19,8 +19,8 @@ from shardtensor.core import Op, Operands, Params
 from shardtensor.interpreters.calls import array_operands
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.programs.program import Equation, Program, Var
-from shardtensor.interpreters.programs.replay import stand_in_of
+from shardtensor.interpreters.programs.program import Equation, Program, Var, vars_of
+from shardtensor.interpreters.programs.replay import stand_in_of, view_of
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.ownership import READS, track
 from shardtensor.tensor.pytree import leaves, map_items
@@ -40,7 +40,7 @@ class _Step(NamedTuple):
         slot: the slot of the result.
         run: computes the result, or a tuple of results, from a tuple of tensors and constants.
         operands: the slots of the operands.
-        results: the slots of the results.
+        results: the slots of the results, if they are several.
         ignored: the floating-point errors that the function ignores.
     """
 
@@ -94,6 +94,13 @@ class BufferProgram:
         self._buffers = [*[None] * len(values), *self.constants]
         self._result = map_items(self._slots.__getitem__, result)
 
+    @staticmethod
+    def takes(program: Program) -> bool:
+        """Whether all values are tensors, of which no operand is a container."""
+        made = [x for equation in program.equations for x in leaves(equation.results)]
+        given = [x for equation in program.equations for x in equation.operands if isinstance(x, (tuple, list, dict))]
+        return not any(map(vars_of, given)) and all(type(v) is Var and isinstance(v.kind, Aval) for v in made)
+
     def _step(self, equation: Equation) -> _Step:
         """Returns the step of an equation."""
         op, params, stand_ins = equation.op, equation.params, self._stand_ins
@@ -106,22 +113,23 @@ class BufferProgram:
             value = equation.window
             assert isinstance(value, Aval)
             of_buffers = _view_of(given[0]._aval, equation.into)
-            run: Callable[[Operands], Any] = functools.partial(_view, of_buffers, value)
+            run: Callable[[Operands], Any] = functools.partial(_view, equation.into, value)
         elif op.algorithm:
             given, run = array_operands(op, given), functools.partial(_algorithm, op, params)
         else:
             plan, given = planned(op, given, params)
             run, of_buffers = plan.run, plan.of_buffers()
             is_new = op.is_ufunc or bool(plan.partial_axes)  # See `shardtensor.interpreters.execution.one_pass`.
-        if not all(_is_one_buffer(x._aval) for x in (*given, made) if type(x) is ShardedTensor):
+        if not given or not all(_is_one_buffer(x._aval) for x in (*given, made) if type(x) is ShardedTensor):
             of_buffers = None
-        slots = tuple([self._slots[v] for v in names])
+        slot, *_ = slots = tuple([self._slots[v] for v in names])
         if of_buffers is not None:
-            self._made[slots[0]] = _Made(made._aval, not made.ndim and not made._is_scalar, is_new)
+            self._made[slot] = _Made(made._aval, not made.ndim and not made._is_scalar, is_new)
         named = {id(x): v for v, x in stand_ins.items()}
         operands = tuple([self._slots[named[id(x)]] if id(x) in named else self._constant(x) for x in given])
         get = python.itemgetter(*operands) if len(operands) > 1 else None
-        return _Step(of_buffers, get, operands[0] if operands else -1, slots[0], run, operands, slots, equation.ignored)
+        results = () if type(equation.results) is Var else slots
+        return _Step(of_buffers, get, operands[0] if operands else -1, slot, run, operands, results, equation.ignored)
 
     def _constant(self, x: Any) -> int:
         """Returns the slot of a constant, after those of all values."""
@@ -166,7 +174,7 @@ class BufferProgram:
                     buffers[slot] = made
                     continue
             made = run(tuple([self._tensor(tensors, buffers, k) for k in operands]))
-            for k, x in zip(results, (made,) if len(results) == 1 else leaves(made), strict=True):
+            for k, x in zip(results, leaves(made), strict=True) if results else ((slot, made),):
                 tensors[k] = x
                 if k in self._read:
                     buffers[k] = whole_array(x)
@@ -203,8 +211,8 @@ def _view_of(base: Aval, spec: ViewSpec) -> Callable[[Any], Any]:
     return of_buffer
 
 
-def _view(of_buffer: Callable[[Any], Any], value: Aval, operands: Operands) -> Any:
-    return mark_array(tensor(value, Storage((of_buffer(whole_array(operands[0])),))))  # Views are no scalars.
+def _view(spec: ViewSpec, value: Aval, operands: Operands) -> Any:
+    return view_of(operands[0], spec, value)
 
 
 def _algorithm(op: Op, params: Params, operands: Operands) -> Any:

@@ -12,7 +12,7 @@ from shardtensor.errors import ArgumentTypeError
 from shardtensor.interpreters.jit import cuda_executor
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel, fits
-from shardtensor.interpreters.jit.cuda_source import cuda_source, has_cuda
+from shardtensor.interpreters.jit.cuda_source import cuda_source, has_cuda, row_source
 from shardtensor.interpreters.jit.expressions import EXPRESSIONS
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
 from tests.backends.test_cupy import Machine, machine
@@ -122,15 +122,21 @@ def test_extrema_and_sums_of_special_numbers(dtype: str, gpu: Machine) -> None:
         assert_same(out + out.dtype.type(0), wanted + wanted.dtype.type(0))  # A maximum of zeros may have either sign.
 
 
-def test_one_launch_for_rows_and_elements(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def launches_of(made: Machine) -> list[str]:
+    """Returns a list to which the names of functions that are launched from now on are added."""
     launched: list[str] = []
-    raw, elementwise = gpu.backend.raw_kernel, gpu.backend.elementwise_kernel
-    gpu.backend.raw_kernel = lambda text, name: counted(raw(text, name), name)  # type: ignore[method-assign]
-    gpu.backend.elementwise_kernel = lambda *a, **k: counted(elementwise(*a, **k), "elements")  # type: ignore[method-assign]
+    raw, elementwise = made.backend.raw_kernel, made.backend.elementwise_kernel
+    made.backend.raw_kernel = lambda text, name: counted(raw(text, name), name)  # type: ignore[method-assign]
+    made.backend.elementwise_kernel = lambda *a, **k: counted(elementwise(*a, **k), "elements")  # type: ignore[method-assign]
 
     def counted(function: Any, name: str) -> Any:
         return lambda *args: (launched.append(name), function(*args))[1]
 
+    return launched
+
+
+def test_one_launch_for_rows_and_elements(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = launches_of(gpu)
     x = np.ones((50, 40), "f4")
     run(gpu, softmax(), x.shape, [x], [np.empty_like(x)])
     k = KernelBuilder(2)
@@ -142,6 +148,63 @@ def test_one_launch_for_rows_and_elements(gpu: Machine, monkeypatch: pytest.Monk
     long = np.ones((1, 200), "f4")
     run(gpu, softmax(), long.shape, [long], [np.empty_like(long)])
     assert launched[2:] == ["part_0", "join_0", "part_1", "join_1", "finish"]
+
+
+def variance_kernel(dtype: str, name: str = "positive") -> Kernel:
+    """Returns a kernel whose result is the sum of the squares of the differences of a function of x from its means."""
+    k = KernelBuilder(2, 1)
+    x = k.call(name, k.input(dtype, (True, True)))
+    k.output(k.reduce("sum_of_squares", k.call("subtract", x, k.reduce("mean", x))), per_row=True)
+    return k.build()
+
+
+@pytest.mark.parametrize("name", ["positive", "exp"])
+def test_a_variance_reads_its_operand_once(name: str, monkeypatch: pytest.MonkeyPatch, gpu: Machine) -> None:
+    source = row_source(variance_kernel("f4", name), 1, 1, frozenset())
+    for text in (source.whole, source.divided):
+        assert text.count("(q0") == 1  # The address of the row, from which a thread reads an element.
+    assert source.stages == 1
+    results = row_source(spread_kernel("f4"), 1, 1, frozenset())  # The results for each element read it again.
+    assert results.whole.count("(q0") == results.divided.count("(q0") == 2
+    monkeypatch.setattr(cuda_executor, "SEGMENT", 64)
+    x = np.random.default_rng(0).normal(size=(1, 200))
+    launched = launches_of(gpu)
+    run(gpu, variance_kernel("f8", name), x.shape, [x], [np.empty(1)])
+    assert launched == ["part_0", "join_0"]
+
+
+def lines_of_numbers(n: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns numbers whose variances lose digits if squares are added relative to a number that is not near them."""
+    normal, at = np.random.default_rng(0).normal(size=n), np.arange(n)
+    return {
+        "normal": normal,
+        "far from zero": normal + 1000,
+        "zeros before": np.where(at < 40, 0, normal + 1000),
+        "an outlier at first": np.where(at < 1, 1e6, normal),
+        "growing": np.exp2(at / (n / 40)),
+        "shrinking": np.exp2(-at / (n / 40)),
+        "large": (normal + 1) * 1e16,
+    }
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("segment", [64, 1 << 13], ids=["divided rows", "whole rows"])
+@pytest.mark.parametrize("n", [2, 33, 5000])
+def test_variances_are_accurate(
+    n: int, segment: int, dtype: str, monkeypatch: pytest.MonkeyPatch, gpu: Machine
+) -> None:
+    monkeypatch.setattr(cuda_executor, "SEGMENT", segment)
+    kernel, info = variance_kernel(dtype), np.finfo(dtype)
+    for name, numbers in lines_of_numbers(n).items():
+        x = numbers.astype(dtype)[None]
+        (made,) = run(gpu, kernel, x.shape, [x], [np.empty(1, dtype)])
+        exact = x.astype(np.longdouble)
+        exact -= exact.mean(axis=1, keepdims=True)
+        wanted = (exact * exact).sum()
+        np.testing.assert_allclose(made, wanted, rtol=100 * float(info.eps), err_msg=name)
+    x = np.stack([np.full(n, number, dtype) for number in (0.0, 3.0, 2.0**100, np.inf, np.nan)])
+    (made,) = run(gpu, kernel, x.shape, [x], [np.empty(len(x), dtype)])
+    np.testing.assert_array_equal(made, [0, 0, 0, np.nan, np.nan])
 
 
 def test_the_table_says_what_cuda_has() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 import os
 import random
 import threading
@@ -19,7 +20,7 @@ from shardtensor_cupy.graphs import Graphs as Captures
 import shardtensor as st
 from shardtensor.interpreters.jit import cuda_executor, segments
 from shardtensor.interpreters.jit.compiler import find_compiler
-from shardtensor.interpreters.jit.launches import COST, GRAPHS, SEEN, Graphs, key_of
+from shardtensor.interpreters.jit.graphs import _ALIGNMENT, COST, GRAPHS, SEEN, Block, Buffer, Graphs, key_of
 from tests import fakecupy
 from tests.backends.test_cupy import Machine, machine
 from tests.conftest import NO_GPU
@@ -254,18 +255,18 @@ def test_numbers_that_change(gpu: Machine) -> None:
             assert_equal(traced(x, a), f(x, a))
 
 
-def test_keys_of_numbers_are_exact(gpu: Machine) -> None:
-    keys = [key_of(a, gpu.backend) for a in numbers()]
+def test_keys_of_numbers_are_exact() -> None:
+    keys = [key_of(a) for a in numbers()]
     assert len(set(keys)) == len(keys)
-    assert keys == [key_of(a, gpu.backend) for a in numbers()]
+    assert keys == [key_of(a) for a in numbers()]
     assert all(hash(key) is not None for key in keys)
 
 
-def test_keys_of_arrays_have_their_strides(gpu: Machine) -> None:
+def test_addresses_of_arrays_have_their_strides(gpu: Machine) -> None:
     with gpu.backend.on(gpu.devices[0]):
         a = gpu.cupy.zeros((4, 4))
-        assert key_of(a, gpu.backend) == key_of(a[:], gpu.backend)
-        assert len({key_of(x, gpu.backend) for x in (a, a.T, a[1:], a[:, ::2])}) == 4
+        assert gpu.backend.address_of(a) == gpu.backend.address_of(a[:])
+        assert len({gpu.backend.address_of(x) for x in (a, a.T, a[1:], a[:, ::2])}) == 4
 
 
 # -- who holds memory ------------------------------------------------------------------------------
@@ -366,8 +367,8 @@ def test_memory_and_graphs_do_not_grow(calls: int, gpu: Machine) -> None:
     assert fakecupy.live_graphs <= GRAPHS
     assert pool.total_bytes() <= used + 4096
     (segment,) = traced.lower(x, 0.5)._executable.segments
-    assert len(segment._graphs._graphs) <= GRAPHS
-    assert len(segment._graphs._seen) <= SEEN
+    assert len(segment.graphs._graphs) <= GRAPHS
+    assert len(segment.graphs._seen) <= SEEN
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -420,6 +421,31 @@ def test_captures_that_are_of_no_use_are_few() -> None:
     before = len(captured)
     assert finds(graphs, (-1 for _ in range(100)), captured) > 80  # What is of use is captured soon.
     assert len(captured) == before + 1
+
+
+# -- the memory of what only a segment reads -------------------------------------------------------
+
+
+@pytest.mark.parametrize("shapes", [[(1,), (3, 5), (0,), (7,)], [(128,), (129,), (2, 64)], [(512,), (1,), (511,)]])
+@pytest.mark.parametrize("dtype", ["i1", "f4", "c16"])
+def test_buffers_are_aligned_and_do_not_overlap(shapes: list[tuple[int, ...]], dtype: str, gpu: Machine) -> None:
+    block, end = Block(), 0
+    for name, shape in enumerate(shapes):
+        block.add(Buffer(name, None, "memory", shape, np.dtype(dtype)))
+    for (begin, found, of), shape in zip(block.parts, shapes, strict=True):
+        assert (found, of) == (shape, np.dtype(dtype))
+        assert begin % _ALIGNMENT == 0
+        assert end <= begin < end + _ALIGNMENT
+        end = begin + math.prod(shape) * of.itemsize
+    assert end <= block.size < end + _ALIGNMENT
+    assert block.size % _ALIGNMENT == 0
+    with gpu.backend.on(gpu.devices[0]):
+        memory = block.allocate(gpu.backend)
+        arrays = block.arrays(gpu.backend, memory)
+    assert memory.nbytes == block.size
+    assert [(name, x.shape, x.dtype) for name, x in arrays.items()] == [
+        (name, shape, np.dtype(dtype)) for name, shape in enumerate(shapes)
+    ]
 
 
 # -- captures that fail ----------------------------------------------------------------------------

@@ -12,10 +12,10 @@ import pytest
 import shardtensor as st
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError
 from shardtensor.interpreters.jit import blocked, c_executor, operands
-from shardtensor.interpreters.jit.c_source import row_parts
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.row_schedule import row_schedule
 from tests.interpreters.jit.random_kernels import Case, assert_same, random_case, reference, spread_kernel
 from tests.scripts import new_process, output_of
 
@@ -292,7 +292,7 @@ def test_variances_are_accurate_and_read_their_operand_once(dtype: str, shape: t
     if find_compiler() is None:
         pytest.skip("no C compiler")
     kernel = spread_kernel(dtype)
-    assert row_parts(kernel).steps == 3  # one pass, the totals, and the results
+    assert len(row_schedule(kernel, stores=True).stages) == 2  # the sums, and the results
     rng = np.random.default_rng(0)
     for offset in (0.0, 1000.0):
         array = (rng.normal(size=shape) + offset + np.arange(shape[1]) * 1e-3).astype(dtype)

@@ -1,4 +1,4 @@
-"""Calls of segments that find their graph before any step, on CuPy's double."""
+"""Calls of segments: what they read and write, and that kernels are prepared only if there is no graph; on CuPy's double."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.interpreters.jit import cuda_executor
+from shardtensor.interpreters.jit import cuda_executor, fused_devices
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel
-from shardtensor.interpreters.jit.one_launch import OneLaunch
+from shardtensor.interpreters.jit.graphs import Graphs
+from shardtensor.interpreters.jit.segments import Memory
 from shardtensor.tensor.pytree import leaves
 from tests.backends.test_cupy import Machine
 from tests.draws import all_of_them
@@ -132,6 +133,69 @@ def test_a_view_that_copies_is_read_first(gpu: Machine) -> None:
         assert_equal(traced(x), f(x))
 
 
+def test_views_whose_elements_move(any_gpus: Machine) -> None:
+    """With two GPUs, each has other rows of the view than of the base."""
+
+    def f(x: Any) -> Any:
+        y = chain(x)
+        z = chain(x[2:]) + y[2:]  # What is read from before the kernels, and what they have computed.
+        return chain(z)[1:], z[::2], y
+
+    x = rows(any_gpus)
+    for given in (lambda: x, lambda: x[2:]):
+        traced, wanted = st.jit(lambda x: f(x)), [np.asarray(y) for y in f(given())]
+        for _ in range(16):
+            names = launched(traced, given())
+        assert any(name.startswith("a graph of") for name in names)
+        for _ in range(4):
+            for found, y in zip(traced(given()), wanted, strict=True):
+                assert_equal(found, y)
+
+
+def test_kernels_of_different_memories(any_gpus: Machine) -> None:
+    """A graph has the kernels of one GPU; one kernel is none."""
+
+    def f(x: Any, y: Any) -> Any:
+        for k in range(3):
+            x = x[:, ::-1] * 2 + k
+            y = y * 0.5 + 1 if k == 1 else y
+        return x, y
+
+    first, last = any_gpus.devices[0], any_gpus.devices[-1]
+    x, y = st.device_put(rows(any_gpus), first), st.device_put(rows(any_gpus, seed=1), last)
+    traced, gpus = st.jit(f), any_gpus.cupy.cuda.runtime.getDeviceCount()
+    warm(traced, x, y, calls=8)
+    names = launched(traced, x, y)
+    assert sorted(names) == (["a graph of 4"] if gpus == 1 else ["a graph of 3", "shardtensor_kernel"])
+    near(traced(x, y), f(x, y))
+
+
+def test_results_that_are_alike_have_one_graph(gpu: Machine) -> None:
+    """The memory of results that are dropped in another order is that of the same results."""
+    traced, x = st.jit(lambda x: (chain(x), chain(x, 3), chain(x, 4))), rows(gpu)
+    for k in range(12):
+        found = list(traced(x))
+        for _ in range(3):
+            found.pop(k % len(found))
+    (segment,) = traced.lower(x)._executable.segments
+    assert len(segment.graphs._graphs) == 1
+
+
+def test_memories_with_equal_addresses(any_gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses that only the memory distinguishes, as those of backends may be."""
+    seen: dict[Any, list[int]] = {}
+
+    def address_of(array: Any) -> Any:
+        found = seen.setdefault(array.device.id, [])
+        if array.data.ptr not in found:
+            found.append(array.data.ptr)
+        return found.index(array.data.ptr), array.strides
+
+    monkeypatch.setattr(any_gpus.backend, "address_of", address_of, raising=False)
+    traced, x = st.jit(chain), rows(any_gpus)
+    assert is_one_launch(traced, x)
+
+
 def test_operands_of_devices_are_joined_first(gpu: Machine) -> None:
     """The arrays that a map returns are those of devices, and one array from the first kernel on."""
     traced, x = st.jit(chain), rows(gpu)
@@ -169,6 +233,116 @@ def test_more_gpus_than_rows(any_gpus: Machine) -> None:
     assert is_one_launch(traced, x)
 
 
+# -- writes into windows ---------------------------------------------------------------------------
+
+
+def writes_a_result(x: Any) -> Any:
+    y = chain(x)
+    y[1:-1] = x[:-2] * 2 + 1
+    y[:, 1:3] = x[:, :2] - 1
+    return chain(y), y
+
+
+def writes_what_it_reads(x: Any) -> Any:
+    y = chain(x)
+    y[1:-1] = y[:-2] * 2 + 1
+    return chain(y)
+
+
+def writes_what_is_read_later(x: Any) -> Any:
+    y = chain(x)
+    z = y.copy()
+    z[1:-1] = x[:-2] * 2 + 1
+    return chain(z) + y
+
+
+def writes_a_product(x: Any) -> Any:
+    y = x @ x[:6]
+    y[1:-1] = x[:-2] * 2 + 1
+    y[:, ::2] = st.exp(x[:, 1::2]) * 0.5
+    return chain(y)
+
+
+def writes_a_product_that_it_reads(x: Any) -> Any:
+    y = x @ x[:6]
+    y[1:-1] = y[:-2] * 2 + 1
+    return chain(y), y
+
+
+def writes_a_copy(x: Any) -> Any:
+    y = x.copy()
+    y[1:-1] = x[:-2] * 2 + 1
+    return chain(y), x[:, ::-1] * 2 + 1
+
+
+def relaxes(x: Any) -> Any:
+    y, w = x.copy(), x[1:-1] * 0.25 + 1
+    for _ in range(5):
+        y[1:-1] = 0.5 * (y[:-2] + y[2:]) + w[:, ::-1]
+    return chain(y)
+
+
+def relaxes_a_result(x: Any) -> Any:
+    y = chain(x)
+    for _ in range(4):
+        y[1:-1] = 0.5 * (y[:-2] + y[2:])
+    return y[::-1], y[::2] * 2 + 1
+
+
+WRITES = {  # The launches of a call whose addresses have come before: copies, products, graphs, single kernels.
+    writes_a_result: ["a graph of 10"],
+    writes_what_it_reads: ["a graph of 4", "astype", "a graph of 5"],
+    writes_what_is_read_later: ["a graph of 4", "astype", "a graph of 5"],
+    writes_a_product: ["matmul", "a graph of 6"],
+    writes_a_product_that_it_reads: ["matmul", "astype", "a graph of 5"],
+    writes_a_copy: ["astype", "a graph of 6"],
+    relaxes: ["astype", "astype", "a graph of 10"],
+    relaxes_a_result: ["a graph of 4", "astype", "astype", "a graph of 5"],
+}
+
+
+@pytest.mark.parametrize("f", WRITES, ids=lambda f: f.__name__)
+def test_writes_into_windows(f: Callable[..., Any], gpu: Machine) -> None:
+    traced, x = st.jit(f), rows(gpu)
+    assert is_one_launch(traced, x)
+    warm(traced, x, calls=8)
+    assert launched(traced, x) == WRITES[f]
+    kept = []
+    for k in range(12):
+        x = rows(gpu, seed=k // 3)
+        before = np.asarray(x)
+        kept = [*kept[-(k % 4) :], (traced(x), f(x))]
+        assert_equal(x, before)
+        for found, wanted in kept:
+            near(found, wanted)
+
+
+def test_addresses_of_a_loop_between_kernels_come_again_soon(gpu: Machine) -> None:
+    """Memory is freed in such an order that calls alternate between two sets of addresses."""
+
+    def f(x: Any) -> Any:
+        y = chain(x)
+        for _ in range(4):
+            y[1:-1] = 0.5 * (y[:-2] + y[2:])
+        return chain(y)
+
+    traced, x = st.jit(f), rows(gpu)
+    warm(traced, x)
+    assert launched(traced, x) == ["a graph of 4", "astype", "astype", "a graph of 8"]
+
+
+def test_memory_that_others_hold_is_copied_before_it_is_written(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, traced = rows(gpu), st.jit(writes_a_product)
+    warm(traced, x)
+    with monkeypatch.context() as patch:
+        patch.setattr(fused_devices, "is_writable", lambda base, array: False)
+        warm(traced, x, calls=8)
+        assert launched(traced, x) == ["matmul", "astype", "a graph of 6"]
+        near(traced(x), writes_a_product(x))
+    warm(traced, x, calls=8)
+    assert launched(traced, x) == ["matmul", "a graph of 6"]
+
+
 # -- numbers ---------------------------------------------------------------------------------------
 
 
@@ -199,7 +373,7 @@ def test_an_error_of_a_number_names_the_line(gpu: Machine) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         traced(x, 0)
     line = f.__code__.co_firstlineno + 2
-    assert any(f"test_one_launch.py:{line}" in note for note in caught.value.__notes__)
+    assert any(f"test_segments.py:{line}" in note for note in caught.value.__notes__)
     assert_equal(traced(x, 1), f(x, 1))
 
 
@@ -217,6 +391,28 @@ def test_an_error_of_a_graph_is_one_of_the_program(gpu: Machine, monkeypatch: py
     assert_equal(traced(x), chain(x))
 
 
+@pytest.mark.parametrize("calls", [1, 8])
+def test_an_error_after_a_segment_names_its_line(calls: int, gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: Any) -> Any:
+        y = writes_a_product(x)
+        return y @ y.T  # This one fails.
+
+    x, traced = rows(gpu), st.jit(f)
+    warm(traced, x, calls=calls)
+    launch, products = world.World.launch, []
+
+    def fails_late(self: Any, name: str, *args: Any) -> Any:
+        products.extend([name] * (name == "matmul"))
+        return launch(self, name, *args) if len(products) < 2 else fails()
+
+    monkeypatch.setattr(world.World, "launch", fails_late)
+    with prepared() as kernels, pytest.raises(st.BackendError, match="cupy") as caught:
+        traced(x)
+    assert bool(kernels) == (calls == 1)
+    line = f.__code__.co_firstlineno + 2
+    assert any(f"test_segments.py:{line}" in note for note in caught.value.__notes__)
+
+
 def test_calls_whose_transfers_are_recorded_are_one_launch(any_gpus: Machine) -> None:
     x, traced = rows(any_gpus), st.jit(chain)
     warm(traced, x)
@@ -225,32 +421,19 @@ def test_calls_whose_transfers_are_recorded_are_one_launch(any_gpus: Machine) ->
         assert_equal(traced(x), chain(x))
 
 
-def test_writes_into_windows_are_prepared(gpu: Machine) -> None:
-    def f(x: Any) -> Any:
-        y = chain(x)
-        y[1:-1] = y[:-2] * 2 + 1
-        return chain(y)
-
-    traced, x = st.jit(f), rows(gpu)
-    assert not is_one_launch(traced, x)
-    assert_equal(traced(x), f(x))
-
-
 def test_one_gpu_has_the_graph_and_the_other_one_not(any_gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     x, traced = rows(any_gpus), st.jit(chain)
     warm(traced, x)
-    start = OneLaunch._start
+    find, first = Graphs.find, any_gpus.backend.memory_space(any_gpus.devices[0])
 
-    def without(self: OneLaunch, k: int, call: Any) -> Any:
-        if k == 0:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(type(self._graphs), "find", lambda self, key, capture=None: None)
-                return start(self, k, call)
-        return start(self, k, call)
+    def without(self: Graphs, key: Any, capture: Any = None) -> Any:
+        return None if capture is None and key[0] == first else find(self, key, capture)
 
-    monkeypatch.setattr(OneLaunch, "_start", without)
+    monkeypatch.setattr(Graphs, "find", without)
     gpus = any_gpus.cupy.cuda.runtime.getDeviceCount()
-    assert launched(traced, x) == ["a graph of 4"] * gpus
+    with prepared() as kernels:
+        assert launched(traced, x) == ["a graph of 4"] * gpus
+    assert not kernels, "the graph was found when the kernels had been prepared, not captured again"
     assert_equal(traced(x), chain(x))
 
 
@@ -297,15 +480,15 @@ def random_program(draw: random.Random) -> Callable[[Any, Any, Any], list[Any]]:
 )
 def test_random_programs(first: int, count: int, any_gpus: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are kept and dropped at random, operands and numbers change, and all that is kept stays what it was."""
-    calls: list[bool] = []
-    launch = OneLaunch.launch
+    used: list[bool] = []
+    start = Memory.start
 
-    def spy(self: OneLaunch, *args: Any) -> Any:
-        waiting = launch(self, *args)
-        calls.append(waiting is None)
-        return waiting
+    def spy(self: Memory, *args: Any) -> Any:
+        started = start(self, *args)
+        used.append(started.is_launched)
+        return started
 
-    monkeypatch.setattr(OneLaunch, "launch", spy)
+    monkeypatch.setattr(Memory, "start", spy)
     xs = [rows(any_gpus, seed=k) for k in range(2)]
     w = st.device_put(np.eye(6, k=1, dtype="f4"), st.NamedSharding(xs[0].sharding.mesh, st.P()))
     for seed in range(first, first + count):
@@ -321,4 +504,4 @@ def test_random_programs(first: int, count: int, any_gpus: Machine, monkeypatch:
                 for y, z in zip(found, wanted[known], strict=True):
                     np.testing.assert_allclose(np.asarray(y), z, rtol=1e-5, atol=1e-5, err_msg=f"seed {seed}")
                 del found, y
-    assert calls.count(True) > 2 * count
+    assert used.count(True) > 2 * count

@@ -1,0 +1,59 @@
+"""Descriptions of collective calls, which the calls of all programs must match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Work = Callable[[list[Any]], Sequence[Any]]
+
+
+class Across(NamedTuple):
+    """The programs of a collective, some of which run in other processes.
+
+    Attributes:
+        numbers: their numbers, in order of their indices.
+        here: how many of them run in this process.
+    """
+
+    numbers: tuple[int, ...]
+    here: int
+
+
+@dataclass(slots=True)
+class CollectiveCall:
+    """A collective call of a program. The descriptions and details of the calls of one rendezvous must be equal.
+
+    Attributes:
+        description: the call for error messages, such as ``psum over 'x'``.
+        key: identifies the rendezvous.
+        size: the number of programs that meet.
+        work: computes the results of all programs from their contributions. The last program to arrive calls it.
+        details: everything else in which calls may differ: pairs of a name and a value.
+        key_at: the key of the program at a given position, for error messages.
+        across: the programs, if some of them run in other processes.
+    """
+
+    description: str
+    key: Hashable = field(compare=False)
+    size: int = field(compare=False)
+    work: Work = field(compare=False)
+    details: tuple[tuple[str, Any], ...] = ()
+    key_at: Callable[[tuple[int, ...]], Any] | None = field(default=None, compare=False)
+    across: Across | None = field(default=None, compare=False)
+
+    def beside(self, other: CollectiveCall) -> tuple[str, str, str]:
+        """Describes both calls by the first property in which they differ, and what all devices have to do instead."""
+        if self.description != other.description:
+            return self.description, other.description, _SAME_CALLS
+        (name, mine), (_, theirs) = next((a, b) for a, b in zip(self.details, other.details, strict=True) if a != b)
+        rule = _SAME_ARRAYS if name == "x" else _SAME_CALLS
+        return f"{self.description} with {name} = {mine}", f"{other.description} with {name} = {theirs}", rule
+
+
+_SAME_CALLS = "make the same calls in the same order"
+_SAME_ARRAYS = (
+    "pass arrays of the same dtype and shape; if a split is uneven, reduce each block first (x.sum()), or join the "
+    "blocks by all_gather with tiled=True"
+)
