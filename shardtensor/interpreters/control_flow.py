@@ -16,7 +16,7 @@ import numpy as np
 
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import in_job
-from shardtensor.communication.transfer_log import record_transfer, recorded_by
+from shardtensor.communication.transfer_log import UNKNOWN_TRIPS, record_transfer, recorded_by
 from shardtensor.core import call, hinted, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShapeError, type_text
 from shardtensor.interpreters.infer import argument, inferring
@@ -457,6 +457,9 @@ def _structure(tree: Any) -> str:
 
 @implements(counted_loop, "algorithm")
 def _run_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: bool, caller: str) -> tuple[Any, Any]:
+    if _lacks_elements((init, xs, bounds)):
+        with inferring():
+            return _infer_counted(init, xs, bounds, body, reverse, caller)
     begin, end = [_integer(caller, name, x) for name, x in zip(("lower", "upper"), bounds, strict=True)]
     if end <= begin:
         return _without_trips(init, xs, bounds, body, reverse, caller)
@@ -469,6 +472,11 @@ def _run_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: boo
             stacks = map_leaves(functools.partial(_stack_for, end - begin), y)
         _put(caller, stacks, i - begin, y)
     return carry, stacks
+
+
+def _lacks_elements(tree: Any) -> bool:
+    """Whether a tensor in a tree lacks elements, as those on an `AbstractMesh` do."""
+    return any(lacks_elements(x) for x in leaves(tree))
 
 
 def _slice(i: int, x: Any) -> Any:
@@ -538,6 +546,9 @@ def _integer(caller: str, name: str, x: Any) -> int:
 
 @implements(conditional_loop, "algorithm", "announcing")
 def _run_conditional(init: Carry, cond: Function, body: Function, caller: str) -> Carry:
+    if _lacks_elements(init):
+        with inferring():
+            return _infer_conditional(init, cond, body, caller)
     carry, is_first = map_leaves(_own, init), True
     while _is_true(caller, "cond_fun returned", cond(carry)):
         carry = _following(caller, carry, body(carry), is_first=is_first)
@@ -557,6 +568,9 @@ def _is_true(caller: str, what: str, x: Any) -> bool:
 
 @implements(branch, "algorithm", "announcing")
 def _run_branch(index: Any, operands: Sequence[Any], branches: Sequence[Function], caller: str) -> Any:
+    if lacks_elements(index):
+        with inferring():
+            return _infer_branch(index, operands, branches, caller)
     return map_leaves(_converted_result, branches[_number(index, len(branches), caller)](*operands))
 
 
@@ -580,29 +594,29 @@ class _Trip:
     """The transfers of one trip of a loop, or of one branch, which are recorded once for each trip."""
 
     def __init__(self) -> None:
-        self.records: list[Any] = []
+        self._calls: list[tuple[Callable[[], Any], Sequence[Any]]] = []
 
-    def record(self, _: Any, made: Callable[[], Any]) -> None:
+    def record(self, records: Callable[[], Any], made: Callable[[], Any]) -> None:
         """See `TransferListener`."""
-        self.records.append(made())
+        self._calls.append((records, list(made())))
 
     @property
     def bytes(self) -> int:
         """The bytes of all transfers."""
-        return sum([r.bytes for made in self.records for r in made])
+        return sum([r.bytes for _, transfers in self._calls for r in transfers])
 
     def repeat(self, trips: int) -> None:
         """Records the transfers of all trips."""
         for _ in range(trips):
-            for made in self.records:
-                for first in [*made][:1]:
-                    nbytes = sum([r.bytes for r in made])
-                    record_transfer(first.operator, nbytes, first.explicit, lambda made=made: made)  # type: ignore[misc]
+            for records, transfers in self._calls:
+                if transfers:
+                    nbytes = sum([r.bytes for r in transfers])
+                    record_transfer(transfers[0].operator, nbytes, transfers[0].explicit, records)
 
 
 @implements(counted_loop, "infer")
 def _infer_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: bool, caller: str) -> tuple[Any, Any]:
-    n = 1  # The bounds of a loop whose results are not stacked may be unknown.
+    n = UNKNOWN_TRIPS.get()  # The bounds of a loop whose results are not stacked may be unknown.
     if not any(lacks_elements(x) for x in bounds):
         begin, end = [_integer(caller, name, x) for name, x in zip(("lower", "upper"), bounds, strict=True)]
         n = max(end - begin, 0)
@@ -663,7 +677,7 @@ def _infer_conditional(init: Carry, cond: Function, body: Function, caller: str)
         return body(carry), None
 
     carry, trip, _ = _infer_trips(caller, given, once)
-    trip.repeat(1)
+    trip.repeat(UNKNOWN_TRIPS.get())
     return carry
 
 

@@ -227,6 +227,14 @@ def test_transfers_are_counted_for_each_trip(how: str) -> None:
     assert f.lower(x).cost().bytes == 5 * one.bytes
     simulated = st.empty_like(x, device=st.NamedSharding(st.AbstractMesh((4,), ("x",)), st.P("x")))
     assert st.simulate(f, simulated).bytes == 5 * one.bytes
+    loops = lambda x: st.while_loop(lambda x: x.sum() < 9, once, st.fori_loop(0, 3, lambda i, x: once(x), x))  # noqa: E731
+    for run in (loops, st.jit(loops)):
+        report = st.simulate(run, simulated, latency=1.0, bandwidth=1e9)
+        more = st.simulate(run, simulated, trips=7, latency=1.0, bandwidth=1e9)
+        assert (report.bytes, more.bytes) == (5 * one.bytes, 17 * one.bytes)  # The condition has a sum, too.
+        assert more.seconds > 3 * report.seconds
+    with pytest.raises(st.ArgumentError, match="simulate: trips is -1"):
+        st.simulate(loops, simulated, trips=-1)
 
 
 # -- errors ----------------------------------------------------------------------------------------
