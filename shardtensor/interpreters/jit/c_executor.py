@@ -59,6 +59,9 @@ _WIDTH = 8
 all, are read again. It is at least two, since a chunk narrows at both ends.
 """
 
+_COPIED = (1, 2, 4, 8)
+"""The sizes in bytes of the elements that libraries have functions to copy."""
+
 _LAYOUTS = 64
 """The number of shapes and strides that a kernel keeps."""
 
@@ -68,11 +71,12 @@ class CompiledKernel:
 
     Attributes:
         kernel: the kernel.
+        library: its library.
     """
 
     def __init__(self, kernel: Kernel, library: ctypes.CDLL, number: int) -> None:
         self.kernel = kernel
-        self._library = library
+        self.library = library
         self._function = library[f"kernel_{number}"]
         self._function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
         if kernel.row_ndim:
@@ -108,9 +112,7 @@ class CompiledKernel:
                 np.copyto(out, target)
 
     def prepared(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[HostArray]) -> Prepared | None:
-        """Returns a call of a kernel without reductions on these arrays, for `run_steps`; None if an array has to be
-        copied, or if the elements are not computed in row-major order.
-        """
+        """Returns a call of the kernel on these arrays; None if an array has to be copied."""
         given = checked(self.kernel, shape, inputs, outputs)
         arrays, _ = separated(list(given), outputs)
         operands = [*arrays, *outputs]
@@ -118,10 +120,8 @@ class CompiledKernel:
             return None
         key = (shape, *[x.shape for x in arrays], *[x.strides for x in operands])
         geometry = self._geometries.get(key) or self._add_geometry(key, shape, operands)
-        if not geometry.is_row_major:
-            return None
         pointers = self._pointers(*[address(x) for x in operands])
-        return Prepared(self._library, self._function, geometry, pointers, operands)
+        return Prepared(self.library, self._function, geometry, pointers, operands)
 
     def _add_geometry(self, key: Any, shape: Shape, operands: Sequence[HostArray]) -> _Geometry:
         made = _Geometry(self.kernel, shape, [loop_strides(x, shape) for x in operands])
@@ -185,7 +185,7 @@ class CompiledKernel:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call of a kernel without reductions that has not been made.
+    """A call of a kernel that has not been made.
 
     Attributes:
         library: the library of the kernel.
@@ -206,6 +206,26 @@ class Prepared:
         function = ctypes.cast(self.function, ctypes.c_void_p).value or 0
         return function, ctypes.addressof(self.geometry.array), ctypes.addressof(self.pointers)
 
+    def pointer(self, k: int) -> int:
+        """Returns the address of the pointer to an operand."""
+        return ctypes.addressof(self.pointers) + k * ctypes.sizeof(ctypes.c_void_p)
+
+
+def prepared_copy(library: ctypes.CDLL, source: HostArray, target: HostArray) -> Prepared | None:
+    """Returns a call of a function of a library that copies an array, which broadcasts to the other one; None if the
+    elements have another dtype or size than those that it copies, or an array is not aligned.
+    """
+    size = target.itemsize
+    if source.dtype != target.dtype or size not in _COPIED or not (source.flags.aligned and target.flags.aligned):
+        return None
+    function = library["copy_elements"]
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
+    shape, operands = target.shape, (np.broadcast_to(source, target.shape), target)
+    pointers = (ctypes.c_void_p * 2)(*[address(x) for x in operands])
+    return Prepared(
+        library, function, _CopyGeometry(size, shape, [loop_strides(x, shape) for x in operands]), pointers, operands
+    )
+
 
 def run_steps(calls: Sequence[Prepared], shape: Shape, reach: int) -> None:
     """Makes calls of which each reads what the one before writes, in blocks; see `temporal_blocking`.
@@ -219,7 +239,7 @@ def run_steps(calls: Sequence[Prepared], shape: Shape, reach: int) -> None:
     """
     rows, inner = shape[0], math.prod(shape[1:])
     run = calls[0].library["run_tasks"]
-    run.argtypes, run.restype = (ctypes.c_longlong, ctypes.c_void_p), None
+    run.argtypes = (ctypes.c_longlong, ctypes.c_void_p)
     for begin in range(0, len(calls), STEPS):
         several = calls[begin : begin + STEPS]
         narrowing = reach * (len(several) - 1)
@@ -323,6 +343,18 @@ class _Geometry:
         return [*sorted(others, key=lambda d: -abs(out[d])), inner]
 
 
+class _CopyGeometry:
+    """The shape and strides of a copy; see `_Geometry`."""
+
+    def __init__(self, size: int, shape: Shape, strides: Sequence[Sequence[int]]) -> None:
+        columns = merged(range(len(shape)), shape, strides) or [(1, [0, 0])]
+        numbers = [len(columns), size, *[n for n, _ in columns]]
+        numbers += [column[k] for k in (0, 1) for _, column in columns]
+        self.array = (ctypes.c_longlong * len(numbers))(*numbers)
+        self.rows = math.prod(shape)
+        self.seconds = 2 * BYTE * size * self.rows
+
+
 # -- compilation -----------------------------------------------------------------------------------
 
 _MOST = 1 << 10
@@ -330,6 +362,9 @@ _MOST = 1 << 10
 
 _known: dict[Kernel, CompiledKernel] = {}
 
+
+_DRIVER = ("run_tasks", "run_trips", "copy_elements")
+"""The functions that each library has besides those of its kernels."""
 
 _HALVES = 4
 """The number of kernels from which on two processes compile them, each a half."""
@@ -362,7 +397,7 @@ def _compiled(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
 
     def library(part: Sequence[Kernel]) -> ctypes.CDLL:
         names = [name for k, kernel in enumerate(part) for name in _functions(kernel, k)]
-        return load(compiler, c_source(part, vectorized_functions()), [*names, "run_tasks"])
+        return load(compiler, c_source(part, vectorized_functions()), [*names, *_DRIVER])
 
     others = [_started(functools.partial(library, part)) for part in parts[1:]]
     libraries = [library(parts[0]), *[other.result() for other in others]]
