@@ -584,7 +584,8 @@ def _infer_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: b
         caller, map_leaves(functools.partial(argument, known), init), lambda c: body(0, c, xs)
     )
     trip.repeat(n)
-    return carry, map_leaves(lambda y: None if y is None else call("broadcast_to", _converted(y), (n, *y.shape)), y)
+    y = map_leaves(lambda y: None if y is None else _converted(y), y)
+    return carry, map_leaves(lambda y: None if y is None else call("broadcast_to", y, (n, *y.shape)), y)
 
 
 def _infer_trips(caller: str, init: Carry, body: Callable[[Carry], tuple[Any, Any]]) -> tuple[Carry, _Trip, Any]:

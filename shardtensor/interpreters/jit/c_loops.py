@@ -28,6 +28,7 @@ from shardtensor.core import default_interpreter, outermost
 from shardtensor.errors import DeviceMemoryError
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.blockwise import LONG
+from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, Prepared, prepared_copy
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
@@ -35,10 +36,10 @@ from shardtensor.interpreters.jit.groups import is_kernel, is_on_host
 from shardtensor.interpreters.jit.kernel import HostArray
 from shardtensor.interpreters.jit.operands import address
 from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, replace_vars
-from shardtensor.interpreters.programs.replay import Node, Step, Values, compute
+from shardtensor.interpreters.programs.replay import Node, Step, Values, compute, step_of
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval
 
 CHUNK = 5e-3
@@ -95,7 +96,25 @@ def repeats_in_c(equation: Equation, programs: Sequence[Program], nodes: Sequenc
         return False
     if not all(_is_known(v) for program in programs for v in (*program.inputs, *program.free(), *program.outputs)):
         return False
-    return all(_is_task(node) for some in nodes for node in some)
+    pairs = zip(programs, nodes, strict=True)
+    return all(_is_task(node) for program, some in pairs for node in _split(program, some)[1])
+
+
+def _split(program: Program, nodes: Sequence[Node]) -> tuple[list[Equation], list[Node]]:
+    """Returns the equations that are computed once, before the trips, since they depend on nothing in the loop, and the
+    nodes of each trip.
+    """
+    known = set(program.free())
+    once: list[Equation] = []
+    rest: list[Node] = []
+    for node in nodes:
+        equation = node[0]
+        if len(node) > 1 or equation.programs or is_kernel(node, True, True) or not known.issuperset(equation.reads()):
+            rest.append(node)
+            continue
+        known.update(equation.makes())
+        once.append(equation)
+    return once, rest
 
 
 def _is_known(v: Var) -> bool:
@@ -118,7 +137,14 @@ def _is_view(equation: Equation) -> bool:
     if equation.op.name == "getitem":
         (index,) = equation.params
         return all(type(k) is int for k in (index if type(index) is tuple else (index,)))
-    return equation.op.name in ("view", "copy") and type(equation.operands[0]) is Var
+    return equation.op.name in _SAME or equation.op.name in ("view", "broadcast_to", *_FILLED)
+
+
+_SAME = ("copy", "transfer_to")
+"""The operators whose result has the elements of the operand, in one memory at the same places."""
+
+_FILLED = {"zeros_like": 0, "ones_like": 1}
+"""The operators whose result does not depend on the elements of the operand."""
 
 
 def _is_assignment(equation: Equation) -> bool:
@@ -185,11 +211,17 @@ class CLoop:
         self.after, self.ys = made[:count], made[count:] if self._is_counted else []
         self.results, self.stacked = results[:count], results[count:]
         self.fits = _are_arrays([*self.after, *self.ys], results) and _are_arrays(self.carry, self.results)
-        nodes = [node[0] for part in parts for node in part.nodes]
-        self.computed = [equation for equation in nodes if _is_number(equation)]
+        split = [_split(part.program, part.nodes) for part in parts]
+        self.nodes = [rest for _, rest in split]
+        self._once = [
+            step_of(equation, part.program, EAGER)
+            for part, (once, _) in zip(parts, split, strict=True)
+            for equation in once
+        ]
+        self.computed = [node[0] for rest in self.nodes for node in rest if _is_number(node[0])]
         numbers = {*([self.number] if self.number else []), *[e.results for e in self.computed]}
-        read = [v for part in parts for node in part.nodes if not _is_number(node[0]) for e in node for v in e.reads()]
-        self.numbers = [v for v in dict.fromkeys([*read, *made]) if type(v) is Var and v in numbers]
+        read = [v for rest in self.nodes for node in rest if not _is_number(node[0]) for e in node for v in e.reads()]
+        self.numbers = list(dict.fromkeys([v for v in (*read, *made) if type(v) is Var and v in numbers]))
         bases = {e.results: e.operands[0] for node in self.body.nodes for e in node if e.writes}
         self.windows = {
             k for k, v in enumerate(self.after) if v in bases and bases[v] == self.carry[k] and v not in self.after[:k]
@@ -235,7 +267,10 @@ class CLoop:
         compiled = self._kernels[0].compiled
         assert isinstance(compiled, CompiledKernel)
         self.library = compiled.library
-        around = {v.number: _array(values[v.number]) for v in self._free}
+        around = {v.number: values[v.number] for v in self._free}
+        for once in self._once:
+            once(around)
+        around = {number: _array(x) for number, x in around.items()}
         numbers = None
         if self._is_counted:
             numbers = range(begin, begin + trips)[:: -1 if self._equation.params[1] else 1]
@@ -381,22 +416,25 @@ class _Run:
             if self.loop.after[k] == self.loop.carry[k]:
                 array = blockwise.copied(array)
             x = tensor(v.kind, Storage((array,), ([],)))
-            first = init[self._origin(k)] if self._origin(k) is not None else None
-            made.append(mark_array(x) if not v.kind.ndim and not getattr(first, "_is_scalar", True) else x)
+            made.append(mark_array(x) if not v.kind.ndim and self._is_array(k, init) else x)
         return made + [
             tensor(v.kind, Storage((array,), ([],)))
             for v, array in zip(self.loop.stacked, self.stacks, strict=True)
             if v is not None
         ]
 
-    def _origin(self, k: int) -> int | None:
-        """Returns the number of the leaf of the first carry that a leaf of the last one is, unchanged."""
-        loop = self.loop
-        for _ in range(min(self.done, len(loop.carry))):
-            if loop.after[k] not in loop.carry:
-                return None
-            k = loop.carry.index(loop.after[k])
-        return k
+    def _is_array(self, k: int, init: Sequence[Any]) -> bool:
+        """Whether a leaf of the last carry is one of the first carry, unchanged, that is an array without dimensions:
+        what kernels compute are scalars.
+        """
+        after, carry = self.loop.after, self.loop.carry
+        if isinstance(after[k].kind, type):
+            return True  # Python's numbers become arrays.
+        for _ in range(min(self.done, len(carry))):
+            if after[k] not in carry:
+                return False
+            k = carry.index(after[k])
+        return type(init[k]) in SCALARS or not init[k]._is_scalar
 
 
 class _Variant:
@@ -420,7 +458,7 @@ class _Variant:
         loop = run.loop
         self._add_inputs(loop)
         if loop.condition is not None:
-            self._add(loop.condition)
+            self._add(loop.condition, loop.nodes[0])
             self._flag = self._flag_of(loop.condition.program.result)
         self._condition_count = len(self._calls)
         outs = [
@@ -430,7 +468,7 @@ class _Variant:
         for x, array, step in outs:
             if type(x) is Var:
                 self._targets.setdefault(x, (array, step))
-        self._add(loop.body)
+        self._add(loop.body, loop.nodes[-1])
         for x, array, step in outs:
             self._assign(x, array, step)
         if any(call.geometry.seconds >= LONG for call in self._calls):
@@ -467,9 +505,9 @@ class _Variant:
 
     # -- tasks ---------------------------------------------------------------------------------------
 
-    def _add(self, part: Part) -> None:
+    def _add(self, part: Part, nodes: Sequence[Node]) -> None:
         """Adds the tasks of a function."""
-        for node in part.nodes:
+        for node in nodes:
             fused = part.kernels.get(id(node))
             if fused is not None:
                 self._add_kernel(fused)
@@ -479,21 +517,26 @@ class _Variant:
                 self._add_view(node[0])
 
     def _add_view(self, equation: Equation) -> None:
-        base, result = equation.operands[0].number, equation.results
-        array, view_spec = self._arrays[base], equation.into
-        if not isinstance(array, np.ndarray):
+        """Adds the array of a result, which is where that of the operand is."""
+        name, kind, x = equation.op.name, equation.results.kind, equation.operands[0]
+        number = equation.results.number
+        if name in _FILLED:
+            self._arrays[number] = np.broadcast_to(np.array(_FILLED[name], kind.dtype), kind.shape)
+            return
+        whole = self._arrays[x.number] if type(x) is Var else x
+        if not isinstance(whole, np.ndarray) or (type(x) is Var and x.number in self._numbered):
             raise _Unfit
-        if equation.op.name == "getitem":
+        array = whole
+        if name == "getitem":
             (index,) = equation.params
-            array = array[(*(index if type(index) is tuple else (index,)), ...)]
-        elif view_spec is not None:
-            backend = result.kind.backend if isinstance(result.kind, Aval) else backend_of(HOST)
-            array = view_spec.of(backend, whole := array)
-            if not np.may_share_memory(array, whole):
-                raise _Unfit
-        self._arrays[result.number], self._steps[result.number] = array, self._steps.get(base, 0)
-        if base in self._numbered:
+            array = whole[(*(index if type(index) is tuple else (index,)), ...)]
+        elif name == "broadcast_to":
+            array = np.broadcast_to(whole, kind.shape)
+        elif equation.into is not None:
+            array = equation.into.of(kind.backend if isinstance(kind, Aval) else backend_of(HOST), whole)
+        if array.shape != kind.shape or array.dtype != kind.dtype or not np.may_share_memory(array, whole):
             raise _Unfit
+        self._arrays[number], self._steps[number] = array, self._steps.get(x.number, 0) if type(x) is Var else 0
 
     def _add_kernel(self, fused: Fused) -> None:
         call = fused.prepared(self._arrays, self._target)

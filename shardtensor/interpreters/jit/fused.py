@@ -124,6 +124,8 @@ class Fused:
             made = add_reduction(self._builder, equation, taken[0], *constants, in_blocks=in_blocks)
         elif equation.writes and equation.op.assigns:
             made = taken[0]
+        elif equation.op.name == "astype":
+            made = self._builder.astype(taken[0], equation.results.kind.dtype)
         else:
             made = self._builder.call(function_of(equation) or "", *taken)
         if equation.writes:

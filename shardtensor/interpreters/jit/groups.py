@@ -100,7 +100,7 @@ def is_kernel(node: Sequence[Equation], wide: bool, repeated: bool = False) -> b
     if others or not wide or not _is_local(first, wide, repeated):
         return bool(others)
     if repeated:
-        return True
+        return not (first.writes and first.op.assigns)
     if _split_as(first) is None:
         return is_reduction(first) or first.op.name in EXPENSIVE
     # Libraries of devices are as fast as kernels, but combine what logical devices have in further launches.
@@ -277,6 +277,8 @@ def _is_possible(equation: Equation, wide: bool, repeated: bool) -> bool:
         return False
     if equation.writes and not has_function(equation):
         return False
+    if equation.op.name in ("astype", "clip") and not repeated:
+        return False
     value = equation.results.kind
     kinds = [x.kind if type(x) is Var else x for x in equation.operands]
     avals = [k for k in kinds if isinstance(k, Aval)]
@@ -371,6 +373,14 @@ def _is_computed(dtype: np.dtype[Any]) -> bool:
     )
 
 
+def _cast_of(equation: Equation) -> str | None:
+    """Returns ``"astype"`` for a cast to another dtype that keeps the kind or widens it; C leaves others undefined."""
+    kind, dtype = kind_of(equation.operands[0]), equation.results.kind.dtype
+    if not isinstance(kind, (Aval, HostAval)) or not _is_computed(kind.dtype) or kind.dtype == dtype:
+        return None
+    return "astype" if np.can_cast(kind.dtype, dtype, "same_kind") else None
+
+
 def function_of(equation: Equation) -> str | None:
     """Returns the name of the elementwise function that an equation is in a kernel; None if it is none.
 
@@ -380,13 +390,15 @@ def function_of(equation: Equation) -> str | None:
     dtype = equation.results.kind.dtype
     if equation.writes and op.assigns:
         return "astype" if np.can_cast(equation.operands[1].kind.dtype, dtype, "same_kind") else None
-    if op.name == "where":
-        name = "where"
-    elif op.is_ufunc and not op.params and op.kernel is None and op.composite is None:
+    if op.name == "astype":
+        return _cast_of(equation)
+    if op.name in ("where", "clip") or (op.is_ufunc and not op.params and op.kernel is None and op.composite is None):
         name = op.name
     else:
         return None
     kinds: list[Any] = []
+    if op.name == "clip" and any(x is None for x in equation.operands):
+        return None
     for kind in map(kind_of, function_operands(equation)):
         if isinstance(kind, (Aval, HostAval)) and _is_computed(kind.dtype):
             kinds.append(kind.dtype)

@@ -19,7 +19,7 @@ from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import TransferLog, announcing, recorded_by
-from shardtensor.core import OPS, Interpreter, Op, bind, default_interpreter, interpreting, outermost
+from shardtensor.core import OPS, Interpreter, Op, bind, default_interpreter, innermost, interpreting, outermost
 from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
@@ -414,11 +414,16 @@ class _Function:
         for v, k in zip(self.program.inputs, self.program.positions, strict=True):
             given[v.number] = found[k]
         del found, args
+        if innermost() is INFER:  # A loop without trips has the results of an inference.
+            return self._run(self._inference, given)
         return outermost().run(self, given) if self.announces else self.execute(given)
 
     def execute(self, values: Any) -> Any:
         """Runs the program, and returns its result."""
-        for step in self.steps:
+        return self._run(self.steps, values)
+
+    def _run(self, steps: Sequence[Step], values: Any) -> Any:
+        for step in steps:
             step(values)
         return replace_vars(self.program.result, values)
 
