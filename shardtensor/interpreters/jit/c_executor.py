@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,11 @@ from shardtensor.errors import BackendError, DeviceMemoryError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each, num_threads
+from shardtensor.interpreters.jit.c_products import FUNCTIONS, PRODUCTS, ProductGeometry, Products, product_source
 from shardtensor.interpreters.jit.c_source import SEGMENT, c_source, row_parts
-from shardtensor.interpreters.jit.compiler import find_compiler, load, vectorized_functions
+from shardtensor.interpreters.jit.compiler import Compiler, find_compiler, load, vectorized_functions
 from shardtensor.interpreters.jit.expressions import EXPENSIVE, has_c
-from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape
+from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape, dtype_name
 from shardtensor.interpreters.jit.operands import address, checked, separated
 
 Result = TypeVar("Result")
@@ -206,6 +207,11 @@ class Prepared:
         function = ctypes.cast(self.function, ctypes.c_void_p).value or 0
         return function, ctypes.addressof(self.geometry.array), ctypes.addressof(self.pointers)
 
+    def __call__(self) -> None:
+        """Makes the call, in this thread."""
+        if self.geometry.rows and self.function(self.geometry.array, self.pointers, 0, self.geometry.rows):
+            raise DeviceMemoryError("jit: no memory for the intermediate results of a row")
+
     def pointer(self, k: int) -> int:
         """Returns the address of the pointer to an operand."""
         return ctypes.addressof(self.pointers) + k * ctypes.sizeof(ctypes.c_void_p)
@@ -355,13 +361,34 @@ class _CopyGeometry:
         self.seconds = 2 * BYTE * size * self.rows
 
 
+class CompiledProducts:
+    """The compiled functions of small matrix products.
+
+    Args:
+        library: their library.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        for name in FUNCTIONS.values():
+            library[name].argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
+
+    def prepared(self, x: HostArray, y: HostArray, out: HostArray) -> Prepared | None:
+        """Returns a call that computes a product; None if an array is not aligned."""
+        operands = (x, y, out)
+        if not all(array.flags.aligned for array in operands):
+            return None
+        pointers = (ctypes.c_void_p * 3)(*[address(array) for array in operands])
+        function = self.library[FUNCTIONS[dtype_name(out.dtype)]]
+        return Prepared(self.library, function, ProductGeometry(x, y, out), pointers, operands)
+
+
 # -- compilation -----------------------------------------------------------------------------------
 
 _MOST = 1 << 10
 """The number of compiled kernels that are kept for other programs."""
 
 _known: dict[Kernel, CompiledKernel] = {}
-
 
 _DRIVER = ("run_tasks", "run_trips", "copy_elements")
 """The functions that each library has besides those of its kernels."""
@@ -370,13 +397,35 @@ _HALVES = 4
 """The number of kernels from which on two processes compile them, each a half."""
 
 
-def compile_kernels(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
+Compiled: TypeAlias = "dict[Kernel | Products, CompiledKernel | CompiledProducts]"
+"""The compiled functions of kernels."""
+
+
+def compile_kernels(kernels: Sequence[Kernel | Products]) -> Compiled:
     """Compiles kernels in one run of the compiler, or two at the same time. Those without expressions in C are missing
     in the result.
 
     Raises:
         BackendError: there is no compiler, or it fails.
     """
+    made: Compiled = {**_compiled_kernels([kernel for kernel in kernels if isinstance(kernel, Kernel)])}
+    return made | {PRODUCTS: _compiled_products()} if PRODUCTS in kernels else made
+
+
+@functools.cache
+def _compiled_products() -> CompiledProducts:
+    return CompiledProducts(load(_compiler(), product_source(), list(FUNCTIONS.values())))
+
+
+def _compiler() -> Compiler:
+    compiler = find_compiler()
+    if compiler is None:
+        raise BackendError("jit: there is no C compiler; install one, or set SHARDTENSOR_CC to its command")
+    return compiler
+
+
+def _compiled_kernels(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
+    """Returns the compiled kernels, without those that have no expressions in C."""
     wanted = [kernel for kernel in dict.fromkeys(kernels) if has_c(kernel)]
     found = {kernel: known for kernel in wanted if (known := _known.get(kernel)) is not None}
     missing = [kernel for kernel in wanted if kernel not in found]
@@ -390,9 +439,7 @@ def compile_kernels(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
 
 
 def _compiled(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
-    compiler = find_compiler()
-    if compiler is None:
-        raise BackendError("jit: there is no C compiler; install one, or set SHARDTENSOR_CC to its command")
+    compiler = _compiler()
     parts = [kernels[::2], kernels[1::2]] if len(kernels) >= _HALVES else [kernels]
 
     def library(part: Sequence[Kernel]) -> ctypes.CDLL:
@@ -413,7 +460,7 @@ def _functions(kernel: Kernel, number: int) -> list[str]:
     return [f"kernel_{number}", *([f"kernel_{number}_part"] if kernel.row_ndim else [])]
 
 
-def submit(kernels: Sequence[Kernel]) -> Future[dict[Kernel, CompiledKernel]]:
+def submit(kernels: Sequence[Kernel | Products]) -> Future[Compiled]:
     """Starts `compile_kernels` in another thread and returns its future. In the child of a fork it never completes.
 
     Where no thread can be started, it is complete when it is returned.

@@ -32,6 +32,7 @@ from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, Prepared, prepared_copy
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
+from shardtensor.interpreters.jit.fused_products import FusedProduct, is_product
 from shardtensor.interpreters.jit.groups import is_kernel, is_on_host
 from shardtensor.interpreters.jit.kernel import HostArray
 from shardtensor.interpreters.jit.operands import address
@@ -63,7 +64,7 @@ class Part(NamedTuple):
     Attributes:
         program: its program.
         nodes: what the program computes, in order.
-        kernels: the kernels, by the identity of their node.
+        kernels: the kernels, by the identity of their last equation.
     """
 
     program: Program
@@ -109,7 +110,8 @@ def _split(program: Program, nodes: Sequence[Node]) -> tuple[list[Equation], lis
     rest: list[Node] = []
     for node in nodes:
         equation = node[0]
-        if len(node) > 1 or equation.programs or is_kernel(node, True, True) or not known.issuperset(equation.reads()):
+        has_kernel = len(node) > 1 or is_kernel(node, True, True) or is_product(equation)
+        if has_kernel or equation.programs or not known.issuperset(equation.reads()):
             rest.append(node)
             continue
         known.update(equation.makes())
@@ -127,7 +129,7 @@ def _is_task(node: Node) -> bool:
     if not all(_is_known(v) for equation in node for v in (*equation.makes(), *equation.reads())):
         return False
     (equation, *others) = node
-    if others or is_kernel(node, True, True):
+    if others or is_kernel(node, True, True) or is_product(equation):
         return True
     return _is_assignment(equation) if equation.writes else _is_view(equation) or _is_number(equation)
 
@@ -175,10 +177,14 @@ def loop_of(equation: Equation, parts: Sequence[Part], dead: Sequence[int]) -> C
         dead: the numbers of the values that are dropped after it.
     """
     kernels = [fused for part in parts for fused in part.kernels.values()]
-    if not kernels or not all(type(f) is Fused and has_c(f.kernel) and not f.spans for f in kernels):
+    if all(type(f) is FusedProduct for f in kernels) or not all(_has_c(f) for f in kernels):
         return None
     loop = CLoop(equation, parts, kernels, dead)
     return loop if loop.fits else None
+
+
+def _has_c(fused: Fused) -> bool:
+    return type(fused) is FusedProduct or (type(fused) is Fused and has_c(fused.kernel) and not fused.spans)
 
 
 # -- loops -----------------------------------------------------------------------------------------
@@ -264,9 +270,7 @@ class CLoop:
             return None  # Python's loop raises the error.
         if trips < 1:
             return None
-        compiled = self._kernels[0].compiled
-        assert isinstance(compiled, CompiledKernel)
-        self.library = compiled.library
+        self.library = next(f.compiled.library for f in self._kernels if isinstance(f.compiled, CompiledKernel))
         around = {v.number: values[v.number] for v in self._free}
         for once in self._once:
             once(around)
@@ -508,7 +512,7 @@ class _Variant:
     def _add(self, part: Part, nodes: Sequence[Node]) -> None:
         """Adds the tasks of a function."""
         for node in nodes:
-            fused = part.kernels.get(id(node))
+            fused = part.kernels.get(id(node[-1]))
             if fused is not None:
                 self._add_kernel(fused)
             elif node[0].writes:

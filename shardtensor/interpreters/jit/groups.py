@@ -282,7 +282,7 @@ def _is_possible(equation: Equation, wide: bool, repeated: bool) -> bool:
     value = equation.results.kind
     kinds = [x.kind if type(x) is Var else x for x in equation.operands]
     avals = [k for k in kinds if isinstance(k, Aval)]
-    if not avals:
+    if not avals and (not repeated or is_reduction(equation) or not is_on_host(value)):
         return False
     if not all(is_on_host(k) for k in (*avals, value)):
         return (wide or spans_hosts(value)) and _is_local_on_devices(equation, avals[0], value)

@@ -13,6 +13,7 @@ from shardtensor.interpreters.jit.c_loops import Part, loop_of, repeats_in_c, tr
 from shardtensor.interpreters.jit.fused import Fused
 from shardtensor.interpreters.jit.fused_devices import fused_of
 from shardtensor.interpreters.jit.fused_in_maps import COMPILED, FusedInMap, is_large_product, may_join, product
+from shardtensor.interpreters.jit.fused_products import FusedProduct, is_product
 from shardtensor.interpreters.jit.groups import grouped, is_kernel
 from shardtensor.interpreters.jit.temporal_blocking import TimeSteps, time_steps_in
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
@@ -58,6 +59,11 @@ def steps_of(
     kernels: dict[int, Fused] = {}
     for k, node in enumerate(nodes):
         dead = dropped[k]
+        if repeated and is_product(node[0]):
+            product_kernel = FusedProduct(node[0])
+            fused(product_kernel)
+            steps.append(_fused(product_kernel, program, EAGER, (), dead))
+            continue
         if not is_kernel(node, wide, repeated) or not all(map(allowed, node)):
             (equation,) = node
             steps.append(_alone(equation, program, interpreter, dead, fused, wide))
@@ -118,7 +124,7 @@ def _with_functions(
             fused(kernel)
 
         nodes, steps = steps_of(program, interpreter, found, wide, repeated)
-        parts.append(Part(program, nodes, {id(kernel.equations): kernel for kernel in kernels}))
+        parts.append(Part(program, nodes, {id(kernel.equations[-1]): kernel for kernel in kernels}))
         return steps
 
     alone = functions_step(equation, interpreter, dead, body_steps)
