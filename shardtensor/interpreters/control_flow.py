@@ -341,7 +341,9 @@ def _as_array(caller: str, name: str, x: Any) -> Any:
 
 def _length(caller: str, xs: Any, length: int | None) -> int:
     """Returns the number of trips."""
-    lengths = {path: x.shape[0] for path, x in zip(paths(xs, "xs"), leaves(xs), strict=True) if x is not None}
+    lengths: dict[str, int] = {
+        path: x.shape[0] for path, x in zip(paths(xs, "xs"), leaves(xs), strict=True) if x is not None
+    }
     if length is not None:
         lengths["length"] = python.index(length)
     if not lengths:

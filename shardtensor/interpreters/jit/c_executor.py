@@ -397,8 +397,8 @@ _HALVES = 4
 """The number of kernels from which on two processes compile them, each a half."""
 
 
-Compiled: TypeAlias = "dict[Kernel | Products, CompiledKernel | CompiledProducts]"
-"""The compiled functions of kernels."""
+Compiled: TypeAlias = "dict[Kernel | Products, Any]"
+"""The compiled functions of kernels: a `CompiledKernel`, or `CompiledProducts`."""
 
 
 def compile_kernels(kernels: Sequence[Kernel | Products]) -> Compiled:
@@ -408,8 +408,9 @@ def compile_kernels(kernels: Sequence[Kernel | Products]) -> Compiled:
     Raises:
         BackendError: there is no compiler, or it fails.
     """
-    made: Compiled = {**_compiled_kernels([kernel for kernel in kernels if isinstance(kernel, Kernel)])}
-    return made | {PRODUCTS: _compiled_products()} if PRODUCTS in kernels else made
+    made: Compiled = {PRODUCTS: _compiled_products()} if PRODUCTS in kernels else {}
+    made.update(_compiled_kernels([kernel for kernel in kernels if isinstance(kernel, Kernel)]))
+    return made
 
 
 @functools.cache

@@ -341,6 +341,7 @@ class _Run:
         if v is None:
             return ()
         kind = v.kind
+        assert isinstance(kind, Aval)
         x = x if isinstance(x, np.ndarray) else np.asarray(x, kind.dtype)
         if x.shape != kind.shape or x.dtype != kind.dtype:
             raise _Unfit
@@ -355,7 +356,8 @@ class _Run:
         """Returns the array of a value that every trip computes anew."""
         found = self._made.get(v)
         if found is None:
-            found = self._made[v] = memory_pool.empty(v.kind.shape, v.kind.dtype)  # type: ignore[union-attr]
+            assert isinstance(v.kind, Aval)
+            found = self._made[v] = memory_pool.empty(v.kind.shape, v.kind.dtype)
         return found
 
     @property
@@ -489,12 +491,12 @@ class _Variant:
         for given in loop.given[:-1]:
             for k, v in given.items():
                 self._arrays[v.number] = self._run.buffers[k][self._parity]
-        for v, buffers in zip(loop.carry, self._run.buffers, strict=True):
-            if v is not None:
-                self._arrays[v.number] = buffers[self._parity]
-        for v, x in zip(loop.slices, self._run.xs, strict=True):
-            if v is not None:
-                self._arrays[v.number], self._steps[v.number] = self._slot(x)
+        for leaf, buffers in zip(loop.carry, self._run.buffers, strict=True):
+            if leaf is not None:
+                self._arrays[leaf.number] = buffers[self._parity]
+        for leaf, x in zip(loop.slices, self._run.xs, strict=True):
+            if leaf is not None:
+                self._arrays[leaf.number], self._steps[leaf.number] = self._slot(x)
         for number, table in self._numbered.items():
             self._arrays[number], self._steps[number] = table[0, ...], 2 * table.itemsize
 

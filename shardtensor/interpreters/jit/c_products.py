@@ -62,7 +62,7 @@ static ST_APART TYPE st_dot_NAME(const TYPE *a, const TYPE *b, long long n) {
     return sum;
 }
 
-/* Computes rows of a product. The geometry has the number of products of an element and that of columns, and the strides
+/* Computes rows of a product. The geometry has the number of products of an element, that of columns, and the strides
    of the operands and of the result in bytes. */
 int product_NAME(const long long *g, char *const *p, long long begin, long long end) {
     const long long depth = g[0], columns = g[1], ar = g[2], ak = g[3], bk = g[4], bc = g[5], yr = g[6], yc = g[7];

@@ -12,7 +12,7 @@ import numpy as np
 from shardtensor.communication.transfer import whole_array
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit import blocked, groups
-from shardtensor.interpreters.jit.c_executor import CompiledKernel, CompiledProducts, Prepared
+from shardtensor.interpreters.jit.c_executor import CompiledKernel, Prepared
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel
 from shardtensor.interpreters.jit.groups import Group, function_of
 from shardtensor.interpreters.jit.kernel import HostArray, Kernel, KernelBuilder
@@ -56,7 +56,7 @@ class Fused:
     ) -> None:
         reductions = [e for e in equations if is_reduction(e)]
         self.equations = equations
-        self.compiled: CompiledKernel | CompiledProducts | CudaKernel | None = None
+        self.compiled: CompiledKernel | CudaKernel | None = None
         if reductions:
             self.shape: Shape = reductions[0].operands[0].kind.shape
             row_ndim = len(self.shape) - len(outer_shape(reductions[0], self.shape))

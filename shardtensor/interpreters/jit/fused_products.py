@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.jit.c_executor import CompiledProducts, Prepared
@@ -12,7 +12,8 @@ from shardtensor.interpreters.jit.c_products import FUNCTIONS, PRODUCTS
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.groups import is_on_host
 from shardtensor.interpreters.jit.kernel import HostArray
-from shardtensor.interpreters.programs.program import Equation, Var
+from shardtensor.interpreters.programs.program import Equation, Var, kind_of
+from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.value import Aval
 
 MOST = 1 << 18
@@ -23,15 +24,17 @@ def is_product(equation: Equation) -> bool:
     """Whether an equation is a small product of matrices or vectors of the host, all of one dtype."""
     if equation.op.name != "matmul" or any(p is not None for p in equation.params):
         return False
-    kinds = [getattr(x, "kind", None) for x in (*equation.operands, equation.results)]
-    if not all(isinstance(kind, Aval) and is_on_host(kind) and kind.ndim < 3 for kind in kinds):
+    kinds = [kind_of(x) for x in (*equation.operands, equation.results)]
+    if not all(isinstance(k, HostAval) or (isinstance(k, Aval) and is_on_host(k)) for k in kinds):
         return False
     x, y, out = kinds
+    if not (0 < len(x.shape) < 3 and 0 < len(y.shape) < 3):
+        return False
     alike = len({kind.dtype for kind in kinds}) == 1 and out.dtype.str[1:] in FUNCTIONS
     return alike and _products(x, y) <= MOST
 
 
-def _products(x: Aval, y: Aval) -> int:
+def _products(x: Aval | HostAval, y: Aval | HostAval) -> int:
     return math.prod(x.shape) * math.prod(y.shape[1:])
 
 
@@ -42,19 +45,21 @@ class FusedProduct(Fused):
         x, y = equation.operands
         self.equations = (equation,)
         self.compiled = None
-        self.shape = (_products(x.kind, y.kind),)
+        self.shape = (_products(kind_of(x), kind_of(y)),)
         self.kernel = PRODUCTS  # type: ignore[assignment]
+        self._inputs = [(x.number, None, None) for x in (x, y) if type(x) is Var]
 
     def pointers(self) -> list[int]:
         """See `Fused`."""
         (equation,) = self.equations
-        return [v.number for v in (*equation.operands, equation.results)]
+        return [x.number if type(x) is Var else -1 for x in (*equation.operands, equation.results)]
 
     def prepared(self, values: Any, target: Callable[[Var, Var | None], HostArray]) -> Prepared | None:
         """See `Fused`."""
         (equation,) = self.equations
-        assert isinstance(self.compiled, CompiledProducts)
-        return self.compiled.prepared(*[values[x.number] for x in equation.operands], target(equation.results, None))
+        products = cast(CompiledProducts, self.compiled)
+        x, y = [values[x.number] if type(x) is Var else x for x in equation.operands]
+        return products.prepared(x, y, target(equation.results, None))
 
     def __call__(self, values: Any) -> bool:
         """Computes the product; returns whether it did."""
@@ -62,7 +67,7 @@ class FusedProduct(Fused):
             return False
         (equation,) = self.equations
         kind = equation.results.kind
-        arrays = {x.number: self.buffer_of(values[x.number], "jit") for x in equation.operands}
+        arrays = self.operands(values)
         out = memory_pool.empty(kind.shape, kind.dtype)
         call = self.prepared(arrays, lambda *_: out)
         if call is None:

@@ -407,7 +407,8 @@ def function_of(equation: Equation) -> str | None:
         else:
             return None
     # A Python integer that does not fit the dtype of the others is an error of eager mode.
-    if int in kinds and not any(k.kind in "fc" or k == np.int64 for k in kinds if isinstance(k, np.dtype)):
+    dtypes = [k for k in kinds if isinstance(k, np.dtype)]
+    if int in kinds and dtypes and not any(k.kind in "fc" or k == np.int64 for k in dtypes):
         return None
     builder = KernelBuilder(1)
     try:
