@@ -409,8 +409,7 @@ def compile_kernels(kernels: Sequence[Kernel | Products]) -> Compiled:
         BackendError: there is no compiler, or it fails.
     """
     made: Compiled = {PRODUCTS: _compiled_products()} if PRODUCTS in kernels else {}
-    made.update(_compiled_kernels([kernel for kernel in kernels if isinstance(kernel, Kernel)]))
-    return made
+    return made | _compiled_kernels([kernel for kernel in kernels if isinstance(kernel, Kernel)])
 
 
 @functools.cache
@@ -425,7 +424,7 @@ def _compiler() -> Compiler:
     return compiler
 
 
-def _compiled_kernels(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
+def _compiled_kernels(kernels: Sequence[Kernel]) -> Compiled:
     """Returns the compiled kernels, without those that have no expressions in C."""
     wanted = [kernel for kernel in dict.fromkeys(kernels) if has_c(kernel)]
     found = {kernel: known for kernel in wanted if (known := _known.get(kernel)) is not None}

@@ -9,7 +9,8 @@ from typing import Any
 from shardtensor.backend.registry import is_remote
 from shardtensor.core import Interpreter
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.jit.c_loops import Part, loop_of, repeats_in_c, trips_of
+from shardtensor.interpreters.jit.c_loops import loop_of, repeats_in_c, trips_of
+from shardtensor.interpreters.jit.c_trips import Part
 from shardtensor.interpreters.jit.fused import Fused
 from shardtensor.interpreters.jit.fused_devices import fused_of
 from shardtensor.interpreters.jit.fused_in_maps import COMPILED, FusedInMap, is_large_product, may_join, product
