@@ -31,7 +31,7 @@ from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval
 
-_UNKNOWN = 1000
+_UNKNOWN = 1 << 11
 """The number of trips that stands for one that a program does not know."""
 
 # -- which loops C can run -------------------------------------------------------------------------
