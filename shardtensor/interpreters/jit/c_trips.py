@@ -123,7 +123,7 @@ class Loop:
         if len(made) != len(results):
             return False
         pairs = zip([*made, *self.carry], [*results, *self.results], strict=True)
-        return all(v is None if x is None else type(x) is Var and isinstance(v.kind, Aval) for x, v in pairs)
+        return all(type(x) is Var or type(x) in SCALARS if v is not None else x is None for x, v in pairs)
 
 
 class Run:
@@ -258,7 +258,7 @@ class Run:
         what kernels compute are scalars.
         """
         after, carry = self.loop.after, self.loop.carry
-        if isinstance(after[k].kind, type):
+        if type(after[k]) is not Var or isinstance(after[k].kind, type):
             return True  # Python's numbers become arrays.
         for _ in range(min(self.done, len(carry))):
             if after[k] not in carry:
