@@ -226,6 +226,32 @@ def test_the_default_executor_counts_the_trips() -> None:
     )
 
 
+@pytest.mark.parametrize("executor", ["numpy", "c"])
+def test_values_outside_of_a_loop_are_not_written(executor: str) -> None:
+    def f(w: Any, c: Any) -> Any:
+        outside = w * 2
+
+        def body(_: int, c: Any) -> Any:
+            d = outside.copy()
+            d[1:3] = c[1:3] * 2
+            return c + d
+
+        return st.fori_loop(0, N, body, c), outside
+
+    wanted = f(numbers(6), numbers(6))
+    for _ in range(2):
+        for x, y in zip(by_python(st.jit(f, executor=executor), numbers(6), numbers(6)), wanted, strict=True):
+            np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+@pytest.mark.parametrize("executor", ["numpy", "c"])
+def test_loops_without_trips_have_the_types_of_an_inference(executor: str) -> None:
+    f = st.jit(lambda c, x: st.scan(lambda c, x: (c * 0.5 + x, (st.tanh(c), 3)), c, x), executor=executor)
+    carry, (y, z) = f(numbers(8), numbers(N, 8)[:0])
+    np.testing.assert_array_equal(np.asarray(carry), np.asarray(numbers(8)))
+    assert (y.shape, z.shape, z.dtype) == ((0, 8), (0,), np.int64)
+
+
 # -- long loops ------------------------------------------------------------------------------------
 
 
