@@ -20,7 +20,7 @@ from shardtensor.communication.transfer import whole_array
 from shardtensor.core import default_interpreter, outermost
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.jit.c_executor import CompiledKernel
-from shardtensor.interpreters.jit.c_trips import ENDLESS, FILLED, Loop, Part, Run, Unfit, is_number
+from shardtensor.interpreters.jit.c_trips import COPIES, ENDLESS, FILLED, Loop, Part, Run, Unfit, is_number
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.fused_products import FusedProduct, is_product
@@ -93,7 +93,9 @@ def _is_task(node: Node) -> bool:
     (equation, *others) = node
     if others or is_kernel(node, True, True) or is_product(equation):
         return True
-    return _is_assignment(equation) if equation.writes else _is_view(equation) or is_number(equation)
+    if equation.writes:
+        return _is_assignment(equation)
+    return _is_view(equation) or _is_copy(equation) or is_number(equation)
 
 
 def _is_view(equation: Equation) -> bool:
@@ -113,6 +115,16 @@ def _is_assignment(equation: Equation) -> bool:
     if isinstance(kind, type):
         return index is Ellipsis and kind in _DTYPES and _DTYPES[kind] == dtype
     return index is Ellipsis and kind.dtype == dtype
+
+
+def _is_copy(equation: Equation) -> bool:
+    """Whether an equation copies parts of operands of the same dtype, at fixed places, into its result."""
+    if equation.op.name not in COPIES or not isinstance(equation.results.kind, Aval) or equation.params[-1] is None:
+        return False
+    if equation.op.name == "roll" and any(type(p) is tuple and len(p) != 1 for p in equation.params):
+        return False
+    dtypes = [getattr(kind_of(x), "dtype", None) for x in leaves(equation.operands)]
+    return all(dtype == equation.results.kind.dtype for dtype in dtypes)
 
 
 _SAME = ("copy", "transfer_to")

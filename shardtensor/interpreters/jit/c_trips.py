@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from shardtensor.interpreters.jit.c_executor import Prepared, prepared_copy
 from shardtensor.interpreters.jit.fused import Fused
 from shardtensor.interpreters.jit.kernel import HostArray
 from shardtensor.interpreters.jit.operands import address
-from shardtensor.interpreters.programs.program import Equation, Program, Var
+from shardtensor.interpreters.programs.program import Equation, Program, Var, shape_of
 from shardtensor.interpreters.programs.replay import Node, compute
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.storage import Storage
@@ -68,6 +68,35 @@ class Part(NamedTuple):
 def is_number(equation: Equation) -> bool:
     """Whether an equation computes a Python number."""
     return type(equation.results) is Var and isinstance(equation.results.kind, type)
+
+
+COPIES = ("concat", "stack", "roll")
+"""The operators whose result consists of parts of the operands."""
+
+
+def copies_of(equation: Equation) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields the operands of one of `COPIES`, and the indices of the parts that are copied and of where they go to."""
+    name, params = equation.op.name, dict(zip(equation.op.params, equation.params, strict=True))
+    shape = equation.results.kind.shape
+    if name == "roll":
+        (x,) = equation.operands
+        axes = params["axis"] if type(params["axis"]) is tuple else (params["axis"],)
+        shifts = params["shift"] if type(params["shift"]) is tuple else (params["shift"],)
+        (axis,), (shift,) = axes, shifts
+        before, k = (slice(None),) * (axis % len(shape)), shift % max(shape[axis], 1)
+        yield x, (*before, slice(shape[axis] - k)), (*before, slice(k, None))
+        yield x, (*before, slice(shape[axis] - k, None)), (*before, slice(k))
+        return
+    axis = params["axis"] % len(shape)
+    before, at = (slice(None),) * axis, 0
+    for x in leaves(equation.operands):
+        if name == "stack":
+            yield x, ..., (*before, at)
+            at += 1
+        else:
+            n = shape_of(x)[axis] if type(x) is Var else x.shape[axis]
+            yield x, ..., (*before, slice(at, at + n))
+            at += n
 
 
 class Loop:
@@ -341,6 +370,8 @@ class _Variant:
                 self._add_kernel(fused)
             elif node[0].writes:
                 self._add_assignment(node[0])
+            elif node[0].op.name in COPIES:
+                self._add_copies(node[0])
             elif not is_number(node[0]):
                 self._add_view(node[0])
 
@@ -372,6 +403,16 @@ class _Variant:
             raise Unfit
         self._append(call, fused.pointers())
 
+    def _add_copies(self, equation: Equation) -> None:
+        """Adds the copies of operands into the parts of a result."""
+        out = self._target(equation.results, None)
+        step = self._steps[equation.results.number]
+        for x, source, target in copies_of(equation):
+            array = self._arrays[x.number] if type(x) is Var else x
+            if not isinstance(array, np.ndarray):
+                raise Unfit
+            self._copy(x, out[target], step, array[source])
+
     def _add_assignment(self, equation: Equation) -> None:
         """Adds the copy of a value into elements of an array."""
         assert equation.into is not None
@@ -392,9 +433,11 @@ class _Variant:
         if type(x) is not Var or self._arrays[x.number] is not array:
             self._copy(x, array, step)
 
-    def _copy(self, x: Any, target: HostArray, step: int) -> None:
+    def _copy(self, x: Any, target: HostArray, step: int, source: Any = None) -> None:
+        """Adds the copy of a value, or of a part of it."""
         number = x.number if type(x) is Var else -1
-        source = self._arrays[number] if number >= 0 else x
+        if source is None:
+            source = self._arrays[number] if number >= 0 else x
         if not isinstance(source, np.ndarray):
             source = np.asarray(source, target.dtype)
         call = prepared_copy(self._run.library, source, target)

@@ -22,13 +22,15 @@ MOST = 1 << 18
 
 def is_product(equation: Equation) -> bool:
     """Whether an equation is a small product of matrices or vectors of the host, all of one dtype."""
-    if equation.op.name != "matmul" or any(p is not None for p in equation.params):
+    if equation.op.name not in ("matmul", "vecdot") or any(p not in (None, -1) for p in equation.params):
         return False
     kinds = [kind_of(x) for x in (*equation.operands, equation.results)]
     if not all(isinstance(k, HostAval) or (isinstance(k, Aval) and is_on_host(k)) for k in kinds):
         return False
     x, y, out = kinds
     if not (0 < len(x.shape) < 3 and 0 < len(y.shape) < 3):
+        return False
+    if equation.op.name == "vecdot" and len(x.shape) + len(y.shape) > 2:
         return False
     alike = len({kind.dtype for kind in kinds}) == 1 and out.dtype.str[1:] in FUNCTIONS
     return alike and _products(x, y) <= MOST

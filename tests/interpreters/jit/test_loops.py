@@ -131,6 +131,8 @@ def test_c_runs_the_trips_of_all_kinds_of_bodies(ran: list[int]) -> None:
             st.scan(lambda c, x: (c * 2 + x + m.sum(axis=0)[0] + st.zeros(64), st.zeros_like(c)), c, xs),
             st.scan(lambda c, _: (c * st.broadcast_to(c[:1], (64,)), c.reshape(8, 8).T), c, None, length=N),
             st.map(lambda x: st.sin(x) * 2, xs),
+            st.scan(lambda c, x: (st.roll(c, 3) * 0.5 + st.roll(x, -1), st.stack([c, x], axis=1)), c, xs),
+            st.scan(lambda h, x: (st.concat([h[1:], x[:1]]) * 0.5, st.concat([x[:3], h, u[0]])), h, xs),
             st.fori_loop(0, N, jacobi, c),
             st.fori_loop(0, N, boundaries, c),
             st.fori_loop(-3, N, lambda i, c: c * i + i / 7 + i**2, c),
@@ -143,7 +145,7 @@ def test_c_runs_the_trips_of_all_kinds_of_bodies(ran: list[int]) -> None:
 
     args = numbers(64), numbers(N, 64), numbers(16)
     check(f, *args, rtol=1e-5)
-    assert len(ran) == 20
+    assert len(ran) == 22
     assert 0 in ran
 
 
@@ -321,6 +323,10 @@ OPERATORS: list[Callable[..., Any]] = [
     lambda a, b, i: st.where(a > b, a, 0.25),
     lambda a, b, i: (a.reshape(2, 3) - b.reshape(2, 3).max(axis=1, keepdims=True)).reshape(6),
     lambda a, b, i: b.copy(),
+    lambda a, b, i: st.concat([a, b])[2:8],
+    lambda a, b, i: st.roll(a, 2),
+    lambda a, b, i: st.stack([a, b])[1],
+    lambda a, b, i: a.reshape(2, 3).T.reshape(6) @ np.eye(6),
 ]
 
 
