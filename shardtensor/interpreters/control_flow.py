@@ -452,16 +452,25 @@ def _run_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: boo
         i = begin + end - 1 - k if reverse else k
         after, y = body(i, carry, replaced(xs, [x and x.at(i) for x in slices]))
         if k == begin:
-            carry = _following(caller, carry, after, is_first=True)
+            carry = _next(caller, carry, after, body, is_first=True)
             names, stacks = paths(y, "y"), [None if one is None else _Stack(end - begin, one) for one in leaves(y)]
         else:
-            carry = after if keeps_avals(body) else _following(caller, carry, after, is_first=False)
+            carry = _next(caller, carry, after, body, is_first=False)
             if not keeps_avals(body) and paths(y, "y") != names:
                 raise ArgumentError(f"{caller}: the results of f differ in structure; wanted the same in each trip")
         for name, stack, one in zip(names, stacks, leaves(y), strict=True):
             if stack is not None:
                 stack.put(caller, name, i - begin, one)
     return carry, replaced(y, [stack and stack.array for stack in stacks])
+
+
+def _next(caller: str, before: Carry, after: Carry, body: Function, *, is_first: bool) -> Carry:
+    """Returns the next carry: of a program, which writes to nothing that it gets, as it is; otherwise of arrays of its
+    own.
+    """
+    if not keeps_avals(body):
+        return map_leaves(_own, _following(caller, before, after, is_first=is_first))
+    return _following(caller, before, after, is_first=True) if is_first else after
 
 
 def keeps_avals(function: Function) -> bool:
@@ -569,9 +578,7 @@ def _integer(caller: str, name: str, x: Any) -> int:
 def _run_conditional(init: Carry, cond: Function, body: Function, caller: str) -> Carry:
     carry, is_first = map_leaves(_own, init), True
     while _is_true(caller, "cond_fun returned", cond(carry)):
-        after = body(carry)
-        keeps = keeps_avals(body) and not is_first
-        carry, is_first = after if keeps else _following(caller, carry, after, is_first=is_first), False
+        carry, is_first = _next(caller, carry, body(carry), body, is_first=is_first), False
     return map_leaves(_converted, carry)
 
 

@@ -246,6 +246,23 @@ def test_values_outside_of_a_loop_are_not_written(executor: str) -> None:
             np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
+def test_leaves_of_the_carry_are_independent() -> None:
+    outside = numbers(4)
+    before = np.array(outside)
+
+    def body(_: int, carry: Any) -> Any:
+        a, b, c = carry
+        a[0] = 9.0
+        c[1] = 8.0
+        return b, b[::-1], outside
+
+    def f(a: Any, b: Any) -> Any:
+        return st.fori_loop(0, 3, body, (a, b, a))
+
+    check(f, numbers(4), numbers(4) + 1)
+    np.testing.assert_array_equal(np.asarray(outside), before)
+
+
 @pytest.mark.parametrize("executor", ["numpy", "c"])
 def test_loops_without_trips_have_the_types_of_an_inference(executor: str) -> None:
     f = st.jit(lambda c, x: st.scan(lambda c, x: (c * 0.5 + x, (st.tanh(c), 3)), c, x), executor=executor)
