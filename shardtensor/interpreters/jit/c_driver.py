@@ -92,11 +92,12 @@ static void st_lines(void (*body)(long long, char *const *), int ops, int inputs
     }
 }
 
-/* Calls kernels: each task has the addresses of a function, a geometry and pointers, and a range. Returns whether
-   memory for intermediate results was missing. */
+/* Calls kernels: each task has the addresses of a function, a geometry and pointers, and a range; or 0 in place of the
+   geometry, and the function is one that computes a line. Returns whether memory for intermediate results was missing. */
 int run_tasks(long long count, const long long *task) {
     for (; count > 0; count--, task += 5)
-        if (((int (*)(const long long *, char *const *, long long, long long))task[0])(
+        if (!task[1]) ((void (*)(long long, char *const *))task[0])(task[4], (char *const *)task[2]);
+        else if (((int (*)(const long long *, char *const *, long long, long long))task[0])(
                 (const long long *)task[1], (char *const *)task[2], task[3], task[4]))
             return 1;
     return 0;

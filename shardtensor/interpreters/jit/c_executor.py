@@ -80,6 +80,7 @@ class CompiledKernel:
         self.library = library
         self._function = library[f"kernel_{number}"]
         self._function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
+        self._line = None if kernel.row_ndim else library[f"kernel_{number}_line"]
         if kernel.row_ndim:
             self._part = library[f"kernel_{number}_part"]
             pointer, integer = ctypes.c_void_p, ctypes.c_longlong
@@ -122,7 +123,7 @@ class CompiledKernel:
         key = (shape, *[x.shape for x in arrays], *[x.strides for x in operands])
         geometry = self._geometries.get(key) or self._add_geometry(key, shape, operands)
         pointers = self._pointers(*[address(x) for x in operands])
-        return Prepared(self.library, self._function, geometry, pointers, operands)
+        return Prepared(self.library, self._function, geometry, pointers, operands, self._line)
 
     def _add_geometry(self, key: Any, shape: Shape, operands: Sequence[HostArray]) -> _Geometry:
         made = _Geometry(self.kernel, shape, [loop_strides(x, shape) for x in operands])
@@ -194,6 +195,7 @@ class Prepared:
         geometry: shape and strides.
         pointers: the addresses of the arrays.
         operands: the arrays, which it keeps alive.
+        line: the function that computes contiguous elements, if there is one.
     """
 
     library: ctypes.CDLL
@@ -201,6 +203,14 @@ class Prepared:
     geometry: Any
     pointers: Any
     operands: Sequence[HostArray]
+    line: Any = None
+
+    def task(self) -> tuple[int, int, int, int, int]:
+        """Returns the call as a task of ``run_tasks``."""
+        if self.line is not None and self.geometry.is_flat:
+            function = ctypes.cast(self.line, ctypes.c_void_p).value or 0
+            return function, 0, ctypes.addressof(self.pointers), 0, self.geometry.rows
+        return *self.addresses(), 0, self.geometry.rows
 
     def addresses(self) -> tuple[int, int, int]:
         """Returns the addresses of the function and of its first two arguments."""
@@ -293,6 +303,7 @@ class _Geometry:
         array: what the compiled function reads.
         rows: the number of rows, or of elements if the kernel reduces nothing.
         is_row_major: whether elements are computed in row-major order of the loop.
+        is_flat: whether it is one line without reductions, in which each array is either contiguous or one element.
         row_size: the number of elements of a row, if all rows are contiguous; otherwise 0.
         seconds: the estimated time in one thread.
     """
@@ -310,12 +321,22 @@ class _Geometry:
         else:
             first, last = merged(order, shape, strides), []
         self._outer = first
+        self.is_flat = not kernel.row_ndim and (self.rows == 1 or self._is_flat(kernel, first))
         self.row_size = self._contiguous(kernel, last)
         columns = [*first, *last] or [(1, [0] * len(strides))]
         numbers = [len(columns), len(last), *[n for n, _ in columns]]
         for k in range(len(strides)):
             numbers += [column[k] for _, column in columns]
         self.array = (ctypes.c_longlong * len(numbers))(*numbers)
+
+    @staticmethod
+    def _is_flat(kernel: Kernel, columns: Sequence[tuple[int, list[int]]]) -> bool:
+        if len(columns) != 1:
+            return False
+        moving = [given.varies[-1] for given in kernel.inputs] + [True] * len(kernel.outputs)
+        dtypes = [dtype for dtype, _ in (*kernel.operands, *kernel.results)]
+        wanted = [dtype.itemsize if m else 0 for m, dtype in zip(moving, dtypes, strict=True)]
+        return columns[0][1] == wanted
 
     @staticmethod
     def _contiguous(kernel: Kernel, last: Sequence[tuple[int, list[int]]]) -> int:
@@ -457,7 +478,7 @@ def _compiled(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
 
 def _functions(kernel: Kernel, number: int) -> list[str]:
     """Returns the names of the functions of a kernel in its library."""
-    return [f"kernel_{number}", *([f"kernel_{number}_part"] if kernel.row_ndim else [])]
+    return [f"kernel_{number}", f"kernel_{number}_part" if kernel.row_ndim else f"kernel_{number}_line"]
 
 
 def submit(kernels: Sequence[Kernel | Products]) -> Future[Compiled]:

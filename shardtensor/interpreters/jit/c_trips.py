@@ -474,5 +474,5 @@ class _Variant:
 
 def _tasks(calls: Sequence[Prepared]) -> npt.NDArray[np.int64]:
     """Returns calls as tasks, but for those of no elements."""
-    made = [(*call.addresses(), 0, call.geometry.rows) for call in calls if call.geometry.rows]
+    made = [call.task() for call in calls if call.geometry.rows]
     return np.array(made, np.int64).reshape(-1, 5)
