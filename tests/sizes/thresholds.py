@@ -88,7 +88,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     },
     "shardtensor.interpreters.jit.c_source": {"LANES": 2, "SEGMENT": 4},
     "shardtensor.interpreters.jit.c_loops": {"_UNKNOWN": 1},
-    "shardtensor.interpreters.jit.c_trips": {"CHUNK": 0.0, "_FIRST": 1, "_NUMBERS": 2},
+    "shardtensor.interpreters.jit.c_trips": {"CHUNK": 0.0, "_FIRST": 1, "_GROWTH": 1, "_NUMBERS": 2},
     "shardtensor.interpreters.jit.common_sums": {"_MOST_BYTES": 64, "_LARGE_BYTES": 16},
     "shardtensor.interpreters.jit.deferred_sums": {"_MOST": 2},
     "shardtensor.interpreters.jit.executable": {"_LARGE": 1},

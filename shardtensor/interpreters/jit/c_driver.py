@@ -93,7 +93,7 @@ static void st_lines(void (*body)(long long, char *const *), int ops, int inputs
 }
 
 /* Calls kernels: each task has the addresses of a function, a geometry and pointers, and a range; or 0 in place of the
-   geometry, and the function is one that computes a line. Returns whether memory for intermediate results was missing. */
+   geometry, and the function is one that computes a line. Returns whether memory for intermediate results lacked. */
 int run_tasks(long long count, const long long *task) {
     for (; count > 0; count--, task += 5)
         if (!task[1]) ((void (*)(long long, char *const *))task[0])(task[4], (char *const *)task[2]);
@@ -121,8 +121,9 @@ long long run_trips(long long at, long long end, const long long *even, const lo
 /* Copies an array as a task; the second number of the geometry is the size of an element. */
 int copy_elements(const long long *g, char *const *p, long long begin, long long end) {
     const long long nd = g[0], size = g[1], *shape = g + 2, *strides = shape + nd, inner = shape[nd - 1];
-    long long index[ST_DIMS] = {0};
+    long long index[ST_DIMS];
     char *line[2] = {p[0], p[1]};
+    for (long long d = 0; d < nd; d++) index[d] = 0;
     for (; begin < end; begin += inner) {
         if (strides[nd - 1] == size && strides[2 * nd - 1] == size) memcpy(line[1], line[0], (size_t)(inner * size));
         else st_copy(line[1], strides[2 * nd - 1], line[0], strides[nd - 1], (int)size, inner);

@@ -37,6 +37,9 @@ CHUNK = 5e-3
 _FIRST = 64
 """The number of trips of the first chunk."""
 
+_GROWTH = 16
+"""The most by which a chunk is longer than the one before."""
+
 _NUMBERS = 1 << 10
 """The number of trips for which the values of Python numbers are stored: the most of a chunk, if there are any."""
 
@@ -241,7 +244,7 @@ class Run:
                 self.done = done
                 return
             seconds, at = time.perf_counter() - begin, stop
-            count = 2 * count if seconds < CHUNK else max(count // 2, 1)
+            count = max(int(count * min(CHUNK / max(seconds, 1e-9), _GROWTH)), 1)
 
     def _store_numbers(self, at: int, stop: int) -> None:
         """Computes the Python numbers of some trips, as Python's loop does."""
@@ -332,6 +335,7 @@ class _Variant:
             self._assign(x, array, step)
         if any(call.geometry.seconds >= LONG for call in self._calls):
             raise Unfit
+        del self._run, self._arrays, self._targets  # A cycle would hold the memory until it is found.
 
     def _slot(self, array: HostArray) -> tuple[HostArray, int]:
         """Returns the slice of the first one of the trips, and the bytes from there to that of the next one."""

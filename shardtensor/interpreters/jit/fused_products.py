@@ -16,7 +16,7 @@ from shardtensor.interpreters.programs.program import Equation, Var, kind_of
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.value import Aval
 
-MOST = 1 << 18
+MOST = 1 << 20
 """The most products of two numbers: BLAS, which has several threads, takes less time for more."""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -307,6 +309,30 @@ def test_memory_does_not_grow_with_the_trips(ran: list[int], monkeypatch: pytest
     finally:
         tracemalloc.stop()
     assert ran == [10, 100_000]
+
+
+def test_the_memory_of_a_loop_is_free_after_it() -> None:
+    f = st.jit(lambda c: st.fori_loop(0, N, lambda i, c: c * 0.5 + i, c), executor="c")
+    c = numbers(8)
+    made = f(c)
+    buffer = weakref.ref(made._storage.buffers[0])
+    run = None
+
+    def keep(self: c_trips.Run, init: Any, plain: Any = c_trips.Run.results) -> Any:
+        nonlocal run
+        run = weakref.ref(self)
+        return plain(self, init)
+
+    gc.disable()
+    try:
+        with mock.patch.object(c_trips.Run, "results", keep):
+            f(c)
+        assert run is not None
+        assert run() is None
+        del made
+        assert buffer() is None
+    finally:
+        gc.enable()
 
 
 # -- products --------------------------------------------------------------------------------------
