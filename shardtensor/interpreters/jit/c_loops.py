@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.registry import in_job
 from shardtensor.communication.transfer import whole_array
 from shardtensor.core import default_interpreter, outermost
 from shardtensor.interpreters.eager import EAGER
@@ -198,8 +199,8 @@ class CLoop:
 
     def _made(self, values: Values) -> list[Any] | None:
         """Returns the results; None where Python has to run the loop."""
-        if reports_errors() or any(fused.compiled is None for fused in self._kernels):
-            return None
+        if reports_errors() or in_job() or any(fused.compiled is None for fused in self._kernels):
+            return None  # In a job, processes compare the calls of each trip.
         if not self._loop.is_counted and outermost() is not default_interpreter():
             return None  # Each trip records its transfers.
         init = leaves(replace_vars(self._equation.operands[0], values))

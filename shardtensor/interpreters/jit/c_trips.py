@@ -341,6 +341,8 @@ class _Variant:
         """Returns the slice of the first one of the trips, and the bytes from there to that of the next one."""
         numbers = self._run.numbers
         assert numbers is not None
+        if not array.flags.aligned:
+            raise Unfit
         k = numbers[self._parity] - min(numbers[0], numbers[-1])
         return array[k, ...], 2 * numbers.step * array.strides[0]
 

@@ -188,6 +188,8 @@ def test_python_runs_the_trips_where_c_cannot(ran: list[int], monkeypatch: pytes
     with np.errstate(over="raise"):  # NumPy's functions run.
         np.testing.assert_allclose(np.asarray(f(c, x)[1]), wanted)
     assert f(c, x[:0])[1].shape == (0, 8)
+    with mock.patch.object(c_loops, "in_job", return_value=True):
+        assert np.asarray(f(c, x)[1]).tobytes() == wanted.tobytes()
     monkeypatch.setattr(c_trips, "LONG", 0.0)
     assert np.asarray(f(c, x)[1]).tobytes() == wanted.tobytes()
     assert ran == [N]
@@ -371,6 +373,9 @@ OPERATORS: list[Callable[..., Any]] = [
     lambda a, b, i: st.concat([a, b])[2:8],
     lambda a, b, i: st.roll(a, 2),
     lambda a, b, i: st.stack([a, b])[1],
+    lambda a, b, i: st.cond((a > b).any(), lambda a, b: a * 2, lambda a, b: b.copy(), a, b),
+    lambda a, b, i: st.fori_loop(0, 3, lambda k, a: a * 0.5 + k + b, a),
+    lambda a, b, i: st.sort(a),
     lambda a, b, i: a.reshape(2, 3).T.reshape(6) @ np.eye(6),
 ]
 
@@ -380,7 +385,7 @@ OPERATORS: list[Callable[..., Any]] = [
 @hypothesis.given(data=some.data())
 def test_drawn_bodies(data: some.DataObject) -> None:
     count = data.draw(some.integers(1, 3))
-    steps = data.draw(some.lists(some.tuples(*[some.integers(0, 50)] * 3), min_size=1, max_size=6))
+    steps = data.draw(some.lists(some.tuples(*[some.integers(0, 500)] * 3), min_size=1, max_size=6))
     writes = data.draw(some.booleans())
     outs = data.draw(some.lists(some.integers(0, 50), min_size=count + 1, max_size=count + 1))
     trips, reverse = data.draw(some.integers(1, 6)), data.draw(some.booleans())
