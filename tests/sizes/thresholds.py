@@ -93,7 +93,7 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
     "shardtensor.interpreters.jit.deferred_sums": {"_MOST": 2},
     "shardtensor.interpreters.jit.executable": {"_LARGE": 1},
     "shardtensor.interpreters.jit.fused": {"_CALL": 1},
-    "shardtensor.interpreters.jit.fused_products": {"MOST": 8},
+    "shardtensor.interpreters.jit.fused_alone": {"MOST": 8},
     "shardtensor.interpreters.jit.groups": {"LEAST": 1, "_MOST": 2},
     "shardtensor.interpreters.jit.launches": {"GRAPHS": 1, "SEEN": 2, "COST": 1},
     "shardtensor.interpreters.jit.operands": {"_WORK": 0},

@@ -24,7 +24,7 @@ from shardtensor.interpreters.jit.c_executor import CompiledKernel
 from shardtensor.interpreters.jit.c_trips import COPIES, ENDLESS, FILLED, Loop, Part, Run, Unfit, is_number
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
-from shardtensor.interpreters.jit.fused_products import FusedProduct, is_product
+from shardtensor.interpreters.jit.fused_alone import FusedProduct, FusedReduction, is_alone
 from shardtensor.interpreters.jit.groups import is_kernel, is_on_host
 from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, replace_vars
 from shardtensor.interpreters.programs.replay import Node, Step, Values, step_of
@@ -73,7 +73,7 @@ def _split(program: Program, nodes: Sequence[Node]) -> tuple[list[Equation], lis
     rest: list[Node] = []
     for node in nodes:
         equation = node[0]
-        has_kernel = len(node) > 1 or is_kernel(node, True, True) or is_product(equation)
+        has_kernel = len(node) > 1 or is_kernel(node, True, True) or is_alone(equation)
         if has_kernel or equation.programs or not known.issuperset(equation.reads()):
             rest.append(node)
             continue
@@ -92,7 +92,7 @@ def _is_task(node: Node) -> bool:
     if not all(_is_known(v) for equation in node for v in (*equation.makes(), *equation.reads())):
         return False
     (equation, *others) = node
-    if others or is_kernel(node, True, True) or is_product(equation):
+    if others or is_kernel(node, True, True) or is_alone(equation):
         return True
     if equation.writes:
         return _is_assignment(equation)
@@ -151,7 +151,9 @@ def loop_of(equation: Equation, parts: Sequence[Part], dead: Sequence[int]) -> C
 
 
 def _has_c(fused: Fused) -> bool:
-    return type(fused) is FusedProduct or (type(fused) is Fused and has_c(fused.kernel) and not fused.spans)
+    if type(fused) is FusedProduct:
+        return True
+    return type(fused) in (Fused, FusedReduction) and has_c(fused.kernel) and not fused.spans
 
 
 # -- loops -----------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.jit.c_loops import loop_of, repeats_in_c, trips_of
 from shardtensor.interpreters.jit.c_trips import Part
 from shardtensor.interpreters.jit.fused import Fused
+from shardtensor.interpreters.jit.fused_alone import alone_of, is_alone
 from shardtensor.interpreters.jit.fused_devices import fused_of
 from shardtensor.interpreters.jit.fused_in_maps import COMPILED, FusedInMap, is_large_product, may_join, product
-from shardtensor.interpreters.jit.fused_products import FusedProduct, is_product
 from shardtensor.interpreters.jit.groups import grouped, is_kernel
 from shardtensor.interpreters.jit.temporal_blocking import TimeSteps, time_steps_in
 from shardtensor.interpreters.jit.window_writes import WindowWrite, is_whole
@@ -60,10 +60,10 @@ def steps_of(
     kernels: dict[int, Fused] = {}
     for k, node in enumerate(nodes):
         dead = dropped[k]
-        if repeated and is_product(node[0]):
-            product_kernel = FusedProduct(node[0])
-            fused(product_kernel)
-            steps.append(_fused(product_kernel, program, EAGER, (), dead))
+        if repeated and len(node) == 1 and is_alone(node[0]):
+            alone = alone_of(node[0])
+            fused(alone)
+            steps.append(_fused(alone, program, EAGER, (), dead))
             continue
         if not is_kernel(node, wide, repeated) or not all(map(allowed, node)):
             (equation,) = node
