@@ -118,7 +118,7 @@ OTHERS = {
         communication.gloo_engine._SIGNS communication.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
         host.blockwise.BYTE host.threads._SHUTDOWN_WAIT
         interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c_executor._FUNCTION
-        interpreters.jit.c_products._SECONDS
+        interpreters.jit.c_loop_library._SECONDS
         interpreters.jit.compiler._POLL interpreters.jit.kernel_files.MOST_SECONDS
         interpreters.jit.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
         communication.gloo_engine._NOTICED job_output.HELD job_output._PRINTED spmd.scheduler._POLL""",

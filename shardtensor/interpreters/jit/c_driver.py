@@ -92,44 +92,11 @@ static void st_lines(void (*body)(long long, char *const *), int ops, int inputs
     }
 }
 
-/* Calls kernels: each task has the addresses of a function, a geometry and pointers, and a range; or 0 in place of the
-   geometry, and the function is one that computes a line. Returns whether memory for intermediate results lacked. */
-int run_tasks(long long count, const long long *task) {
+/* Calls kernels without reductions: each task has the addresses of a function, a geometry and pointers, and a range. */
+void run_tasks(long long count, const long long *task) {
     for (; count > 0; count--, task += 5)
-        if (!task[1]) ((void (*)(long long, char *const *))task[0])(task[4], (char *const *)task[2]);
-        else if (((int (*)(const long long *, char *const *, long long, long long))task[0])(
-                (const long long *)task[1], (char *const *)task[2], task[3], task[4]))
-            return 1;
-    return 0;
-}
-
-/* Runs the trips of a loop from number ``at`` on. Even and odd trips have a table each: the number and the address of
-   the tasks of the condition, the address of its bool, or 0; the number and the address of the tasks of the trip; and
-   those of its moves, pairs of the address of a pointer and the bytes by which it moves on after the trip.
-   Returns the number of the trip before which it has stopped, or -1 where memory was missing. */
-long long run_trips(long long at, long long end, const long long *even, const long long *odd) {
-    for (; at < end; at++) {
-        const long long *table = at % 2 ? odd : even, *move = (const long long *)table[6];
-        if (run_tasks(table[0], (const long long *)table[1])) return -1;
-        if (table[2] && !*(const char *)table[2]) return at;
-        if (run_tasks(table[3], (const long long *)table[4])) return -1;
-        for (long long k = 0; k < table[5]; k++, move += 2) *(char **)move[0] += move[1];
-    }
-    return at;
-}
-
-/* Copies an array as a task; the second number of the geometry is the size of an element. */
-int copy_elements(const long long *g, char *const *p, long long begin, long long end) {
-    const long long nd = g[0], size = g[1], *shape = g + 2, *strides = shape + nd, inner = shape[nd - 1];
-    long long index[ST_DIMS];
-    char *line[2] = {p[0], p[1]};
-    for (long long d = 0; d < nd; d++) index[d] = 0;
-    for (; begin < end; begin += inner) {
-        if (strides[nd - 1] == size && strides[2 * nd - 1] == size) memcpy(line[1], line[0], (size_t)(inner * size));
-        else st_copy(line[1], strides[2 * nd - 1], line[0], strides[nd - 1], (int)size, inner);
-        st_advance(2, nd - 1, nd, shape, strides, index, line);
-    }
-    return 0;
+        ((int (*)(const long long *, char *const *, long long, long long))task[0])(
+            (const long long *)task[1], (char *const *)task[2], task[3], task[4]);
 }
 
 /* Copies a row between an array and contiguous memory. */

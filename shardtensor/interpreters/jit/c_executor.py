@@ -24,7 +24,14 @@ from shardtensor.errors import BackendError, DeviceMemoryError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each, num_threads
-from shardtensor.interpreters.jit.c_products import FUNCTIONS, PRODUCTS, ProductGeometry, Products, product_source
+from shardtensor.interpreters.jit.c_loop_library import (
+    FUNCTIONS,
+    LOOPS,
+    PRODUCTS,
+    LoopFunctions,
+    ProductGeometry,
+    loop_source,
+)
 from shardtensor.interpreters.jit.c_source import SEGMENT, c_source, row_parts
 from shardtensor.interpreters.jit.compiler import Compiler, find_compiler, load, vectorized_functions
 from shardtensor.interpreters.jit.expressions import EXPENSIVE, has_c
@@ -206,7 +213,7 @@ class Prepared:
     line: Any = None
 
     def task(self) -> tuple[int, int, int, int, int]:
-        """Returns the call as a task of ``run_tasks``."""
+        """Returns the call as a task of ``run_trips``."""
         if self.line is not None and self.geometry.is_flat:
             function = ctypes.cast(self.line, ctypes.c_void_p).value or 0
             return function, 0, ctypes.addressof(self.pointers), 0, self.geometry.rows
@@ -227,22 +234,6 @@ class Prepared:
         return ctypes.addressof(self.pointers) + k * ctypes.sizeof(ctypes.c_void_p)
 
 
-def prepared_copy(library: ctypes.CDLL, source: HostArray, target: HostArray) -> Prepared | None:
-    """Returns a call of a function of a library that copies an array, which broadcasts to the other one; None if the
-    elements have another dtype or size than those that it copies, or an array is not aligned.
-    """
-    size = target.itemsize
-    if source.dtype != target.dtype or size not in _COPIED or not (source.flags.aligned and target.flags.aligned):
-        return None
-    function = library["copy_elements"]
-    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
-    shape, operands = target.shape, (np.broadcast_to(source, target.shape), target)
-    pointers = (ctypes.c_void_p * 2)(*[address(x) for x in operands])
-    return Prepared(
-        library, function, _CopyGeometry(size, shape, [loop_strides(x, shape) for x in operands]), pointers, operands
-    )
-
-
 def run_steps(calls: Sequence[Prepared], shape: Shape, reach: int) -> None:
     """Makes calls of which each reads what the one before writes, in blocks; see `temporal_blocking`.
 
@@ -255,7 +246,7 @@ def run_steps(calls: Sequence[Prepared], shape: Shape, reach: int) -> None:
     """
     rows, inner = shape[0], math.prod(shape[1:])
     run = calls[0].library["run_tasks"]
-    run.argtypes = (ctypes.c_longlong, ctypes.c_void_p)
+    run.argtypes, run.restype = (ctypes.c_longlong, ctypes.c_void_p), None
     for begin in range(0, len(calls), STEPS):
         several = calls[begin : begin + STEPS]
         narrowing = reach * (len(several) - 1)
@@ -382,26 +373,42 @@ class _CopyGeometry:
         self.seconds = 2 * BYTE * size * self.rows
 
 
-class CompiledProducts:
-    """The compiled functions of small matrix products.
+class CompiledLoops:
+    """The compiled functions of loops.
 
     Args:
         library: their library.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
-        for name in FUNCTIONS.values():
-            library[name].argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
+        self._library = library
+        pointer, integer = ctypes.c_void_p, ctypes.c_longlong
+        for name in ("copy_elements", *PRODUCTS.values()):
+            library[name].argtypes = (pointer, pointer, integer, integer)
+        self.run_trips = library["run_trips"]
+        self.run_trips.argtypes, self.run_trips.restype = (integer, integer, pointer, pointer), integer
 
-    def prepared(self, x: HostArray, y: HostArray, out: HostArray) -> Prepared | None:
-        """Returns a call that computes a product; None if an array is not aligned."""
+    def product(self, x: HostArray, y: HostArray, out: HostArray) -> Prepared | None:
+        """Returns a call that computes a product of matrices; None if an array is not aligned."""
         operands = (x, y, out)
         if not all(array.flags.aligned for array in operands):
             return None
-        pointers = (ctypes.c_void_p * 3)(*[address(array) for array in operands])
-        function = self.library[FUNCTIONS[dtype_name(out.dtype)]]
-        return Prepared(self.library, function, ProductGeometry(x, y, out), pointers, operands)
+        return self._prepared(PRODUCTS[dtype_name(out.dtype)], ProductGeometry(x, y, out), operands)
+
+    def copy(self, source: HostArray, target: HostArray) -> Prepared | None:
+        """Returns a call that copies an array, which broadcasts to the other one; None if the elements have another
+        dtype or size than those that it copies, or an array is not aligned.
+        """
+        size, shape = target.itemsize, target.shape
+        if source.dtype != target.dtype or size not in _COPIED or not (source.flags.aligned and target.flags.aligned):
+            return None
+        operands = (np.broadcast_to(source, shape), target)
+        geometry = _CopyGeometry(size, shape, [loop_strides(x, shape) for x in operands])
+        return self._prepared("copy_elements", geometry, operands)
+
+    def _prepared(self, name: str, geometry: Any, operands: Sequence[HostArray]) -> Prepared:
+        pointers = (ctypes.c_void_p * len(operands))(*[address(x) for x in operands])
+        return Prepared(self._library, self._library[name], geometry, pointers, operands)
 
 
 # -- compilation -----------------------------------------------------------------------------------
@@ -411,31 +418,28 @@ _MOST = 1 << 10
 
 _known: dict[Kernel, CompiledKernel] = {}
 
-_DRIVER = ("run_tasks", "run_trips", "copy_elements")
-"""The functions that each library has besides those of its kernels."""
-
 _HALVES = 4
 """The number of kernels from which on two processes compile them, each a half."""
 
 
-Compiled: TypeAlias = "dict[Kernel | Products, Any]"
-"""The compiled functions of kernels: a `CompiledKernel`, or `CompiledProducts`."""
+Compiled: TypeAlias = "dict[Kernel | LoopFunctions, Any]"
+"""The compiled functions of kernels: a `CompiledKernel`, or `CompiledLoops`."""
 
 
-def compile_kernels(kernels: Sequence[Kernel | Products]) -> Compiled:
+def compile_kernels(kernels: Sequence[Kernel | LoopFunctions]) -> Compiled:
     """Compiles kernels in one run of the compiler, or two at the same time. Those without expressions in C are missing
     in the result.
 
     Raises:
         BackendError: there is no compiler, or it fails.
     """
-    made: Compiled = {PRODUCTS: _compiled_products()} if PRODUCTS in kernels else {}
+    made: Compiled = {LOOPS: _compiled_loops()} if LOOPS in kernels else {}
     return made | _compiled_kernels([kernel for kernel in kernels if isinstance(kernel, Kernel)])
 
 
 @functools.cache
-def _compiled_products() -> CompiledProducts:
-    return CompiledProducts(load(_compiler(), product_source(), list(FUNCTIONS.values())))
+def _compiled_loops() -> CompiledLoops:
+    return CompiledLoops(load(_compiler(), loop_source(), FUNCTIONS))
 
 
 def _compiler() -> Compiler:
@@ -465,7 +469,7 @@ def _compiled(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
 
     def library(part: Sequence[Kernel]) -> ctypes.CDLL:
         names = [name for k, kernel in enumerate(part) for name in _functions(kernel, k)]
-        return load(compiler, c_source(part, vectorized_functions()), [*names, *_DRIVER])
+        return load(compiler, c_source(part, vectorized_functions()), [*names, "run_tasks"])
 
     others = [_started(functools.partial(library, part)) for part in parts[1:]]
     libraries = [library(parts[0]), *[other.result() for other in others]]
@@ -481,7 +485,7 @@ def _functions(kernel: Kernel, number: int) -> list[str]:
     return [f"kernel_{number}", f"kernel_{number}_part" if kernel.row_ndim else f"kernel_{number}_line"]
 
 
-def submit(kernels: Sequence[Kernel | Products]) -> Future[Compiled]:
+def submit(kernels: Sequence[Kernel | LoopFunctions]) -> Future[Compiled]:
     """Starts `compile_kernels` in another thread and returns its future. In the child of a fork it never completes.
 
     Where no thread can be started, it is complete when it is returned.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from shardtensor.backend.registry import in_job
 from shardtensor.communication.transfer import whole_array
 from shardtensor.core import default_interpreter, outermost
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.jit.c_executor import CompiledKernel
+from shardtensor.interpreters.jit.c_executor import CompiledLoops
 from shardtensor.interpreters.jit.c_trips import COPIES, ENDLESS, FILLED, Loop, Part, Run, Unfit, is_number
 from shardtensor.interpreters.jit.expressions import has_c
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
-from shardtensor.interpreters.jit.fused_alone import FusedProduct, FusedReduction, is_alone
+from shardtensor.interpreters.jit.fused_alone import FusedProduct, FusedReduction, FusedTrips, is_alone
 from shardtensor.interpreters.jit.groups import is_kernel, is_on_host
 from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, replace_vars
 from shardtensor.interpreters.programs.replay import Node, Step, Values, step_of
@@ -136,7 +136,7 @@ _DTYPES = {kind: np.dtype(kind) for kind in (bool, int, float)}
 
 
 def loop_of(equation: Equation, parts: Sequence[Part], dead: Sequence[int]) -> CLoop | None:
-    """Returns a loop that C runs once its kernels are compiled; None if there are no kernels, or some have no C.
+    """Returns a loop that C runs once its kernels are compiled; None if some of them have no C.
 
     Args:
         equation: the loop.
@@ -144,7 +144,7 @@ def loop_of(equation: Equation, parts: Sequence[Part], dead: Sequence[int]) -> C
         dead: the numbers of the values that are dropped after it.
     """
     kernels = [fused for part in parts for fused in part.kernels.values()]
-    if all(type(f) is FusedProduct for f in kernels) or not all(_has_c(f) for f in kernels):
+    if not all(map(_has_c, kernels)):
         return None
     loop = CLoop(equation, parts, kernels, dead)
     return loop if loop.fits else None
@@ -164,13 +164,15 @@ class CLoop:
 
     Attributes:
         fits: whether the body returns arrays and numbers.
+        trips: stands for the functions that run trips.
     """
 
     def __init__(
         self, equation: Equation, parts: Sequence[Part], kernels: Sequence[Fused], dead: Sequence[int]
     ) -> None:
         self._equation = equation
-        self._kernels = kernels
+        self.trips = FusedTrips()
+        self._kernels = [*kernels, self.trips]
         self._dead = dead
         self._free = list(dict.fromkeys([v for part in parts for v in part.program.free()]))
         split = [_split(part.program, part.nodes) for part in parts]
@@ -216,7 +218,7 @@ class CLoop:
             return None  # Python's loop raises the error.
         if trips < 1:
             return None
-        library = next(f.compiled.library for f in self._kernels if isinstance(f.compiled, CompiledKernel))
+        loops = cast(CompiledLoops, self.trips.compiled)
         around = {v.number: values[v.number] for v in self._free}
         for once in self._once:
             once(around)
@@ -225,7 +227,7 @@ class CLoop:
         if self._loop.is_counted:
             numbers = range(begin, begin + trips)[:: -1 if self._equation.params[1] else 1]
         try:
-            run = Run(self._loop, library, numbers, around, [_array(x) for x in init], [_array(x) for x in xs])
+            run = Run(self._loop, loops, numbers, around, [_array(x) for x in init], [_array(x) for x in xs])
         except Unfit:
             return None
         run.run()

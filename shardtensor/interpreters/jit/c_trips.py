@@ -20,7 +20,7 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.errors import DeviceMemoryError
 from shardtensor.host import blockwise, memory_pool
 from shardtensor.host.blockwise import LONG
-from shardtensor.interpreters.jit.c_executor import Prepared, prepared_copy
+from shardtensor.interpreters.jit.c_executor import CompiledLoops, Prepared
 from shardtensor.interpreters.jit.fused import Fused
 from shardtensor.interpreters.jit.kernel import HostArray
 from shardtensor.interpreters.jit.operands import address
@@ -152,7 +152,7 @@ class Loop:
     def returns_arrays(self) -> bool:
         """Whether the body returns an array or a number for each result, and None where there is none."""
         made, results = [*self.after, *self.ys], [*self.results, *self.stacked]
-        if len(made) != len(results):
+        if len(made) != len(results) or not all(v is None or type(v) is Var for v in results):
             return False
         pairs = zip([*made, *self.carry], [*results, *self.results], strict=True)
         return all(type(x) is Var or type(x) in SCALARS if v is not None else x is None for x, v in pairs)
@@ -163,7 +163,7 @@ class Run:
 
     Args:
         loop: the loop.
-        library: a library that runs trips.
+        functions: the functions of loops.
         numbers: the number that the body gets in each trip; None for a loop with a condition.
         around: what the functions read of the program around the loop, by number.
         init: the leaves of the first carry.
@@ -173,7 +173,7 @@ class Run:
         Unfit: arrays have to be copied, or a call of a kernel is long enough for several threads.
 
     Attributes:
-        loop, library, numbers, around, xs: the arguments.
+        loop, functions, numbers, around, xs: the arguments.
         buffers: the arrays of each leaf of the carry, which even and odd trips read, and the others write.
         stacks: the stacked results.
         tables: the values of Python numbers in the trips of a chunk.
@@ -182,13 +182,13 @@ class Run:
     def __init__(
         self,
         loop: Loop,
-        library: ctypes.CDLL,
+        functions: CompiledLoops,
         numbers: range | None,
         around: Mapping[int, Any],
         init: Sequence[Any],
         xs: Sequence[Any],
     ) -> None:
-        self.loop, self.library, self.numbers, self.around, self.xs = loop, library, numbers, around, xs
+        self.loop, self.functions, self.numbers, self.around, self.xs = loop, functions, numbers, around, xs
         self._made: dict[Var, HostArray] = {}
         self.buffers = [self._buffers(k, x) for k, x in enumerate(init)]
         self.stacks = [None if v is None else memory_pool.empty(v.kind.shape, v.kind.dtype) for v in loop.stacked]
@@ -227,8 +227,6 @@ class Run:
         Raises:
             DeviceMemoryError: the memory for intermediate results cannot be allocated.
         """
-        run = self.library["run_trips"]
-        run.argtypes, run.restype = (ctypes.c_longlong, ctypes.c_longlong, *[ctypes.c_void_p] * 2), ctypes.c_longlong
         tables = [variant.table() for variant in self._variants]
         even, odd = [address(t) for t in (tables[0], tables[-1])]
         at, count = 0, _FIRST
@@ -237,7 +235,7 @@ class Run:
             stop = min(at + count, self._trips)
             self._store_numbers(at, stop)
             begin = time.perf_counter()
-            done = run(at, stop, even, odd)
+            done = self.functions.run_trips(at, stop, even, odd)
             if done < 0:
                 raise DeviceMemoryError("jit: no memory for the intermediate results of a row in a loop")
             if done < stop or stop == self._trips:
@@ -446,7 +444,7 @@ class _Variant:
             source = self._arrays[number] if number >= 0 else x
         if not isinstance(source, np.ndarray):
             source = np.asarray(source, target.dtype)
-        call = prepared_copy(self._run.library, source, target)
+        call = self._run.functions.copy(source, target)
         if call is None:
             raise Unfit
         self._append(call, [number])

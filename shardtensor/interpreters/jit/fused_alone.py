@@ -1,6 +1,4 @@
-"""Single equations of the functions of loops that C computes as kernels of their own: small matrix products, and
-reductions of other than trailing dimensions.
-"""
+"""What C computes in loops besides groups: small matrix products, and reductions of other than trailing dimensions."""
 
 from __future__ import annotations
 
@@ -9,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from shardtensor.host import memory_pool
-from shardtensor.interpreters.jit.c_executor import CompiledKernel, CompiledProducts, Prepared
-from shardtensor.interpreters.jit.c_products import FUNCTIONS, PRODUCTS
+from shardtensor.interpreters.jit.c_executor import CompiledKernel, CompiledLoops, Prepared
+from shardtensor.interpreters.jit.c_loop_library import LOOPS, PRODUCTS
 from shardtensor.interpreters.jit.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.groups import is_on_host
 from shardtensor.interpreters.jit.kernel import HostArray, KernelBuilder
@@ -52,7 +50,7 @@ def is_product(equation: Equation) -> bool:
         return False
     if equation.op.name == "vecdot" and len(x.shape) + len(y.shape) > 2:
         return False
-    alike = len({kind.dtype for kind in kinds}) == 1 and out.dtype.str[1:] in FUNCTIONS
+    alike = len({kind.dtype for kind in kinds}) == 1 and out.dtype.str[1:] in PRODUCTS
     return alike and _products(x, y) <= MOST
 
 
@@ -70,15 +68,25 @@ def reduces_columns(equation: Equation) -> bool:
     return x.size > 0 and reduces_some(equation, x) and not reduces_rows(equation, x)
 
 
+class FusedTrips(Fused):
+    """Stands for the functions that run trips among the kernels of a program."""
+
+    def __init__(self) -> None:
+        self.equations = ()
+        self.compiled = None
+        self.shape = (0,)
+        self.kernel = LOOPS  # type: ignore[assignment]
+
+
 class FusedProduct(Fused):
-    """A product. Its kernel stands for those of all products."""
+    """A product, which the functions of loops compute."""
 
     def __init__(self, equation: Equation) -> None:
         x, y = equation.operands
         self.equations = (equation,)
         self.compiled = None
         self.shape = (_products(kind_of(x), kind_of(y)),)
-        self.kernel = PRODUCTS  # type: ignore[assignment]
+        self.kernel = LOOPS  # type: ignore[assignment]
         self._inputs = [(x.number, None, None) for x in (x, y) if type(x) is Var]
 
     def pointers(self) -> list[int]:
@@ -89,9 +97,9 @@ class FusedProduct(Fused):
     def prepared(self, values: Any, target: Callable[[Var, Var | None], HostArray]) -> Prepared | None:
         """See `Fused`."""
         (equation,) = self.equations
-        products = cast(CompiledProducts, self.compiled)
+        loops = cast(CompiledLoops, self.compiled)
         x, y = [values[x.number] if type(x) is Var else x for x in equation.operands]
-        return products.prepared(x, y, target(equation.results, None))
+        return loops.product(x, y, target(equation.results, None))
 
     def __call__(self, values: Any) -> bool:
         """Computes the product; returns whether it did."""

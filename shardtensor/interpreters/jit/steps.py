@@ -125,12 +125,15 @@ def _with_functions(
             fused(kernel)
 
         nodes, steps = steps_of(program, interpreter, found, wide, repeated)
-        parts.append(Part(program, nodes, {id(kernel.equations[-1]): kernel for kernel in kernels}))
+        parts.append(Part(program, nodes, {id(k.equations[-1]): k for k in kernels if k.equations}))
         return steps
 
     alone = functions_step(equation, interpreter, dead, body_steps)
     loop = loop_of(equation, parts, dead) if repeated else None
-    return alone if loop is None else loop.step(alone)
+    if loop is None:
+        return alone
+    fused(loop.trips)
+    return loop.step(alone)
 
 
 def _fused(

@@ -20,7 +20,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.interpreters.jit import c_loops, c_trips
 from shardtensor.interpreters.jit.c_executor import compile_kernels
-from shardtensor.interpreters.jit.c_products import PRODUCTS
+from shardtensor.interpreters.jit.c_loop_library import LOOPS
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.tensor.pytree import leaves
 from tests.draws import drawn
@@ -348,7 +348,7 @@ def test_the_memory_of_a_loop_is_free_after_it() -> None:
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_products_of_all_shapes_and_strides(dtype: str) -> None:
-    products = compile_kernels([PRODUCTS])[PRODUCTS]
+    loops = compile_kernels([LOOPS])[LOOPS]
     rng = np.random.default_rng(0)
     for m, k, n in [(1, 1, 1), (3, 5, 2), (2, 64, 64), (5, 33, 71), (4, 0, 3), (0, 2, 3), (3, 17, 0)]:
         x, y = rng.normal(size=(m, 2 * k)).astype(dtype), rng.normal(size=(k, 2 * n)).astype(dtype)
@@ -358,7 +358,7 @@ def test_products_of_all_shapes_and_strides(dtype: str) -> None:
             for b in [*rights, *[right[:, 0] for right in rights if n]]:
                 wanted = np.asarray(a @ b)
                 out = np.full(wanted.shape, np.nan, dtype)
-                products.prepared(a, b, out)()
+                loops.product(a, b, out)()
                 np.testing.assert_allclose(out, wanted, rtol=1e-4 if dtype == "f4" else 1e-12, atol=1e-5)
 
 

@@ -1,7 +1,9 @@
-"""Small matrix products in C, for loops whose trips C runs: a call of BLAS from Python takes longer than they do.
+"""The library of loops: what runs the trips of all loops, and what they do besides kernels: copies, and small matrix
+products, for which a call of BLAS from Python takes longer than they do.
 
-An element is the sum of its products in order where the columns of the second operand lie next to each other in memory,
-and otherwise that of a few partial sums. Its bits depend on the strides of the operands, and on nothing else.
+An element of a product is the sum of its products in order where the columns of the second operand lie next to each
+other in memory, and otherwise that of a few partial sums. Its bits depend on the strides of the operands and on the CPU,
+as those of a BLAS do, and on nothing else.
 """
 
 from __future__ import annotations
@@ -15,11 +17,71 @@ from shardtensor.interpreters.jit.kernel import HostArray
 _TYPES = {"f4": "float", "f8": "double"}
 """The types of the elements, by the names of their dtypes."""
 
-FUNCTIONS = {dtype: f"product_{dtype}" for dtype in _TYPES}
-"""The functions of the library, by the dtype of the elements."""
+PRODUCTS = {dtype: f"product_{dtype}" for dtype in _TYPES}
+"""The functions of products, by the dtype of the elements."""
+
+FUNCTIONS = ("run_trips", "copy_elements", *PRODUCTS.values())
+"""The functions of the library."""
 
 _SECONDS = 5e-11
 """The seconds that one product of two numbers takes, about."""
+
+_TRIPS = """
+/* Calls kernels: each task has the addresses of a function, a geometry and pointers, and a range; or 0 in place of the
+   geometry, and the function is one that computes a line. Returns whether memory for intermediate results lacked. */
+static ST_APART int st_tasks(long long count, const long long *task) {
+    for (; count > 0; count--, task += 5)
+        if (!task[1]) ((void (*)(long long, char *const *))task[0])(task[4], (char *const *)task[2]);
+        else if (((int (*)(const long long *, char *const *, long long, long long))task[0])(
+                (const long long *)task[1], (char *const *)task[2], task[3], task[4]))
+            return 1;
+    return 0;
+}
+
+/* Runs the trips of a loop from number ``at`` on. Even and odd trips have a table each: the number and the address of
+   the tasks of the condition, the address of its bool, or 0; the number and the address of the tasks of the trip; and
+   those of its moves, pairs of the address of a pointer and the bytes by which it moves on after the trip.
+   Returns the number of the trip before which it has stopped, or -1 where memory was missing. */
+long long run_trips(long long at, long long end, const long long *even, const long long *odd) {
+    for (; at < end; at++) {
+        const long long *table = at % 2 ? odd : even, *move = (const long long *)table[6];
+        if (table[2]) {
+            if (st_tasks(table[0], (const long long *)table[1])) return -1;
+            if (!*(const char *)table[2]) return at;
+        }
+        if (st_tasks(table[3], (const long long *)table[4])) return -1;
+        for (long long k = 0; k < table[5]; k++, move += 2) *(char **)move[0] += move[1];
+    }
+    return at;
+}
+
+/* Copies an array as a task. The geometry has the number of dimensions, the size of an element, the shape, and the
+   strides of both arrays in bytes. */
+int copy_elements(const long long *g, char *const *p, long long begin, long long end) {
+    const long long nd = g[0], size = g[1], *shape = g + 2, *from = shape + nd, *to = from + nd, n = shape[nd - 1];
+    const long long f = from[nd - 1], t = to[nd - 1];
+    long long index[nd];
+    const char *a = p[0];
+    char *b = p[1];
+    for (long long d = 0; d < nd; d++) index[d] = 0;
+    for (; begin < end; begin += n) {
+        if (f == size && t == size) memcpy(b, a, (size_t)(n * size));
+        else if (size == 8)
+            for (long long i = 0; i < n; i++) *(long long *)(b + i * t) = *(const long long *)(a + i * f);
+        else if (size == 4) for (long long i = 0; i < n; i++) *(int *)(b + i * t) = *(const int *)(a + i * f);
+        else for (long long i = 0; i < n; i++) memcpy(b + i * t, a + i * f, (size_t)size);
+        for (long long d = nd - 2; d >= 0; d--) {
+            a += from[d];
+            b += to[d];
+            if (++index[d] < shape[d]) break;
+            a -= shape[d] * from[d];
+            b -= shape[d] * to[d];
+            index[d] = 0;
+        }
+    }
+    return 0;
+}
+"""
 
 _HEAD = """
 #ifdef __AVX512F__
@@ -121,21 +183,20 @@ int product_NAME(const long long *g, char *const *p, long long begin, long long 
 """
 
 
-def product_source() -> str:
+def loop_source() -> str:
     """Returns the text of the library."""
-    return "\n".join(
-        [HEAD, _HEAD, *[_SOURCE.replace("TYPE", kind).replace("NAME", name) for name, kind in _TYPES.items()]]
-    )
+    products = [_SOURCE.replace("TYPE", kind).replace("NAME", name) for name, kind in _TYPES.items()]
+    return "\n".join([HEAD, _TRIPS, _HEAD, *products])
 
 
-class Products:
-    """Stands for the kernels of all products, which are one library."""
+class LoopFunctions:
+    """Stands for the functions of the library among kernels that are compiled."""
 
     def __str__(self) -> str:
-        return "products of matrices"
+        return "the functions of loops"
 
 
-PRODUCTS = Products()
+LOOPS = LoopFunctions()
 
 
 class ProductGeometry:
