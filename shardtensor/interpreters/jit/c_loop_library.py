@@ -2,8 +2,8 @@
 products, for which a call of BLAS from Python takes longer than they do.
 
 An element of a product is the sum of its products in order where the columns of the second operand lie next to each
-other in memory, and otherwise that of a few partial sums. Its bits depend on the strides of the operands and on the CPU,
-as those of a BLAS do, and on nothing else.
+other in memory, and otherwise that of a few partial sums. Its bits depend on the strides of the operands and, as those
+of BLAS, on the CPU, and on nothing else.
 """
 
 from __future__ import annotations
