@@ -19,6 +19,7 @@ from shardtensor.backend.registry import in_job
 from shardtensor.communication.transfer_log import UNKNOWN_TRIPS, record_transfer, recorded_by
 from shardtensor.core import call, hinted, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShapeError, type_text
+from shardtensor.host import blockwise
 from shardtensor.interpreters.infer import argument, inferring
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.ownership import track
@@ -358,7 +359,9 @@ def _as_array(caller: str, name: str, x: Any) -> Any:
 
 def _length(caller: str, xs: Any, length: int | None) -> int:
     """Returns the number of trips."""
-    lengths = {path: x.shape[0] for path, x in zip(paths(xs, "xs"), leaves(xs), strict=True) if x is not None}
+    lengths: dict[str, int] = {
+        path: x.shape[0] for path, x in zip(paths(xs, "xs"), leaves(xs), strict=True) if x is not None
+    }
     if length is not None:
         lengths["length"] = python.index(length)
     if not lengths:
@@ -463,15 +466,22 @@ def _run_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: boo
     begin, end = [_integer(caller, name, x) for name, x in zip(("lower", "upper"), bounds, strict=True)]
     if end <= begin:
         return _without_trips(init, xs, bounds, body, reverse, caller)
-    carry, stacks = map_leaves(_own, init), None
+    carry, names, stacks = map_leaves(_own, init), paths(None, "y"), list[Any]()
+    slices = [None if x is None else _Slices(x) for x in leaves(xs)]
     for k in range(begin, end):
         i = begin + end - 1 - k if reverse else k
-        after, y = body(i, carry, map_leaves(functools.partial(_slice, i), xs))
-        carry = _following(caller, carry, after, is_first=k == begin)
-        if stacks is None:
-            stacks = map_leaves(functools.partial(_stack_for, end - begin), y)
-        _put(caller, stacks, i - begin, y)
-    return carry, stacks
+        after, y = body(i, carry, replaced(xs, [x and x.at(i) for x in slices]))
+        if k == begin:
+            carry = _next(caller, carry, after, body, is_first=True)
+            names, stacks = paths(y, "y"), [None if one is None else _Stack(end - begin, one) for one in leaves(y)]
+        else:
+            carry = _next(caller, carry, after, body, is_first=False)
+            if not keeps_avals(body) and paths(y, "y") != names:
+                raise ArgumentError(f"{caller}: the results of f differ in structure; wanted the same in each trip")
+        for name, stack, one in zip(names, stacks, leaves(y), strict=True):
+            if stack is not None:
+                stack.put(caller, name, i - begin, one)
+    return carry, replaced(y, [stack and stack.array for stack in stacks])
 
 
 def _lacks_elements(tree: Any) -> bool:
@@ -479,33 +489,83 @@ def _lacks_elements(tree: Any) -> bool:
     return any(lacks_elements(x) for x in leaves(tree))
 
 
-def _slice(i: int, x: Any) -> Any:
-    """Returns a slice, to which the function may write."""
-    return x if x is None else call("copy", x[i])
+def _next(caller: str, before: Carry, after: Carry, body: Function, *, is_first: bool) -> Carry:
+    """Returns the next carry: of a program, which writes to nothing that it gets, as it is; otherwise of arrays of its
+    own.
+    """
+    if not keeps_avals(body):
+        return map_leaves(_own, _following(caller, before, after, is_first=is_first))
+    return _following(caller, before, after, is_first=True) if is_first else after
 
 
-def _stack_for(n: int, y: Any) -> Any:
-    """Returns an array for n results like y."""
-    if y is None:
-        return None
-    y = _converted(y)
-    return call("copy", call("broadcast_to", y, (n, *y.shape)))
+def keeps_avals(function: Function) -> bool:
+    """Returns whether a function is a program, so that its arrays have the same avals in each trip."""
+    return getattr(function, "keeps_avals", False)
 
 
-def _put(caller: str, stacks: Any, k: int, y: Any) -> None:
-    """Writes the results of a trip."""
-    if paths(stacks, "y") != paths(y, "y"):
-        raise ArgumentError(f"{caller}: the results of the function differ in structure; wanted the same in each trip")
-    for name, stack, one in zip(paths(y, "y"), leaves(stacks), leaves(y), strict=True):
-        if stack is None:
-            continue
-        array = _converted(one)
-        if tuple(array.shape) != tuple(stack.shape[1:]):
+class _Slices:
+    """The slices of an array, to which the function may write."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+        self._buffer = _host_buffer(x)
+        self._first: Any = None
+
+    def at(self, i: int) -> Any:
+        """Returns a slice."""
+        if self._first is None or self._buffer is None:
+            made = call("copy", self._x[i])
+            self._first = self._first or (made._aval, made._is_scalar) if self._buffer is not None else None
+            return made
+        value, is_scalar = self._first
+        made = tensor(value, Storage((blockwise.copied(self._buffer[i, ...]),), ([],)))
+        return made if is_scalar else mark_array(made)
+
+
+class _Stack:
+    """The stacked results of a loop.
+
+    Args:
+        n: the number of trips.
+        y: the result of the first one that runs.
+
+    Attributes:
+        array: the stacked results.
+    """
+
+    def __init__(self, n: int, y: Any) -> None:
+        y = _converted(y)
+        self.array = call("copy", call("broadcast_to", y, (n, *y.shape)))
+        self._buffer: Any = None
+        self._shape, self._dtype = tuple(y.shape), y.dtype
+
+    def put(self, caller: str, name: str, k: int, y: Any) -> None:
+        """Writes the result of a trip.
+
+        Raises:
+            ShapeError: it has another shape than that of the first trip.
+        """
+        array = _converted(y)
+        if tuple(array.shape) != self._shape:
             raise ShapeError(
-                f"{caller}: {name} has shape {tuple(array.shape)}, and {tuple(stack.shape[1:])} in the first trip; "
-                "wanted results of one shape"
+                f"{caller}: {name} has shape {tuple(array.shape)}, and {self._shape} in the first trip; wanted results "
+                "of one shape"
             )
-        stack[k] = array
+        if self._buffer is not None and (given := _host_buffer(array)) is not None and array.dtype == self._dtype:
+            blockwise.copy_into(self._buffer[k, ...], given)
+            return
+        self.array[k] = array
+        # Nothing else has the memory after the first write.
+        self._buffer = _host_buffer(self.array)
+
+
+def _host_buffer(x: Any) -> Any:
+    """Returns the buffer of a tensor in the memory of the host that all its devices share; None for others."""
+    if type(x) is not ShardedTensor or type(x._storage) is not Storage or len(x._storage.buffers) != 1:
+        return None
+    value = x._aval
+    shared = value.memory is not None and value.backend.on_host and not value.backend.simulated
+    return x._storage.buffers[0] if shared and isinstance(x._storage.buffers[0], np.ndarray) else None
 
 
 def _without_trips(init: Carry, xs: Any, bounds: Any, body: Function, reverse: bool, caller: str) -> tuple[Any, Any]:
@@ -551,8 +611,7 @@ def _run_conditional(init: Carry, cond: Function, body: Function, caller: str) -
             return _infer_conditional(init, cond, body, caller)
     carry, is_first = map_leaves(_own, init), True
     while _is_true(caller, "cond_fun returned", cond(carry)):
-        carry = _following(caller, carry, body(carry), is_first=is_first)
-        is_first = False
+        carry, is_first = _next(caller, carry, body(carry), body, is_first=is_first), False
     return map_leaves(_converted, carry)
 
 
@@ -626,7 +685,8 @@ def _infer_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: b
         caller, map_leaves(functools.partial(argument, known), init), lambda c: body(0, c, xs)
     )
     trip.repeat(n)
-    return carry, map_leaves(lambda y: None if y is None else call("broadcast_to", _converted(y), (n, *y.shape)), y)
+    y = map_leaves(lambda y: None if y is None else _converted(y), y)
+    return carry, map_leaves(lambda y: None if y is None else call("broadcast_to", y, (n, *y.shape)), y)
 
 
 def _infer_trips(caller: str, init: Carry, body: Callable[[Carry], tuple[Any, Any]]) -> tuple[Carry, _Trip, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -18,12 +18,11 @@ from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.calls import NAMED, raise_named
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import argument
-from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
+from shardtensor.interpreters.jit.c_executor import Compiled, compile_kernels, submit
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
-from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.segments import Segment, segments_of
 from shardtensor.interpreters.jit.steps import steps_of
 from shardtensor.interpreters.mutation.views import snapshot
@@ -228,14 +227,14 @@ class Executable:
         self._waits = False
         submit([fused.kernel for fused in self._in_c()]).add_done_callback(self._compiled)
 
-    def _compiled(self, future: Future[dict[Kernel, CompiledKernel]]) -> None:
+    def _compiled(self, future: Future[Compiled]) -> None:
         error = future.exception()
         if error is None:
             self._use(future.result())
         else:
             _log(self.name, error)
 
-    def _use(self, compiled: Mapping[Kernel, CompiledKernel]) -> None:
+    def _use(self, compiled: Compiled) -> None:
         for fused in self._in_c():
             fused.compiled = compiled.get(fused.kernel)
 

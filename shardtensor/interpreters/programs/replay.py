@@ -94,7 +94,7 @@ def step_of(
 def is_in_place(equation: Equation, program: Program, dead: Sequence[int]) -> bool:
     """Whether an equation is a write of a base that the program has made, and that is dropped after it."""
     base = equation.operands[0] if equation.writes else None
-    return base is not None and base.number in dead and base not in (*program.inputs, *program.captured)
+    return base is not None and base.number in dead and any(base in e.makes() for e in program.equations)
 
 
 def dropped_after(program: Program, nodes: Sequence[Node]) -> list[list[int]]:
@@ -387,7 +387,7 @@ def functions_step(
 
     def step(values: Values) -> None:
         around = {number: values[number] for number in free}
-        remaining = iter([functools.partial(body, around) for body in bodies])
+        remaining = iter([_BoundFunction(body, around) for body in bodies])
         params = list(equation.params)
         for name in op.functions:
             at = op.params.index(name)
@@ -422,6 +422,12 @@ class _Function:
     def _inference(self) -> Sequence[Step]:
         return inference_of(self.program)
 
+    @functools.cached_property
+    def keeps_avals(self) -> bool:
+        """Whether the arrays that it returns for arrays of certain avals always have the same ones: all but numbers."""
+        kinds = [x.kind if type(x) is Var else None for x in leaves(self.program.result) if x is not None]
+        return all(isinstance(kind, Aval) for kind in kinds)
+
     def __call__(self, around: Mapping[int, Any], *args: Any) -> Any:
         found = leaves(args)
         given = dict(around)
@@ -445,6 +451,24 @@ class _Function:
         """Records the transfers of a call."""
         known: dict[int, ShardedTensor] = {}
         self._run(self._inference, {number: argument(known, x) for number, x in given.items()})
+
+
+class _BoundFunction:
+    """A function of a loop or of a branch, with the values that it takes from outside.
+
+    Attributes:
+        keeps_avals: see `shardtensor.interpreters.control_flow.keeps_avals`.
+    """
+
+    __slots__ = ("_around", "_function", "keeps_avals")
+
+    def __init__(self, function: _Function, around: Mapping[int, Any]) -> None:
+        self._function = function
+        self._around = around
+        self.keeps_avals = function.keeps_avals
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(self._around, *args)
 
 
 def _run_program(bodies: Mapping[int, _Body], around: Mapping[int, Any], *args: Any) -> Any:

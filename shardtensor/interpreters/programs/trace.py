@@ -581,7 +581,7 @@ def _trace_function(outer: Tracer, programs: dict[int, Program], number: int, fn
     inputs = [given[k]._storage.value for k in positions]
     with interpreting(tracer):
         out = fn(*replaced(args, given))
-        result = map_leaves(lambda x: tracer._read(x).value if lacks_elements(x) else x, out)
+        result = map_leaves(lambda x: tracer._read(x).value if type(x) is ShardedTensor else x, out)
     programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
     return map_leaves(lambda x: x._storage.stand_in if _is_traced(x) else x, out)
 
