@@ -65,7 +65,7 @@ def steps_of(
         if repeated and len(node) == 1 and is_alone(node[0]):
             alone = alone_of(node[0])
             fused(alone)
-            steps.append(_fused(alone, program, EAGER, (), dead))
+            steps.append(_ignoring(node, _fused(alone, program, EAGER, (), dead)))
             continue
         if not is_kernel(node, wide, repeated) or not all(map(allowed, node)):
             (equation,) = node
