@@ -38,6 +38,7 @@ from shardtensor.tensor.tensor import (
     lacks_elements,
     mark_donated,
     tensor,
+    tensor_of,
     without_elements,
 )
 
@@ -520,7 +521,7 @@ def _adopt_leaves(held: list[Any], here: DeviceInterpreter, caller: str, lent: S
             record_copy(caller, int(array.nbytes), here.device)
             value = here.aval_of(array)
             assert value is not None
-            found[n] = tensor(value, Storage((array,), ([],)))
+            found[n] = tensor_of(value, (array,), ([],))
     return map_leaves(found.__getitem__, tree)
 
 
@@ -541,16 +542,16 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence
         result = received(backend, held[0])
         if result is not None:
             # The result of a collective is never written in place, since all programs may hold it.
-            return tensor(value, Storage((result,), (None,)))
+            return tensor_of(value, (result,), (None,))
     array, copied = backend.adopt(held, () if own else [one.array for one in lent])
     held.clear()
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
     if copied or own:
-        return tensor(value, Storage((array,), ([],)))
+        return tensor_of(value, (array,), ([],))
     memory = backend.memory_of(array)
     holder = next((one for one in lent if memory is not None and backend.memory_of(one.array) == memory), None)
     if memory is not None and holder is None:
-        return tensor(value, Storage((array,), ([],)))
+        return tensor_of(value, (array,), ([],))
     mine = backend.view(array, ...)  # The function may have kept the array, and can set its shape later.
     return tensor(value, holder.storage_of(mine) if holder else Storage((mine,), (None,)))

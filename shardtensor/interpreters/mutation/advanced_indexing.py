@@ -34,8 +34,7 @@ from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Grid, NamedSharding
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.sharding.view_spec import ShardedBox, aligned, box_of, whole_view_spec
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -79,7 +78,7 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
             array = blockwise.select(gather_now(x, "getitem"), chosen.numpy)
         except IndexError as error:
             raise indexing_error(error) from None
-        return tensor(_layout(value, chosen), Storage((array,)))
+        return tensor_of(_layout(value, chosen), (array,))
     if (indices := indices_on_device(value, value.shape, index)) is not None:
         return _selected_on_device(x, indices)
     return _selected(x, AdvancedIndex(index, value.shape))
@@ -103,7 +102,7 @@ def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...]) -> ShardedTe
     backend = x._aval.backend
     value = _layout(x._aval, shape_of_index(backend, indices, x.shape))
     with backend.on(x.sharding.mesh.flat[0]):
-        return tensor(value, Storage((backend.contiguous(whole_array(x, "getitem")[indices]),)))
+        return tensor_of(value, (backend.contiguous(whole_array(x, "getitem")[indices]),))
 
 
 def _selected(x: ShardedTensor, chosen: AdvancedIndex) -> ShardedTensor:
