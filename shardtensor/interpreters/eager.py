@@ -44,20 +44,22 @@ class EagerInterpreter(CallInterpreter):
         key = id(entry)
         READS[key] = entry
         try:
+            stored = True
             for x in operands:
-                if type(x) is not ShardedTensor or x._aval.unreduced:
-                    operands = array_operands(op, operands)
-                    break
-            if op.infer and any(map(lacks_elements, operands)):
-                return INFER.apply(op, operands, params)
+                if type(x) is not ShardedTensor or type(x._storage) is not Storage:
+                    stored = False
+                    if op.infer and type(x) is ShardedTensor and lacks_elements(x):
+                        return INFER.apply(op, operands, params)
+            if not stored:
+                operands = array_operands(op, operands)
             job = JOB.agreement
             since = job.count if job else 0
             result = op.algorithm(*operands + params)  # type: ignore[misc]
             if job:  # Maps compare their arguments themselves.
                 name = params[op.params.index("caller")] if "caller" in op.params else op.error_name
                 identify(result, name, () if op.spmd else operands, since)
-            if not op.escapes:
-                track(entry, result, new=not op.spmd)  # Maps have adopted what their functions returned.
+            if not op.escapes and not op.spmd:  # Maps have adopted what their functions returned.
+                track(entry, result)
             return result
         finally:
             READS.pop(key, None)

@@ -293,7 +293,7 @@ class Scheduler:
         """Wakes helper threads, once, if several programs are not started. It is called after the helper delay."""
         now = time.perf_counter()
         with self.lock:
-            count = sum(run.unstarted for run in self.runs)
+            count = sum([run.unstarted for run in self.runs])
             if count < 2 or self._helpers is not None or self.prompts():
                 return
             self._changed = threading.Condition(self.lock)  # fork: see `abandon`.
