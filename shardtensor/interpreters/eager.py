@@ -26,11 +26,16 @@ class EagerInterpreter(CallInterpreter):
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
         """Returns an independent copy of an element, or of a scalar."""
-        with reading(operands) as entry:
+        entry: list[Any] = [operands]  # As `reading` does, in less time.
+        key = id(entry)
+        READS[key] = entry
+        try:
             copy = copied_scalar(operands[0], found)
             if type(copy._storage) is Storage:
                 track(entry, copy)
             return copy
+        finally:
+            READS.pop(key, None)
 
     def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of an operator that is composed of others: from whole host arrays if they are small."""
@@ -40,17 +45,19 @@ class EagerInterpreter(CallInterpreter):
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Runs a distributed algorithm."""
-        entry: list[Any] = [operands]  # As `reading` does, in less time.
+        entry: list[Any] = [operands]
         key = id(entry)
         READS[key] = entry
         try:
-            stored = True
+            are_arrays = True
             for x in operands:
-                if type(x) is not ShardedTensor or type(x._storage) is not Storage:
-                    stored = False
-                    if op.infer and type(x) is ShardedTensor and lacks_elements(x):
+                if type(x) is not ShardedTensor:
+                    are_arrays = False
+                elif type(x._storage) is not Storage:
+                    if op.infer and lacks_elements(x):
                         return INFER.apply(op, operands, params)
-            if not stored:
+                    are_arrays = are_arrays and not x._aval.unreduced
+            if not are_arrays:
                 operands = array_operands(op, operands)
             job = JOB.agreement
             since = job.count if job else 0
