@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -325,12 +326,15 @@ def _execute_map(called: _Map, places: _Places) -> list[Any]:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
     try:
-        helper_delay = max([backend.helper_delay for backend in places.backends], default=0.0)
+        helper_delay = max(map(_helper_delay, places.backends), default=0.0)
         results = called.run(tasks, helper_delay, across)
         return _results_across(results, across, called.caller) if across else results
     finally:
         for backend, device in places.queues:
             backend.make_caller_wait(device)
+
+
+_helper_delay = attrgetter("helper_delay")
 
 
 def _devices_across(called: _Map) -> tuple[tuple[Device, ...], ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ import shardtensor_numpy
 
 import shardtensor as st
 from shardtensor.host import threads
+from tests.calls import calls_of
 
 
 @pytest.fixture(autouse=True)
@@ -22,30 +22,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "usable_cores", lambda: 1)
 
 
-def calls_of(fn: Callable[[], Any]) -> int:
-    """Returns how many functions a call calls at least: caches are empty the first time, and finalizers run in some."""
-    counts: list[int] = []
-
-    def profile(frame: Any, event: str, arg: Any) -> None:
-        counts[-1] += event == "call"
-
-    before = sys.getprofile()
-    for _ in range(6):
-        counts.append(0)
-        sys.setprofile(profile)
-        try:
-            fn()
-        finally:
-            sys.setprofile(before)
-    return min(counts)
-
-
 def test_a_map_of_a_list() -> None:
     shards = st.shard(np.arange(64.0), devices=st.devices("numpy")[:8])
     assert len(shards) == 8
-    assert calls_of(lambda: st.pmap(lambda x: x + 1, shards)) <= 187
+    assert calls_of(lambda: st.pmap(lambda x: x + 1, shards)) <= 184
     # What a map costs besides its programs.
-    assert calls_of(lambda: st.pmap(lambda x: x + 1, shards[:1])) <= 103
+    assert calls_of(lambda: st.pmap(lambda x: x + 1, shards[:1])) <= 100
 
 
 def test_a_collective() -> None:
@@ -62,5 +44,5 @@ def test_a_collective() -> None:
         return lambda: made(x)
 
     one, two = calls_of(mapped(1)), calls_of(mapped(2))
-    assert one <= 842
+    assert one <= 838
     assert two - one <= 8 * 43
