@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
+import pytest
 
 import shardtensor as st
 from tests.calls import calls_of, hops_of
 
 
-def test_indexing_sorts_and_scans() -> None:
+def test_indexing_sorts_and_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ml_dtypes", raising=False)  # Where it is imported, dtypes are looked at.
     mesh = st.make_mesh((8,), ("x",), devices=st.devices("numpy")[:8])
     x = st.arange(64.0, device=mesh)
     m, index = st.reshape(x, (8, 8)), np.array([3, 1, 60, 7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,8 @@ from tests.calls import calls_of
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Helper threads, which only maps that take long have, would change the numbers."""
+    """Helper threads, which only maps that take long have, would change the numbers, and so would small floats."""
+    monkeypatch.delitem(sys.modules, "ml_dtypes", raising=False)
     monkeypatch.setattr(shardtensor_numpy.NumPyBackend, "helper_delay", math.inf)
     monkeypatch.setattr(threads, "usable_cores", lambda: 1)
 
