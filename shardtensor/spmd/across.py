@@ -31,8 +31,7 @@ from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.collective_call import Across, CollectiveCall
 from shardtensor.spmd.program import MapRun, Program, Rendezvous, current
 from shardtensor.tensor.pytree import form_of, leaves, replaced
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, shard_arrays, tensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, shard_arrays, tensor_of
 from shardtensor.tensor.value import aval, new_buffers
 
 Devices = tuple[Device, ...]
@@ -295,7 +294,7 @@ def _decoded(kind: Any, devices: Devices) -> Any:
     mesh = Mesh(np.asarray([devices[i] for i in places], object).reshape(sizes), tuple(names))
     sharding = NamedSharding(mesh, P(*[tuple(chain) or None for chain in chains]))
     value = aval(tuple(shape), np.dtype(dtype), sharding, True)
-    return tensor(value, Storage(new_buffers(value)[0]))
+    return tensor_of(value, new_buffers(value)[0])
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -367,7 +366,7 @@ def _elsewhere(kind: Any, devices: Devices, caller: str) -> Any:
     if type(found) is not RemoteArray:
         return found
     value = aval(found.shape, found.dtype, as_sharding(devices[0], found.ndim, caller), True)
-    return tensor(value, Storage((found,)))
+    return tensor_of(value, (found,))
 
 
 def twins_here(

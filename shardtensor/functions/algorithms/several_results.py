@@ -23,8 +23,7 @@ from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import parse, propagate
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import HostAval, host_aval
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, tensor
+from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval, memory_kind, whole_of
 
 Result = tuple[Shape, np.dtype[Any]]
@@ -83,7 +82,7 @@ def several_results(
         backend, (kernel,) = avals[0].backend, bodies
         if backend.on_host:
             arrays = kernel(backend.xp, None, transfer.whole(x, op.name), **named)
-            return form(*[tensor(v, Storage((whole_of(a, v),))) for a, v in zip(arrays, avals, strict=True)])
+            return form(*[tensor_of(v, (whole_of(a, v),)) for a, v in zip(arrays, avals, strict=True)])
         rows = []
         for device, shard in zip(avals[0].sharding.mesh.flat, transfer.shards(x, op.name), strict=True):
             stack = tuple(shard.shape[:-2])

@@ -21,8 +21,7 @@ from shardtensor.interpreters.jit.window_writes import WindowWrite, computed_ava
 from shardtensor.interpreters.programs.program import Equation, Var, exact_key, kind_of, shape_of, vars_of
 from shardtensor.interpreters.programs.replay import plan_of
 from shardtensor.sharding.layout import Shape
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor_of
 from shardtensor.tensor.value import Aval, spans_hosts
 
 _EMPTY: Mapping[Var, WindowWrite] = MappingProxyType({})
@@ -235,7 +234,7 @@ class Fused:
 
     def _result(self, kind: Aval, array: np.ndarray[Any, Any]) -> Any:
         """Returns the value of the program that an array, which is to be written, is."""
-        return tensor(kind, Storage((array,), ([],)))
+        return tensor_of(kind, (array,), ([],))
 
 
 def _key(x: Any, flat: bool) -> Any:

@@ -37,7 +37,7 @@ from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.interpreters.programs.replay import compute, view_step
 from shardtensor.tensor.identity import with_identity
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import tensor
+from shardtensor.tensor.tensor import tensor, tensor_of
 from shardtensor.tensor.value import Aval
 
 MOST_BYTES = 1 << 26
@@ -297,7 +297,7 @@ class Segment:
         def bind(values: Any, started: Sequence[Started]) -> None:
             for v, at in allocated:
                 arrays = tuple([started[m].results[n] for m, n in at])
-                values[v.number] = tensor(v.kind, Storage(arrays, tuple([[] for _ in arrays])))  # type: ignore[arg-type]
+                values[v.number] = tensor_of(v.kind, arrays, tuple([[] for _ in arrays]))  # type: ignore[arg-type]
             for v, root in written:
                 ((storage, *_),) = [own.targets[root] for own in started if root in own.targets]
                 values[v.number] = tensor(v.kind, storage)  # type: ignore[arg-type]
@@ -342,7 +342,7 @@ class Segment:
         for v, buffers in zip(self._sources, columns, strict=True):
             x = inside[v.number]
             if type(x._storage) is not Storage or x._storage.buffers is not buffers:
-                made = tensor(x._aval, Storage(tuple(buffers)))
+                made = tensor_of(x._aval, tuple(buffers))
                 inside[v.number] = with_identity(made, x) if in_job() else made
         return inside
 

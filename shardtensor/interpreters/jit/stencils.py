@@ -31,8 +31,7 @@ from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.pytree import map_leaves
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor, without_elements
+from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor_of, without_elements
 from shardtensor.tensor.value import Aval, aval
 
 Corner = tuple[int, ...]
@@ -284,7 +283,7 @@ class StencilPlan:
             index = tuple([slice(c - a, c - a + n) for c, a, n in zip(corner, low, sizes, strict=True)])
             with backend.on(device):
                 array = backend.view(blocks[source], index)
-            local[v.number] = tensor(aval(sizes, v.kind.dtype, layout, True), Storage((array,)))  # type: ignore[union-attr]
+            local[v.number] = tensor_of(aval(sizes, v.kind.dtype, layout, True), (array,))  # type: ignore[union-attr]
         get = functools.partial(_known, local, values)
         for equation in self._body:
             operands = map_leaves(get, equation.operands)

@@ -31,7 +31,7 @@ from shardtensor.interpreters.jit.window_writes import WindowWrite, copy_rest
 from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 
 LEAST_BYTES = 1 << 24
 """The size of a window from which on two arrays do not fit into caches."""
@@ -112,7 +112,7 @@ class TimeSteps:
         for array in arrays:
             copy_rest(array, before, window)
         run_steps(calls, self._steps[0].fused.shape, reach)
-        values[self.result.number] = tensor(kind, Storage((arrays[(len(calls) - 1) % 2],), ([],)))
+        values[self.result.number] = tensor_of(kind, (arrays[(len(calls) - 1) % 2],), ([],))
 
     # -- on a GPU ------------------------------------------------------------------------------------
 

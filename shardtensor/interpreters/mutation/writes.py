@@ -50,6 +50,7 @@ from shardtensor.tensor.tensor import (
     lacks_elements,
     mark_array,
     tensor,
+    tensor_of,
     without_elements,
     write_state_of,
 )
@@ -161,7 +162,7 @@ def _duplicate(x: ShardedTensor) -> ShardedTensor:
     storage = x._storage
     if lacks_elements(x):
         return mark_array(without_elements(x._aval))
-    return mark_array(tensor(x._aval, Storage(storage.buffers)))
+    return mark_array(tensor_of(x._aval, storage.buffers))
 
 
 def _is_mask(index: Any, shape: Shape) -> bool:
