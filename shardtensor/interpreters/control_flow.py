@@ -386,7 +386,7 @@ def _own(x: Any) -> Any:
     if type(x._storage) is not Storage:
         return call("copy", x)
     made = mark_array(tensor(x._aval, Storage(x._storage.buffers)))
-    track([(x,)], made, new=False)
+    track([(x,)], made)
     return made
 
 
