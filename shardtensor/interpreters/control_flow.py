@@ -7,6 +7,7 @@ trips.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator as python
 from collections.abc import Callable, Sequence
@@ -16,13 +17,14 @@ import numpy as np
 
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import in_job
-from shardtensor.communication.transfer_log import record_transfer, recorded_by
+from shardtensor.communication.transfer_log import is_recording, record_transfer, recorded_by
 from shardtensor.core import call, hinted, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShapeError, type_text
 from shardtensor.interpreters.infer import argument, inferring
+from shardtensor.interpreters.mutation.views import View
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.ownership import track
-from shardtensor.tensor.pytree import leaves, map_leaves, paths, replaced
+from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import aval
@@ -122,7 +124,7 @@ def scan(
 
 
 def _pair(f: Function, _: Any, carry: Any, x: Any) -> tuple[Any, Any]:
-    made = f(carry, x)
+    made = f(_owned(carry), x)
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         raise ArgumentTypeError(f"scan: f returned {type_text(made)}; wanted a pair: the next carry, and a result")
     return made[0], made[1]
@@ -155,7 +157,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, T], T], init_val:
 
 
 def _numbered(body_fun: Function, i: Any, carry: Any, _: Any) -> tuple[Any, None]:
-    return body_fun(i, carry), None
+    return body_fun(i, _owned(carry)), None
 
 
 @hinted
@@ -208,7 +210,7 @@ def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_va
     """
     _check_function("while_loop", "cond_fun", cond_fun)
     _check_function("while_loop", "body_fun", body_fun)
-    last: T = conditional_loop(init_val, cond_fun, body_fun, "while_loop")
+    last: T = conditional_loop(init_val, _on_own(cond_fun), _on_own(body_fun), "while_loop")
     return last
 
 
@@ -234,7 +236,7 @@ def cond(pred: Any, true_fun: Callable[..., Y], false_fun: Callable[..., Y], *op
     """
     _check_function("cond", "true_fun", true_fun)
     _check_function("cond", "false_fun", false_fun)
-    result: Y = branch(pred, operands, (false_fun, true_fun), "cond")
+    result: Y = branch(pred, operands, (_on_own(false_fun), _on_own(true_fun)), "cond")
     return result
 
 
@@ -262,7 +264,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Y]], *operands: Any) -> 
         raise ArgumentError("switch: branches is empty; wanted at least one function")
     for k, function in enumerate(branches):
         _check_function("switch", f"branches[{k}]", function)
-    result: Y = branch(index, operands, branches, "switch")
+    result: Y = branch(index, operands, tuple([_on_own(f) for f in branches]), "switch")
     return result
 
 
@@ -297,7 +299,7 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
     arrays = [call("flip", x, axis=0) for x in arrays] if reverse else arrays
 
     def combined(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        return leaves(fn(replaced(elems, _placed(a, axis)), replaced(elems, _placed(b, axis))))
+        return leaves(_on_own(fn)(replaced(elems, _placed(a, axis)), replaced(elems, _placed(b, axis))))
 
     def on_front(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         return [call("moveaxis", x, axis, 0) for x in combined(a, b)]
@@ -316,7 +318,7 @@ def _scanned(combined: Callable[[Sequence[Any], Sequence[Any]], list[Any]], arra
     """Returns the scan along the first dimension: that of pairs, and in between one more call of the function."""
     n = arrays[0].shape[0]
     if n < 2:
-        return list(arrays)
+        return [call("copy", x) for x in arrays]
     odd = _scanned(combined, combined([x[: n - 1 : 2] for x in arrays], [x[1::2] for x in arrays]))
     if n == 2:
         even = [x[:1] for x in arrays]
@@ -372,14 +374,35 @@ def _length(caller: str, xs: Any, length: int | None) -> int:
 # -- the carry -------------------------------------------------------------------------------------
 
 
+def _on_own(function: Function) -> Function:
+    """Returns a function that calls another one with arrays to which it may write."""
+    return functools.partial(_call_on_own, function)
+
+
+def _call_on_own(function: Function, *args: Any) -> Any:
+    return function(*_owned(args))
+
+
+def _owned(tree: T) -> T:
+    """Returns arrays of the same values, to which a write changes no others: neither those of the caller nor one
+    another, as in a program. A function may return its arguments or an array that it closes over as a carry or a
+    result.
+    """
+    owned: T = map_leaves(_own, tree)
+    return owned
+
+
 def _own(x: Any) -> Any:
-    """Returns an array to which a function may write: a new handle on the value of a tensor, or a copy of an array."""
-    if x is None or type(x) in SCALARS:
-        return x
+    """Returns a new handle on the value of a tensor, or a copy of an array; any other object unchanged."""
     if type(x) is not ShardedTensor:
-        return call("asarray", x, copy=True) if is_data(x) else x
-    if x._is_scalar or lacks_elements(x):  # Scalars are never written.
+        return call("asarray", x, copy=True) if x is not None and type(x) not in SCALARS and is_data(x) else x
+    if x._is_scalar:  # Scalars are never written.
         return x
+    base, view_spec = x._base_and_view()
+    if base is not x:
+        return tensor(x._aval, View(_own(base), view_spec))
+    if lacks_elements(x):
+        return mark_array(tensor(x._aval, x._storage))
     if type(x._storage) is not Storage:
         return call("copy", x)
     made = mark_array(tensor(x._aval, Storage(x._storage.buffers)))
@@ -388,8 +411,8 @@ def _own(x: Any) -> Any:
 
 
 def _converted(x: Any) -> Any:
-    """Returns what a function has returned as an array."""
-    return x if type(x) is ShardedTensor else call("asarray", x)
+    """Returns what a function has returned as an array; None unchanged."""
+    return x if x is None or type(x) is ShardedTensor else call("asarray", x)
 
 
 def _following(caller: str, before: Carry, after: Carry, *, is_first: bool) -> Carry:
@@ -404,45 +427,44 @@ def _following(caller: str, before: Carry, after: Carry, *, is_first: bool) -> C
             f"{caller}: the carry changes its structure: it is {_structure(before)} before a trip, and "
             f"{_structure(after)} after it; return the structure of the initial value"
         )
-    made = []
-    for name, old, new in zip(names, leaves(before), leaves(after), strict=True):
-        array = _converted(new)
-        may_change = is_first and (type(old) in SCALARS or not getattr(old, "committed", True))
-        if (not may_change and _kind(old) != _kind(array)) or (
-            may_change and tuple(getattr(old, "shape", ())) != array.shape
-        ):
-            raise ArgumentError(
-                f"{caller}: {name} changes: it is {_text(old)} before a trip, and {_text(array)} after it; wanted the "
-                "same shape, dtype and sharding: cast or reshard what the function returns, or begin with such a value"
-            )
-        if may_change and type(old) not in SCALARS and old.dtype != array.dtype:
-            raise ArgumentError(
-                f"{caller}: {name} changes: it is {_text(old)} before a trip, and {_text(array)} after it; wanted the "
-                "same shape and dtype: cast what the function returns, or begin with such a value"
-            )
-        made.append(array)
+    made = [_follower(caller, *leaf, is_first=is_first) for leaf in zip(names, leaves(before), leaves(after), strict=True)]
     return replaced(before, made)
 
 
-def _follows(old: Any, new: Any, is_first: bool) -> Any:
-    """Whether a leaf of the carry may be followed by an array. Only an initial number takes another dtype, and only an
-    initial array that is not committed another sharding.
-    """
-    if is_first and type(old) in SCALARS:
-        return not new.ndim
-    same = _kind(old), _kind(new)
-    if is_first and not getattr(old, "committed", True):
-        return same[0][:2] == same[1][:2]
-    return same[0] == same[1]
+def _follower(caller: str, name: str, old: Any, new: Any, *, is_first: bool) -> Any:
+    """Returns a leaf of the next carry: None, or an array."""
+    if type(old) is type(new) is ShardedTensor and old._aval is new._aval:  # The common case.
+        return new
+    for x in (old, new):
+        if x is not None and type(x) not in SCALARS and not is_data(x) and type(x) is not ShardedTensor:
+            raise ArgumentTypeError(f"{caller}: {name} is {type_text(x)}; wanted arrays and numbers{hint_to_register(x)}")
+    if old is None and new is None:
+        return None
+    array = None if new is None else _converted(new)
+    may_change = is_first and (type(old) in SCALARS or not getattr(old, "committed", True))
+    expected, found = _kind(old), _kind(array)
+    if type(old) in SCALARS and is_first:
+        expected, found = expected[:1], found[:1]
+    elif may_change:
+        expected, found = expected[:2], found[:2]
+    if expected != found:
+        raise ArgumentError(
+            f"{caller}: {name} changes: it is {_text(old)} before a trip, and {_text(array)} after it; wanted the same "
+            f"shape, dtype{'' if may_change else ' and sharding'}: cast{'' if may_change else ' or reshard'} what the "
+            "function returns, or begin with such a value"
+        )
+    return array
 
 
 def _kind(x: Any) -> Any:
-    """Returns the shape, the dtype and the sharding of an array."""
+    """Returns the shape, the dtype and the sharding of an array; of a number or of None, the shape and the type."""
+    if x is None or type(x) in SCALARS:
+        return None if x is None else (), type(x), None
     return tuple(x.shape), str(x.dtype), getattr(x, "sharding", None)
 
 
 def _text(x: Any) -> str:
-    if type(x) in SCALARS:
+    if x is None or type(x) in SCALARS:
         return type_text(x)
     where = f" {x.sharding.spec}" if type(x) is ShardedTensor else ""
     return f"{x.dtype}[{', '.join([str(n) for n in x.shape])}]{where}"
@@ -460,7 +482,7 @@ def _run_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: boo
     begin, end = [_integer(caller, name, x) for name, x in zip(("lower", "upper"), bounds, strict=True)]
     if end <= begin:
         return _without_trips(init, xs, bounds, body, reverse, caller)
-    carry, stacks = map_leaves(_own, init), None
+    carry, stacks = _owned(init), None
     for k in range(begin, end):
         i = begin + end - 1 - k if reverse else k
         after, y = body(i, carry, map_leaves(functools.partial(_slice, i), xs))
@@ -468,7 +490,7 @@ def _run_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: boo
         if stacks is None:
             stacks = map_leaves(functools.partial(_stack_for, end - begin), y)
         _put(caller, stacks, i - begin, y)
-    return carry, stacks
+    return _owned(carry), stacks
 
 
 def _slice(i: int, x: Any) -> Any:
@@ -505,11 +527,13 @@ def _without_trips(init: Carry, xs: Any, bounds: Any, body: Function, reverse: b
     with inferring():
         carry, ys = _infer_counted(init, xs, (0, 0), body, reverse, caller)
     made = [_like(x, a) for x, a in zip(leaves(init), leaves(carry), strict=True)]
-    return replaced(init, made), map_leaves(_empty_like, ys)
+    return _owned(replaced(init, made)), map_leaves(_empty_like, ys)
 
 
 def _like(x: Any, wanted: Any) -> Any:
     """Returns an initial value as an array with the dtype and sharding of the carry."""
+    if wanted is None:
+        return None
     if current_device() is not None:
         return call("asarray", x, dtype=wanted.dtype)
     return call("reshard", call("asarray", x, dtype=wanted.dtype), wanted.sharding)
@@ -538,11 +562,11 @@ def _integer(caller: str, name: str, x: Any) -> int:
 
 @implements(conditional_loop, "algorithm", "announcing")
 def _run_conditional(init: Carry, cond: Function, body: Function, caller: str) -> Carry:
-    carry, is_first = map_leaves(_own, init), True
+    carry, is_first = _owned(init), True
     while _is_true(caller, "cond_fun returned", cond(carry)):
         carry = _following(caller, carry, body(carry), is_first=is_first)
         is_first = False
-    return map_leaves(_converted, carry)
+    return _owned(map_leaves(_converted, carry))
 
 
 def _is_true(caller: str, what: str, x: Any) -> bool:
@@ -557,7 +581,7 @@ def _is_true(caller: str, what: str, x: Any) -> bool:
 
 @implements(branch, "algorithm", "announcing")
 def _run_branch(index: Any, operands: Sequence[Any], branches: Sequence[Function], caller: str) -> Any:
-    return map_leaves(_converted_result, branches[_number(index, len(branches), caller)](*operands))
+    return _owned(map_leaves(_converted_result, branches[_number(index, len(branches), caller)](*operands)))
 
 
 def _number(index: Any, count: int, caller: str) -> int:
@@ -609,7 +633,7 @@ def _infer_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: b
     known: dict[int, Any] = {}
     xs = map_leaves(functools.partial(_inferred_slice, known), xs)
     carry, trip, y = _infer_trips(
-        caller, map_leaves(functools.partial(argument, known), init), lambda c: body(0, c, xs)
+        caller, _owned(map_leaves(functools.partial(argument, known), init)), lambda c: body(0, c, xs)
     )
     trip.repeat(n)
     return carry, map_leaves(lambda y: None if y is None else call("broadcast_to", _converted(y), (n, *y.shape)), y)
@@ -624,15 +648,13 @@ def _infer_trips(caller: str, init: Carry, body: Callable[[Carry], tuple[Any, An
     carry = init
     for k in (0, 1, 2):
         trip = _Trip()
-        with recorded_by(trip):
+        # Operators whose transfers follow from elements are inferred without these only where nothing is recorded.
+        with recorded_by(trip) if is_recording() else contextlib.nullcontext():
             after, y = body(carry)
             found = _following(caller, carry, after, is_first=k < 2)
-        if all(
-            _kind(old) == _kind(new) if hasattr(old, "shape") else False
-            for old, new in zip(leaves(carry), leaves(found), strict=True)
-        ):
+        if all(_kind(old) == _kind(new) for old, new in zip(leaves(carry), leaves(found), strict=True)):
             break
-        carry = map_leaves(_committed, found)
+        carry = map_leaves(lambda x: None if x is None else _committed(x), found)
     return found, trip, y
 
 
@@ -654,7 +676,7 @@ def _inferred_slice(known: dict[int, Any], x: Any) -> Any:
 @implements(conditional_loop, "infer")
 def _infer_conditional(init: Carry, cond: Function, body: Function, caller: str) -> Carry:
     known: dict[int, Any] = {}
-    given = map_leaves(functools.partial(argument, known), init)
+    given = _owned(map_leaves(functools.partial(argument, known), init))
 
     def once(carry: Carry) -> tuple[Carry, Any]:
         condition = cond(carry)

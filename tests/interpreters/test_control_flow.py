@@ -96,6 +96,62 @@ def test_results_are_independent_of_arguments(how: str) -> None:
     assert (last.tolist(), ys.tolist()) == ([1] * 4, [[2] * 4] * 3)
 
 
+def added(x: Any) -> Any:
+    x += 1
+    return x
+
+
+def swapped(i: Any, carry: Any) -> Any:
+    a, b = carry
+    a += 1
+    return b, b
+
+
+def below(x: Any) -> Any:
+    x += 1
+    return x.sum() < 30
+
+
+def closed_over(x: Any) -> Any:
+    k = st.ones_like(x)
+    return st.fori_loop(0, 3, lambda i, c: (added(c), k)[1], x), k
+
+
+def result_written(x: Any) -> Any:
+    k = st.ones_like(x)
+    results = st.fori_loop(0, 1, lambda i, c: (c[0], c[0], k, k[1:]), (x, x, x, x[1:]))
+    branch = st.cond(x.sum() > 0, lambda x: (x, k), lambda x: (x, k), x)
+    for y in (results[0], *results[2:], *branch):
+        y += 1
+    return results, branch, k
+
+
+def summed_in_place(a: Any, b: Any) -> Any:
+    a += b
+    return a
+
+
+ALIASES = {
+    "branches write": (lambda x: (st.cond(True, added, added, x), st.switch(1, [added] * 3, x[1:3])), ([1] * 4, [1] * 2)),
+    "a carry is returned twice": (lambda x: st.fori_loop(0, 3, swapped, (x, x)), ([0] * 4, [0] * 4)),
+    "conditions write": (lambda x: st.while_loop(below, added, x), [7] * 4),
+    "captured tensors are returned": (closed_over, ([1] * 4, [1] * 4)),
+    "results are written": (result_written, (([1] * 4, [0] * 4, [2] * 4, [2] * 3), ([1] * 4, [2] * 4), [1] * 4)),
+    "associative functions write": (lambda x: st.associative_scan(summed_in_place, x + 1), [1, 2, 3, 4]),
+    "no associative calls": (lambda x: added(st.associative_scan(st.add, x[:1])), [1]),
+}  # fmt: skip
+
+
+@everywhere
+@pytest.mark.parametrize("name", list(ALIASES))
+def test_functions_own_their_arguments_and_results_are_independent(backend: str, name: str) -> None:
+    f, wanted = ALIASES[name]
+    for run in (f, st.jit(f, executor="numpy")):
+        x = st.device_put(np.zeros(4), mesh_of((2,), backend))
+        assert st.tree.map(lambda y: y.tolist(), run(x)) == wanted
+        assert x.tolist() == [0] * 4
+
+
 def test_writes_to_other_tensors_are_an_error_in_programs() -> None:
     total = st.zeros(3)
 

@@ -19,7 +19,7 @@ import numpy as np
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
-from shardtensor.core import OPS, Function, Interpreter, Op, Operands, Params, execute, innermost, interpreting
+from shardtensor.core import OPS, Function, Interpreter, Op, Operands, Params, call, execute, innermost, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.random_keys import SymbolicKey, derived_bits
 from shardtensor.interpreters.calls import CallInterpreter
@@ -48,6 +48,10 @@ PYTHON: dict[str, Callable[..., Any]] = {
 
 _TAKE_HOST_ARRAYS = frozenset(("asarray", "transfer_to"))
 """The operators with an algorithm whose inference reads no element of a host array."""
+
+
+_CARRY_OF: dict[str, Callable[[Any], Any]] = {"counted_loop": lambda result: result[0], "conditional_loop": lambda x: x}
+"""For loops, the function that returns the last carry, given the result."""
 
 
 class Traced(NoElements):
@@ -333,6 +337,9 @@ class Tracer(CallInterpreter):
         inside = contextlib.nullcontext() if op.spmd and not op.functions else interpreting(self.inner)
         with inside, self._located(op, (held, params)):
             result = self.inner.apply(op, given, given_params)
+        if op.name in _CARRY_OF:
+            placed = self._placed(operands[0], _CARRY_OF[op.name](result))
+            held = (self._operand(op, True, placed)[0], *held[1:])
         for program in programs.values():
             bits |= self.trace.depends(program.free())
         made = map_leaves(functools.partial(self._made, bits), result)
@@ -358,6 +365,21 @@ class Tracer(CallInterpreter):
             given[at] = tuple(map(traced, fns)) if isinstance(fns, tuple) else traced(fns)
             kept[at] = len(fns) if isinstance(fns, tuple) else None
         return tuple(given), tuple(kept)
+
+    def _placed(self, init: Any, carry: Any) -> Any:
+        """Returns the initial carry of a loop with the dtypes and layouts of later ones, for which its function was
+        traced.
+        """
+        made = []
+        for x, wanted in zip(leaves(init), leaves(carry), strict=True):
+            if lacks_elements(wanted):
+                where = None if self.in_map else wanted.sharding
+                if type(x) is not ShardedTensor or x.dtype != wanted.dtype or self._is_unplaced(x):
+                    x = call("asarray", x, dtype=wanted.dtype, device=where)
+                elif where is not None and x.sharding != where:
+                    x = call("reshard", x, where)
+            made.append(x)
+        return replaced(init, made)
 
     def _add(self, equation: Equation) -> None:
         equation.source = user_line()
