@@ -20,6 +20,7 @@ from shardtensor.backend.registry import in_job
 from shardtensor.communication.transfer_log import is_recording, record_transfer, recorded_by
 from shardtensor.core import call, hinted, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShapeError, type_text
+from shardtensor.functions.random_keys import Key
 from shardtensor.interpreters.infer import argument, inferring
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.tensor.operands import is_data
@@ -349,9 +350,12 @@ def _as_array(caller: str, name: str, x: Any) -> Any:
     if x is None:
         return None
     if not hasattr(x, "shape"):
+        wanted = "; wanted arrays"
         if type(x) in SCALARS:
-            raise ArgumentTypeError(f"{caller}: {name} has {type_text(x)}, which has no first dimension; wanted arrays")
-        raise ArgumentTypeError(f"{caller}: {name} has {type_text(x)}; wanted arrays")
+            wanted = ", which has no first dimension; wanted arrays"
+        if isinstance(x, Key):
+            wanted = "; make the keys in the function: split a key of the carry, or fold_in a number of xs into one"
+        raise ArgumentTypeError(f"{caller}: {name} has {type_text(x)}{wanted}")
     array = call("asarray", x)
     if not array.ndim:
         raise ArgumentError(f"{caller}: {name} has an array without dimensions; wanted a first dimension")
@@ -411,8 +415,8 @@ def _own(x: Any) -> Any:
 
 
 def _converted(x: Any) -> Any:
-    """Returns what a function has returned as an array; None unchanged."""
-    return x if x is None or type(x) is ShardedTensor else call("asarray", x)
+    """Returns what a function has returned as an array; an object that is neither an array nor a number unchanged."""
+    return call("asarray", x) if type(x) is not ShardedTensor and (type(x) in SCALARS or is_data(x)) else x
 
 
 def _following(caller: str, before: Carry, after: Carry, *, is_first: bool) -> Carry:
@@ -432,15 +436,14 @@ def _following(caller: str, before: Carry, after: Carry, *, is_first: bool) -> C
 
 
 def _follower(caller: str, name: str, old: Any, new: Any, *, is_first: bool) -> Any:
-    """Returns a leaf of the next carry: None, or an array."""
+    """Returns a leaf of the next carry: an array, a key or None."""
     if type(old) is type(new) is ShardedTensor and old._aval is new._aval:  # The common case.
         return new
     for x in (old, new):
-        if x is not None and type(x) not in SCALARS and not is_data(x) and type(x) is not ShardedTensor:
-            raise ArgumentTypeError(f"{caller}: {name} is {type_text(x)}; wanted arrays and numbers{hint_to_register(x)}")
-    if old is None and new is None:
-        return None
-    array = None if new is None else _converted(new)
+        if not (x is None or isinstance(x, (*SCALARS, Key, ShardedTensor)) or is_data(x)):
+            wanted = "wanted arrays, numbers, keys and None"
+            raise ArgumentTypeError(f"{caller}: {name} is {type_text(x)}; {wanted}{hint_to_register(x)}")
+    array = _converted(new)
     may_change = is_first and (type(old) in SCALARS or not getattr(old, "committed", True))
     expected, found = _kind(old), _kind(array)
     if type(old) in SCALARS and is_first:
@@ -457,14 +460,16 @@ def _follower(caller: str, name: str, old: Any, new: Any, *, is_first: bool) -> 
 
 
 def _kind(x: Any) -> Any:
-    """Returns the shape, the dtype and the sharding of an array; of a number or of None, the shape and the type."""
-    if x is None or type(x) in SCALARS:
-        return None if x is None else (), type(x), None
+    """Returns the shape, the dtype and the sharding of an array; of another object, the shape of a number and the
+    type.
+    """
+    if not hasattr(x, "shape"):
+        return () if type(x) in SCALARS else None, Key if isinstance(x, Key) else type(x), None
     return tuple(x.shape), str(x.dtype), getattr(x, "sharding", None)
 
 
 def _text(x: Any) -> str:
-    if x is None or type(x) in SCALARS:
+    if not hasattr(x, "shape"):
         return type_text(x)
     where = f" {x.sharding.spec}" if type(x) is ShardedTensor else ""
     return f"{x.dtype}[{', '.join([str(n) for n in x.shape])}]{where}"
@@ -488,7 +493,7 @@ def _run_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: boo
         after, y = body(i, carry, map_leaves(functools.partial(_slice, i), xs))
         carry = _following(caller, carry, after, is_first=k == begin)
         if stacks is None:
-            stacks = map_leaves(functools.partial(_stack_for, end - begin), y)
+            stacks = map_leaves(functools.partial(_stack_for, caller, end - begin), y)
         _put(caller, stacks, i - begin, y)
     return _owned(carry), stacks
 
@@ -498,11 +503,19 @@ def _slice(i: int, x: Any) -> Any:
     return x if x is None else call("copy", x[i])
 
 
-def _stack_for(n: int, y: Any) -> Any:
+def _result(caller: str, y: Any) -> Any:
+    """Returns a result that is stacked, as an array."""
+    y = _converted(y)
+    if not hasattr(y, "shape"):
+        raise ArgumentTypeError(f"{caller}: the function returned {type_text(y)}, which cannot be stacked; wanted arrays")
+    return y
+
+
+def _stack_for(caller: str, n: int, y: Any) -> Any:
     """Returns an array for n results like y."""
     if y is None:
         return None
-    y = _converted(y)
+    y = _result(caller, y)
     return call("copy", call("broadcast_to", y, (n, *y.shape)))
 
 
@@ -532,8 +545,8 @@ def _without_trips(init: Carry, xs: Any, bounds: Any, body: Function, reverse: b
 
 def _like(x: Any, wanted: Any) -> Any:
     """Returns an initial value as an array with the dtype and sharding of the carry."""
-    if wanted is None:
-        return None
+    if type(wanted) is not ShardedTensor:
+        return x
     if current_device() is not None:
         return call("asarray", x, dtype=wanted.dtype)
     return call("reshard", call("asarray", x, dtype=wanted.dtype), wanted.sharding)
@@ -581,7 +594,7 @@ def _is_true(caller: str, what: str, x: Any) -> bool:
 
 @implements(branch, "algorithm", "announcing")
 def _run_branch(index: Any, operands: Sequence[Any], branches: Sequence[Function], caller: str) -> Any:
-    return _owned(map_leaves(_converted_result, branches[_number(index, len(branches), caller)](*operands)))
+    return _owned(map_leaves(_converted, branches[_number(index, len(branches), caller)](*operands)))
 
 
 def _number(index: Any, count: int, caller: str) -> int:
@@ -591,10 +604,6 @@ def _number(index: Any, count: int, caller: str) -> int:
             raise ArgumentTypeError(f"cond: pred is {_text(index)}; wanted a scalar")
         return int(bool(_read(index)))
     return min(max(_integer("switch", "index", index), 0), count - 1)
-
-
-def _converted_result(x: Any) -> Any:
-    return _converted(x) if is_data(x) or type(x) in SCALARS else x
 
 
 # -- inference -------------------------------------------------------------------------------------
@@ -636,7 +645,14 @@ def _infer_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: b
         caller, _owned(map_leaves(functools.partial(argument, known), init)), lambda c: body(0, c, xs)
     )
     trip.repeat(n)
-    return carry, map_leaves(lambda y: None if y is None else call("broadcast_to", _converted(y), (n, *y.shape)), y)
+    return carry, map_leaves(functools.partial(_inferred_stack, caller, n), y)
+
+
+def _inferred_stack(caller: str, n: int, y: Any) -> Any:
+    if y is None:
+        return None
+    y = _result(caller, y)
+    return call("broadcast_to", y, (n, *y.shape))
 
 
 def _infer_trips(caller: str, init: Carry, body: Callable[[Carry], tuple[Any, Any]]) -> tuple[Carry, _Trip, Any]:
@@ -654,12 +670,14 @@ def _infer_trips(caller: str, init: Carry, body: Callable[[Carry], tuple[Any, An
             found = _following(caller, carry, after, is_first=k < 2)
         if all(_kind(old) == _kind(new) for old, new in zip(leaves(carry), leaves(found), strict=True)):
             break
-        carry = map_leaves(lambda x: None if x is None else _committed(x), found)
+        carry = map_leaves(_committed, found)
     return found, trip, y
 
 
 def _committed(x: Any) -> Any:
     """Returns an inferred value as one to which the same value is assigned in each trip."""
+    if type(x) is not ShardedTensor:
+        return x
     return without_elements(aval(x.shape, x.dtype, x.sharding, True))
 
 
@@ -699,7 +717,7 @@ def _infer_branch(index: Any, operands: Sequence[Any], branches: Sequence[Functi
         )
     results = []
     for function in branches:
-        results.append(map_leaves(_converted_result, function(*given)))
+        results.append(map_leaves(_converted, function(*given)))
     first = results[0]
     for k, other in enumerate(results[1:], 1):
         if paths(first, "result") != paths(other, "result"):

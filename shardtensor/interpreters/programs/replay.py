@@ -21,6 +21,7 @@ from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import TransferLog, announcing, recorded_by
 from shardtensor.core import OPS, Interpreter, Op, bind, default_interpreter, innermost, interpreting, outermost
 from shardtensor.errors import ShardTensorError
+from shardtensor.functions.random_keys import Key, bits_of
 from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.infer import INFER, argument
@@ -30,7 +31,7 @@ from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
-from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.pytree import LEAF_TYPES, leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval
@@ -175,7 +176,7 @@ def getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
 
 def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> Step:
     op, params, apply = equation.op, equation.params, interpreter.apply
-    trees = any(isinstance(x, (tuple, list, dict)) for x in equation.operands)
+    trees = any(type(x) not in LEAF_TYPES for x in equation.operands)
     get = functools.partial(replace_vars, equation.operands) if trees else getter(equation.operands)
 
     def step(values: Values) -> None:
@@ -239,7 +240,7 @@ def _bind_results(values: Values, names: Any, made: Any) -> None:
         return
     for name, value in zip(leaves(names), leaves(made), strict=True):
         if type(name) is Var:
-            values[name.number] = value
+            values[name.number] = bits_of(value, "jit") if type(value) is Key else value
 
 
 def view_step(equation: Equation, dead: Sequence[int]) -> Step:
@@ -426,7 +427,8 @@ class _Function:
         found = leaves(args)
         given = dict(around)
         for v, k in zip(self.program.inputs, self.program.positions, strict=True):
-            given[v.number] = found[k]
+            x = found[k]
+            given[v.number] = bits_of(x, "jit") if type(x) is Key else x
         del found, args
         if self._executes and (interpreter := innermost()) is not None and interpreter.only_infers:
             return self._run(self._inference, given)
