@@ -19,10 +19,11 @@ from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import in_job
 from shardtensor.communication.transfer_log import is_recording, record_transfer, recorded_by
 from shardtensor.core import call, hinted, implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShapeError, type_text
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ConcretizationError, ShapeError, type_text
 from shardtensor.functions.random_keys import Key
 from shardtensor.interpreters.infer import argument, inferring
 from shardtensor.interpreters.mutation.views import View
+from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.ownership import track
 from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced
@@ -118,7 +119,7 @@ def scan(
     (15, [1, 3, 6, 10, 15])
     """
     _check_function("scan", "f", f)
-    xs = map_leaves(functools.partial(_as_array, "scan", "xs"), xs)
+    xs = _as_arrays("scan", "xs", xs)
     n = _length("scan", xs, length)
     pair_of_results: tuple[T, Y] = counted_loop(init, xs, (0, n), functools.partial(_pair, f), bool(reverse), "scan")
     return pair_of_results
@@ -180,7 +181,7 @@ def map(f: Callable[[X], Y], xs: X) -> Y:
     [2.0, 2.0, 2.0]
     """
     _check_function("map", "f", f)
-    xs = map_leaves(functools.partial(_as_array, "map", "xs"), xs)
+    xs = _as_arrays("map", "xs", xs)
     bounds = (0, _length("map", xs, None))
     stacked: Y = counted_loop((), xs, bounds, functools.partial(_alone, f), False, "map")[1]
     return stacked
@@ -294,24 +295,40 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
     [1, 3, 3, 5, 5]
     """
     _check_function("associative_scan", "fn", fn)
-    elems = map_leaves(functools.partial(_as_array, "associative_scan", "elems"), elems)
+    elems = _as_arrays("associative_scan", "elems", elems)
+    try:
+        for x in leaves(elems):
+            normalize_axis(axis, x.ndim)
+    except (ArgumentTypeError, AxisError) as error:
+        raise type(error)(f"associative_scan: {error}") from None
     arrays = [call("moveaxis", x, axis, 0) for x in leaves(elems)]
     _length("associative_scan", arrays, None)
     arrays = [call("flip", x, axis=0) for x in arrays] if reverse else arrays
 
     def combined(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        return leaves(_on_own(fn)(replaced(elems, _placed(a, axis)), replaced(elems, _placed(b, axis))))
+        given = replaced(elems, _to_axis(a, axis))
+        made = _on_own(fn)(given, replaced(elems, _to_axis(b, axis)))
+        if paths(made, "elems") != paths(elems, "elems"):
+            raise ArgumentError(
+                f"associative_scan: fn returned {_structure(made, 'elems')}; wanted {_structure(elems, 'elems')}"
+            )
+        for name, x, y in zip(paths(elems, "elems"), leaves(given), leaves(made), strict=True):
+            if getattr(y, "shape", None) != x.shape:
+                raise ShapeError(
+                    f"associative_scan: fn returned {_text(y)} for {name}, which is {_text(x)}; wanted one shape"
+                )
+        return leaves(made)
 
     def on_front(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         return [call("moveaxis", x, axis, 0) for x in combined(a, b)]
 
     made = _scanned(on_front, arrays)
     made = [call("flip", x, axis=0) for x in made] if reverse else made
-    scanned: T = replaced(elems, _placed(made, axis))
+    scanned: T = replaced(elems, _to_axis(made, axis))
     return scanned
 
 
-def _placed(arrays: Sequence[Any], axis: int) -> list[Any]:
+def _to_axis(arrays: Sequence[Any], axis: int) -> list[Any]:
     return [call("moveaxis", x, 0, axis) for x in arrays]
 
 
@@ -345,20 +362,25 @@ def _check_function(caller: str, name: str, function: Any) -> None:
         raise ArgumentTypeError(f"{caller}: {name} is {type_text(function)}; wanted a function")
 
 
+def _as_arrays(caller: str, name: str, tree: T) -> T:
+    """Returns a pytree of arrays of the library, in which None is unchanged."""
+    pairs = zip(paths(tree, name), leaves(tree), strict=True)
+    return replaced(tree, [_as_array(caller, path, x) for path, x in pairs])  # type: ignore[no-any-return]
+
+
 def _as_array(caller: str, name: str, x: Any) -> Any:
-    """Returns an array of the library; None unchanged."""
     if x is None:
         return None
     if not hasattr(x, "shape"):
         wanted = "; wanted arrays"
         if type(x) in SCALARS:
-            wanted = ", which has no first dimension; wanted arrays"
+            wanted = ", which has no first dimension; wanted arrays: st.asarray converts a list"
         if isinstance(x, Key):
             wanted = "; make the keys in the function: split a key of the carry, or fold_in a number of xs into one"
-        raise ArgumentTypeError(f"{caller}: {name} has {type_text(x)}{wanted}")
+        raise ArgumentTypeError(f"{caller}: {name} is {_text(x)}{wanted}")
     array = call("asarray", x)
     if not array.ndim:
-        raise ArgumentError(f"{caller}: {name} has an array without dimensions; wanted a first dimension")
+        raise ArgumentError(f"{caller}: {name} is an array without dimensions; wanted a first dimension")
     return array
 
 
@@ -366,7 +388,9 @@ def _length(caller: str, xs: Any, length: int | None) -> int:
     """Returns the number of trips."""
     lengths = {path: x.shape[0] for path, x in zip(paths(xs, "xs"), leaves(xs), strict=True) if x is not None}
     if length is not None:
-        lengths["length"] = python.index(length)
+        lengths["length"] = _integer(caller, "length", length)
+        if lengths["length"] < 0:
+            raise ArgumentError(f"{caller}: length is {length}; wanted 0 or more")
     if not lengths:
         raise ArgumentError(f"{caller}: there is no array and no length; give one of them")
     if len(set(lengths.values())) > 1:
@@ -428,10 +452,12 @@ def _following(caller: str, before: Carry, after: Carry, *, is_first: bool) -> C
     names = paths(before, "carry")
     if names != paths(after, "carry"):
         raise ArgumentError(
-            f"{caller}: the carry changes its structure: it is {_structure(before)} before a trip, and "
-            f"{_structure(after)} after it; return the structure of the initial value"
+            f"{caller}: the carry changes its structure: it is {_structure(before, 'carry')} before a trip, and "
+            f"{_structure(after, 'carry')} after it; return the structure of the initial value"
         )
-    made = [_follower(caller, *leaf, is_first=is_first) for leaf in zip(names, leaves(before), leaves(after), strict=True)]
+    made = [
+        _follower(caller, *leaf, is_first=is_first) for leaf in zip(names, leaves(before), leaves(after), strict=True)
+    ]
     return replaced(before, made)
 
 
@@ -469,14 +495,16 @@ def _kind(x: Any) -> Any:
 
 
 def _text(x: Any) -> str:
+    if isinstance(x, Key):
+        return "a key"
     if not hasattr(x, "shape"):
         return type_text(x)
     where = f" {x.sharding.spec}" if type(x) is ShardedTensor else ""
     return f"{x.dtype}[{', '.join([str(n) for n in x.shape])}]{where}"
 
 
-def _structure(tree: Any) -> str:
-    return ", ".join(paths(tree, "carry")) or "empty"
+def _structure(tree: Any, name: str) -> str:
+    return ", ".join(paths(tree, name)) or "empty"
 
 
 # -- execution -------------------------------------------------------------------------------------
@@ -493,7 +521,11 @@ def _run_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: boo
         after, y = body(i, carry, map_leaves(functools.partial(_slice, i), xs))
         carry = _following(caller, carry, after, is_first=k == begin)
         if stacks is None:
+            first = y
             stacks = map_leaves(functools.partial(_stack_for, caller, end - begin), y)
+        elif k == begin + 1 and _has_changed(first, y):  # The first trip had a number, or an array in another layout.
+            stacks = map_leaves(functools.partial(_stack_for, caller, end - begin), y)
+            _put(caller, stacks, i + 1 - begin if reverse else 0, first)
         _put(caller, stacks, i - begin, y)
     return _owned(carry), stacks
 
@@ -507,7 +539,7 @@ def _result(caller: str, y: Any) -> Any:
     """Returns a result that is stacked, as an array."""
     y = _converted(y)
     if not hasattr(y, "shape"):
-        raise ArgumentTypeError(f"{caller}: the function returned {type_text(y)}, which cannot be stacked; wanted arrays")
+        raise ArgumentTypeError(f"{caller}: the function returned {_text(y)}, which cannot be stacked; wanted arrays")
     return y
 
 
@@ -517,6 +549,11 @@ def _stack_for(caller: str, n: int, y: Any) -> Any:
         return None
     y = _result(caller, y)
     return call("copy", call("broadcast_to", y, (n, *y.shape)))
+
+
+def _has_changed(first: Any, second: Any) -> bool:
+    """Whether results of the second trip have other dtypes or layouts than those of the first one."""
+    return [_kind(_converted(x))[1:] for x in leaves(first)] != [_kind(_converted(x))[1:] for x in leaves(second)]
 
 
 def _put(caller: str, stacks: Any, k: int, y: Any) -> None:
@@ -539,8 +576,12 @@ def _without_trips(init: Carry, xs: Any, bounds: Any, body: Function, reverse: b
     """Returns the initial carry, and stacks of length 0."""
     with inferring():
         carry, ys = _infer_counted(init, xs, (0, 0), body, reverse, caller)
-    made = [_like(x, a) for x, a in zip(leaves(init), leaves(carry), strict=True)]
-    return _owned(replaced(init, made)), map_leaves(_empty_like, ys)
+    return _owned(_placed(init, carry)), map_leaves(_empty_like, ys)
+
+
+def _placed(init: Carry, carry: Carry) -> Carry:
+    """Returns an initial carry, which no trip has changed, with the dtypes and layouts of an inferred one."""
+    return replaced(init, [_like(x, a) for x, a in zip(leaves(init), leaves(carry), strict=True)])
 
 
 def _like(x: Any, wanted: Any) -> Any:
@@ -563,13 +604,25 @@ def _read(x: Any) -> Any:
     return call("copy", x) if type(x) is ShardedTensor and in_job() else x
 
 
+def _check_scalar(caller: str, name: str, x: Any, kinds: str) -> None:
+    """Checks an array without elements.
+
+    Raises:
+        ArgumentTypeError: it has dimensions, or a dtype of another kind.
+    """
+    if x.shape != () or x.dtype.kind not in kinds:
+        raise ArgumentTypeError(
+            f"{caller}: {name} is {_text(x)}; wanted {'a scalar' if 'f' in kinds else 'an integer'}"
+        )
+
+
 def _integer(caller: str, name: str, x: Any) -> int:
     try:
         n: int = python.index(_read(x))
     except ConcretizationError:
         raise
     except TypeError:
-        raise ArgumentTypeError(f"{caller}: {name} is {type_text(x)}; wanted an integer") from None
+        raise ArgumentTypeError(f"{caller}: {name} is {_text(x)}; wanted an integer") from None
     return n
 
 
@@ -579,17 +632,23 @@ def _run_conditional(init: Carry, cond: Function, body: Function, caller: str) -
     while _is_true(caller, "cond_fun returned", cond(carry)):
         carry = _following(caller, carry, body(carry), is_first=is_first)
         is_first = False
-    return _owned(map_leaves(_converted, carry))
+    if is_first:
+        with inferring():
+            inferred = _infer_conditional(init, cond, body, caller)
+        carry = _placed(init, inferred)
+    return _owned(carry)
 
 
 def _is_true(caller: str, what: str, x: Any) -> bool:
     """Returns a condition as a bool, which in a job is the same in all processes."""
-    if type(x) is bool or type(x) is np.bool_:
-        return bool(x)
-    if not hasattr(x, "shape") or x.shape != () or str(x.dtype).rpartition(".")[2] != "bool":
-        found = _text(x) if hasattr(x, "shape") else type_text(x)
-        raise ArgumentTypeError(f"{caller}: {what} {found}; wanted a scalar of bool")
+    _check_condition(caller, what, x)
     return bool(_read(x))
+
+
+def _check_condition(caller: str, what: str, x: Any) -> None:
+    is_bool = type(x) is bool or (getattr(x, "shape", None) == () and str(x.dtype).rpartition(".")[2] == "bool")
+    if not is_bool:
+        raise ArgumentTypeError(f"{caller}: {what} {_text(x)}; wanted a scalar of bool")
 
 
 @implements(branch, "algorithm", "announcing")
@@ -600,7 +659,7 @@ def _run_branch(index: Any, operands: Sequence[Any], branches: Sequence[Function
 def _number(index: Any, count: int, caller: str) -> int:
     """Returns the number of the branch that an index selects."""
     if caller == "cond":
-        if getattr(index, "shape", ()) != ():
+        if getattr(index, "shape", ()) != () or not (type(index) in SCALARS or hasattr(index, "dtype")):
             raise ArgumentTypeError(f"cond: pred is {_text(index)}; wanted a scalar")
         return int(bool(_read(index)))
     return min(max(_integer("switch", "index", index), 0), count - 1)
@@ -636,6 +695,9 @@ class _Trip:
 @implements(counted_loop, "infer")
 def _infer_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: bool, caller: str) -> tuple[Any, Any]:
     n = 1  # The bounds of a loop whose results are not stacked may be unknown.
+    for name, x in zip(("lower", "upper"), bounds, strict=True):
+        if lacks_elements(x):
+            _check_scalar(caller, name, x, "iu")
     if not any(lacks_elements(x) for x in bounds):
         begin, end = [_integer(caller, name, x) for name, x in zip(("lower", "upper"), bounds, strict=True)]
         n = max(end - begin, 0)
@@ -697,9 +759,7 @@ def _infer_conditional(init: Carry, cond: Function, body: Function, caller: str)
     given = _owned(map_leaves(functools.partial(argument, known), init))
 
     def once(carry: Carry) -> tuple[Carry, Any]:
-        condition = cond(carry)
-        if getattr(condition, "shape", ()) != () or str(getattr(condition, "dtype", "bool")) != "bool":
-            raise ArgumentTypeError(f"{caller}: cond_fun returned {_text(condition)}; wanted a scalar of bool")
+        _check_condition(caller, "cond_fun returned", cond(carry))
         return body(carry), None
 
     carry, trip, _ = _infer_trips(caller, given, once)
@@ -711,23 +771,25 @@ def _infer_conditional(init: Carry, cond: Function, body: Function, caller: str)
 def _infer_branch(index: Any, operands: Sequence[Any], branches: Sequence[Function], caller: str) -> Any:
     known: dict[int, Any] = {}
     given = [map_leaves(functools.partial(argument, known), x) for x in operands]
-    if getattr(index, "shape", ()) != ():
-        raise ArgumentTypeError(
-            f"{caller}: {'pred' if caller == 'cond' else 'index'} is {_text(index)}; wanted a scalar"
-        )
+    if lacks_elements(index):
+        _check_scalar(caller, "pred" if caller == "cond" else "index", index, "biufc" if caller == "cond" else "biu")
+    else:
+        _number(index, len(branches), caller)
     results = []
     for function in branches:
         results.append(map_leaves(_converted, function(*given)))
+    names = ("false_fun", "true_fun") if caller == "cond" else [f"branches[{k}]" for k in range(len(branches))]
     first = results[0]
     for k, other in enumerate(results[1:], 1):
         if paths(first, "result") != paths(other, "result"):
             raise ArgumentError(
-                f"{caller}: the branches return different structures: {_structure(first)} and {_structure(other)}"
+                f"{caller}: {names[0]} returns {_structure(first, 'result')}, and {names[k]} "
+                f"{_structure(other, 'result')}; wanted the same structure"
             )
         for name, a, b in zip(paths(first, "result"), leaves(first), leaves(other), strict=True):
-            if hasattr(a, "shape") and _kind(a) != _kind(b):
+            if _kind(a) != _kind(b) or not (hasattr(a, "shape") or isinstance(a, Key) or a == b):
                 raise ArgumentError(
-                    f"{caller}: {name} is {_text(a)} of branch 0, and {_text(b)} of branch {k}; wanted the same shape, "
+                    f"{caller}: {name} is {_text(a)} of {names[0]}, and {_text(b)} of {names[k]}; wanted the same shape, "
                     "dtype and sharding: cast or reshard what they return"
                 )
     return first

@@ -164,7 +164,11 @@ class Trace:
     def needs_elements(self, caller: str, values: Sequence[Var]) -> ConcretizationError:
         """Returns the error for a call that needs the elements of values."""
         names = self.names(values)
-        on = f"depend on {names}" if names else "are those of a tensor that the function closes over"
+        on = (
+            f"depend on {names}"
+            if names
+            else "are those of a tensor that the function closes over, or the number of a trip"
+        )
         where = f"needs the elements of a tensor, and jit traces {self.name} without elements ({user_line()})"
         message_for = functools.partial(_needs_elements, f"{where}. They {on}")
         error = ConcretizationError(message_for(caller))
@@ -181,8 +185,8 @@ class Trace:
 
 _SIZE = "Sizes must be known: make the argument static (static_argnames)"
 _INDEX = (
-    "Make the argument static (static_argnames) if it is a size, use st.fori_loop for a number of iterations, st.take "
-    "for an index"
+    "Make the argument static (static_argnames) if it is a size, use st.fori_loop for a number of iterations, and "
+    "x[st.asarray(i)], also to write, for an index"
 )
 _SELECTION = "The shape of the result depends on them: use st.where(condition, x, 0), which keeps the shape"
 _ADVICE = {
@@ -208,6 +212,10 @@ _ADVICE = {
         _SELECTION,
     ),
     "index": _INDEX,
+    "fold_in": (
+        "Split the key and keep a part of it in the carry, or fold in a Python number: an argument, or the number of a trip "
+        "of st.fori_loop"
+    ),
     "asarray": "Use the functions of shardtensor in place of those that need host arrays, which jit does not trace",
 }
 """What to do in place of a call, by its name."""
@@ -324,7 +332,9 @@ class Tracer(CallInterpreter):
         # The inference places what is not placed, and the program afterwards, where the function needs it.
         unplaced = [x for x in leaves(operands[0]) if self._is_unplaced(x)] if op.name in _CARRY_OF else []
         known = {id(x): x._storage.stand_in for x in unplaced}
-        held, given = self._operands(op, (map_leaves(lambda x: known.get(id(x), x), operands[0]), *operands[1:]) if known else operands)
+        held, given = self._operands(
+            op, (map_leaves(lambda x: known.get(id(x), x), operands[0]), *operands[1:]) if known else operands
+        )
         programs: dict[int, Program] = {}
         params = tuple([_copied(p) if type(p) is list else p for p in params])
         kept = given_params = _without_donation(op, params)
