@@ -13,8 +13,6 @@ import operator as python
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import in_job
 from shardtensor.communication.transfer_log import is_recording, record_transfer, recorded_by
@@ -789,7 +787,7 @@ def _infer_branch(index: Any, operands: Sequence[Any], branches: Sequence[Functi
         for name, a, b in zip(paths(first, "result"), leaves(first), leaves(other), strict=True):
             if _kind(a) != _kind(b) or not (hasattr(a, "shape") or isinstance(a, Key) or a == b):
                 raise ArgumentError(
-                    f"{caller}: {name} is {_text(a)} of {names[0]}, and {_text(b)} of {names[k]}; wanted the same shape, "
-                    "dtype and sharding: cast or reshard what they return"
+                    f"{caller}: {name} is {_text(a)} of {names[0]}, and {_text(b)} of {names[k]}; wanted the same "
+                    "shape, dtype and sharding: cast or reshard what they return"
                 )
     return first

@@ -298,10 +298,9 @@ def test_keys_none_and_objects_are_leaves(how: str) -> None:
         w = w + np.asarray(st.random.normal(k, (4,)))
     np.testing.assert_allclose(np.asarray(state.w), w, rtol=1e-14)
     assert (int(state.step), states.w.shape, states.step.tolist(), key) == (3, (3, 4), [1, 2, 3], k)
-    for draw, k in zip(
-        draws, (st.random.fold_in(st.random.fold_in(k, 5), 5), st.random.key(1), st.random.key(7)), strict=True
-    ):
-        assert draw.tolist() == st.random.uniform(k, (4,)).tolist()
+    keys = st.random.fold_in(st.random.fold_in(k, 5), 5), st.random.key(1), st.random.key(7)
+    for draw, drawn_from in zip(draws, keys, strict=True):
+        assert draw.tolist() == st.random.uniform(drawn_from, (4,)).tolist()
 
 
 @pytest.mark.parametrize("how", [st.eval_shape, lambda f, *args: st.explain(f, *args)])

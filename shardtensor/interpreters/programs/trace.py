@@ -213,8 +213,8 @@ _ADVICE = {
     ),
     "index": _INDEX,
     "fold_in": (
-        "Split the key and keep a part of it in the carry, or fold in a Python number: an argument, or the number of a trip "
-        "of st.fori_loop"
+        "Split the key and keep a part of it in the carry, or fold in a Python number: an argument, or the number of a "
+        "trip of st.fori_loop"
     ),
     "asarray": "Use the functions of shardtensor in place of those that need host arrays, which jit does not trace",
 }
