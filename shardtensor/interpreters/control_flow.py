@@ -700,10 +700,9 @@ def _infer_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: b
         begin, end = [_integer(caller, name, x) for name, x in zip(("lower", "upper"), bounds, strict=True)]
         n = max(end - begin, 0)
     known: dict[int, Any] = {}
-    xs = map_leaves(functools.partial(_inferred_slice, known), xs)
-    carry, trip, y = _infer_trips(
-        caller, _owned(map_leaves(functools.partial(argument, known), init)), lambda c: body(0, c, xs)
-    )
+    given = _owned(map_leaves(functools.partial(argument, known), init))
+    slices = functools.partial(_inferred_slice, known)
+    carry, trip, y = _infer_trips(caller, given, lambda c: body(0, c, map_leaves(slices, xs)))
     trip.repeat(n)
     return carry, map_leaves(functools.partial(_inferred_stack, caller, n), y)
 
@@ -747,7 +746,7 @@ def _inferred_slice(known: dict[int, Any], x: Any) -> Any:
     x = argument(known, x)
     if not x.shape[0]:
         x = without_elements(aval((1, *x.shape[1:]), x.dtype, x.sharding, x.committed))
-    with recorded_by():
+    with inferring():  # `explain` does not list it: it is a part of the loop.
         return call("copy", x[0])
 
 

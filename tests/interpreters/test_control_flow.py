@@ -392,6 +392,38 @@ def test_transfers_are_counted_for_each_trip(how: str) -> None:
     assert st.simulate(f, simulated).bytes == 5 * one.bytes
 
 
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+def test_transfers_of_slices_are_those_of_eager_mode(backend: str) -> None:
+    mesh = mesh_of((4,), backend)
+    rows = st.device_put(np.arange(20.0).reshape(5, 4), st.NamedSharding(mesh, st.P("x")))
+    line = st.device_put(np.arange(5.0), st.NamedSharding(mesh, st.P("x")))
+
+    def f(rows: Any, line: Any) -> Any:
+        return st.map(lambda x: x * 2, rows), st.scan(lambda c, x: (c + x, None), 0.0, line, reverse=True)[0]
+
+    with st.transfers() as eager:
+        f(rows, line)
+    traced = st.jit(f)
+    for _ in range(2):
+        with st.transfers() as log:
+            traced(rows, line)
+        assert log.bytes == eager.bytes > 0
+    assert st.explain(f, rows, line).bytes == traced.lower(rows, line).cost().bytes == eager.bytes
+    with st.transfer_guard("disallow"), pytest.raises(st.TransferError, match="getitem: moves"):
+        traced(rows, line)
+
+
+def test_explain_lists_the_functions_of_loops_and_branches() -> None:
+    x = st.device_put(np.ones(8), mesh_of((4,), "checked"))
+    share = lambda x: x / x.sum()  # noqa: E731
+    found = st.explain(lambda x: st.fori_loop(0, 3, lambda i, c: st.cond(True, share, st.sin, c), x), x)
+    (loop,) = found.calls
+    (branch,) = loop.inside
+    assert (loop.operator, branch.operator) == ("fori_loop", "cond")
+    assert [call.operator for call in branch.inside] == ["sin", "sum", "divide"]
+    assert found.bytes == 3 * st.explain(share, x).bytes
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 
