@@ -23,7 +23,7 @@ from shardtensor.interpreters.infer import argument, inferring
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import is_data
-from shardtensor.tensor.ownership import track
+from shardtensor.tensor.ownership import shared
 from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
@@ -424,16 +424,12 @@ def _own(x: Any) -> Any:
         return call("asarray", x, copy=True) if x is not None and type(x) not in SCALARS and is_data(x) else x
     if x._is_scalar:  # Scalars are never written.
         return x
-    base, view_spec = x._base_and_view()
-    if base is not x:
-        return tensor(x._aval, View(_own(base), view_spec))
-    if lacks_elements(x):
-        return mark_array(tensor(x._aval, x._storage))
     if type(x._storage) is not Storage:
-        return call("copy", x)
-    made = mark_array(tensor(x._aval, Storage(x._storage.buffers)))
-    track([(x,)], made, new=False)
-    return made
+        base, view_spec = x._base_and_view()
+        if base is not x:
+            return tensor(x._aval, View(_own(base), view_spec))
+        return mark_array(tensor(x._aval, x._storage)) if lacks_elements(x) else call("copy", x)
+    return mark_array(tensor(x._aval, shared(x._storage)))
 
 
 def _converted(x: Any) -> Any:
