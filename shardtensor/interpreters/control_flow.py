@@ -568,7 +568,7 @@ def _put(caller: str, stacks: Any, k: int, y: Any) -> None:
 
 def _without_trips(init: Carry, xs: Any, bounds: Any, body: Function, reverse: bool, caller: str) -> tuple[Any, Any]:
     """Returns the initial carry, and stacks of length 0."""
-    with inferring():
+    with inferring(), recorded_by():
         carry, ys = _infer_counted(init, xs, (0, 0), body, reverse, caller)
     return _owned(_placed(init, carry)), map_leaves(_empty_like, ys)
 
@@ -627,7 +627,7 @@ def _run_conditional(init: Carry, cond: Function, body: Function, caller: str) -
         carry = _following(caller, carry, body(carry), is_first=is_first)
         is_first = False
     if is_first:
-        with inferring():
+        with inferring(), recorded_by():
             inferred = _infer_conditional(init, cond, body, caller)
         carry = _placed(init, inferred)
     return _owned(carry)

@@ -321,8 +321,9 @@ def test_carries_may_be_indices(how: str) -> None:
     def f(x: Any) -> Any:
         def step(i: Any, c: Any) -> Any:
             c = st.take(x, c, axis=0).argmax(1)
-            c[st.asarray(i)] = 2
-            return c + x[st.asarray(i)].astype(int)[0] * 0
+            c[st.reshape(i, 1)] = 2
+            c[st.reshape(c[2], 1)] += 1
+            return c + st.take(x, i, axis=0).astype(int)[0] * st.take(x[:, 0] * 0, c[1]).astype(int)
 
         return st.fori_loop(0, 3, step, st.asarray([0, 1, 3]))
 
@@ -330,6 +331,7 @@ def test_carries_may_be_indices(how: str) -> None:
     for i in range(3):
         wanted = rows[wanted].argmax(1)
         wanted[i] = 2
+        wanted[wanted[2]] += 1
     assert (f if how == "eager" else st.jit(f))(x).tolist() == wanted.tolist()
 
 
@@ -411,6 +413,39 @@ def test_transfers_of_slices_are_those_of_eager_mode(backend: str) -> None:
     assert st.explain(f, rows, line).bytes == traced.lower(rows, line).cost().bytes == eager.bytes
     with st.transfer_guard("disallow"), pytest.raises(st.TransferError, match="getitem: moves"):
         traced(rows, line)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "checked"])
+def test_transfers_of_indices_are_those_of_eager_mode(backend: str) -> None:
+    """They follow from elements, so that a program records them as it runs, also inside of loops."""
+    mesh = mesh_of((4,), backend)
+    rows = st.device_put(np.arange(12.0).reshape(4, 3) % 5, st.NamedSharding(mesh, st.P("x")))
+    at = st.device_put(np.array([1, 2, 3, 0]), st.NamedSharding(mesh, st.P("x")))
+
+    whole = st.device_put(np.arange(3), st.NamedSharding(mesh, st.P()))
+
+    def put(i: Any, rows: Any) -> Any:
+        rows[st.reshape(i, 1)] = st.take(rows, i + 1, axis=0)
+        return rows
+
+    def step(at: Any) -> Any:
+        return rows[at].argmax(1) + 1
+
+    for f in (
+        lambda rows, at: rows[at + 0],
+        lambda rows, at: put(at[1] * 1, rows + 0),
+        lambda rows, at: st.scan(lambda rows, i: (put(i, rows), None), rows, whole)[0],
+        lambda rows, at: st.fori_loop(0, 3, lambda i, at: st.cond(at[0] > 1, lambda at: at, step, at), at),
+        lambda rows, at: st.fori_loop(0, 3, lambda i, at: st.while_loop(lambda at: at[0] < i, step, at), at),
+    ):
+        with st.transfers() as eager:
+            wanted = f(rows, at)
+        traced = st.jit(f, executor="numpy")
+        for _ in range(2):
+            with st.transfers() as log:
+                found = traced(rows, at)
+            assert found.tolist() == wanted.tolist()
+            assert log.bytes == eager.bytes
 
 
 def test_explain_lists_the_functions_of_loops_and_branches() -> None:

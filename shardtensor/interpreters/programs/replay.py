@@ -78,15 +78,15 @@ def step_of(
         return functions_step(equation, interpreter, dead, lambda body: steps_of(body, interpreter))
     if equation.programs:
         return map_step(equation, interpreter, dead, lambda body: steps_of(body, BOUND))
+    executes = interpreter is default_interpreter()
+    if executes and is_announcing(equation):
+        return _announcing(equation, dead, in_place)
     if equation.writes:
         return _write(equation, interpreter, dead, in_place)
     if op.name == "view":
         return view_step(equation, dead)
     if type(equation.results) is Var and isinstance(equation.results.kind, type):
         return _on_python_scalars(equation, dead)
-    executes = interpreter is default_interpreter()
-    if executes and op.announcing:
-        return _announcing(equation, dead)
     if executes and (plan := plan_of(equation)) is not None:
         return _planned(equation, plan, dead)
     return _call(equation, interpreter, dead)
@@ -188,11 +188,21 @@ def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> 
     return step
 
 
-def _announcing(equation: Equation, dead: Sequence[int]) -> Step:
+def is_announcing(equation: Equation) -> bool:
+    """Whether the transfers of an equation follow from elements: those of an index, or of what its functions read."""
+    op = equation.op
+    if op.functions and any(is_announcing(e) for program in equation.programs.values() for e in program.equations):
+        return True
+    index = equation.operands[2:] if op.assigns else equation.operands[1:] if op.name == "gather" else ()
+    return op.announcing is not None or bool(vars_of(index))
+
+
+def _announcing(equation: Equation, dead: Sequence[int], in_place: bool) -> Step:
     """Returns the step of an operator whose transfers follow from elements: it records them as it runs, but for those
     of reading its operands, which are inferred (see `only_read`).
     """
-    alone, read = _call(equation, _OUTERMOST, dead), [x.number for x in equation.operands if type(x) is Var]
+    alone = _write(equation, _OUTERMOST, dead, in_place) if equation.writes else _call(equation, _OUTERMOST, dead)
+    read = [x.number for x in equation.operands if type(x) is Var]
 
     def step(values: Values) -> None:
         for number in read:
@@ -207,9 +217,9 @@ def _announcing(equation: Equation, dead: Sequence[int]) -> Step:
 
 def only_read(equation: Equation, inferred: Step) -> Step:
     """Returns the step that infers an operator whose transfers follow from elements, and records those of reading its
-    operands only.
+    operands only. A loop or a branch does not read its operands: its functions do.
     """
-    read = [x.number for x in equation.operands if type(x) is Var]
+    read = [] if equation.op.functions else [x.number for x in equation.operands if type(x) is Var]
 
     def step(values: Values) -> None:
         for number in read:
@@ -223,7 +233,7 @@ def only_read(equation: Equation, inferred: Step) -> Step:
 def inference_of(program: Program) -> list[Step]:
     """Returns the steps that infer a program, which leave out the transfers that are recorded as it runs."""
     steps = zip(program.equations, steps_of(program, INFER), strict=True)
-    return [only_read(equation, step) if equation.op.announcing else step for equation, step in steps]
+    return [only_read(equation, step) if is_announcing(equation) else step for equation, step in steps]
 
 
 def _independent(result: Any, operands: Sequence[Any]) -> Any:
@@ -379,7 +389,7 @@ def functions_step(
     op = equation.op
     free = {v.number for program in equation.programs.values() for v in program.free()}
     executes = interpreter is default_interpreter()
-    announces = executes and op.announcing is not None
+    announces = executes and is_announcing(equation)
     bodies = [
         _Function(program, body_steps(program), executes=executes, announces=announces)
         for _, program in sorted(equation.programs.items())
@@ -493,6 +503,11 @@ class _Outermost(Interpreter):
         interpreter = outermost()
         with interpreting(interpreter):
             return interpreter.apply(op, operands, params)
+
+    def write(self, out: Any, op: Any, operands: Any, params: Any, /) -> None:
+        interpreter = outermost()
+        with interpreting(interpreter):
+            interpreter.write(out, op, operands, params)
 
 
 _OUTERMOST = _Outermost()

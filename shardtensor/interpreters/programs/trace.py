@@ -185,8 +185,8 @@ class Trace:
 
 _SIZE = "Sizes must be known: make the argument static (static_argnames)"
 _INDEX = (
-    "Make the argument static (static_argnames) if it is a size, use st.fori_loop for a number of iterations, and "
-    "x[st.asarray(i)], also to write, for an index"
+    "Make the argument static (static_argnames) if it is a size, use st.fori_loop for a number of iterations, "
+    "st.take(x, i, axis=0) to read what an index selects, and x[st.reshape(i, 1)] = y to write it"
 )
 _SELECTION = "The shape of the result depends on them: use st.where(condition, x, 0), which keeps the shape"
 _ADVICE = {
