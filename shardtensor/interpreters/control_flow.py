@@ -779,10 +779,21 @@ def _infer_branch(index: Any, operands: Sequence[Any], branches: Sequence[Functi
                 f"{caller}: {names[0]} returns {_structure(first, 'result')}, and {names[k]} "
                 f"{_structure(other, 'result')}; wanted the same structure"
             )
-        for name, a, b in zip(paths(first, "result"), leaves(first), leaves(other), strict=True):
-            if _kind(a) != _kind(b) or not (hasattr(a, "shape") or isinstance(a, Key) or a == b):
-                raise ArgumentError(
-                    f"{caller}: {name} is {_text(a)} of {names[0]}, and {_text(b)} of {names[k]}; wanted the same "
-                    "shape, dtype and sharding: cast or reshard what they return"
-                )
-    return first
+    columns = zip(paths(first, "result"), *[leaves(x) for x in results], strict=True)
+    return replaced(first, [_agreed(caller, names, *column) for column in columns])
+
+
+def _agreed(caller: str, names: Sequence[str], path: str, *found: Any) -> Any:
+    """Returns the leaf of the results of all branches. One that is not placed explicitly takes the sharding of one that
+    is.
+    """
+    given = next((k for k, x in enumerate(found) if getattr(x, "committed", True)), 0)
+    a = found[given]
+    for k, b in enumerate(found):
+        n = 3 if getattr(b, "committed", True) else 2
+        if _kind(a)[:n] != _kind(b)[:n] or not (hasattr(a, "shape") or isinstance(a, Key) or a == b):
+            raise ArgumentError(
+                f"{caller}: {path} is {_text(a)} of {names[given]}, and {_text(b)} of {names[k]}; wanted the same "
+                "shape, dtype and sharding: cast or reshard what they return"
+            )
+    return a

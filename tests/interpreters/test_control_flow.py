@@ -511,6 +511,26 @@ def test_errors_name_the_function_and_the_leaf(name: str, how: str) -> None:
         run(x)
 
 
+@everywhere
+def test_results_of_branches_that_are_not_placed_take_the_layout_of_the_others(backend: str) -> None:
+    x = st.device_put(np.arange(8.0), mesh_of((4,), backend))
+
+    def f(x: Any, k: Any) -> Any:
+        total = st.switch(k, [lambda x: (0.0, st.zeros(8)), lambda x: (x.sum(), x), lambda x: (1.0, np.ones(8))], x)
+        return total, total[0] * x + total[1]
+
+    run = st.jit(f, executor="numpy")
+    for k in range(3):
+        with st.transfers() as log:
+            (total, array), result = run(x, k)
+        wanted = f(x, k)
+        assert (float(total), array.tolist(), result.tolist()) == (
+            float(wanted[0][0]), wanted[0][1].tolist(), wanted[1].tolist()
+        )  # fmt: skip
+        assert total.sharding.mesh == array.sharding.mesh == x.sharding.mesh
+    assert st.eval_shape(f, x, 0)[0][1].sharding == x.sharding
+
+
 def test_branches_agree_in_programs() -> None:
     f = lambda x: st.cond(x.sum() > 0, lambda x: x, lambda x: x[1:], x)  # noqa: E731
     assert f(st.ones(3)).shape == (3,)

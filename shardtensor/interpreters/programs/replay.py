@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST
+from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import TransferLog, announcing, recorded_by
-from shardtensor.core import OPS, Interpreter, Op, bind, default_interpreter, innermost, interpreting, outermost
+from shardtensor.core import OPS, Interpreter, Op, bind, call, default_interpreter, innermost, interpreting, outermost
 from shardtensor.errors import ShardTensorError
 from shardtensor.functions.random_keys import Key, bits_of
 from shardtensor.interpreters.execution.plan import Plan
@@ -31,7 +32,7 @@ from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
-from shardtensor.tensor.pytree import LEAF_TYPES, leaves
+from shardtensor.tensor.pytree import LEAF_TYPES, leaves, replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval
@@ -406,11 +407,23 @@ def functions_step(
             params[at] = next(remaining) if count is None else tuple([next(remaining) for _ in range(count)])
         taken = replace_vars(equation.operands, values)
         with announcing() if announces else contextlib.nullcontext():
-            _bind_results(values, equation.results, apply(op, taken, tuple(params)))
+            made = apply(op, taken, tuple(params))
+            if op.name == "branch":
+                made = replaced(made, map(_placed, leaves(equation.results), leaves(made)))
+            _bind_results(values, equation.results, made)
         for number in dead:
             values[number] = None
 
     return step
+
+
+def _placed(name: Any, x: Any) -> Any:
+    """Returns a result of a branch in the layout of those of the others, which it has unless it is not placed."""
+    if type(name) is Var and type(x) is ShardedTensor and current_device() is None:
+        assert isinstance(name.kind, Aval)
+        if x.sharding != name.kind.sharding:
+            return call("reshard", x, name.kind.sharding)
+    return x
 
 
 class _Function:
