@@ -7,6 +7,7 @@ trips.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator as python
 from collections.abc import Callable, Sequence
@@ -16,14 +17,17 @@ import numpy as np
 
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import in_job
-from shardtensor.communication.transfer_log import UNKNOWN_TRIPS, record_transfer, recorded_by
+from shardtensor.communication.transfer_log import UNKNOWN_TRIPS, is_recording, record_transfer, recorded_by
 from shardtensor.core import call, hinted, implements, operator
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShapeError, type_text
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ConcretizationError, ShapeError, type_text
+from shardtensor.functions.random_keys import Key
 from shardtensor.host import blockwise
 from shardtensor.interpreters.infer import argument, inferring
+from shardtensor.interpreters.mutation.views import View
+from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import is_data
-from shardtensor.tensor.ownership import track
-from shardtensor.tensor.pytree import leaves, map_leaves, paths, replaced
+from shardtensor.tensor.ownership import shared
+from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import aval
@@ -116,14 +120,14 @@ def scan(
     (15, [1, 3, 6, 10, 15])
     """
     _check_function("scan", "f", f)
-    xs = map_leaves(functools.partial(_as_array, "scan", "xs"), xs)
+    xs = _as_arrays("scan", "xs", xs)
     n = _length("scan", xs, length)
     pair_of_results: tuple[T, Y] = counted_loop(init, xs, (0, n), functools.partial(_pair, f), bool(reverse), "scan")
     return pair_of_results
 
 
 def _pair(f: Function, _: Any, carry: Any, x: Any) -> tuple[Any, Any]:
-    made = f(carry, x)
+    made = f(_owned(carry), x)
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         raise ArgumentTypeError(f"scan: f returned {type_text(made)}; wanted a pair: the next carry, and a result")
     return made[0], made[1]
@@ -156,7 +160,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, T], T], init_val:
 
 
 def _numbered(body_fun: Function, i: Any, carry: Any, _: Any) -> tuple[Any, None]:
-    return body_fun(i, carry), None
+    return body_fun(i, _owned(carry)), None
 
 
 @hinted
@@ -178,7 +182,7 @@ def map(f: Callable[[X], Y], xs: X) -> Y:
     [2.0, 2.0, 2.0]
     """
     _check_function("map", "f", f)
-    xs = map_leaves(functools.partial(_as_array, "map", "xs"), xs)
+    xs = _as_arrays("map", "xs", xs)
     bounds = (0, _length("map", xs, None))
     stacked: Y = counted_loop((), xs, bounds, functools.partial(_alone, f), False, "map")[1]
     return stacked
@@ -209,7 +213,7 @@ def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_va
     """
     _check_function("while_loop", "cond_fun", cond_fun)
     _check_function("while_loop", "body_fun", body_fun)
-    last: T = conditional_loop(init_val, cond_fun, body_fun, "while_loop")
+    last: T = conditional_loop(init_val, _on_own(cond_fun), _on_own(body_fun), "while_loop")
     return last
 
 
@@ -235,7 +239,7 @@ def cond(pred: Any, true_fun: Callable[..., Y], false_fun: Callable[..., Y], *op
     """
     _check_function("cond", "true_fun", true_fun)
     _check_function("cond", "false_fun", false_fun)
-    result: Y = branch(pred, operands, (false_fun, true_fun), "cond")
+    result: Y = branch(pred, operands, (_on_own(false_fun), _on_own(true_fun)), "cond")
     return result
 
 
@@ -263,7 +267,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Y]], *operands: Any) -> 
         raise ArgumentError("switch: branches is empty; wanted at least one function")
     for k, function in enumerate(branches):
         _check_function("switch", f"branches[{k}]", function)
-    result: Y = branch(index, operands, branches, "switch")
+    result: Y = branch(index, operands, tuple([_on_own(f) for f in branches]), "switch")
     return result
 
 
@@ -292,24 +296,40 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
     [1, 3, 3, 5, 5]
     """
     _check_function("associative_scan", "fn", fn)
-    elems = map_leaves(functools.partial(_as_array, "associative_scan", "elems"), elems)
+    elems = _as_arrays("associative_scan", "elems", elems)
+    try:
+        for x in leaves(elems):
+            normalize_axis(axis, x.ndim)
+    except (ArgumentTypeError, AxisError) as error:
+        raise type(error)(f"associative_scan: {error}") from None
     arrays = [call("moveaxis", x, axis, 0) for x in leaves(elems)]
     _length("associative_scan", arrays, None)
     arrays = [call("flip", x, axis=0) for x in arrays] if reverse else arrays
 
     def combined(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-        return leaves(fn(replaced(elems, _placed(a, axis)), replaced(elems, _placed(b, axis))))
+        given = replaced(elems, _to_axis(a, axis))
+        made = _on_own(fn)(given, replaced(elems, _to_axis(b, axis)))
+        if paths(made, "elems") != paths(elems, "elems"):
+            raise ArgumentError(
+                f"associative_scan: fn returned {_structure(made, 'elems')}; wanted {_structure(elems, 'elems')}"
+            )
+        for name, x, y in zip(paths(elems, "elems"), leaves(given), leaves(made), strict=True):
+            if getattr(y, "shape", None) != x.shape:
+                raise ShapeError(
+                    f"associative_scan: fn returned {_text(y)} for {name}, which is {_text(x)}; wanted one shape"
+                )
+        return leaves(made)
 
     def on_front(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         return [call("moveaxis", x, axis, 0) for x in combined(a, b)]
 
     made = _scanned(on_front, arrays)
     made = [call("flip", x, axis=0) for x in made] if reverse else made
-    scanned: T = replaced(elems, _placed(made, axis))
+    scanned: T = replaced(elems, _to_axis(made, axis))
     return scanned
 
 
-def _placed(arrays: Sequence[Any], axis: int) -> list[Any]:
+def _to_axis(arrays: Sequence[Any], axis: int) -> list[Any]:
     return [call("moveaxis", x, 0, axis) for x in arrays]
 
 
@@ -317,7 +337,7 @@ def _scanned(combined: Callable[[Sequence[Any], Sequence[Any]], list[Any]], arra
     """Returns the scan along the first dimension: that of pairs, and in between one more call of the function."""
     n = arrays[0].shape[0]
     if n < 2:
-        return list(arrays)
+        return [call("copy", x) for x in arrays]
     odd = _scanned(combined, combined([x[: n - 1 : 2] for x in arrays], [x[1::2] for x in arrays]))
     if n == 2:
         even = [x[:1] for x in arrays]
@@ -343,17 +363,25 @@ def _check_function(caller: str, name: str, function: Any) -> None:
         raise ArgumentTypeError(f"{caller}: {name} is {type_text(function)}; wanted a function")
 
 
+def _as_arrays(caller: str, name: str, tree: T) -> T:
+    """Returns a pytree of arrays of the library, in which None is unchanged."""
+    pairs = zip(paths(tree, name), leaves(tree), strict=True)
+    return replaced(tree, [_as_array(caller, path, x) for path, x in pairs])  # type: ignore[no-any-return]
+
+
 def _as_array(caller: str, name: str, x: Any) -> Any:
-    """Returns an array of the library; None unchanged."""
     if x is None:
         return None
     if not hasattr(x, "shape"):
+        wanted = "; wanted arrays"
         if type(x) in SCALARS:
-            raise ArgumentTypeError(f"{caller}: {name} has {type_text(x)}, which has no first dimension; wanted arrays")
-        raise ArgumentTypeError(f"{caller}: {name} has {type_text(x)}; wanted arrays")
+            wanted = ", which has no first dimension; wanted arrays: st.asarray converts a list"
+        if isinstance(x, Key):
+            wanted = "; make the keys in the function: split a key of the carry, or fold_in a number of xs into one"
+        raise ArgumentTypeError(f"{caller}: {name} is {_text(x)}{wanted}")
     array = call("asarray", x)
     if not array.ndim:
-        raise ArgumentError(f"{caller}: {name} has an array without dimensions; wanted a first dimension")
+        raise ArgumentError(f"{caller}: {name} is an array without dimensions; wanted a first dimension")
     return array
 
 
@@ -363,7 +391,9 @@ def _length(caller: str, xs: Any, length: int | None) -> int:
         path: x.shape[0] for path, x in zip(paths(xs, "xs"), leaves(xs), strict=True) if x is not None
     }
     if length is not None:
-        lengths["length"] = python.index(length)
+        lengths["length"] = _integer(caller, "length", length)
+        if lengths["length"] < 0:
+            raise ArgumentError(f"{caller}: length is {length}; wanted 0 or more")
     if not lengths:
         raise ArgumentError(f"{caller}: there is no array and no length; give one of them")
     if len(set(lengths.values())) > 1:
@@ -375,24 +405,41 @@ def _length(caller: str, xs: Any, length: int | None) -> int:
 # -- the carry -------------------------------------------------------------------------------------
 
 
+def _on_own(function: Function) -> Function:
+    """Returns a function that calls another one with arrays to which it may write."""
+    return functools.partial(_call_on_own, function)
+
+
+def _call_on_own(function: Function, *args: Any) -> Any:
+    return function(*_owned(args))
+
+
+def _owned(tree: T) -> T:
+    """Returns arrays of the same values, to which a write changes no others: neither those of the caller nor one
+    another, as in a program. A function may return its arguments or an array that it closes over as a carry or a
+    result.
+    """
+    owned: T = map_leaves(_own, tree)
+    return owned
+
+
 def _own(x: Any) -> Any:
-    """Returns an array to which a function may write: a new handle on the value of a tensor, or a copy of an array."""
-    if x is None or type(x) in SCALARS:
-        return x
+    """Returns a new handle on the value of a tensor, or a copy of an array; any other object unchanged."""
     if type(x) is not ShardedTensor:
-        return call("asarray", x, copy=True) if is_data(x) else x
-    if x._is_scalar or lacks_elements(x):  # Scalars are never written.
+        return call("asarray", x, copy=True) if x is not None and type(x) not in SCALARS and is_data(x) else x
+    if x._is_scalar:  # Scalars are never written.
         return x
     if type(x._storage) is not Storage:
-        return call("copy", x)
-    made = mark_array(tensor(x._aval, Storage(x._storage.buffers)))
-    track([(x,)], made)
-    return made
+        base, view_spec = x._base_and_view()
+        if base is not x:
+            return tensor(x._aval, View(_own(base), view_spec))
+        return mark_array(tensor(x._aval, x._storage)) if lacks_elements(x) else call("copy", x)
+    return mark_array(tensor(x._aval, shared(x._storage)))
 
 
 def _converted(x: Any) -> Any:
-    """Returns what a function has returned as an array."""
-    return x if type(x) is ShardedTensor else call("asarray", x)
+    """Returns what a function has returned as an array; an object that is neither an array nor a number unchanged."""
+    return call("asarray", x) if type(x) is not ShardedTensor and (type(x) in SCALARS or is_data(x)) else x
 
 
 def _following(caller: str, before: Carry, after: Carry, *, is_first: bool) -> Carry:
@@ -404,55 +451,59 @@ def _following(caller: str, before: Carry, after: Carry, *, is_first: bool) -> C
     names = paths(before, "carry")
     if names != paths(after, "carry"):
         raise ArgumentError(
-            f"{caller}: the carry changes its structure: it is {_structure(before)} before a trip, and "
-            f"{_structure(after)} after it; return the structure of the initial value"
+            f"{caller}: the carry changes its structure: it is {_structure(before, 'carry')} before a trip, and "
+            f"{_structure(after, 'carry')} after it; return the structure of the initial value"
         )
-    made = []
-    for name, old, new in zip(names, leaves(before), leaves(after), strict=True):
-        array = _converted(new)
-        may_change = is_first and (type(old) in SCALARS or not getattr(old, "committed", True))
-        if (not may_change and _kind(old) != _kind(array)) or (
-            may_change and tuple(getattr(old, "shape", ())) != array.shape
-        ):
-            raise ArgumentError(
-                f"{caller}: {name} changes: it is {_text(old)} before a trip, and {_text(array)} after it; wanted the "
-                "same shape, dtype and sharding: cast or reshard what the function returns, or begin with such a value"
-            )
-        if may_change and type(old) not in SCALARS and old.dtype != array.dtype:
-            raise ArgumentError(
-                f"{caller}: {name} changes: it is {_text(old)} before a trip, and {_text(array)} after it; wanted the "
-                "same shape and dtype: cast what the function returns, or begin with such a value"
-            )
-        made.append(array)
+    made = [
+        _follower(caller, *leaf, is_first=is_first) for leaf in zip(names, leaves(before), leaves(after), strict=True)
+    ]
     return replaced(before, made)
 
 
-def _follows(old: Any, new: Any, is_first: bool) -> Any:
-    """Whether a leaf of the carry may be followed by an array. Only an initial number takes another dtype, and only an
-    initial array that is not committed another sharding.
-    """
-    if is_first and type(old) in SCALARS:
-        return not new.ndim
-    same = _kind(old), _kind(new)
-    if is_first and not getattr(old, "committed", True):
-        return same[0][:2] == same[1][:2]
-    return same[0] == same[1]
+def _follower(caller: str, name: str, old: Any, new: Any, *, is_first: bool) -> Any:
+    """Returns a leaf of the next carry: an array, a key or None."""
+    if type(old) is type(new) is ShardedTensor and old._aval is new._aval:  # The common case.
+        return new
+    for x in (old, new):
+        if not (x is None or isinstance(x, (*SCALARS, Key, ShardedTensor)) or is_data(x)):
+            wanted = "wanted arrays, numbers, keys and None"
+            raise ArgumentTypeError(f"{caller}: {name} is {type_text(x)}; {wanted}{hint_to_register(x)}")
+    array = _converted(new)
+    may_change = is_first and (type(old) in SCALARS or not getattr(old, "committed", True))
+    expected, found = _kind(old), _kind(array)
+    if type(old) in SCALARS and is_first:
+        expected, found = expected[:1], found[:1]
+    elif may_change:
+        expected, found = expected[:2], found[:2]
+    if expected != found:
+        raise ArgumentError(
+            f"{caller}: {name} changes: it is {_text(old)} before a trip, and {_text(array)} after it; wanted the same "
+            f"shape, dtype{'' if may_change else ' and sharding'}: cast{'' if may_change else ' or reshard'} what the "
+            "function returns, or begin with such a value"
+        )
+    return array
 
 
 def _kind(x: Any) -> Any:
-    """Returns the shape, the dtype and the sharding of an array."""
+    """Returns the shape, the dtype and the sharding of an array; of another object, the shape of a number and the
+    type.
+    """
+    if not hasattr(x, "shape"):
+        return () if type(x) in SCALARS else None, Key if isinstance(x, Key) else type(x), None
     return tuple(x.shape), str(x.dtype), getattr(x, "sharding", None)
 
 
 def _text(x: Any) -> str:
-    if type(x) in SCALARS:
+    if isinstance(x, Key):
+        return "a key"
+    if not hasattr(x, "shape"):
         return type_text(x)
     where = f" {x.sharding.spec}" if type(x) is ShardedTensor else ""
     return f"{x.dtype}[{', '.join([str(n) for n in x.shape])}]{where}"
 
 
-def _structure(tree: Any) -> str:
-    return ", ".join(paths(tree, "carry")) or "empty"
+def _structure(tree: Any, name: str) -> str:
+    return ", ".join(paths(tree, name)) or "empty"
 
 
 # -- execution -------------------------------------------------------------------------------------
@@ -466,22 +517,22 @@ def _run_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: boo
     begin, end = [_integer(caller, name, x) for name, x in zip(("lower", "upper"), bounds, strict=True)]
     if end <= begin:
         return _without_trips(init, xs, bounds, body, reverse, caller)
-    carry, names, stacks = map_leaves(_own, init), paths(None, "y"), list[Any]()
-    slices = [None if x is None else _Slices(x) for x in leaves(xs)]
+    carry, slices = _owned(init), [None if x is None else _Slices(x) for x in leaves(xs)]
+    first, names, stacks = None, paths(None, "y"), list[Any]()
     for k in range(begin, end):
         i = begin + end - 1 - k if reverse else k
         after, y = body(i, carry, replaced(xs, [x and x.at(i) for x in slices]))
+        carry = _next(caller, carry, after, body, is_first=k == begin)
         if k == begin:
-            carry = _next(caller, carry, after, body, is_first=True)
-            names, stacks = paths(y, "y"), [None if one is None else _Stack(end - begin, one) for one in leaves(y)]
-        else:
-            carry = _next(caller, carry, after, body, is_first=False)
-            if not keeps_avals(body) and paths(y, "y") != names:
+            first, names, stacks = y, paths(y, "y"), _stacks(caller, end - begin, y)
+        elif not keeps_avals(body):
+            if paths(y, "y") != names:
                 raise ArgumentError(f"{caller}: the results of f differ in structure; wanted the same in each trip")
-        for name, stack, one in zip(names, stacks, leaves(y), strict=True):
-            if stack is not None:
-                stack.put(caller, name, i - begin, one)
-    return carry, replaced(y, [stack and stack.array for stack in stacks])
+            if k == begin + 1 and _has_changed(first, y):  # The first trip had a number, or an array in another layout.
+                stacks = _stacks(caller, end - begin, y)
+                _put(caller, names, stacks, i + 1 - begin if reverse else 0, first)
+        _put(caller, names, stacks, i - begin, y)
+    return _owned(carry), replaced(y, [stack and stack.array for stack in stacks])
 
 
 def _lacks_elements(tree: Any) -> bool:
@@ -490,12 +541,8 @@ def _lacks_elements(tree: Any) -> bool:
 
 
 def _next(caller: str, before: Carry, after: Carry, body: Function, *, is_first: bool) -> Carry:
-    """Returns the next carry: of a program, which writes to nothing that it gets, as it is; otherwise of arrays of its
-    own.
-    """
-    if not keeps_avals(body):
-        return map_leaves(_own, _following(caller, before, after, is_first=is_first))
-    return _following(caller, before, after, is_first=True) if is_first else after
+    """Returns the next carry, of arrays; the one that a program returns is as it is wanted."""
+    return after if keeps_avals(body) and not is_first else _following(caller, before, after, is_first=is_first)
 
 
 def keeps_avals(function: Function) -> bool:
@@ -508,7 +555,8 @@ class _Slices:
 
     def __init__(self, x: Any) -> None:
         self._x = x
-        self._buffer = _host_buffer(x)
+        is_split = type(x) is ShardedTensor and bool(x.sharding.spec.chains_of(x.ndim)[0])
+        self._buffer = None if is_split else _host_buffer(x)  # Slices of a split dimension are transferred.
         self._first: Any = None
 
     def at(self, i: int) -> Any:
@@ -520,6 +568,31 @@ class _Slices:
         value, is_scalar = self._first
         made = tensor(value, Storage((blockwise.copied(self._buffer[i, ...]),), ([],)))
         return made if is_scalar else mark_array(made)
+
+
+def _stacks(caller: str, n: int, y: Any) -> list[Any]:
+    """Returns a stack for n results like each leaf of y."""
+    return [None if one is None else _Stack(n, _result(caller, one)) for one in leaves(y)]
+
+
+def _put(caller: str, names: Sequence[str], stacks: Sequence[Any], k: int, y: Any) -> None:
+    """Writes the results of a trip."""
+    for name, stack, one in zip(names, stacks, leaves(y), strict=True):
+        if stack is not None:
+            stack.put(caller, name, k, one)
+
+
+def _result(caller: str, y: Any) -> Any:
+    """Returns a result that is stacked, as an array."""
+    y = _converted(y)
+    if not hasattr(y, "shape"):
+        raise ArgumentTypeError(f"{caller}: the function returned {_text(y)}, which cannot be stacked; wanted arrays")
+    return y
+
+
+def _has_changed(first: Any, second: Any) -> bool:
+    """Whether results of the second trip have other dtypes or layouts than those of the first one."""
+    return [_kind(_converted(x))[1:] for x in leaves(first)] != [_kind(_converted(x))[1:] for x in leaves(second)]
 
 
 class _Stack:
@@ -534,7 +607,6 @@ class _Stack:
     """
 
     def __init__(self, n: int, y: Any) -> None:
-        y = _converted(y)
         self.array = call("copy", call("broadcast_to", y, (n, *y.shape)))
         self._buffer: Any = None
         self._shape, self._dtype = tuple(y.shape), y.dtype
@@ -570,14 +642,20 @@ def _host_buffer(x: Any) -> Any:
 
 def _without_trips(init: Carry, xs: Any, bounds: Any, body: Function, reverse: bool, caller: str) -> tuple[Any, Any]:
     """Returns the initial carry, and stacks of length 0."""
-    with inferring():
+    with inferring(), recorded_by():
         carry, ys = _infer_counted(init, xs, (0, 0), body, reverse, caller)
-    made = [_like(x, a) for x, a in zip(leaves(init), leaves(carry), strict=True)]
-    return replaced(init, made), map_leaves(_empty_like, ys)
+    return _owned(_placed(init, carry)), map_leaves(_empty_like, ys)
+
+
+def _placed(init: Carry, carry: Carry) -> Carry:
+    """Returns an initial carry, which no trip has changed, with the dtypes and layouts of an inferred one."""
+    return replaced(init, [_like(x, a) for x, a in zip(leaves(init), leaves(carry), strict=True)])
 
 
 def _like(x: Any, wanted: Any) -> Any:
     """Returns an initial value as an array with the dtype and sharding of the carry."""
+    if type(wanted) is not ShardedTensor:
+        return x
     if current_device() is not None:
         return call("asarray", x, dtype=wanted.dtype)
     return call("reshard", call("asarray", x, dtype=wanted.dtype), wanted.sharding)
@@ -594,13 +672,25 @@ def _read(x: Any) -> Any:
     return call("copy", x) if type(x) is ShardedTensor and in_job() else x
 
 
+def _check_scalar(caller: str, name: str, x: Any, kinds: str) -> None:
+    """Checks an array without elements.
+
+    Raises:
+        ArgumentTypeError: it has dimensions, or a dtype of another kind.
+    """
+    if x.shape != () or x.dtype.kind not in kinds:
+        raise ArgumentTypeError(
+            f"{caller}: {name} is {_text(x)}; wanted {'a scalar' if 'f' in kinds else 'an integer'}"
+        )
+
+
 def _integer(caller: str, name: str, x: Any) -> int:
     try:
         n: int = python.index(_read(x))
     except ConcretizationError:
         raise
     except TypeError:
-        raise ArgumentTypeError(f"{caller}: {name} is {type_text(x)}; wanted an integer") from None
+        raise ArgumentTypeError(f"{caller}: {name} is {_text(x)}; wanted an integer") from None
     return n
 
 
@@ -609,20 +699,26 @@ def _run_conditional(init: Carry, cond: Function, body: Function, caller: str) -
     if _lacks_elements(init):
         with inferring():
             return _infer_conditional(init, cond, body, caller)
-    carry, is_first = map_leaves(_own, init), True
+    carry, is_first = _owned(init), True
     while _is_true(caller, "cond_fun returned", cond(carry)):
         carry, is_first = _next(caller, carry, body(carry), body, is_first=is_first), False
-    return map_leaves(_converted, carry)
+    if is_first:
+        with inferring(), recorded_by():
+            inferred = _infer_conditional(init, cond, body, caller)
+        carry = _placed(init, inferred)
+    return _owned(carry)
 
 
 def _is_true(caller: str, what: str, x: Any) -> bool:
     """Returns a condition as a bool, which in a job is the same in all processes."""
-    if type(x) is bool or type(x) is np.bool_:
-        return bool(x)
-    if not hasattr(x, "shape") or x.shape != () or str(x.dtype).rpartition(".")[2] != "bool":
-        found = _text(x) if hasattr(x, "shape") else type_text(x)
-        raise ArgumentTypeError(f"{caller}: {what} {found}; wanted a scalar of bool")
+    _check_condition(caller, what, x)
     return bool(_read(x))
+
+
+def _check_condition(caller: str, what: str, x: Any) -> None:
+    is_bool = type(x) is bool or (getattr(x, "shape", None) == () and str(x.dtype).rpartition(".")[2] == "bool")
+    if not is_bool:
+        raise ArgumentTypeError(f"{caller}: {what} {_text(x)}; wanted a scalar of bool")
 
 
 @implements(branch, "algorithm", "announcing")
@@ -630,20 +726,16 @@ def _run_branch(index: Any, operands: Sequence[Any], branches: Sequence[Function
     if lacks_elements(index):
         with inferring():
             return _infer_branch(index, operands, branches, caller)
-    return map_leaves(_converted_result, branches[_number(index, len(branches), caller)](*operands))
+    return _owned(map_leaves(_converted, branches[_number(index, len(branches), caller)](*operands)))
 
 
 def _number(index: Any, count: int, caller: str) -> int:
     """Returns the number of the branch that an index selects."""
     if caller == "cond":
-        if getattr(index, "shape", ()) != ():
+        if getattr(index, "shape", ()) != () or not (type(index) in SCALARS or hasattr(index, "dtype")):
             raise ArgumentTypeError(f"cond: pred is {_text(index)}; wanted a scalar")
         return int(bool(_read(index)))
     return min(max(_integer("switch", "index", index), 0), count - 1)
-
-
-def _converted_result(x: Any) -> Any:
-    return _converted(x) if is_data(x) or type(x) in SCALARS else x
 
 
 # -- inference -------------------------------------------------------------------------------------
@@ -676,17 +768,25 @@ class _Trip:
 @implements(counted_loop, "infer")
 def _infer_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: bool, caller: str) -> tuple[Any, Any]:
     n = UNKNOWN_TRIPS.get()  # The bounds of a loop whose results are not stacked may be unknown.
+    for name, x in zip(("lower", "upper"), bounds, strict=True):
+        if lacks_elements(x):
+            _check_scalar(caller, name, x, "iu")
     if not any(lacks_elements(x) for x in bounds):
         begin, end = [_integer(caller, name, x) for name, x in zip(("lower", "upper"), bounds, strict=True)]
         n = max(end - begin, 0)
     known: dict[int, Any] = {}
-    xs = map_leaves(functools.partial(_inferred_slice, known), xs)
-    carry, trip, y = _infer_trips(
-        caller, map_leaves(functools.partial(argument, known), init), lambda c: body(0, c, xs)
-    )
+    given = _owned(map_leaves(functools.partial(argument, known), init))
+    slices = functools.partial(_inferred_slice, known)
+    carry, trip, y = _infer_trips(caller, given, lambda c: body(0, c, map_leaves(slices, xs)))
     trip.repeat(n)
-    y = map_leaves(lambda y: None if y is None else _converted(y), y)
-    return carry, map_leaves(lambda y: None if y is None else call("broadcast_to", y, (n, *y.shape)), y)
+    return carry, map_leaves(functools.partial(_inferred_stack, caller, n), y)
+
+
+def _inferred_stack(caller: str, n: int, y: Any) -> Any:
+    if y is None:
+        return None
+    y = _result(caller, y)
+    return call("broadcast_to", y, (n, *y.shape))
 
 
 def _infer_trips(caller: str, init: Carry, body: Callable[[Carry], tuple[Any, Any]]) -> tuple[Carry, _Trip, Any]:
@@ -698,13 +798,11 @@ def _infer_trips(caller: str, init: Carry, body: Callable[[Carry], tuple[Any, An
     carry = init
     for k in (0, 1, 2):
         trip = _Trip()
-        with recorded_by(trip):
+        # Operators whose transfers follow from elements are inferred without these only where nothing is recorded.
+        with recorded_by(trip) if is_recording() else contextlib.nullcontext():
             after, y = body(carry)
             found = _following(caller, carry, after, is_first=k < 2)
-        if all(
-            _kind(old) == _kind(new) if hasattr(old, "shape") else False
-            for old, new in zip(leaves(carry), leaves(found), strict=True)
-        ):
+        if all(_kind(old) == _kind(new) for old, new in zip(leaves(carry), leaves(found), strict=True)):
             break
         carry = map_leaves(_committed, found)
     return found, trip, y
@@ -712,6 +810,8 @@ def _infer_trips(caller: str, init: Carry, body: Callable[[Carry], tuple[Any, An
 
 def _committed(x: Any) -> Any:
     """Returns an inferred value as one to which the same value is assigned in each trip."""
+    if type(x) is not ShardedTensor:
+        return x
     return without_elements(aval(x.shape, x.dtype, x.sharding, True))
 
 
@@ -721,19 +821,17 @@ def _inferred_slice(known: dict[int, Any], x: Any) -> Any:
     x = argument(known, x)
     if not x.shape[0]:
         x = without_elements(aval((1, *x.shape[1:]), x.dtype, x.sharding, x.committed))
-    with recorded_by():
+    with inferring():  # `explain` does not list it: it is a part of the loop.
         return call("copy", x[0])
 
 
 @implements(conditional_loop, "infer")
 def _infer_conditional(init: Carry, cond: Function, body: Function, caller: str) -> Carry:
     known: dict[int, Any] = {}
-    given = map_leaves(functools.partial(argument, known), init)
+    given = _owned(map_leaves(functools.partial(argument, known), init))
 
     def once(carry: Carry) -> tuple[Carry, Any]:
-        condition = cond(carry)
-        if getattr(condition, "shape", ()) != () or str(getattr(condition, "dtype", "bool")) != "bool":
-            raise ArgumentTypeError(f"{caller}: cond_fun returned {_text(condition)}; wanted a scalar of bool")
+        _check_condition(caller, "cond_fun returned", cond(carry))
         return body(carry), None
 
     carry, trip, _ = _infer_trips(caller, given, once)
@@ -745,23 +843,36 @@ def _infer_conditional(init: Carry, cond: Function, body: Function, caller: str)
 def _infer_branch(index: Any, operands: Sequence[Any], branches: Sequence[Function], caller: str) -> Any:
     known: dict[int, Any] = {}
     given = [map_leaves(functools.partial(argument, known), x) for x in operands]
-    if getattr(index, "shape", ()) != ():
-        raise ArgumentTypeError(
-            f"{caller}: {'pred' if caller == 'cond' else 'index'} is {_text(index)}; wanted a scalar"
-        )
+    if lacks_elements(index):
+        _check_scalar(caller, "pred" if caller == "cond" else "index", index, "biufc" if caller == "cond" else "biu")
+    else:
+        _number(index, len(branches), caller)
     results = []
     for function in branches:
-        results.append(map_leaves(_converted_result, function(*given)))
+        results.append(map_leaves(_converted, function(*given)))
+    names = ("false_fun", "true_fun") if caller == "cond" else [f"branches[{k}]" for k in range(len(branches))]
     first = results[0]
     for k, other in enumerate(results[1:], 1):
         if paths(first, "result") != paths(other, "result"):
             raise ArgumentError(
-                f"{caller}: the branches return different structures: {_structure(first)} and {_structure(other)}"
+                f"{caller}: {names[0]} returns {_structure(first, 'result')}, and {names[k]} "
+                f"{_structure(other, 'result')}; wanted the same structure"
             )
-        for name, a, b in zip(paths(first, "result"), leaves(first), leaves(other), strict=True):
-            if hasattr(a, "shape") and _kind(a) != _kind(b):
-                raise ArgumentError(
-                    f"{caller}: {name} is {_text(a)} of branch 0, and {_text(b)} of branch {k}; wanted the same shape, "
-                    "dtype and sharding: cast or reshard what they return"
-                )
-    return first
+    columns = zip(paths(first, "result"), *[leaves(x) for x in results], strict=True)
+    return replaced(first, [_agreed(caller, names, *column) for column in columns])
+
+
+def _agreed(caller: str, names: Sequence[str], path: str, *found: Any) -> Any:
+    """Returns the leaf of the results of all branches. One that is not placed explicitly takes the sharding of one that
+    is.
+    """
+    given = next((k for k, x in enumerate(found) if getattr(x, "committed", True)), 0)
+    a = found[given]
+    for k, b in enumerate(found):
+        n = 3 if getattr(b, "committed", True) else 2
+        if _kind(a)[:n] != _kind(b)[:n] or not (hasattr(a, "shape") or isinstance(a, Key) or a == b):
+            raise ArgumentError(
+                f"{caller}: {path} is {_text(a)} of {names[given]}, and {_text(b)} of {names[k]}; wanted the same "
+                "shape, dtype and sharding: cast or reshard what they return"
+            )
+    return a

@@ -19,6 +19,7 @@ import numpy as np
 from shardtensor.backend.registry import in_job
 from shardtensor.communication.transfer import whole_array
 from shardtensor.core import default_interpreter, outermost
+from shardtensor.functions.random_keys import SymbolicKey
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.jit.c_executor import CompiledLoops
 from shardtensor.interpreters.jit.c_trips import COPIES, ENDLESS, FILLED, Loop, Part, Run, Unfit, is_number
@@ -144,7 +145,8 @@ def loop_of(equation: Equation, parts: Sequence[Part], dead: Sequence[int]) -> C
         dead: the numbers of the values that are dropped after it.
     """
     kernels = [fused for part in parts for fused in part.kernels.values()]
-    if not all(map(_has_c, kernels)):
+    passed = leaves((equation.operands, *[part.program.result for part in parts]))
+    if not all(map(_has_c, kernels)) or any(type(x) is SymbolicKey for x in passed):
         return None
     loop = CLoop(equation, parts, kernels, dead)
     return loop if loop.fits else None

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import Op
+from shardtensor.functions.random_keys import SymbolicKey, key_of
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval, host_aval
-from shardtensor.tensor.pytree import leaves, map_leaves
+from shardtensor.tensor.pytree import LEAF_TYPES, leaves, map_leaves
 from shardtensor.tensor.value import Aval
 
 ValueKind = Aval | HostAval | type
@@ -47,6 +48,9 @@ class Var:
     def typed(self) -> str:
         """The name with dtype, shape and spec: ``v0:f4[12,10]P('x')``."""
         return f"{self}:{kind_text(self.kind)}"
+
+
+LEAF_TYPES.add(Var)
 
 
 def kind_text(kind: ValueKind) -> str:
@@ -237,17 +241,24 @@ def shape_of(v: Var) -> Shape:
 
 
 def vars_of(tree: Any) -> list[Var]:
-    """Returns the values in a pytree, from left to right."""
+    """Returns the values in a pytree, from left to right, also those of keys."""
     if type(tree) is Var:
         return [tree]
-    if type(tree) is tuple and not any(isinstance(x, (tuple, list, dict)) for x in tree):
+    if type(tree) is tuple and all(type(x) in LEAF_TYPES for x in tree):
         return [x for x in tree if type(x) is Var]
-    return [x for x in leaves(tree) if type(x) is Var]
+    found = [x.bits if type(x) is SymbolicKey else x for x in leaves(tree)]
+    return [x for x in found if type(x) is Var]
 
 
 def replace_vars(tree: Any, values: Any) -> Any:
-    """Returns a pytree with ``values[v.number]`` in place of each value v."""
-    return map_leaves(lambda x: values[x.number] if type(x) is Var else x, tree)
+    """Returns a pytree with ``values[v.number]`` in place of each value v, and the key of that in place of its key."""
+
+    def replace(x: Any) -> Any:
+        if type(x) is SymbolicKey:
+            return key_of(values[x.bits.number])
+        return values[x.number] if type(x) is Var else x
+
+    return map_leaves(replace, tree)
 
 
 def window_text(view_spec: ViewSpec) -> str:
@@ -275,6 +286,8 @@ def _window(view_spec: ViewSpec | None) -> Any:
 
 
 def _text(x: Any) -> str:
+    if type(x) is SymbolicKey:
+        return f"key({x.bits})"
     if isinstance(x, (list, tuple)) and not isinstance(x, str):
         return f"({', '.join(map(_text, x))})"
     if isinstance(x, np.ndarray):
@@ -289,6 +302,8 @@ def _comparable(x: Any) -> Any:
         return x.dtype.str, x.shape, x.tobytes()
     if isinstance(x, (list, tuple)):
         return tuple([_comparable(v) for v in x])
+    if type(x) is SymbolicKey:
+        return SymbolicKey, x.bits
     return exact_key(x) if isinstance(x, (bool, int, float, complex)) else x
 
 

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST
+from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import TransferLog, announcing, recorded_by
-from shardtensor.core import OPS, Interpreter, Op, bind, default_interpreter, innermost, interpreting, outermost
+from shardtensor.core import OPS, Interpreter, Op, bind, call, default_interpreter, innermost, interpreting, outermost
 from shardtensor.errors import ShardTensorError
+from shardtensor.functions.random_keys import Key, bits_of
 from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.infer import INFER, argument
@@ -30,7 +32,7 @@ from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
-from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.pytree import LEAF_TYPES, leaves, replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval
@@ -77,15 +79,15 @@ def step_of(
         return functions_step(equation, interpreter, dead, lambda body: steps_of(body, interpreter))
     if equation.programs:
         return map_step(equation, interpreter, dead, lambda body: steps_of(body, BOUND))
+    executes = interpreter is default_interpreter()
+    if executes and is_announcing(equation):
+        return _announcing(equation, dead, in_place)
     if equation.writes:
         return _write(equation, interpreter, dead, in_place)
     if op.name == "view":
         return view_step(equation, dead)
     if type(equation.results) is Var and isinstance(equation.results.kind, type):
         return _on_python_scalars(equation, dead)
-    executes = interpreter is default_interpreter()
-    if executes and op.announcing:
-        return _announcing(equation, dead)
     if executes and (plan := plan_of(equation)) is not None:
         return _planned(equation, plan, dead)
     return _call(equation, interpreter, dead)
@@ -175,7 +177,7 @@ def getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
 
 def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> Step:
     op, params, apply = equation.op, equation.params, interpreter.apply
-    trees = any(isinstance(x, (tuple, list, dict)) for x in equation.operands)
+    trees = any(type(x) not in LEAF_TYPES for x in equation.operands)
     get = functools.partial(replace_vars, equation.operands) if trees else getter(equation.operands)
 
     def step(values: Values) -> None:
@@ -187,11 +189,21 @@ def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> 
     return step
 
 
-def _announcing(equation: Equation, dead: Sequence[int]) -> Step:
+def is_announcing(equation: Equation) -> bool:
+    """Whether the transfers of an equation follow from elements: those of an index, or of what its functions read."""
+    op = equation.op
+    if op.functions and any(is_announcing(e) for program in equation.programs.values() for e in program.equations):
+        return True
+    index = equation.operands[2:] if op.assigns else equation.operands[1:] if op.name == "gather" else ()
+    return op.announcing is not None or bool(vars_of(index))
+
+
+def _announcing(equation: Equation, dead: Sequence[int], in_place: bool) -> Step:
     """Returns the step of an operator whose transfers follow from elements: it records them as it runs, but for those
     of reading its operands, which are inferred (see `only_read`).
     """
-    alone, read = _call(equation, _OUTERMOST, dead), [x.number for x in equation.operands if type(x) is Var]
+    alone = _write(equation, _OUTERMOST, dead, in_place) if equation.writes else _call(equation, _OUTERMOST, dead)
+    read = [x.number for x in equation.operands if type(x) is Var]
 
     def step(values: Values) -> None:
         for number in read:
@@ -206,9 +218,9 @@ def _announcing(equation: Equation, dead: Sequence[int]) -> Step:
 
 def only_read(equation: Equation, inferred: Step) -> Step:
     """Returns the step that infers an operator whose transfers follow from elements, and records those of reading its
-    operands only.
+    operands only. A loop or a branch does not read its operands: its functions do.
     """
-    read = [x.number for x in equation.operands if type(x) is Var]
+    read = [] if equation.op.functions else [x.number for x in equation.operands if type(x) is Var]
 
     def step(values: Values) -> None:
         for number in read:
@@ -222,7 +234,7 @@ def only_read(equation: Equation, inferred: Step) -> Step:
 def inference_of(program: Program) -> list[Step]:
     """Returns the steps that infer a program, which leave out the transfers that are recorded as it runs."""
     steps = zip(program.equations, steps_of(program, INFER), strict=True)
-    return [only_read(equation, step) if equation.op.announcing else step for equation, step in steps]
+    return [only_read(equation, step) if is_announcing(equation) else step for equation, step in steps]
 
 
 def _independent(result: Any, operands: Sequence[Any]) -> Any:
@@ -239,7 +251,7 @@ def _bind_results(values: Values, names: Any, made: Any) -> None:
         return
     for name, value in zip(leaves(names), leaves(made), strict=True):
         if type(name) is Var:
-            values[name.number] = value
+            values[name.number] = bits_of(value, "jit") if type(value) is Key else value
 
 
 def view_step(equation: Equation, dead: Sequence[int]) -> Step:
@@ -378,7 +390,7 @@ def functions_step(
     op = equation.op
     free = {v.number for program in equation.programs.values() for v in program.free()}
     executes = interpreter is default_interpreter()
-    announces = executes and op.announcing is not None
+    announces = executes and is_announcing(equation)
     bodies = [
         _Function(program, body_steps(program), executes=executes, announces=announces)
         for _, program in sorted(equation.programs.items())
@@ -395,11 +407,23 @@ def functions_step(
             params[at] = next(remaining) if count is None else tuple([next(remaining) for _ in range(count)])
         taken = replace_vars(equation.operands, values)
         with announcing() if announces else contextlib.nullcontext():
-            _bind_results(values, equation.results, apply(op, taken, tuple(params)))
+            made = apply(op, taken, tuple(params))
+            if op.name == "branch":
+                made = replaced(made, map(_placed, leaves(equation.results), leaves(made)))
+            _bind_results(values, equation.results, made)
         for number in dead:
             values[number] = None
 
     return step
+
+
+def _placed(name: Any, x: Any) -> Any:
+    """Returns a result of a branch in the layout of those of the others, which it has unless it is not placed."""
+    if type(name) is Var and type(x) is ShardedTensor and current_device() is None:
+        assert isinstance(name.kind, Aval)
+        if x.sharding != name.kind.sharding:
+            return call("reshard", x, name.kind.sharding)
+    return x
 
 
 class _Function:
@@ -432,7 +456,8 @@ class _Function:
         found = leaves(args)
         given = dict(around)
         for v, k in zip(self.program.inputs, self.program.positions, strict=True):
-            given[v.number] = found[k]
+            x = found[k]
+            given[v.number] = bits_of(x, "jit") if type(x) is Key else x
         del found, args
         if self._executes and (interpreter := innermost()) is not None and interpreter.only_infers:
             return self._run(self._inference, given)
@@ -515,6 +540,11 @@ class _Outermost(Interpreter):
         interpreter = outermost()
         with interpreting(interpreter):
             return interpreter.apply(op, operands, params)
+
+    def write(self, out: Any, op: Any, operands: Any, params: Any, /) -> None:
+        interpreter = outermost()
+        with interpreting(interpreter):
+            interpreter.write(out, op, operands, params)
 
 
 _OUTERMOST = _Outermost()
