@@ -19,7 +19,6 @@ from shardtensor.backend.registry import is_remote
 from shardtensor.communication.messages import as_dtype
 from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import announce_reading
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import Interpreter, Op
 from shardtensor.functions.algorithms.shards import shards_of
@@ -238,12 +237,11 @@ class StencilPlan:
 
     def infer(self, values: Any) -> ShardedTensor:
         """Records the transfers, if a log is active, and returns the result without elements."""
-        if is_recording():
-            for source in dict.fromkeys([self._base, *[s.number for s in self._plans]]):
-                announce_reading(values[source])
-            copied = not (self._value.backend.on_host or self._value.backend.simulated)
-            for source, plan in self._plans.items():
-                plan.announce(_itemsize(source), copied, "stencil")
+        for number in dict.fromkeys([self._base, *[s.number for s in self._plans]]):
+            announce_reading(values[number])
+        copied = not (self._value.backend.on_host or self._value.backend.simulated)
+        for source, plan in self._plans.items():
+            plan.announce(_itemsize(source), copied, "stencil")
         return without_elements(self._value)
 
     def run(self, values: Any) -> ShardedTensor:
