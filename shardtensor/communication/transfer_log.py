@@ -580,8 +580,8 @@ def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callabl
 
 
 def record_copy(operator: str, nbytes: int, device: Device) -> None:
-    """Records a copy within a device, to which the guard does not apply. It follows from who shares a memory, so that
-    it is recorded when it is made, and not by the inference of a call.
+    """Records a copy within a device, to which the guard does not apply. It follows from ownership, so that it is
+    recorded when it is made, and not by the inference of a call.
     """
     if nbytes and (_open or _owners):
         own = _own.get()
