@@ -6,7 +6,6 @@ every value of them, so that what only moves or compares elements is exact, and 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,12 +83,8 @@ def _product_plan(op: Op, kinds: Sequence[Kind], dtype: np.dtype[Any]) -> Plan:
 @functools.cache
 def _product_of(op: Op, dtype: np.dtype[Any]) -> Op:
     """Returns `matmul` by the function of the operands' backend, with results of a dtype."""
-    made: Op = object.__new__(Op)
-    for field in dataclasses.fields(op):
-        setattr(made, field.name, getattr(op, field.name))
-    made.composite, made.small, made.placeable = None, None, False
-    made.dtype, made.kernel = dtype, functools.partial(_product, dtype)
-    return made
+    kernel = functools.partial(_product, dtype)
+    return op.changed(composite=None, small=None, placeable=False, dtype=dtype, kernel=kernel)
 
 
 def _product(dtype: np.dtype[Any], xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:

@@ -17,7 +17,7 @@ from shardtensor.errors import BackendError
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.calls import NAMED, raise_named
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.infer import INFER, argument
+from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.device_groups import language_of
@@ -26,7 +26,7 @@ from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.segments import Segment, segments_of
 from shardtensor.interpreters.jit.steps import steps_of
-from shardtensor.interpreters.mutation.views import snapshot
+from shardtensor.interpreters.mutation.views import snapshot, stand_in
 from shardtensor.interpreters.programs import replay
 from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
 from shardtensor.interpreters.programs.program import Program, Var
@@ -250,7 +250,7 @@ class Executable:
     def infer(self, given: Sequence[Any]) -> None:
         """Records the transfers of a call, by an inference of the program that moves the fewest bytes."""
         known: dict[int, ShardedTensor] = {}
-        self._walk(*self._inference, [argument(known, x) for x in given])
+        self._walk(*self._inference, [stand_in(x, known) for x in given])
 
     def _walk(self, nodes: Sequence[Node], steps: Sequence[Step], size: int, given: Sequence[Any]) -> Values:
         """Runs steps, and returns the values by number; the errors name the line of the operator."""

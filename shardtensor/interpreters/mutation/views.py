@@ -114,7 +114,7 @@ class View:
             self._read()
         elif not self._is_read:
             check_not_donated(self.base)
-            self.over(alone(self.base)).announce()
+            self.over(stand_in(self.base)).announce()
 
     def over(self, base: ShardedTensor) -> View:
         """Returns the storage of the view of a new base without elements, which stands for the view: it has been read
@@ -343,19 +343,25 @@ def _infer_view(x: ShardedTensor, view_spec: ViewSpec) -> Aval:
     return aval_of_view(x._aval, view_spec.chains, view_spec.shape, view_spec.part)
 
 
-def stand_in(x: Any) -> Any:
+def stand_in(x: Any, known: dict[int, ShardedTensor] | None = None) -> Any:
     """Returns a tensor without elements that has the aval of ``x`` and aliases what ``x`` aliases; a donated tensor and
     any other object are returned unchanged.
+
+    Args:
+        x: the object.
+        known: what stands for tensors, by identity, so that the results alias one another as the tensors do; also a
+            tensor without elements then gets another one. By default, such a tensor is returned unchanged.
     """
-    if not isinstance(x, ShardedTensor) or lacks_elements(x) or x.is_donated:
+    if not isinstance(x, ShardedTensor) or (known is None and lacks_elements(x)) or x.is_donated:
         return x
-    base = x._base_and_view()[0]
-    if base is not x:
-        return tensor(x._aval, x._storage.over(alone(base)))
-    return alone(x)
+    known = {} if known is None else known
+    if id(x) not in known:
+        base = x._base_and_view()[0]
+        known[id(x)] = _alone(x) if base is x else tensor(x._aval, x._storage.over(stand_in(base, known)))
+    return known[id(x)]
 
 
-def alone(x: ShardedTensor) -> ShardedTensor:
+def _alone(x: ShardedTensor) -> ShardedTensor:
     """Returns a tensor without elements that stands for a tensor that is no view."""
     storage = x._storage
     if hasattr(storage, "without_parts"):  # Reading it transfers elements.
