@@ -332,6 +332,14 @@ class TransferLog:
         return Moved(devices, sources[away], destinations[away], nbytes[away])
 
 
+def transfer_lines(log: TransferLog, beside: str = "") -> Iterator[str]:
+    """Yields a line for each operator, and axis of a collective, in a log, except for the operator ``beside``."""
+    for operator, axis, count, nbytes, sources, destinations in log.by_operator():
+        if operator != beside:
+            name = f"{operator} along {axis}" if axis else operator
+            yield f"{name}: {counted(nbytes, 'byte')} from {sources} to {destinations} (transfers: {count})"
+
+
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Formats the rows of a table, titles first and the total last, as lines."""
     columns = []

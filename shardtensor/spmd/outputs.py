@@ -169,7 +169,8 @@ def _check_equal(
         from shardtensor.spmd.across import note_equal, twins_here  # Programs of one process do not need it.
 
         firsts, twins = twins_here(twins, blocks)
-    pairs, same = [], []
+    pairs: list[tuple[ShardedTensor, ShardedTensor]] = []
+    same: list[tuple[ShardedTensor, ShardedTensor]] = []
     for first, other in twins:
         a, b = blocks[first], blocks[other]
         if a.sharding.spec != b.sharding.spec and a.shape == b.shape:
