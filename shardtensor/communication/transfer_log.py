@@ -493,7 +493,7 @@ def guarded() -> bool:
 
 
 class _Own(NamedTuple):
-    """The listeners of a context, and, in `announced`, what holds around it: its listeners and the policy of the guard."""
+    """The listeners of a context, and, in `announced`, the listeners and the policy of the guard around it."""
 
     listeners: tuple[TransferListener, ...]
     around: tuple[_Own | None, str] | None = None

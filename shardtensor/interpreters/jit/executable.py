@@ -43,7 +43,6 @@ from shardtensor.tensor.tensor import (
     tensor,
     write_state_of,
 )
-from shardtensor.tensor.value import Aval
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,9 +138,7 @@ class Executable:
     @cached_property
     def _is_common(self) -> bool:
         """Whether processes compare the calls: whether some values are on devices of several processes."""
-        program = self.program
-        kinds = [v.kind for v in (*program.inputs, *program.captured, *program.made()) if isinstance(v.kind, Aval)]
-        return len(processes_of(tuple({d for kind in kinds for d in kind.sharding.mesh.flat}))) > 1
+        return len(processes_of(tuple({d for kind in self.program.avals() for d in kind.sharding.mesh.flat}))) > 1
 
     @cached_property
     def _described(self) -> str:
@@ -329,8 +326,7 @@ _LARGE = 1 << 20
 
 def has_cuda_kernels(program: Program) -> bool:
     """Returns whether a program has tensors on GPUs for which kernels are written in CUDA."""
-    kinds = [v.kind for v in (*program.inputs, *program.captured, *program.made())]
-    return any(language_of(kind) == "cuda" for kind in kinds if isinstance(kind, Aval))
+    return any(language_of(kind) == "cuda" for kind in program.avals())
 
 
 def _log(name: str, error: BaseException) -> None:

@@ -169,6 +169,23 @@ class Program:
         """Returns the values that its equations compute."""
         return [v for equation in self.equations for v in equation.makes()]
 
+    def avals(self) -> list[Aval]:
+        """Returns the kinds of its values that are tensors."""
+        kinds = [v.kind for v in (*self.inputs, *self.captured, *self.made())]
+        return [kind for kind in kinds if isinstance(kind, Aval)]
+
+    def makers(self) -> dict[Var, int]:
+        """Returns the number of the equation of each value that is its only result."""
+        return {e.results: k for k, e in enumerate(self.equations) if type(e.results) is Var}
+
+    def users(self) -> dict[Var, list[int]]:
+        """Returns the numbers of the equations that read each value, and -1 for an output or a write."""
+        found: dict[Var, list[int]] = {v: [-1] for v in (*self.outputs, *self.writes.values())}
+        for k, equation in enumerate(self.equations):
+            for v in equation.reads():
+                found.setdefault(v, []).append(k)
+        return found
+
     def next_number(self) -> int:
         """Returns the first number that no value has, in programs of maps neither."""
         inner = [p.next_number() for equation in self.equations for p in equation.programs.values()]
