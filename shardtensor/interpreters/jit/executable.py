@@ -72,7 +72,7 @@ class Executable:
     Args:
         name: the name of the function.
         program: what it computes, as it was traced.
-        captured: the tensors and arrays that it closes over, in the order of ``program.captured``.
+        captured: the tensors that it closes over, in the order of ``program.captured``.
         outputs: the leaves of its result.
         tree: the structure of the result: a pytree with any leaves.
         donated: the numbers of inputs whose memory is donated.

@@ -139,7 +139,7 @@ class Program:
 
     Attributes:
         inputs: a value for each array and Python scalar among the arguments.
-        captured: the values of tensors and host arrays that the function closes over.
+        captured: the values of tensors that the function closes over.
         equations: the calls of operators, in order.
         outputs: the values that are returned.
         writes: for each written input, its value and the value that it has after the call.
