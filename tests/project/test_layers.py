@@ -32,7 +32,6 @@ LATE = {"shardtensor.sharding.visualize", "shardtensor.sharding.html", "shardten
 """Modules that are loaded on use, by functions of modules below them."""
 
 FOR_TYPES = {f"shardtensor.tensor.{m}": {"shardtensor.tensor.tensor"} for m in ("methods", "numpy_protocols")}
-FOR_TYPES["shardtensor.communication.transfer_across"] = {"shardtensor.communication.transfer"}
 """Imports for type checkers only: the type that operators and methods return is declared above them."""
 
 

@@ -25,12 +25,11 @@ from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.segments import Segment, segments_of
-from shardtensor.interpreters.jit.steps import steps_of
+from shardtensor.interpreters.jit.steps import steps_with_kernels
 from shardtensor.interpreters.mutation.views import snapshot, stand_in
-from shardtensor.interpreters.programs import replay
 from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
 from shardtensor.interpreters.programs.program import Program, Var
-from shardtensor.interpreters.programs.replay import Node, Step, Values, last_uses, only_read, view_of
+from shardtensor.interpreters.programs.replay import Node, Step, Values, last_uses, only_read, steps_of, view_of
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.identity import identity_of, with_identity
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
@@ -108,7 +107,7 @@ class Executable:
         may_compile = executor == "c" or (
             executor is None and (has_cuda_kernels(program) or find_compiler() is not None)
         )
-        self.nodes, steps = steps_of(program, EAGER, self.kernels.append, may_compile)
+        self.nodes, steps = steps_with_kernels(program, EAGER, self.kernels.append, may_compile)
         self._size = program.next_number() + 1  # The last one is the equation that a segment computes.
         self.segments = self._segments_of(program)
         self._nodes, self._steps = self._with_segments(steps)
@@ -150,7 +149,7 @@ class Executable:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes,
         which leaves out what is recorded as it runs.
         """
-        steps = replay.steps_of(self.laid_out, INFER)
+        steps = steps_of(self.laid_out, INFER)
         nodes = [(e,) for e in self.laid_out.equations]
         some = [only_read(node[0], s) if node[0].op.announcing else s for node, s in zip(nodes, steps, strict=True)]
         return nodes, some, self.laid_out.next_number() + 1
