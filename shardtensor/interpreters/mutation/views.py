@@ -132,8 +132,7 @@ class View:
     def _read(self) -> Any:
         """Evaluates the view spec by operators, once for each version of the base, and returns the buffers.
 
-        Where memory is shared, or the base has no elements, it returns None; the evaluation then only records the
-        transfers.
+        Where the base has no elements, it returns None; the evaluation then only records the transfers.
         """
         write_state = write_state_of(self.base)
         # The version is read before the value, so it may be older than the value, but never newer.
@@ -171,7 +170,6 @@ class View:
         value = evaluate(tensor(on_devices(self.base._aval), storage), self.view_spec)
         if lacks_elements(self.base):
             announce_reading(value)
-        if self.is_direct or lacks_elements(self.base):
             return None
         # Each device has its own part of the view.
         return (shard_arrays if self.base._aval.offloaded else buffers_of)(value)
