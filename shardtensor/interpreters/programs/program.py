@@ -291,7 +291,7 @@ def _window(view_spec: ViewSpec | None) -> Any:
 
 
 def _text(x: Any) -> str:
-    if isinstance(x, (list, tuple)) and not isinstance(x, str):
+    if isinstance(x, (list, tuple)):
         return f"({', '.join(map(_text, x))})"
     if isinstance(x, np.ndarray):
         return f"{x.dtype}{list(x.shape)}"
