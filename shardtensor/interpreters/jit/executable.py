@@ -24,7 +24,7 @@ from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
 from shardtensor.interpreters.jit.kernel import Kernel
-from shardtensor.interpreters.jit.segments import Segment, segments_of
+from shardtensor.interpreters.jit.segments import segments_of
 from shardtensor.interpreters.jit.steps import steps_with_kernels
 from shardtensor.interpreters.mutation.views import snapshot, stand_in
 from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
@@ -109,7 +109,9 @@ class Executable:
         )
         self.nodes, steps = steps_with_kernels(program, EAGER, self.kernels.append, may_compile)
         self._size = program.next_number() + 1  # The last one is the equation that a segment computes.
-        self.segments = self._segments_of(program)
+        numbers = {id(node): k for k, node in enumerate(self.nodes)}
+        kernels = {numbers[id(f.equations)]: f for f in self.kernels if isinstance(f, FusedOnDevices)}
+        self.segments = segments_of(program, self.nodes, kernels, last_uses(program, self.nodes))
         self._nodes, self._steps = self._with_segments(steps)
         self.executor = executor
         if executor == "c":
@@ -149,16 +151,9 @@ class Executable:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes,
         which leaves out what is recorded as it runs.
         """
-        steps = steps_of(self.laid_out, INFER)
-        nodes = [(e,) for e in self.laid_out.equations]
-        some = [only_read(node[0], s) if node[0].op.announcing else s for node, s in zip(nodes, steps, strict=True)]
-        return nodes, some, self.laid_out.next_number() + 1
-
-    def _segments_of(self, program: Program) -> Sequence[Segment]:
-        """Returns the segments of the program that runs."""
-        numbers = {id(node): k for k, node in enumerate(self.nodes)}
-        kernels = {numbers[id(f.equations)]: f for f in self.kernels if isinstance(f, FusedOnDevices)}
-        return segments_of(program, self.nodes, kernels, last_uses(program, self.nodes))
+        pairs = zip(self.laid_out.equations, steps_of(self.laid_out, INFER), strict=True)
+        steps = [only_read(e, step) if e.op.announcing else step for e, step in pairs]
+        return [(e,) for e in self.laid_out.equations], steps, self.laid_out.next_number() + 1
 
     def _with_segments(self, steps: Sequence[Step]) -> tuple[Sequence[Node], Sequence[Step]]:
         """Returns the nodes and the steps of a call, where a segment is one."""
