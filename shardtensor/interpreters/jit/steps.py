@@ -33,7 +33,7 @@ from shardtensor.interpreters.programs.replay import (
 )
 
 
-def steps_of(
+def steps_with_kernels(
     program: Program, interpreter: Interpreter, fused: Callable[[Fused], None], wide: bool
 ) -> tuple[Sequence[Node], list[Step]]:
     """Returns the nodes of a program, and a step for each.
@@ -165,7 +165,7 @@ def _map(
     def compiled() -> dict[int, Any]:
         return {COMPILED: {kernel.kernel: kernel.compiled for kernel in kernels if kernel.compiled is not None}}
 
-    return map_step(equation, interpreter, dead, lambda body: steps_of(body, BOUND, found, wide)[1], compiled)
+    return map_step(equation, interpreter, dead, lambda body: steps_with_kernels(body, BOUND, found, wide)[1], compiled)
 
 
 def _product_in_map(equation: Equation, program: Program, dead: Sequence[int]) -> Step:

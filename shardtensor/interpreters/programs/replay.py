@@ -189,14 +189,14 @@ def _announcing(equation: Equation, dead: Sequence[int]) -> Step:
     """Returns the step of an operator whose transfers follow from elements: it records them as it runs, but for those
     of reading its operands, which are inferred (see `only_read`).
     """
-    alone, read = _call(equation, _OUTERMOST, dead), [x.number for x in equation.operands if type(x) is Var]
+    alone, read = _call(equation, BOUND, dead), [x.number for x in equation.operands if type(x) is Var]
 
     def step(values: Values) -> None:
         for number in read:
             x = values[number]
             if type(x) is ShardedTensor and not lacks_elements(x):
                 x._storage.buffers  # noqa: B018 - views are read where nothing is recorded
-        with announcing():
+        with announcing(), interpreting(outermost()):
             alone(values)
 
     return step
@@ -388,20 +388,6 @@ class _Bound(Interpreter):
 
 
 BOUND = _Bound()
-
-
-class _Outermost(Interpreter):
-    """Passes calls to the interpreter of calls outside of all others."""
-
-    __slots__ = ()
-
-    def apply(self, op: Any, operands: Any, params: Any, /) -> Any:
-        interpreter = outermost()
-        with interpreting(interpreter):
-            return interpreter.apply(op, operands, params)
-
-
-_OUTERMOST = _Outermost()
 
 
 # -- inference -------------------------------------------------------------------------------------
