@@ -208,21 +208,15 @@ class Op:
         that layout where it can; None if it has no monoid or its signature no ``out_sharding``.
         """
         if self._placed is None and self.combine and self.placeable:
-            made = self._duplicate()
-            made.params, made.composite, made.small, made.placeable = (*self.params, "layout"), None, None, False
-            self._placed = made
+            params = (*self.params, "layout")
+            self._placed = self.changed(params=params, composite=None, small=None, placeable=False)
         return self._placed
 
-    def announced(self) -> Op:
-        """Returns the operator with the algorithm ``announcing``, which records its transfers as it runs."""
-        made = self._duplicate()
-        made.algorithm = self.announcing
-        return made
-
-    def _duplicate(self) -> Op:
+    def changed(self, **changes: Any) -> Op:
+        """Returns a copy with other values of some attributes. It is not in `OPS`."""
         made: Op = object.__new__(Op)
         for field in dataclasses.fields(self):
-            setattr(made, field.name, getattr(self, field.name))
+            setattr(made, field.name, changes.get(field.name, getattr(self, field.name)))
         return made
 
     def __repr__(self) -> str:

@@ -22,8 +22,8 @@ from shardtensor.core import call, hinted, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ConcretizationError, ShapeError, type_text
 from shardtensor.functions.random_keys import Key
 from shardtensor.host import blockwise
-from shardtensor.interpreters.infer import argument, inferring
-from shardtensor.interpreters.mutation.views import View
+from shardtensor.interpreters.infer import inferring
+from shardtensor.interpreters.mutation.views import View, stand_in
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.ownership import shared
@@ -775,7 +775,7 @@ def _infer_counted(init: Carry, xs: Any, bounds: Any, body: Function, reverse: b
         begin, end = [_integer(caller, name, x) for name, x in zip(("lower", "upper"), bounds, strict=True)]
         n = max(end - begin, 0)
     known: dict[int, Any] = {}
-    given = _owned(map_leaves(functools.partial(argument, known), init))
+    given = _owned(map_leaves(functools.partial(stand_in, known=known), init))
     slices = functools.partial(_inferred_slice, known)
     carry, trip, y = _infer_trips(caller, given, lambda c: body(0, c, map_leaves(slices, xs)))
     trip.repeat(n)
@@ -818,7 +818,7 @@ def _committed(x: Any) -> Any:
 def _inferred_slice(known: dict[int, Any], x: Any) -> Any:
     if x is None:
         return None
-    x = argument(known, x)
+    x = stand_in(x, known)
     if not x.shape[0]:
         x = without_elements(aval((1, *x.shape[1:]), x.dtype, x.sharding, x.committed))
     with inferring():  # `explain` does not list it: it is a part of the loop.
@@ -828,7 +828,7 @@ def _inferred_slice(known: dict[int, Any], x: Any) -> Any:
 @implements(conditional_loop, "infer")
 def _infer_conditional(init: Carry, cond: Function, body: Function, caller: str) -> Carry:
     known: dict[int, Any] = {}
-    given = _owned(map_leaves(functools.partial(argument, known), init))
+    given = _owned(map_leaves(functools.partial(stand_in, known=known), init))
 
     def once(carry: Carry) -> tuple[Carry, Any]:
         _check_condition(caller, "cond_fun returned", cond(carry))
@@ -842,7 +842,7 @@ def _infer_conditional(init: Carry, cond: Function, body: Function, caller: str)
 @implements(branch, "infer")
 def _infer_branch(index: Any, operands: Sequence[Any], branches: Sequence[Function], caller: str) -> Any:
     known: dict[int, Any] = {}
-    given = [map_leaves(functools.partial(argument, known), x) for x in operands]
+    given = [map_leaves(functools.partial(stand_in, known=known), x) for x in operands]
     if lacks_elements(index):
         _check_scalar(caller, "pred" if caller == "cond" else "index", index, "biufc" if caller == "cond" else "biu")
     else:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.communication.transfer_log import TransferLog, recorded_by
+from shardtensor.communication.transfer_log import TransferLog, recorded_by, transfer_lines
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.host.units import counted
@@ -157,7 +157,7 @@ class _Explainer(CallInterpreter):
         result, call = self._inferred(op, operands, params, ""), self.calls[-1]
         if not (self.in_map or call.runs):
             plan = planned(op, operands, params)[0]
-            call.runs, call.messages = plan.runs, [*_transfers(call.transfers, beside=op.name), *plan.messages()]
+            call.runs, call.messages = plan.runs, [*transfer_lines(call.transfers, beside=op.name), *plan.messages()]
         return result
 
     def _inferred(self, op: Op, operands: Operands, params: Params, runs: str) -> Any:
@@ -223,16 +223,8 @@ class _Explainer(CallInterpreter):
         call = ExplainedCall(op.name, _layouts(operands), ())
         with contextlib.nullcontext() if self.in_map else recorded_by(call.transfers):
             yield call
-        call.messages = list(_transfers(call.transfers))
+        call.messages = list(transfer_lines(call.transfers))
         self.calls.append(call)
-
-
-def _transfers(log: TransferLog, beside: str = "") -> Iterator[str]:
-    """Yields a line for each operator, and axis of a collective, in a log, except for the operator ``beside``."""
-    for operator, axis, count, nbytes, sources, destinations in log.by_operator():
-        if operator != beside:
-            name = f"{operator} along {axis}" if axis else operator
-            yield f"{name}: {counted(nbytes, 'byte')} from {sources} to {destinations} (transfers: {count})"
 
 
 def _layouts(tree: Any) -> list[str]:

@@ -315,9 +315,13 @@ def _execute_map(called: _Map, places: _Places) -> list[Any]:
     for backend in places.stateful:
         if mode := modes_of(backend):
             called.modes[backend] = mode
-    across = _devices_across(called) if in_job() else ()
-    if across:
-        _note_map(called)
+    across: tuple[tuple[Device, ...], ...] = ()
+    if in_job():  # Programs of one process do not need these modules.
+        from shardtensor.spmd.across import devices_across, results_across
+        from shardtensor.spmd.captured import note_map
+
+        if across := devices_across(called.submeshes, called.caller):
+            note_map(called.caller, called.fn, [(column.items, _shared_leaves(column)) for column in called.columns])
     called.given = called.arguments(_array_onto)
     tasks: list[Callable[[Program], Any]] = [called.call] * len(called.submeshes)
     if across:
@@ -328,25 +332,13 @@ def _execute_map(called: _Map, places: _Places) -> list[Any]:
     try:
         helper_delay = max(map(_helper_delay, places.backends), default=0.0)
         results = called.run(tasks, helper_delay, across)
-        return _results_across(results, across, called.caller) if across else results
+        return results_across(results, across, called.caller) if across else results
     finally:
         for backend, device in places.queues:
             backend.make_caller_wait(device)
 
 
 _helper_delay = attrgetter("helper_delay")
-
-
-def _devices_across(called: _Map) -> tuple[tuple[Device, ...], ...]:
-    from shardtensor.spmd.across import devices_across  # Programs of one process do not need it.
-
-    return devices_across(called.submeshes, called.caller)
-
-
-def _note_map(called: _Map) -> None:
-    from shardtensor.spmd.captured import note_map  # See `_devices_across`.
-
-    note_map(called.caller, called.fn, [(column.items, _shared_leaves(column)) for column in called.columns])
 
 
 def _shared_leaves(column: MappedArgument) -> list[Any]:
@@ -358,12 +350,6 @@ def _shared_leaves(column: MappedArgument) -> list[Any]:
         elif not column.each:
             found.append(leaf)
     return found
-
-
-def _results_across(results: Sequence[Any], across: Sequence[tuple[Device, ...]], caller: str) -> list[Any]:
-    from shardtensor.spmd.across import results_across  # See `_devices_across`.
-
-    return results_across(results, across, caller)
 
 
 def _nothing(program: Program) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +30,8 @@ Result = tuple[Shape, np.dtype[Any]]
 """The last dimensions of a result, and its dtype."""
 
 
-class _Layout(NamedTuple):
-    transfer: OperandTransfer
-    results: Sequence[Aval]
+_Layout = tuple[OperandTransfer, Sequence[Aval]]
+"""The transfer of the operand, and the avals of the results."""
 
 
 def several_results(
@@ -68,7 +67,7 @@ def several_results(
             )
             for shape, dtype in made
         ]
-        return _Layout(operand_transfer(value, target), avals)
+        return operand_transfer(value, target), avals
 
     def layout_of(x: Any, params: tuple[Any, ...]) -> _Layout:
         if type(x) is ShardedTensor:

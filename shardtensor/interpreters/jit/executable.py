@@ -17,15 +17,14 @@ from shardtensor.errors import BackendError
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.calls import NAMED, raise_named
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.infer import argument
 from shardtensor.interpreters.jit.c_executor import Compiled, compile_kernels, submit
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
-from shardtensor.interpreters.jit.segments import Segment, segments_of
-from shardtensor.interpreters.jit.steps import steps_of
-from shardtensor.interpreters.mutation.views import snapshot
+from shardtensor.interpreters.jit.segments import segments_of
+from shardtensor.interpreters.jit.steps import steps_with_kernels
+from shardtensor.interpreters.mutation.views import snapshot, stand_in
 from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
 from shardtensor.interpreters.programs.program import Program, Var
 from shardtensor.interpreters.programs.replay import Node, Step, Values, inference_of, last_uses, view_of
@@ -41,7 +40,6 @@ from shardtensor.tensor.tensor import (
     tensor,
     write_state_of,
 )
-from shardtensor.tensor.value import Aval
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Executable:
     Args:
         name: the name of the function.
         program: what it computes, as it was traced.
-        captured: the tensors and arrays that it closes over, in the order of ``program.captured``.
+        captured: the tensors that it closes over, in the order of ``program.captured``.
         outputs: the leaves of its result.
         tree: the structure of the result: a pytree with any leaves.
         donated: the numbers of inputs whose memory is donated.
@@ -107,9 +105,12 @@ class Executable:
         may_compile = executor == "c" or (
             executor is None and (has_cuda_kernels(program) or find_compiler() is not None)
         )
-        self.nodes, steps = steps_of(program, EAGER, self.kernels.append, may_compile)
+        self.nodes, steps = steps_with_kernels(program, EAGER, self.kernels.append, may_compile)
         self._size = program.next_number() + 1  # The last one is the equation that a segment computes.
-        self.segments = self._segments_of(program)
+        numbers = {id(node): k for k, node in enumerate(self.nodes)}
+        outside = [f for f in self.kernels if id(f.equations) in numbers]  # The others are in loops and branches.
+        kernels = {numbers[id(f.equations)]: f for f in outside if isinstance(f, FusedOnDevices)}
+        self.segments = segments_of(program, self.nodes, kernels, last_uses(program, self.nodes))
         self._nodes, self._steps = self._with_segments(steps)
         self.executor = executor
         if executor == "c":
@@ -137,9 +138,7 @@ class Executable:
     @cached_property
     def _is_common(self) -> bool:
         """Whether processes compare the calls: whether some values are on devices of several processes."""
-        program = self.program
-        kinds = [v.kind for v in (*program.inputs, *program.captured, *program.made()) if isinstance(v.kind, Aval)]
-        return len(processes_of(tuple({d for kind in kinds for d in kind.sharding.mesh.flat}))) > 1
+        return len(processes_of(tuple({d for kind in self.program.avals() for d in kind.sharding.mesh.flat}))) > 1
 
     @cached_property
     def _described(self) -> str:
@@ -151,15 +150,8 @@ class Executable:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes,
         which leaves out what is recorded as it runs.
         """
-        nodes = [(e,) for e in self.laid_out.equations]
-        return nodes, inference_of(self.laid_out), self.laid_out.next_number() + 1
-
-    def _segments_of(self, program: Program) -> Sequence[Segment]:
-        """Returns the segments of the program that runs."""
-        numbers = {id(node): k for k, node in enumerate(self.nodes)}
-        outside = [f for f in self.kernels if id(f.equations) in numbers]  # The others are in loops and branches.
-        kernels = {numbers[id(f.equations)]: f for f in outside if isinstance(f, FusedOnDevices)}
-        return segments_of(program, self.nodes, kernels, last_uses(program, self.nodes))
+        steps = inference_of(self.laid_out)
+        return [(e,) for e in self.laid_out.equations], steps, self.laid_out.next_number() + 1
 
     def _with_segments(self, steps: Sequence[Step]) -> tuple[Sequence[Node], Sequence[Step]]:
         """Returns the nodes and the steps of a call, where a segment is one."""
@@ -247,7 +239,7 @@ class Executable:
     def infer(self, given: Sequence[Any]) -> None:
         """Records the transfers of a call, by an inference of the program that moves the fewest bytes."""
         known: dict[int, ShardedTensor] = {}
-        self._walk(*self._inference, [argument(known, x) for x in given])
+        self._walk(*self._inference, [stand_in(x, known) for x in given])
 
     def _walk(self, nodes: Sequence[Node], steps: Sequence[Step], size: int, given: Sequence[Any]) -> Values:
         """Runs steps, and returns the values by number; the errors name the line of the operator."""
@@ -326,8 +318,7 @@ _LARGE = 1 << 20
 
 def has_cuda_kernels(program: Program) -> bool:
     """Returns whether a program has tensors on GPUs for which kernels are written in CUDA."""
-    kinds = [v.kind for v in (*program.inputs, *program.captured, *program.made())]
-    return any(language_of(kind) == "cuda" for kind in kinds if isinstance(kind, Aval))
+    return any(language_of(kind) == "cuda" for kind in program.avals())
 
 
 def _log(name: str, error: BaseException) -> None:

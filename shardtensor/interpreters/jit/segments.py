@@ -11,8 +11,8 @@ there is none, the kernels are prepared and launched, and when the same key come
 captured (`Backend.capture`).
 
 Each call allocates its results and holds its operands as if there were no graphs, so that a graph holds no memory, and
-who holds the results of earlier calls is of no importance. In loops, memory pools return the same addresses after one
-call, or after a few.
+the results of earlier calls may be in use. In loops, memory pools return the same addresses after one call, or after a
+few.
 
 Memory that is freed between two launches of a segment may be given to another thread, whose launches would come
 first. Therefore all arrays exist until the segment ends, and what the kernels of a segment compute is limited in size.

@@ -37,7 +37,7 @@ from shardtensor.interpreters.programs.replay import (
 )
 
 
-def steps_of(
+def steps_with_kernels(
     program: Program,
     interpreter: Interpreter,
     fused: Callable[[Fused], None],
@@ -139,7 +139,7 @@ def _with_functions(
             kernels.append(kernel)
             fused(kernel)
 
-        nodes, steps = steps_of(program, interpreter, found, wide, repeated)
+        nodes, steps = steps_with_kernels(program, interpreter, found, wide, repeated)
         parts.append(Part(program, nodes, {id(k.equations[-1]): k for k in kernels if k.equations}))
         return steps
 
@@ -210,7 +210,7 @@ def _map(
     def compiled() -> dict[int, Any]:
         return {COMPILED: {kernel.kernel: kernel.compiled for kernel in kernels if kernel.compiled is not None}}
 
-    return map_step(equation, interpreter, dead, lambda body: steps_of(body, BOUND, found, wide)[1], compiled)
+    return map_step(equation, interpreter, dead, lambda body: steps_with_kernels(body, BOUND, found, wide)[1], compiled)
 
 
 def _product_in_map(equation: Equation, program: Program, dead: Sequence[int]) -> Step:

@@ -43,7 +43,7 @@ from shardtensor.tensor.value import Aval, aval
 @implements(gather, "infer")
 def _infer_gather(x: Any, index: Any) -> Aval:
     x = x if isinstance(x, ShardedTensor) else call("asarray", x)
-    chosen = AdvancedIndex(known_index(index), x.shape)
+    chosen = AdvancedIndex(inferred_index(index), x.shape)
     chosen.check()
     value = _layout(x._aval, chosen)
     if is_recording():
@@ -52,14 +52,14 @@ def _infer_gather(x: Any, index: Any) -> Aval:
     return value
 
 
-def known_index(index: Any) -> Any:
-    """Returns an index with zeros in place of the elements of integer tensors of which only the aval is known.
+def inferred_index(index: Any) -> Any:
+    """Returns an index as an inference takes it: with zeros for the elements of integer tensors that have none.
 
     Raises:
         ConcretizationError: transfers are recorded, which depend on these elements.
     """
     if isinstance(index, tuple):
-        return tuple(map(known_index, index))
+        return tuple(map(inferred_index, index))
     if not lacks_elements(index) or index.dtype.kind not in "iu":
         return index
     if is_recording() and index.size:

@@ -31,7 +31,7 @@ from shardtensor.interpreters.execution.plan import Kind, result_dtype
 from shardtensor.interpreters.execution.plan_cache import run
 from shardtensor.interpreters.execution.planning import check_integers, kind_of
 from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
-from shardtensor.interpreters.mutation.advanced_indexing import known_index
+from shardtensor.interpreters.mutation.advanced_indexing import inferred_index
 from shardtensor.interpreters.mutation.device_indices import indices_on_device, shape_of_index
 from shardtensor.interpreters.mutation.scattered_on_device import ScatteredOnDevice
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
@@ -81,7 +81,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     base, view_spec = out._base_and_view()
     if op.assigns:
         _, value, index = operands
-        _assign_at(base, view_spec, value, known_index(index), out.dtype)
+        _assign_at(base, view_spec, value, inferred_index(index), out.dtype)
     elif op.is_ufunc and out.dtype.kind not in op.fails_late and not _is_in_float32((out, *operands)):
         operands = _checked_update(op, operands, out)
         if out.size:

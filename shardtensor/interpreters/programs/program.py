@@ -144,7 +144,7 @@ class Program:
 
     Attributes:
         inputs: a value for each array and Python scalar among the arguments.
-        captured: the values of tensors and host arrays that the function closes over.
+        captured: the values of tensors that the function closes over.
         equations: the calls of operators, in order.
         outputs: the values that are returned.
         writes: for each written input, its value and the value that it has after the call.
@@ -173,6 +173,23 @@ class Program:
     def made(self) -> list[Var]:
         """Returns the values that its equations compute."""
         return [v for equation in self.equations for v in equation.makes()]
+
+    def avals(self) -> list[Aval]:
+        """Returns the kinds of its values that are tensors."""
+        kinds = [v.kind for v in (*self.inputs, *self.captured, *self.made())]
+        return [kind for kind in kinds if isinstance(kind, Aval)]
+
+    def makers(self) -> dict[Var, int]:
+        """Returns the number of the equation of each value that is its only result."""
+        return {e.results: k for k, e in enumerate(self.equations) if type(e.results) is Var}
+
+    def users(self) -> dict[Var, list[int]]:
+        """Returns the numbers of the equations that read each value, and -1 for an output or a write."""
+        found: dict[Var, list[int]] = {v: [-1] for v in (*self.outputs, *self.writes.values())}
+        for k, equation in enumerate(self.equations):
+            for v in equation.reads():
+                found.setdefault(v, []).append(k)
+        return found
 
     def next_number(self) -> int:
         """Returns the first number that no value has, in programs of maps neither."""
@@ -288,7 +305,7 @@ def _window(view_spec: ViewSpec | None) -> Any:
 def _text(x: Any) -> str:
     if type(x) is SymbolicKey:
         return f"key({x.bits})"
-    if isinstance(x, (list, tuple)) and not isinstance(x, str):
+    if isinstance(x, (list, tuple)):
         return f"({', '.join(map(_text, x))})"
     if isinstance(x, np.ndarray):
         return f"{x.dtype}{list(x.shape)}"

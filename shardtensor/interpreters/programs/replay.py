@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,24 @@ from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import TransferLog, announcing, recorded_by
-from shardtensor.core import OPS, Interpreter, Op, bind, call, default_interpreter, innermost, interpreting, outermost
+from shardtensor.core import (
+    OPS,
+    Interpreter,
+    Op,
+    bind,
+    bind_into,
+    call,
+    default_interpreter,
+    innermost,
+    interpreting,
+    outermost,
+)
 from shardtensor.errors import ShardTensorError
 from shardtensor.functions.random_keys import Key, bits_of
 from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
-from shardtensor.interpreters.infer import INFER, argument
-from shardtensor.interpreters.mutation.views import View, evaluate
+from shardtensor.interpreters.infer import INFER
+from shardtensor.interpreters.mutation.views import View, evaluate, stand_in
 from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, replace_vars, vars_of
 from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.sharding.view_spec import ViewSpec
@@ -202,7 +213,7 @@ def _announcing(equation: Equation, dead: Sequence[int], in_place: bool) -> Step
     """Returns the step of an operator whose transfers follow from elements: it records them as it runs, but for those
     of reading its operands, which are inferred (see `only_read`).
     """
-    alone = _write(equation, _OUTERMOST, dead, in_place) if equation.writes else _call(equation, _OUTERMOST, dead)
+    alone = _write(equation, BOUND, dead, in_place) if equation.writes else _call(equation, BOUND, dead)
     read = [x.number for x in equation.operands if type(x) is Var]
 
     def step(values: Values) -> None:
@@ -210,10 +221,17 @@ def _announcing(equation: Equation, dead: Sequence[int], in_place: bool) -> Step
             x = values[number]
             if type(x) is ShardedTensor and not lacks_elements(x):
                 x._storage.buffers  # noqa: B018 - views are read where nothing is recorded
-        with announcing():
+        with _recorded_as_it_runs():
             alone(values)
 
     return step
+
+
+@contextlib.contextmanager
+def _recorded_as_it_runs() -> Iterator[None]:
+    """Makes the calls in the ``with`` block those of a program without jit, whose transfers are recorded."""
+    with announcing(), interpreting(outermost()):
+        yield
 
 
 def only_read(equation: Equation, inferred: Step) -> Step:
@@ -395,7 +413,7 @@ def functions_step(
         _Function(program, body_steps(program), executes=executes, announces=announces)
         for _, program in sorted(equation.programs.items())
     ]
-    apply = (_OUTERMOST if announces else interpreter).apply
+    apply = (BOUND if announces else interpreter).apply
 
     def step(values: Values) -> None:
         around = {number: values[number] for number in free}
@@ -406,7 +424,7 @@ def functions_step(
             count = params[at]
             params[at] = next(remaining) if count is None else tuple([next(remaining) for _ in range(count)])
         taken = replace_vars(equation.operands, values)
-        with announcing() if announces else contextlib.nullcontext():
+        with _recorded_as_it_runs() if announces else contextlib.nullcontext():
             made = apply(op, taken, tuple(params))
             if op.name == "branch":
                 made = replaced(made, map(_placed, leaves(equation.results), leaves(made)))
@@ -475,7 +493,7 @@ class _Function:
     def infer(self, given: Mapping[int, Any]) -> None:
         """Records the transfers of a call."""
         known: dict[int, ShardedTensor] = {}
-        self._run(self._inference, {number: argument(known, x) for number, x in given.items()})
+        self._run(self._inference, {number: stand_in(x, known) for number, x in given.items()})
 
 
 class _BoundFunction:
@@ -527,27 +545,11 @@ class _Bound(Interpreter):
     def apply(self, op: Any, operands: Any, params: Any, /) -> Any:
         return bind(op, operands, params)
 
+    def write(self, out: Any, op: Any, operands: Any, params: Any, /) -> None:
+        bind_into(out, op, operands, params)
+
 
 BOUND = _Bound()
-
-
-class _Outermost(Interpreter):
-    """Passes calls to the interpreter of calls outside of all others."""
-
-    __slots__ = ()
-
-    def apply(self, op: Any, operands: Any, params: Any, /) -> Any:
-        interpreter = outermost()
-        with interpreting(interpreter):
-            return interpreter.apply(op, operands, params)
-
-    def write(self, out: Any, op: Any, operands: Any, params: Any, /) -> None:
-        interpreter = outermost()
-        with interpreting(interpreter):
-            interpreter.write(out, op, operands, params)
-
-
-_OUTERMOST = _Outermost()
 
 
 # -- inference -------------------------------------------------------------------------------------

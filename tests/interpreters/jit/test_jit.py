@@ -486,6 +486,19 @@ def test_a_traced_value_that_leaves_the_function(backend: str) -> None:
             use(kept[0])
 
 
+def test_asarray_of_an_argument_that_is_a_host_array_is_a_tensor_of_its_own() -> None:
+    def f(host: Any, number: Any) -> Any:
+        x = st.asarray(host)
+        x[0] = number
+        return x, host, st.asarray(number)
+
+    host = np.arange(3.0)
+    x, same, number = st.jit(f)(host, 5.0)
+    assert (x.tolist(), np.asarray(same).tolist(), number.tolist()) == ([5, 1, 2], [0, 1, 2], 5)
+    assert x.sharding == st.asarray(host).sharding
+    assert host.tolist() == [0, 1, 2]
+
+
 def test_a_host_array_that_is_written(backend: str) -> None:
     def f(h: Any) -> None:
         h[0] = 1
