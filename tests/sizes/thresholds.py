@@ -133,6 +133,7 @@ OTHERS = {
         interpreters.jit.api._KEPT interpreters.jit.c_executor._LAYOUTS interpreters.jit.c_executor._MOST
         interpreters.jit.cuda_executor._LAYOUTS
         interpreters.jit.kernel_files.MOST_BYTES interpreters.mutation.views._MOST_KNOWN
+        spmd.launch._MOST_KNOWN
         interpreters.small_results._MOST_LAYOUTS sharding.mesh._KEPT spmd.captured._MOST
         spmd.helper_delays._REMEMBERED spmd.workers._KEPT tensor.value._FEW cupy.elementwise._LAYOUTS
         cupy.reductions._LAYOUTS cupy.reductions._STREAMS""",
