@@ -500,7 +500,7 @@ class _BoundFunction:
     """A function of a loop or of a branch, with the values that it takes from outside.
 
     Attributes:
-        keeps_avals: see `shardtensor.interpreters.control_flow.keeps_avals`.
+        keeps_avals: see `shardtensor.interpreters.control_flow.execution`.
     """
 
     __slots__ = ("_around", "_function", "keeps_avals")
