@@ -118,7 +118,10 @@ class Op:
         gathers: the reason why devices may hold whole operands that are split, where the operator needs a whole
             dimension and no other one can take the split; empty for operators of which no device holds more than three
             times its share of the operands and of the result, and a constant.
-        spmd: whether the operator is a map or a collective: it runs in programs, and errors of programs pass unchanged.
+        spmd: whether the operator is a map, a collective, a loop or a branch: it runs functions, or in functions, of
+            which errors pass unchanged.
+        functions: the names of the params that are functions of tensors, or tuples of functions, which a loop or a
+            branch calls: a program has a program for each of them.
         placeable: whether the signature has ``out_sharding``, which is no parameter of the operator: a call that gives
             it is one of `place_result`.
     """
@@ -142,6 +145,7 @@ class Op:
     options: tuple[str, ...] = ()
     gathers: str = ""
     spmd: bool = False
+    functions: tuple[str, ...] = ()
     dtype: Any = None
     blocks: bool = True
     product: bool = False

@@ -578,6 +578,10 @@ def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callabl
         _record(listeners, records)
 
 
+UNKNOWN_TRIPS: ContextVar[int] = ContextVar("shardtensor_unknown_trips", default=1)
+"""The number of trips for which transfers of loops are inferred whose number of trips depends on elements."""
+
+
 def record_copy(operator: str, nbytes: int, device: Device) -> None:
     """Records a copy within a device, to which the guard does not apply. It follows from ownership, so that it is
     recorded when it is made, and not by the inference of a call.

@@ -26,8 +26,6 @@ class EagerInterpreter(CallInterpreter):
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
         """Returns an independent copy of an element, or of a scalar."""
-        if lacks_elements(operands[0]):
-            return INFER.element(op, operands, params, found)
         entry: list[Any] = [operands]  # As `reading` does, in less time.
         key = id(entry)
         READS[key] = entry

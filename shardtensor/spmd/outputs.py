@@ -173,9 +173,12 @@ def _check_equal(
     same: list[tuple[ShardedTensor, ShardedTensor]] = []
     for first, other in twins:
         a, b = blocks[first], blocks[other]
+        if _are_one(a, b):
+            same.append((a, b))
+            continue
         if a.sharding.spec != b.sharding.spec and a.shape == b.shape:
             b = transfer_to(b, NamedSharding(b.sharding.mesh, a.sharding.spec), caller)
-        (same if _are_one(a, b) else pairs).append((a, b))
+        pairs.append((a, b))
     _announce(same, caller)
     if pairs:
         silent = ", ".join([repr(axis) for axis in mapped if axis not in _named(spec)])

@@ -320,6 +320,17 @@ def replaced(storage: Storage, arrays: tuple[Any, ...], new: Collection[int], ba
     return made
 
 
+def shared(storage: Storage) -> Storage:
+    """Returns another storage of the arrays of a storage: the first write to either of them copies."""
+    made = Storage(storage.buffers, storage.leases)
+    refs = weakref.ref(storage), weakref.ref(made)
+    with _linking:
+        for leases in storage.leases:
+            if leases is not None:
+                _add(leases, *refs)
+    return made
+
+
 def set_joined(
     x: Any, storage: Storage, pieces: tuple[Any, ...], buffers: tuple[Any, ...], copied: Sequence[int]
 ) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,19 +17,17 @@ from shardtensor.errors import BackendError
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.calls import NAMED, raise_named
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
+from shardtensor.interpreters.jit.c_executor import Compiled, compile_kernels, submit
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
-from shardtensor.interpreters.jit.kernel import Kernel
 from shardtensor.interpreters.jit.segments import segments_of
 from shardtensor.interpreters.jit.steps import steps_with_kernels
 from shardtensor.interpreters.mutation.views import snapshot, stand_in
 from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
 from shardtensor.interpreters.programs.program import Program, Var
-from shardtensor.interpreters.programs.replay import Node, Step, Values, last_uses, only_read, steps_of, view_of
+from shardtensor.interpreters.programs.replay import Node, Step, Values, inference_of, last_uses, view_of
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.identity import identity_of, with_identity
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
@@ -110,7 +108,8 @@ class Executable:
         self.nodes, steps = steps_with_kernels(program, EAGER, self.kernels.append, may_compile)
         self._size = program.next_number() + 1  # The last one is the equation that a segment computes.
         numbers = {id(node): k for k, node in enumerate(self.nodes)}
-        kernels = {numbers[id(f.equations)]: f for f in self.kernels if isinstance(f, FusedOnDevices)}
+        outside = [f for f in self.kernels if id(f.equations) in numbers]  # The others are in loops and branches.
+        kernels = {numbers[id(f.equations)]: f for f in outside if isinstance(f, FusedOnDevices)}
         self.segments = segments_of(program, self.nodes, kernels, last_uses(program, self.nodes))
         self._nodes, self._steps = self._with_segments(steps)
         self.executor = executor
@@ -151,8 +150,7 @@ class Executable:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes,
         which leaves out what is recorded as it runs.
         """
-        pairs = zip(self.laid_out.equations, steps_of(self.laid_out, INFER), strict=True)
-        steps = [only_read(e, step) if e.op.announcing else step for e, step in pairs]
+        steps = inference_of(self.laid_out)
         return [(e,) for e in self.laid_out.equations], steps, self.laid_out.next_number() + 1
 
     def _with_segments(self, steps: Sequence[Step]) -> tuple[Sequence[Node], Sequence[Step]]:
@@ -221,14 +219,14 @@ class Executable:
         self._waits = False
         submit([fused.kernel for fused in self._in_c()]).add_done_callback(self._compiled)
 
-    def _compiled(self, future: Future[dict[Kernel, CompiledKernel]]) -> None:
+    def _compiled(self, future: Future[Compiled]) -> None:
         error = future.exception()
         if error is None:
             self._use(future.result())
         else:
             _log(self.name, error)
 
-    def _use(self, compiled: Mapping[Kernel, CompiledKernel]) -> None:
+    def _use(self, compiled: Compiled) -> None:
         for fused in self._in_c():
             fused.compiled = compiled.get(fused.kernel)
 

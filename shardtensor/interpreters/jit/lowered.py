@@ -105,7 +105,7 @@ class Lowered:
         if stage == "groups":
             return "\n".join(self._groups())
         if stage == "c":
-            kernels = [kernel for kernel in self._kernels("c") if has_c(kernel)]
+            kernels = [kernel for kernel in self._kernels("c") if isinstance(kernel, Kernel) and has_c(kernel)]
             return c_source(kernels, vectorized_functions()) if kernels else ""
         if stage == "cuda":
             return "\n".join([cuda_source(kernel) for kernel in self._kernels("cuda")])

@@ -106,7 +106,7 @@ class TimeSteps:
             views = {n: view.of(kind.backend, arrays[k % 2 - 1]) for n, view in step.views.items()} if k else {}
             inputs = step.fused.arrays(values, views)
             call = step.fused.compiled.prepared(step.fused.shape, inputs, [window.of(kind.backend, target)])  # type: ignore[union-attr]
-            if call is None:
+            if call is None or not call.geometry.is_row_major:
                 return
             calls.append(call)
         for array in arrays:

@@ -15,7 +15,7 @@ from shardtensor.backend.registry import backend_of, in_job, is_remote
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.messages import send
 from shardtensor.communication.offload import announce_element
-from shardtensor.communication.transfer import not_addressable, whole_array
+from shardtensor.communication.transfer import announce_reading, not_addressable, whole_array
 from shardtensor.communication.transfer_log import Transfer, announce, record_transfer
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import Op, call, is_executing
@@ -31,6 +31,7 @@ from shardtensor.tensor.tensor import (
     SCALARS,
     ShardedTensor,
     current_storage,
+    lacks_elements,
     shard_arrays,
     tensor,
     without_elements,
@@ -210,6 +211,9 @@ def copied_element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> Sha
     storage = base._storage
     if type(storage) is not Storage:
         storage = current_storage(base)
+        if lacks_elements(base):
+            announce_reading(base)
+            return tensor(value, ScalarElement(value, source, index, ()))
         if type(storage) is Exported:  # The element is copied, so the exported memory itself can be read.
             source.backend.wait_for_caller(source.sharding.mesh.flat[0])
             storage = storage.exported

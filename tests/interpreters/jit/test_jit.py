@@ -430,14 +430,14 @@ def test_shardings(backend: str) -> None:
 # -- escapes ---------------------------------------------------------------------------------------
 
 ADVICE = {
-    "if": "st.where .* in place of a branch, make the argument static .static_argnames.",
+    "if": "st.where or st.cond in place of a branch, st.while_loop .* make the argument static .static_argnames.",
     "float": "Leave it a tensor, .* make the argument static .static_argnames.",
     "asarray": "Use the functions of shardtensor in place of those that need host arrays",
     "a function of NumPy": "Use the functions of shardtensor in place of those that need host arrays",
     "mask": "The shape of the result depends on them: use st.where",
     "nonzero": "The shape of the result depends on them: use st.where",
-    "iteration": "static .static_argnames. if it is a size or a number of iterations",
-    "shape": "Sizes .* must be known: make the argument static .static_argnames.",
+    "iteration": "static .static_argnames. if it is a size, use st.fori_loop for a number of iterations",
+    "shape": "Sizes must be known: make the argument static .static_argnames.",
 }
 
 ESCAPES = {
