@@ -220,8 +220,7 @@ ELSEWHERE = {
     "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "dsplit", "eig", "eigh", "eigvals",
     "hsplit", "meshgrid", "nonzero", "qr", "slogdet", "spanned", "split", "svd", "topk", "unique", "unique_all",
     "unique_counts", "unique_inverse", "unique_values", "vsplit", "divmod", "frexp", "isnat", "modf",
-    # Loops and branches, halos, copies, and views and writes by view specs.
-    "branch", "conditional_loop", "counted_loop",
+    # Halos, copies, and views and writes by view specs.
     "copy", "put", "split_over", "unsqueeze", "view", "with_halos", "with_windows",
     # The steps of distributed algorithms.
     "blocked_cholesky", "blocked_inv", "blocked_qr", "blocked_slogdet", "blocked_solve", "chirp_filter", "fft_added",

@@ -34,6 +34,7 @@ from shardtensor.core import (
 )
 from shardtensor.errors import ShardTensorError
 from shardtensor.functions.random_keys import Key, bits_of
+from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.infer import INFER
@@ -460,11 +461,11 @@ class _Function:
         self._executes = executes
         self._announces = announces
 
-    @functools.cached_property
+    @cached_property
     def _inference(self) -> Sequence[Step]:
         return inference_of(self.program)
 
-    @functools.cached_property
+    @cached_property
     def keeps_avals(self) -> bool:
         """Whether the arrays that it returns for arrays of certain avals always have the same ones: all but numbers."""
         kinds = [x.kind if type(x) is Var else None for x in leaves(self.program.result) if x is not None]
