@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from shardtensor.communication.difference import numbers_text, processes_text
 from shardtensor.communication.processes import compared, connected, described_array, gather_texts, note
 from shardtensor.errors import BackendError, CollectiveError, ShapeError, type_text
 from shardtensor.host.units import counted
-from shardtensor.places import user_place
+from shardtensor.places import calling_from, user_place
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import P
@@ -130,7 +131,10 @@ def met(found: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:
     Raises:
         CollectiveError: in none of them all programs have arrived, so that no program can continue.
     """
-    return _executed(_exchanged([_described(r) for r in found]), found)
+    waiting = next((program for r in found for program in r.arrived), None)
+    with calling_from(_frame_of(waiting)):  # The thread that runs this may have no frame of the user's program.
+        rows = _exchanged([_described(r) for r in found])
+    return _executed(rows, found)
 
 
 def _exchanged(record: Any) -> list[Any]:
@@ -217,8 +221,14 @@ def _exchanged_places(own: Any) -> list[Any]:
 
 def _place_of(program: Program) -> str:
     """Returns where a program is suspended, in the program of the user."""
-    place = user_place(getattr(program.suspended, "gr_frame", None))
+    place = user_place(_frame_of(program))
     return str(place) if place else ""
+
+
+def _frame_of(program: Program | None) -> FrameType | None:
+    """Returns the frame in which a program is suspended."""
+    frame: FrameType | None = getattr(program and program.suspended, "gr_frame", None)
+    return frame
 
 
 class _Collective(NamedTuple):
