@@ -467,6 +467,22 @@ def test_explain_lists_the_functions_of_loops_and_branches() -> None:
     assert found.bytes == 3 * st.explain(share, x).bytes
 
 
+def test_the_branch_that_transfers_most_is_priced() -> None:
+    mesh = mesh_of((4,), "checked")
+    x = st.device_put(np.ones(8), st.NamedSharding(mesh, st.P("x")))
+    once = lambda x: x / x.sum()  # noqa: E731
+    twice = lambda x: once(once(x))  # noqa: E731
+    with st.transfers() as most:
+        twice(x)
+    for branches in ([once, twice, st.sin], [twice, st.sin, once]):
+        f = st.jit(lambda k, x, branches=branches: st.switch(k, branches, x))
+        assert f.lower(0, x).cost().bytes == st.explain(st.switch, 0, branches, x).bytes == most.bytes > 0
+        for k, branch in enumerate(branches):
+            with st.transfers() as log:
+                f(k, x)
+            assert log.bytes == {once: most.bytes // 2, twice: most.bytes, st.sin: 0}[branch]
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,12 @@ class _Trip:
         """See `TransferListener`."""
         self._calls.append((records, list(made())))
 
+    def inferred(self) -> contextlib.AbstractContextManager[None]:
+        """Records the transfers of the ``with`` block here, if they are recorded. Operators whose transfers follow from
+        elements are inferred without these only where nothing is recorded.
+        """
+        return recorded_by(self) if is_recording() else contextlib.nullcontext()
+
     @property
     def bytes(self) -> int:
         """The bytes of all transfers."""
@@ -94,8 +100,7 @@ def _infer_trips(caller: str, init: Carry, body: Callable[[Carry], tuple[Any, An
     carry = init
     for k in (0, 1, 2):
         trip = _Trip()
-        # Operators whose transfers follow from elements are inferred without these only where nothing is recorded.
-        with recorded_by(trip) if is_recording() else contextlib.nullcontext():
+        with trip.inferred():
             after, y = body(carry)
             found = following(caller, carry, after, is_first=k < 2)
         if all(kind_of(old) == kind_of(new) for old, new in zip(leaves(carry), leaves(found), strict=True)):
@@ -145,9 +150,11 @@ def infer_branch(index: Any, operands: Sequence[Any], branches: Sequence[Functio
         check_scalar(caller, "pred" if caller == "cond" else "index", index, "biufc" if caller == "cond" else "biu")
     else:
         branch_number(index, len(branches), caller)
-    results = []
-    for function in branches:
-        results.append(map_leaves(converted, function(*given)))
+    results, calls = [], [_Trip() for _ in branches]
+    for function, one in zip(branches, calls, strict=True):
+        with one.inferred():
+            results.append(map_leaves(converted, function(*given)))
+    max(calls, key=lambda one: one.bytes).repeat(1)
     names = ("false_fun", "true_fun") if caller == "cond" else [f"branches[{k}]" for k in range(len(branches))]
     first = results[0]
     for k, other in enumerate(results[1:], 1):
