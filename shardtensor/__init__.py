@@ -192,6 +192,7 @@ _CHAPTERS = {
         "rad2deg radians rint spacing vdot vecmat"
     ),
     "functions.windows": "bartlett blackman hamming hanning kaiser",
+    "interpreters.control_flow": "associative_scan cond fori_loop map scan switch while_loop",
     "interpreters.differentiation.api": "grad jvp stop_gradient value_and_grad vjp",
     "interpreters.differentiation.remat": "remat",
     "interpreters.explain": "Explanation explain",
@@ -518,6 +519,15 @@ if _typing.TYPE_CHECKING:
     from shardtensor.interpreters.jit.api import (
         disable_jit as disable_jit,
         jit as jit,
+    )
+    from shardtensor.interpreters.control_flow import (
+        associative_scan as associative_scan,
+        cond as cond,
+        fori_loop as fori_loop,
+        map as map,
+        scan as scan,
+        switch as switch,
+        while_loop as while_loop,
     )
     from shardtensor.interpreters.explain import (
         Explanation as Explanation,

@@ -120,7 +120,10 @@ class Op:
         gathers: the reason why devices may hold whole operands that are split, where the operator needs a whole
             dimension and no other one can take the split; empty for operators of which no device holds more than three
             times its share of the operands and of the result, and a constant.
-        spmd: whether the operator is a map or a collective: it runs in programs, and errors of programs pass unchanged.
+        spmd: whether the operator is a map, a collective, a loop or a branch: it runs functions, or in functions, of
+            which errors pass unchanged.
+        functions: the names of the params that are functions of tensors, or tuples of functions, which a loop or a
+            branch calls: a program has a program for each of them.
         placeable: whether the signature has ``out_sharding``, which is no parameter of the operator: a call that gives
             it is one of `place_result`.
     """
@@ -144,6 +147,7 @@ class Op:
     options: tuple[str, ...] = ()
     gathers: str = ""
     spmd: bool = False
+    functions: tuple[str, ...] = ()
     dtype: Any = None
     blocks: bool = True
     product: bool = False
@@ -207,21 +211,15 @@ class Op:
         that layout where it can; None if it has no monoid or its signature no ``out_sharding``.
         """
         if self._placed is None and self.combine and self.placeable:
-            made = self._duplicate()
-            made.params, made.composite, made.small, made.placeable = (*self.params, "layout"), None, None, False
-            self._placed = made
+            params = (*self.params, "layout")
+            self._placed = self.changed(params=params, composite=None, small=None, placeable=False)
         return self._placed
 
-    def announced(self) -> Op:
-        """Returns the operator with the algorithm ``announcing``, which records its transfers as it runs."""
-        made = self._duplicate()
-        made.algorithm = self.announcing
-        return made
-
-    def _duplicate(self) -> Op:
+    def changed(self, **changes: Any) -> Op:
+        """Returns a copy with other values of some attributes. It is not in `OPS`."""
         made: Op = object.__new__(Op)
         for field in dataclasses.fields(self):
-            setattr(made, field.name, getattr(self, field.name))
+            setattr(made, field.name, changes.get(field.name, getattr(self, field.name)))
         return made
 
     def __repr__(self) -> str:

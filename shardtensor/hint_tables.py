@@ -28,7 +28,6 @@ _KEY = "random numbers are functions of a key: `key = st.random.key(0)`"
 _GPU = 'the devices of GPUs are `st.devices("cupy")`'
 _GRADIENTS = "`st.grad` and `st.value_and_grad` differentiate functions; tensors themselves record nothing"
 _BATCHES = "functions broadcast as NumPy's do; torch.func.vmap works in functions that st.pmap maps over torch devices"
-_LOOPS = "functions run when they are called, so write Python's loop; st.jit repeats its body in the program"
 _AXIS_TYPES = (
     "mesh axes have no types: outside of st.shard_map all are explicit, so leave axis_types out: "
     "`st.make_mesh((2, 2), ('x', 'y'))`"
@@ -195,7 +194,7 @@ _JAXS = {
     "scipy": "see st.linalg, st.fft and `st.convolve`; `st.smap(scipy.special.erf, x)` calls a function on the shards",
     "lax": (
         "the collectives are st.psum, st.all_gather, st.ppermute and so on, other functions are NumPy's: `st.exp(x)`; "
-        "in place of scan, fori_loop, while_loop and cond, write Python's loops and if"
+        "loops and branches are st.scan, st.fori_loop, st.while_loop, st.cond and st.switch, or Python's"
     ),
     "experimental": (
         "`st.shard_map`, `st.make_mesh((2, 2), ('x', 'y'))` in place of mesh_utils.create_device_mesh, and "
@@ -234,14 +233,6 @@ _JAXS = {
     **_each("jacfwd jacrev hessian linearize custom_vjp custom_jvp", _GRADIENTS),
     "vmap": _BATCHES,
     "checkpoint": "`st.remat(f)` recomputes in the backward pass",
-    "cond": (
-        "functions run when they are called, so write Python's if; `st.where(x > 0, x, y)` chooses elements; "
-        "`st.linalg.cond(x)` is the condition number"
-    ),
-    **_each("while_loop fori_loop scan", _LOOPS),
-    "map": f"{_LOOPS}; `st.smap(f, x)` calls a function on the shards",
-    "associative_scan": "`st.cumulative_sum(x, axis=0)` and `st.cumulative_prod(x, axis=0)`",
-    "switch": "`st.choose(st.argmax(x, axis=0) % 2, [x[0], y[0]])` chooses elements",
     **_each("dynamic_slice", "`x[1:3]`"),
     **_each("dynamic_update_slice", "`x[1:3] = 0.0`"),
     "pure_callback": "functions run when they are called, so call it: `f(x)`",

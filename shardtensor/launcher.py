@@ -411,7 +411,7 @@ def _exit_status(status: int) -> int:
 
 @contextlib.contextmanager
 def _started(commands: Sequence[_Command], guardian: _Guardian) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Starts commands, each in a process group of its own, and leaves none of their processes behind."""
+    """Starts commands, each in a process group of its own, and ends all of their processes."""
     running: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:

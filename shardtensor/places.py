@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -75,11 +77,26 @@ def user_place(frame: FrameType | None = None) -> Place | None:
     return next(_places(_stack(frame or sys._getframe(1))), None)
 
 
+_caller = threading.local()
+
+
+@contextlib.contextmanager
+def calling_from(frame: FrameType | None) -> Iterator[None]:
+    """Makes `user_call` return the call on the stack of a frame, such as that of a suspended program for which this
+    thread works, while the ``with`` block runs.
+    """
+    _caller.frame = frame
+    try:
+        yield
+    finally:
+        _caller.frame = None
+
+
 def user_call() -> tuple[Place | None, str]:
     """Returns the place of `user_place`, and the public function of this package that is called there; empty for an
     operator of Python or a method that only this package calls.
     """
-    inner, function = sys._getframe(1), ""
+    inner, function = getattr(_caller, "frame", None) or sys._getframe(1), ""
     user = user_frame(inner)
     public = {name for module in _PUBLIC for name in getattr(sys.modules.get(module), "__all__", ())}
     for frame, _ in _stack(inner):

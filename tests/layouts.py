@@ -12,6 +12,7 @@ import importlib
 import math
 import sys
 import tracemalloc
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ import shardtensor as st
 from shardtensor.backend.registry import load
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.execution import plan_cache, strategies
+from shardtensor.tensor.tensor import shard_arrays
 from shardtensor.testing.layouts import (
     DTYPES,
     FLOATS,
@@ -128,6 +130,19 @@ def put(
     value = np.asarray(value)
     spec = (st.P("x") if value.ndim else st.P()) if spec is None else spec
     return st.device_put(value, st.NamedSharding(mesh_of(mesh, backend, start), spec))
+
+
+def buffers(*tensors: st.ShardedTensor) -> int:
+    """The number of memories of the backend "grouped" that the shards of tensors are in."""
+    return len({load("grouped").memory_of(array) for x in tensors for array in shard_arrays(x)})
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppresses warnings and floating-point errors."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def assert_equal(found: Any, wanted: Any) -> None:

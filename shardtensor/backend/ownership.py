@@ -28,8 +28,7 @@ def lend(array: HostArray) -> tuple[HostArray, weakref.ref[Any]]:
     """
     # Indexing may have turned a single element into a NumPy scalar.
     given: Any = array if type(array) is np.ndarray else np.asarray(array)
-    lender = lender_of(given)
-    if lender is not None:
+    if given.base is not None and (lender := lender_of(given)) is not None:
         return given.view(), weakref.ref(lender)
     owner = given.view()
     try:

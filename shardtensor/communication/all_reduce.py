@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -102,22 +101,16 @@ def combine(tree: Tree, state: Callable[[int], Any], merge: Callable[[Any, Any],
     return total
 
 
-def combine_rows(
-    tree: Tree,
-    rows: Any,
-    merge: Callable[[Any, Any], Any],
-    view: Callable[[Any, slice], Any] = operator.getitem,
-    concat: Callable[[list[Any]], Any] = np.concatenate,
-) -> Any:
+def combine_rows(tree: Tree, rows: Any, merge: Callable[[Any, Any], Any]) -> Any:
     """Combines the rows of an array along a tree, and returns an array with one row.
 
     Along the tree of one axis, all pairs of neighbours are merged at once, then all pairs of the results.
     """
     if tree != flat_tree(len(tree)):
-        return combine(tree, lambda k: view(rows, slice(k, k + 1)), merge)
+        return combine(tree, lambda k: rows[k : k + 1], merge)
     while (count := rows.shape[0]) > 1:
-        pairs = merge(view(rows, slice(0, count - 1, 2)), view(rows, slice(1, None, 2)))
-        rows = concat([pairs, view(rows, slice(count - 1, None))]) if count % 2 else pairs
+        pairs = merge(rows[: count - 1 : 2], rows[1::2])
+        rows = np.concatenate([pairs, rows[count - 1 :]]) if count % 2 else pairs
     return rows
 
 

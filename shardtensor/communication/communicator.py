@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,15 +93,14 @@ class Communicator(abc.ABC):
         """Combines the arrays elementwise by a binary ufunc on every device; ``mean`` divides by their number."""
         n, nbytes, size = len(arrays), self._nbytes(arrays[0]), math.prod(arrays[0].shape)
         group = Group(range(n), (True,) * n, self.sizes, size, nbytes >= CHUNKED_FROM and n > 2)
-        kind = functools.partial(AllReduce, elements=size)
-        self._announce(kind, group.contributes, group.axes, group.chunked, nbytes, nbytes)
+        messages = group.contributes, group.axes, group.chunked, nbytes, nbytes
+        self._announce(functools.partial(AllReduce, elements=size), lambda: messages)
         return self._all_reduce(arrays, ufunc, mean, group)
 
     def all_gather(self, arrays: Sequence[Any], axis: int, tiled: bool) -> list[Any]:
         """Concatenates all arrays along ``axis`` (tiled), or stacks them along a new axis there, on every device."""
         n = len(arrays)
-        if is_recording():
-            self._exchange([self._nbytes(a) for a in arrays], [np.ones(n, np.int64)], [0] * n, AllGather)
+        self._announce(AllGather, lambda: _exchange([*map(self._nbytes, arrays)], [np.ones(n, np.int64)], [0] * n))
         return self._all_gather(arrays, axis, tiled)
 
     def reduce_scatter(self, arrays: Sequence[Any], ufunc: str, dimension: int, tiled: bool) -> list[Any]:
@@ -110,10 +109,11 @@ class Communicator(abc.ABC):
         Device k receives the k-th part by the split rule (tiled), or the elements at index k, without that dimension.
         """
         n, first = len(arrays), arrays[0]
-        if is_recording():
-            rows, shares = [self._row(first, dimension)] * n, _shares(first.shape[dimension], n, tiled)
-            kind = functools.partial(ReduceScatter, contributes=(True,) * n, axes=self.sizes)
-            self._exchange(rows, [shares], [0] * n, kind)
+
+        def messages() -> tuple[Ints, Ints, Ints]:
+            return _exchange([self._row(first, dimension)] * n, [_shares(first.shape[dimension], n, tiled)], [0] * n)
+
+        self._announce(functools.partial(ReduceScatter, contributes=(True,) * n, axes=self.sizes), messages)
         return self._reduce_scatter(arrays, ufunc, dimension, tiled)
 
     def all_to_all(self, arrays: Sequence[Any], split_axis: int, concat_axis: int, tiled: bool) -> list[Any]:
@@ -122,12 +122,15 @@ class Communicator(abc.ABC):
         Parts follow the split rule and are concatenated (tiled), or are single indices and are stacked along a new
         dimension.
         """
-        if is_recording():
+
+        def messages() -> tuple[Ints, Ints, Ints]:
             lengths = [a.shape[split_axis] for a in arrays]
             shares = {length: _shares(length, len(arrays), tiled) for length in set(lengths)}
             which = {length: k for k, length in enumerate(shares)}
             rows = [self._row(a, split_axis) for a in arrays]
-            self._exchange(rows, list(shares.values()), [which[length] for length in lengths])
+            return _exchange(rows, list(shares.values()), [which[length] for length in lengths])
+
+        self._announce(AllToAll, messages)
         return self._all_to_all(arrays, split_axis, concat_axis, tiled)
 
     def ragged_all_to_all(
@@ -136,21 +139,27 @@ class Communicator(abc.ABC):
         """Sends device k the indices from ``bounds[i][k]`` to ``bounds[i][k + 1]`` along ``split_axis`` of array i, for
         every i, joined along ``concat_axis``.
         """
-        if is_recording():
+
+        def messages() -> tuple[Ints, Ints, Ints]:
             rows = [self._row(a, split_axis) for a in arrays]
-            self._exchange(rows, [np.diff(ends) for ends in bounds], list(range(len(arrays))))
+            return _exchange(rows, [np.diff(ends) for ends in bounds], range(len(arrays)))
+
+        self._announce(AllToAll, messages)
         return self._ragged_all_to_all(arrays, bounds, split_axis, concat_axis)
 
     def permute(self, arrays: Sequence[Any], sources: Sequence[int | None]) -> list[Any]:
         """Sends device k the array of device ``sources[k]``; where that is None, device k receives zeros."""
-        if is_recording():
+
+        def messages() -> Ints:
             pairs = [(i, k, self._nbytes(arrays[i])) for k, i in enumerate(sources) if i is not None]
-            self._announce(Permute, *np.array(pairs, np.int64).reshape(-1, 3).T)
+            return np.array(pairs, np.int64).reshape(-1, 3).T
+
+        self._announce(Permute, messages)
         return self._permute(arrays, sources)
 
     def broadcast(self, arrays: Sequence[Any], source: int) -> list[Any]:
         """Sends the array of the device at position ``source`` to every device."""
-        self._announce(Broadcast, source, self._nbytes(arrays[source]))
+        self._announce(Broadcast, lambda: (source, self._nbytes(arrays[source])))
         return self._broadcast(arrays, source)
 
     # -- execution ---------------------------------------------------------------------------------
@@ -180,18 +189,17 @@ class Communicator(abc.ABC):
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def _announce(self, kind: Callable[..., Collective], *messages: Any) -> None:
-        """Records the schedule of a collective, if a log or a guard is active."""
+    def _announce(self, kind: Callable[..., Collective], messages: Callable[[], Iterable[Any]]) -> None:
+        """Records the schedule of a collective, if a log or a guard is active.
+
+        Args:
+            kind: the schedule.
+            messages: returns its arguments between those of every schedule: the devices before, and the names after.
+        """
         if is_recording():
-            schedule = kind(ids_of(self.devices), *messages, self.caller, self.axis)
+            schedule = kind(ids_of(self.devices), *messages(), self.caller, self.axis)
             schedule.explicit = self.explicit
             schedule.announce(self.copies)
-
-    def _exchange(
-        self, rows: list[int], shares: list[Ints], which: list[int], kind: Callable[..., AllToAll] = AllToAll
-    ) -> None:
-        """Records messages from each device to each other device; see `AllToAll`."""
-        self._announce(kind, np.array(rows, np.int64), np.array(shares), np.array(which))
 
     def _nbytes(self, array: Any) -> int:
         return int(math.prod(array.shape)) * self.dtype_of(array).itemsize
@@ -200,6 +208,11 @@ class Communicator(abc.ABC):
         """Returns the bytes at one index of a dimension."""
         shape: Shape = array.shape
         return math.prod([n for d, n in enumerate(shape) if d != dimension]) * self.dtype_of(array).itemsize
+
+
+def _exchange(rows: list[int], shares: list[Ints], which: Sequence[int]) -> tuple[Ints, Ints, Ints]:
+    """Returns the messages from each device to each other device; see `AllToAll`."""
+    return np.array(rows, np.int64), np.array(shares), np.array(which)
 
 
 def _shares(size: int, count: int, tiled: bool) -> Ints:

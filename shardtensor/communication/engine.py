@@ -116,7 +116,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def absent(self) -> list[int]:
-        """Returns the processes that give no sign of life within a few seconds, after an error of this engine.
+        """Returns the processes that do not answer within a few seconds, after an error of this engine.
 
         The others call this too, at about the same time. It may be that nothing can be found out; then the result is
         empty.

@@ -1,4 +1,4 @@
-"""The engine over Gloo, by torch.distributed: each process is started by itself, and finds the others by an address."""
+"""The engine over Gloo, by torch.distributed: processes are started separately, and find each other by an address."""
 
 from __future__ import annotations
 

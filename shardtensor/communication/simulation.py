@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -12,7 +13,15 @@ import numpy.typing as npt
 
 from shardtensor.backend.abstract import NAME
 from shardtensor.communication.schedules import Block, Collective, Listed, Schedule, by_id, device_of
-from shardtensor.communication.transfer_log import Recorded, Transfer, TransferRecords, html_table, opened, table
+from shardtensor.communication.transfer_log import (
+    UNKNOWN_TRIPS,
+    Recorded,
+    Transfer,
+    TransferRecords,
+    html_table,
+    opened,
+    table,
+)
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError, type_text
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Ints
@@ -25,7 +34,12 @@ Links = float | Mapping[str, float] | None
 
 
 def simulate(
-    fn: Callable[..., Any], *args: Any, latency: Links = None, bandwidth: Links = None, mesh: Mesh | None = None
+    fn: Callable[..., Any],
+    *args: Any,
+    latency: Links = None,
+    bandwidth: Links = None,
+    mesh: Mesh | None = None,
+    trips: int = 1,
 ) -> SimulationReport:
     """Simulates ``fn(*args)`` on devices that do not exist, and reports the messages that it would send.
 
@@ -43,13 +57,15 @@ def simulate(
         bandwidth: bytes per second, likewise: 1/β. With both, the report has times.
         mesh: the devices, whose axes the dicts name; by default the mesh of the first simulated tensor in ``args``,
             otherwise the default mesh. It is the default mesh while ``fn`` runs.
+        trips: the number of trips of each loop whose number depends on elements (`while_loop`, and `fori_loop` with
+            such bounds).
 
     Raises:
         ShardingError: the mesh has devices that exist, or no mesh is known.
         ArgumentTypeError: an argument contains a tensor with elements; ``fn`` reads elements, or is not callable; or a
             latency or bandwidth is not a number.
         ArgumentError: only one of latency and bandwidth is given; a dict lacks an axis of the mesh or has another one;
-            or a latency is negative, a bandwidth not positive, or either infinite.
+            a latency is negative, a bandwidth not positive, or either infinite; or the number of trips is negative.
 
     The schedules are those that the backends execute. The phases of a schedule follow one another; within a phase, a
     device sends its messages one after the other, and receives at the same time. The time of a phase is that of its
@@ -63,10 +79,16 @@ def simulate(
     """
     if not callable(fn):
         raise ArgumentTypeError(f"simulate: fn is {type_text(fn)}; wanted a function")
+    if operator.index(trips) < 0:
+        raise ArgumentError(f"simulate: trips is {trips}; wanted a number from 0 on")
     network = _Network(_mesh_for(args, mesh), latency, bandwidth)
     steps = _Steps(network)
-    with opened(steps), use_mesh(network.mesh):
-        result = fn(*args)
+    token = UNKNOWN_TRIPS.set(trips)
+    try:
+        with opened(steps), use_mesh(network.mesh):
+            result = fn(*args)
+    finally:
+        UNKNOWN_TRIPS.reset(token)
     return SimulationReport(network, steps.found, result)
 
 

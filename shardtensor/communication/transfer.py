@@ -193,7 +193,7 @@ def gather(x: Any, caller: str = "gather") -> HostArray:
     elif x._aval.spans:
         array = gather_across(x, caller)
     else:
-        array = _cells_to_host(x._aval).run((buffers_of(x, caller),), x.dtype)[0]
+        array = to_host_movement(x._aval, cells=True).run((buffers_of(x, caller),), x.dtype)[0]
     return array
 
 
@@ -244,10 +244,15 @@ def not_addressable(caller: str, what: str) -> NotAddressableError:
 
 
 @functools.lru_cache(1024)
-def to_host_movement(value: Aval, index: Index | None = None) -> TransferPlan:
-    """Returns the plan that copies a tensor, or the elements that a basic index selects, to the host."""
-    region = identity(value.shape) if index is None else region_of(index)
-    return TransferPlan((region,), (value.grid,), host_grid(tuple([line.end for line in region.lines])))
+def to_host_movement(value: Aval, index: Index | None = None, cells: bool = False) -> TransferPlan:
+    """Returns the plan that copies a tensor, or the elements that a basic index selects, to the host: from the arrays
+    of all devices, or from those of its ``cells``.
+    """
+    region, grid = (
+        identity(value.shape) if index is None else region_of(index),
+        value.cells.grid if cells else value.grid,
+    )
+    return TransferPlan((region,), (grid,), host_grid(tuple([line.end for line in region.lines])))
 
 
 def read(x: ShardedTensor, index: Index | None = None) -> HostArray:
@@ -255,18 +260,9 @@ def read(x: ShardedTensor, index: Index | None = None) -> HostArray:
     one copy for each of its arrays. The transfer is not recorded.
     """
     value, pieces = x._aval, x._storage.buffers
-    if are_joined(pieces, value):
-        array: HostArray = _cells_to_host(value, index).run((pieces,), value.dtype)[0]
-    else:
-        array = to_host_movement(value, index).run((shard_arrays(x),), value.dtype)[0]
-    return array
-
-
-@functools.lru_cache(1024)
-def _cells_to_host(value: Aval, index: Index | None = None) -> TransferPlan:
-    """Returns the plan of `to_host_movement` for the buffers of a tensor."""
-    region = identity(value.shape) if index is None else region_of(index)
-    return TransferPlan((region,), (value.cells.grid,), host_grid(tuple([line.end for line in region.lines])))
+    cells = are_joined(pieces, value)
+    arrays = pieces if cells else shard_arrays(x)
+    return to_host_movement(value, index, cells).run((arrays,), value.dtype)[0]  # type: ignore[no-any-return]
 
 
 def pieces_of(x: Any) -> Sequence[Any]:

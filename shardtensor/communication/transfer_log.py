@@ -332,6 +332,14 @@ class TransferLog:
         return Moved(devices, sources[away], destinations[away], nbytes[away])
 
 
+def transfer_lines(log: TransferLog, beside: str = "") -> Iterator[str]:
+    """Yields a line for each operator, and axis of a collective, in a log, except for the operator ``beside``."""
+    for operator, axis, count, nbytes, sources, destinations in log.by_operator():
+        if operator != beside:
+            name = f"{operator} along {axis}" if axis else operator
+            yield f"{name}: {counted(nbytes, 'byte')} from {sources} to {destinations} (transfers: {count})"
+
+
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Formats the rows of a table, titles first and the total last, as lines."""
     columns = []
@@ -485,12 +493,9 @@ def guarded() -> bool:
 
 
 class _Own(NamedTuple):
-    """The listeners of a context, those that receive only what is copied within a device, and, in `announced`, what
-    holds around it: its listeners and the policy of the guard.
-    """
+    """The listeners of a context, and, in `announced`, the listeners and the policy of the guard around it."""
 
     listeners: tuple[TransferListener, ...]
-    of_copies: tuple[TransferListener, ...]
     around: tuple[_Own | None, str] | None = None
 
 
@@ -503,7 +508,7 @@ def recorded_by(*listeners: TransferListener) -> Iterator[None]:
     """Records the transfers of this context, and of maps in it, by these listeners only, and applies no guard to them,
     while the ``with`` block runs.
     """
-    with _observed() if listeners else contextlib.nullcontext(), _owned(_Own(listeners, listeners)):
+    with _observed() if listeners else contextlib.nullcontext(), _owned(_Own(listeners)):
         yield
 
 
@@ -512,9 +517,7 @@ def announced() -> Iterator[None]:
     """Records only copies within a device while the ``with`` block runs: the transfers have been recorded by an
     inference, and the guard has been applied to them.
     """
-    own = _own.get()
-    of_copies = tuple(_open.copy().values()) if own is None else own.of_copies
-    with _owned(_Own((), of_copies, (own, _policy.get()))):
+    with _owned(_Own((), (_own.get(), _policy.get()))):
         yield
 
 
@@ -524,10 +527,7 @@ def announcing() -> Iterator[None]:
     they have not been inferred.
     """
     own = _own.get()
-    if own is None or own.around is None:
-        yield
-        return
-    with _owned(*own.around):
+    with _owned(*own.around) if own is not None and own.around is not None else contextlib.nullcontext():
         yield
 
 
@@ -543,20 +543,19 @@ def _owned(own: _Own | None, policy: str = "allow") -> Iterator[None]:
         _own.reset(token)
 
 
-def _listeners() -> Sequence[TransferListener]:
-    own = _own.get()
+def _listeners(own: _Own | None) -> Sequence[TransferListener]:
     # Other threads may open and close some meanwhile.
     return tuple(_open.copy().values()) if own is None else own.listeners
 
 
 def is_recording() -> bool:
     """Whether a listener or a guard is active. If not, transfers between devices that share a memory need no plan."""
-    return bool((_open or _owners) and _listeners()) or _policy.get() != "allow"
+    return bool((_open or _owners) and _listeners(_own.get())) or _policy.get() != "allow"
 
 
 def announce(storage: Any) -> None:
     """Calls ``announce`` of a storage, which records the transfers of a read, if a log or a guard is active."""
-    if ((_open or _owners) and _listeners()) or _policy.get() != "allow":  # as `is_recording`
+    if ((_open or _owners) and _listeners(_own.get())) or _policy.get() != "allow":  # as `is_recording`
         storage.announce()
 
 
@@ -575,17 +574,23 @@ def record_transfer(operator: str, nbytes: int, explicit: bool, records: Callabl
                 "move the operand yourself with st.device_put or st.reshard, or create it where it is needed"
             )
         logger().warning("%s: moves %d bytes implicitly", operator, nbytes)
-    if (_open or _owners) and (listeners := _listeners()):
+    if (_open or _owners) and (listeners := _listeners(_own.get())):
         _record(listeners, records)
 
 
+UNKNOWN_TRIPS: ContextVar[int] = ContextVar("shardtensor_unknown_trips", default=1)
+"""The number of trips for which transfers of loops are inferred whose number of trips depends on elements."""
+
+
 def record_copy(operator: str, nbytes: int, device: Device) -> None:
-    """Records a copy within a device, to which the guard does not apply. It follows from who shares a memory, so that
-    it is recorded when it is made, and not by the inference of a call.
+    """Records a copy within a device, to which the guard does not apply. It follows from ownership, so that it is
+    recorded when it is made, and not by the inference of a call.
     """
     if nbytes and (_open or _owners):
         own = _own.get()
-        if listeners := tuple(_open.copy().values()) if own is None else own.of_copies:
+        while own is not None and own.around is not None:
+            own = own.around[0]
+        if listeners := _listeners(own):
             _record(listeners, lambda: [Transfer(0, nbytes, device, device, operator, True)])
 
 

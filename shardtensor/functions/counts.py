@@ -23,8 +23,7 @@ from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import dtype_of, integer_from, shape_of
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, tensor
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, tensor_of
 from shardtensor.tensor.value import aval
 
 
@@ -142,4 +141,4 @@ def _counts_of_whole(x: ShardedTensor, minlength: int) -> ShardedTensor:
     except ValueError:
         raise _refusal(whole_array(x, "bincount"), minlength) from None
     value = aval(counts.shape, counts.dtype, x.sharding.with_spec(P()), x.committed)
-    return tensor(value, Storage((counts,), ([],)))
+    return tensor_of(value, (counts,), ([],))

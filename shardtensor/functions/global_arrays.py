@@ -24,8 +24,7 @@ from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import PartitionSpec
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.pytree import map_with_prefix, replaced
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, mark_array, shard_arrays, tensor
+from shardtensor.tensor.tensor import ShardedTensor, mark_array, shard_arrays, tensor_of
 from shardtensor.tensor.value import aval
 
 DataCallback = Callable[[tuple[slice, ...]], npt.ArrayLike]
@@ -291,7 +290,7 @@ def _assembled(
             )
         is_tensor = isinstance(part, ShardedTensor)
         arrays.append(shard_arrays(part.copy())[0] if is_tensor else send(np.asarray(part), HOST, device))
-    made = mark_array(tensor(value, Storage(tuple(arrays))))
+    made = mark_array(tensor_of(value, tuple(arrays)))
     if is_compared:
         made._identity = number
     return made

@@ -16,8 +16,7 @@ from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import implements, operator
 from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Grid, as_sharding
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, tensor
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
 BOUNDARIES = ("periodic", "reflect", "nearest")
@@ -46,7 +45,7 @@ def _with_halos(x: ShardedTensor, depth: tuple[int, ...], boundary: str | comple
     value, fill = x._aval, None if isinstance(boundary, str) else boundary
     plan = _plan(value, depth, boundary if fill is None else None)
     arrays = plan.run((pieces_of(x),), value.dtype, fill=fill)
-    return [tensor(part, Storage((array,))) for part, array in zip(_parts(value, depth), arrays, strict=True)]
+    return [tensor_of(part, (array,)) for part, array in zip(_parts(value, depth), arrays, strict=True)]
 
 
 @implements(with_halos, "infer")
@@ -159,7 +158,7 @@ def _with_windows(x: ShardedTensor, windows: Windows) -> list[ShardedTensor]:
     value, plan = x._aval, _windows_plan(x._aval, windows)
     arrays = plan.run((pieces_of(x),), value.dtype)
     parts = _avals(_windows_grid(value, windows), value)
-    return [tensor(part, Storage((array,))) for part, array in zip(parts, arrays, strict=True)]
+    return [tensor_of(part, (array,)) for part, array in zip(parts, arrays, strict=True)]
 
 
 @implements(with_windows, "infer")

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtensor.backend.protocol import Backend, current_device
 from shardtensor.backend.registry import array_backend, backend_of
-from shardtensor.core import call, implements, operator
+from shardtensor.core import OPS, bind, call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of, reshape
@@ -59,20 +59,25 @@ def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
 def _getitem_view(view_spec: ViewSpec, index: Any) -> ViewSpec | None:
     if type(index) is Index:
         return view_spec.at(index)
-    found = canonical(index, view_spec.shape)
+    found = None if type(index) is np.ndarray else canonical(index, view_spec.shape)
     if found is None:
         return None
-    return view_spec.at(found, scalar=all(type(e) is int for e in found) and not has_ellipsis(index))
+    # An ellipsis is one entry more: NumPy then never returns a scalar.
+    given = len(index) if isinstance(index, tuple) else 1
+    return view_spec.at(found, scalar=given == len(found) and _INTEGERS.issuperset(map(type, found)))
+
+
+_INTEGERS = frozenset((int,))
 
 
 @implements(getitem, "composite")
 def _canonical_getitem(x: Any, index: Any) -> Any:
     if type(index) is Index:
         return NotImplemented
-    found = canonical(index, shape_of(x))
+    found = None if type(index) is np.ndarray else canonical(index, shape_of(x))
     if found is not None:
         return getitem(x, found)
-    result = gather(x, index)
+    result = bind(OPS["gather"], (x, index), ())
     # In NumPy a 0-d result is a scalar, unless the index has an Ellipsis.
     is_array = isinstance(result, ShardedTensor) and not result._aval.ndim and has_ellipsis(index)
     return mark_array(result) if is_array else result

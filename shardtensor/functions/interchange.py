@@ -40,8 +40,7 @@ from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, Shape, Where, as_sharding, with_mesh
 from shardtensor.sharding.mesh import Mesh, default_mesh, mesh_of
 from shardtensor.tensor.operands import on_one_device
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, mark_array, shard_arrays, tensor
+from shardtensor.tensor.tensor import ShardedTensor, mark_array, shard_arrays, tensor_of
 from shardtensor.tensor.value import Aval, aval, on_devices
 
 # -- import ----------------------------------------------------------------------------------------
@@ -257,9 +256,9 @@ def _from_pieces(pieces: Sequence[Any], where: Where | None, copy: bool | None) 
     arrays = tuple([shard_arrays(part)[0] for part in parts])
     value = aval(shape, first.dtype, sharding, True)
     if not value.offloaded:
-        return mark_array(tensor(value, Storage(arrays)))
+        return mark_array(tensor_of(value, arrays))
     _check_kind("x", sharding, copy)
-    return transfer_to(tensor(on_devices(value), Storage(arrays)), sharding, "from_dlpack")
+    return transfer_to(tensor_of(on_devices(value), arrays), sharding, "from_dlpack")
 
 
 def _whole_shape(parts: Sequence[ShardedTensor], sharding: NamedSharding) -> Shape:

@@ -17,8 +17,7 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import HostAval, host_aval, shape_of
 from shardtensor.tensor.partial_sums import PartialSums
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, without_elements
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, tensor_of, without_elements
 from shardtensor.tensor.value import Aval, aval, new_buffers, stacked
 
 
@@ -197,4 +196,4 @@ def _on_each_device(arrays: dict[int, Any], value: Aval) -> ShardedTensor:
     for k, device in enumerate(made.grid.devices):
         with backend.on(device):
             shards[k][...] = backend.xp.reshape(arrays[k], made.grid.shape(k)) if k in arrays else 0
-    return tensor(made, Storage(buffers))
+    return tensor_of(made, buffers)

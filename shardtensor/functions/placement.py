@@ -45,6 +45,7 @@ from shardtensor.tensor.tensor import (
     mark_array,
     mark_donated,
     tensor,
+    tensor_of,
     without_elements,
 )
 from shardtensor.tensor.value import Aval, aval, whole_of
@@ -466,7 +467,7 @@ def _copy(x: ShardedTensor) -> ShardedTensor:
     if isinstance(storage, DeferredStorage):
         storage = storage.shared()
     if type(storage) is Storage:
-        made = tensor(x._aval, Storage(storage.buffers))
+        made = tensor_of(x._aval, storage.buffers)
     else:
         made = tensor(x._aval, reshard_to(x, x.sharding, "copy", may_alias=False)._storage)
     return made if x._is_scalar else mark_array(made)

@@ -27,7 +27,7 @@ from shardtensor.tensor.identity import identity_of
 from shardtensor.tensor.operands import as_operand, host_array
 from shardtensor.tensor.ownership import part_storages, reading
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -148,7 +148,7 @@ def _infer_unsqueeze(x: ShardedTensor, axis: int) -> Aval:
 @implements(unsqueeze, "algorithm")
 def _unsqueeze(x: ShardedTensor, axis: int) -> ShardedTensor:
     value, arrays = _unsqueezed(x._aval, axis), _views(x, (slice(None),) * axis + (None,))
-    return tensor(value, Storage(arrays))
+    return tensor_of(value, arrays)
 
 
 def unsqueeze_each(tensors: Sequence[ShardedTensor], axis: int) -> list[ShardedTensor]:

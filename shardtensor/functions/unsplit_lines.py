@@ -1,6 +1,7 @@
-"""Functions of lines that no device has a part of only, on other devices than the host: each is one operator there.
+"""Functions along dimensions that are not split, on other devices than the host: each is one operator there.
 
-Elsewhere they are composed of slices, which move the elements at the boundaries of shards.
+Where the dimension is split, and on the host, they are composed of slices, which move the elements at the boundaries of
+shards.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from shardtensor.host import memory_pool
 from shardtensor.host.threads import each, num_threads
 
 _LONG = 1 << 15
-"""Elements from which a transform takes longer than waking a thread."""
+"""The number of elements from which on a transform takes longer than starting to run in a waiting thread."""
 
 _BLOCK = 1 << 16
 """Elements of the lines that a thread of NumPy transforms at a time, which stay in its cache."""

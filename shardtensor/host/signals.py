@@ -58,7 +58,7 @@ class Interrupts:
             try:
                 self._leave()
             finally:
-                if _may_run():
+                if missed and _may_run():
                     self.deliver()
 
     def _leave(self) -> None:

@@ -300,7 +300,7 @@ def elements_of_ranks(lines: Any, ranks: list[int]) -> Any:
     """Returns the elements that are at the given places, which are in ascending order, of each row of a matrix in
     order. The elements are real numbers.
     """
-    if lines.dtype == np.float16:  # See `_sorted`.
+    if lines.dtype == np.float16:  # See `_sort`.
         return sort(lines, 1)[:, ranks]
     last, copied = lines.shape[1] - 1, lines.copy()
     _select(copied, [rank for rank in ranks if rank != last])

@@ -5,6 +5,7 @@ Interpreters whose operands are sharded tensors are classes of `CallInterpreter`
 
 from __future__ import annotations
 
+import abc
 from sys import modules
 from typing import Any, NoReturn
 
@@ -27,7 +28,7 @@ Found = tuple[ShardedTensor, ViewSpec, Aval, bool]
 class CallInterpreter(Interpreter):
     """An interpreter with a method for each kind of call.
 
-    A class overrides the methods `element`, `algorithm` and `planned`, of which several may be the same function.
+    A class defines the methods `element`, `algorithm` and `planned`, of which several may be the same function.
     """
 
     __slots__ = ()
@@ -61,13 +62,13 @@ class CallInterpreter(Interpreter):
                 raise_named(op, error)
             raise
 
+    @abc.abstractmethod
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
         """Returns a copy of an element, or of a scalar: neither is ever written, so that no view is needed.
 
         Raises:
             ShardTensorError: the operator failed.
         """
-        raise NotImplementedError
 
     def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of an operator that is composed of others, which it calls; NotImplemented if the operator
@@ -78,21 +79,21 @@ class CallInterpreter(Interpreter):
         """
         return composed(op, operands, params)
 
+    @abc.abstractmethod
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of an operator that has a distributed algorithm.
 
         Raises:
             ShardTensorError: the operator failed.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def planned(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of an operator whose rule determines the plan.
 
         Raises:
             ShardTensorError: the operator failed.
         """
-        raise NotImplementedError
 
     def note_error(self, op: Op, operands: Operands, params: Params, error: BaseException, /) -> None:
         """Notes that a call has failed, before the error is raised in the name of the operator."""

@@ -40,6 +40,7 @@ class DeviceInterpreter(Interpreter):
         device: the current device.
         backend: the backend of the device.
         sharding: the sharding of a 0-d array on the device.
+        avals: the avals of arrays of the device, by shape and dtype; see `aval_of`.
         stateless: whether the backend has neither a current device nor modes.
     """
 
@@ -49,20 +50,20 @@ class DeviceInterpreter(Interpreter):
         self.sharding = as_sharding(device, 0, "map")
         made = type(self.backend)
         self.stateless = made.on is Backend.on and made.capture_modes is Backend.capture_modes
-        self._avals: dict[Any, Aval] = {}
+        self.avals: dict[Any, Aval] = {}
 
     def aval_of(self, array: Any) -> Aval | None:
         """Returns the aval of a tensor that consists of an array of the device; None if tensors cannot hold the array,
         one of NumPy's of text or objects.
         """
         key = array.shape, array.dtype  # The dtype of the array library: its hash takes no conversion.
-        value = self._avals.get(key)
+        value = self.avals.get(key)
         if value is None:
             if self.backend.on_host and not is_element(array.dtype):
                 return None
-            if len(self._avals) >= _AVALS:
-                self._avals.clear()
-            value = self._avals[key] = aval(tuple(array.shape), self.backend.dtype_of(array), self.sharding, True)
+            if len(self.avals) >= _AVALS:
+                self.avals.clear()
+            value = self.avals[key] = aval(tuple(array.shape), self.backend.dtype_of(array), self.sharding, True)
         return value
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:

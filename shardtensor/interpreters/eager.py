@@ -26,11 +26,16 @@ class EagerInterpreter(CallInterpreter):
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
         """Returns an independent copy of an element, or of a scalar."""
-        with reading(operands) as entry:
+        entry: list[Any] = [operands]  # As `reading` does, in less time.
+        key = id(entry)
+        READS[key] = entry
+        try:
             copy = copied_scalar(operands[0], found)
             if type(copy._storage) is Storage:
                 track(entry, copy)
             return copy
+        finally:
+            READS.pop(key, None)
 
     def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of an operator that is composed of others: from whole host arrays if they are small."""
@@ -40,24 +45,28 @@ class EagerInterpreter(CallInterpreter):
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Runs a distributed algorithm."""
-        entry: list[Any] = [operands]  # As `reading` does, in less time.
+        entry: list[Any] = [operands]
         key = id(entry)
         READS[key] = entry
         try:
+            are_arrays = True
             for x in operands:
-                if type(x) is not ShardedTensor or x._aval.unreduced:
-                    operands = array_operands(op, operands)
-                    break
-            if op.infer and any(map(lacks_elements, operands)):
-                return INFER.apply(op, operands, params)
+                if type(x) is not ShardedTensor:
+                    are_arrays = False
+                elif type(x._storage) is not Storage:
+                    if op.infer and lacks_elements(x):
+                        return INFER.apply(op, operands, params)
+                    are_arrays = are_arrays and not x._aval.unreduced
+            if not are_arrays:
+                operands = array_operands(op, operands)
             job = JOB.agreement
             since = job.count if job else 0
             result = op.algorithm(*operands + params)  # type: ignore[misc]
             if job:  # Maps compare their arguments themselves.
                 name = params[op.params.index("caller")] if "caller" in op.params else op.error_name
                 identify(result, name, () if op.spmd else operands, since)
-            if not op.escapes:
-                track(entry, result, new=not op.spmd)  # Maps have adopted what their functions returned.
+            if not op.escapes and not op.spmd:  # Maps have adopted what their functions returned.
+                track(entry, result)
             return result
         finally:
             READS.pop(key, None)

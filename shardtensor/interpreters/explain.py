@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.communication.transfer_log import TransferLog, recorded_by
-from shardtensor.core import Interpreter, Op, Operands, Params, interpreting
+from shardtensor.communication.transfer_log import TransferLog, recorded_by, transfer_lines
+from shardtensor.core import Function, Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.host.units import counted
 from shardtensor.interpreters.calls import CallInterpreter, Found
@@ -35,7 +35,7 @@ class ExplainedCall:
         runs: how it runs, and on which devices; empty inside of a map.
         messages: descriptions of what is transferred and combined; empty inside of a map.
         transfers: the log of the transfers, with their devices; for a map, of those of all programs.
-        inside: for a map, the calls of its first program.
+        inside: for a map, the calls of its first program; for a loop or a branch, those of one call of each function.
     """
 
     operator: str
@@ -94,7 +94,8 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     combines. No elements are computed or transferred.
 
     The bytes are those that machines with separate memories would send, as `st.transfers` counts them. Inside of a
-    map, the operators of its first program are listed; the transfers of all programs are listed with the map.
+    map, the operators of its first program are listed; the transfers of all programs are listed with the map. A loop or
+    a branch is listed likewise, with one call of each of its functions and the transfers of all trips.
 
     Args:
         fn: the function. It is called once, on tensors without elements, as by `eval_shape`.
@@ -145,20 +146,25 @@ class _Explainer(CallInterpreter):
         return self._inferred(op, operands, params, "runs on each device")
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Lists a distributed algorithm, or a map with the calls of its first program."""
-        return self._inferred(op, operands, params, "runs on each device" if op.spmd else "transfers elements")
+        """Lists a distributed algorithm, a map with the calls of its first program, or a loop or a branch with those of
+        its functions.
+        """
+        runs = "runs on each device" if op.spmd else "transfers elements"
+        return self._inferred(op, operands, params, "calls functions" if op.functions else runs)
 
     def planned(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Lists a plan."""
         result, call = self._inferred(op, operands, params, ""), self.calls[-1]
         if not (self.in_map or call.runs):
             plan = planned(op, operands, params)[0]
-            call.runs, call.messages = plan.runs, [*_transfers(call.transfers, beside=op.name), *plan.messages()]
+            call.runs, call.messages = plan.runs, [*transfer_lines(call.transfers, beside=op.name), *plan.messages()]
         return result
 
     def _inferred(self, op: Op, operands: Operands, params: Params, runs: str) -> Any:
         """Returns the result of ``op`` without elements, and adds the call to the list."""
         with self._listed(op, operands) as call:
+            if op.functions:
+                params = self._with_listed_functions(op, params, call)
             result = self.inner.apply(op, operands, params)
         call.results = _layouts(result)
         if not self.in_map:
@@ -167,6 +173,33 @@ class _Explainer(CallInterpreter):
             if self._program is not None:
                 call.inside, self._program = self._program.calls, None
         return result
+
+    def _with_listed_functions(self, op: Op, params: Params, call: ExplainedCall) -> Params:
+        """Returns the parameters with functions whose calls are listed inside of the loop or of the branch, the last
+        time that they are called.
+        """
+        given = dict(zip(op.params, params, strict=True))
+        call.operator = given["caller"]
+        calls: dict[int, list[ExplainedCall]] = {}
+
+        def listed(fn: Function) -> Function:
+            number = len(calls)
+            calls[number] = []
+
+            def function(*args: Any) -> Any:
+                explainer = _Explainer(self.inner, in_map=True)
+                with interpreting(explainer):
+                    result = fn(*args)
+                calls[number] = explainer.calls
+                call.inside = [c for one in calls.values() for c in one]
+                return result
+
+            return function
+
+        for name in op.functions:
+            functions = given[name]
+            given[name] = tuple(map(listed, functions)) if isinstance(functions, tuple) else listed(functions)
+        return tuple(given.values())
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Checks a write, and adds it to the list."""
@@ -190,16 +223,8 @@ class _Explainer(CallInterpreter):
         call = ExplainedCall(op.name, _layouts(operands), ())
         with contextlib.nullcontext() if self.in_map else recorded_by(call.transfers):
             yield call
-        call.messages = list(_transfers(call.transfers))
+        call.messages = list(transfer_lines(call.transfers))
         self.calls.append(call)
-
-
-def _transfers(log: TransferLog, beside: str = "") -> Iterator[str]:
-    """Yields a line for each operator, and axis of a collective, in a log, except for the operator ``beside``."""
-    for operator, axis, count, nbytes, sources, destinations in log.by_operator():
-        if operator != beside:
-            name = f"{operator} along {axis}" if axis else operator
-            yield f"{name}: {counted(nbytes, 'byte')} from {sources} to {destinations} (transfers: {count})"
 
 
 def _layouts(tree: Any) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -21,7 +20,7 @@ from shardtensor.interpreters.calls import NAMED, CallInterpreter, Found, array_
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
 from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners, owners_of
-from shardtensor.interpreters.mutation.views import alone, evaluate, stand_in
+from shardtensor.interpreters.mutation.views import evaluate, stand_in
 from shardtensor.interpreters.mutation.writes import write
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh, default_mesh
@@ -117,14 +116,14 @@ class InferInterpreter(CallInterpreter):
                 without_elements(operands[0]._aval)._storage.stored()
             return op.algorithm(*operands, *params)  # type: ignore[misc]
         assert op.infer is not None
-        operands = _stand_ins(op, operands)
+        operands = stand_ins(op, operands)
         check_not_donated(*operands)
         found = map_leaves(_from_aval, op.infer(*array_operands(op, operands), *params))
         return mark_array(found) if op.keeps_arrays else found
 
     def planned(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Infers the result of a plan."""
-        operands = _stand_ins(op, operands)
+        operands = stand_ins(op, operands)
         if op.is_ufunc and type(operands[0]) is ShardedTensor and type(operands[0]._storage) is ScalarElement:
             element = compute_on_owners(op, operands)
             if element is not None:
@@ -137,7 +136,7 @@ class InferInterpreter(CallInterpreter):
     def write(self, out: ShardedTensor, op: Op, operands: Operands, params: Params, /) -> None:
         """Checks that the result of ``op`` can be written into ``out``, and records the transfers."""
         try:
-            write(stand_in(out), op, _stand_ins(op, operands), params, self.apply)
+            write(stand_in(out), op, stand_ins(op, operands), params, self.apply)
         except NAMED as error:
             raise_named(op, error)
 
@@ -224,19 +223,12 @@ def _from_aval(x: Any) -> Any:
     return without_elements(x) if isinstance(x, Aval) else x
 
 
-def _stand_ins(op: Op, operands: Operands) -> Operands:
-    """Returns the operands without elements; pytrees keep the elements that are known, such as those of indices."""
-    names = op.operands * len(operands)
-    return tuple([x if name in op.trees else stand_in(x) for name, x in zip(names, operands, strict=False)])
-
-
 def stand_ins(op: Op, operands: Operands, known: dict[int, ShardedTensor] | None = None) -> Operands:
-    """Returns the operands without elements, as `_stand_ins` does, which alias one another as the operands do, and what
-    is ``known`` from further ones.
+    """Returns the operands without elements; pytrees keep the elements that are known, such as those of indices. For
+    ``known`` see `stand_in`.
     """
-    known = {} if known is None else known
     names = op.operands * len(operands)
-    return tuple([x if name in op.trees else argument(known, x) for name, x in zip(names, operands, strict=False)])
+    return tuple([x if name in op.trees else stand_in(x, known) for name, x in zip(names, operands, strict=False)])
 
 
 INFER = InferInterpreter()
@@ -291,27 +283,12 @@ def arguments(tree: Any) -> Any:
     """Returns a pytree of arguments with tensors without elements in place of tensors and of `ShapeDtypeStruct`. They
     alias one another as the tensors do.
     """
-    return map_leaves(functools.partial(argument, {}), tree)
+    known: dict[int, ShardedTensor] = {}
 
+    def argument(x: Any) -> Any:
+        return mark_array(without_elements(x._aval)) if isinstance(x, ShapeDtypeStruct) else stand_in(x, known)
 
-def argument(known: dict[int, ShardedTensor], x: Any) -> Any:
-    """Returns a tensor without elements in place of a tensor or of a `ShapeDtypeStruct`; any other object unchanged.
-
-    Args:
-        known: those of the tensors seen before, by identity.
-        x: the object.
-    """
-    if isinstance(x, ShapeDtypeStruct):
-        return mark_array(without_elements(x._aval))
-    if not isinstance(x, ShardedTensor) or x.is_donated:
-        return x
-    if id(x) not in known:
-        base = x._base_and_view()[0]
-        if base is not x:
-            known[id(x)] = tensor(x._aval, x._storage.over(argument(known, base)))
-        else:
-            known[id(x)] = alone(x)
-    return known[id(x)]
+    return map_leaves(argument, tree)
 
 
 def struct(x: Any) -> Any:

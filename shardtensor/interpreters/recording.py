@@ -14,7 +14,8 @@ from shardtensor.communication.transfer_log import announced, is_recording, obse
 from shardtensor.core import Function, Op, Operands, Params, executing, set_outermost
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.infer import INFER, argument, inferring, stand_ins
+from shardtensor.interpreters.infer import INFER, inferring, stand_ins
+from shardtensor.interpreters.mutation.views import stand_in
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
 
@@ -36,9 +37,9 @@ class RecordingInterpreter(CallInterpreter):
     def planned(self, op: Op, operands: Operands, params: Params, *_: Any) -> Any:
         """Infers and executes a call."""
         if _announces_itself(op, operands):
-            return EAGER.apply(_announced(op) if op.announcing else op, operands, params)
+            return EAGER.apply(_announcing(op) if op.announcing else op, operands, params)
         with inferring():
-            INFER.apply(op, stand_ins(op, operands), params)
+            INFER.apply(op, stand_ins(op, operands, {}), params)
         with announced(), executing():
             return EAGER.apply(op, operands, params)
 
@@ -58,7 +59,7 @@ class RecordingInterpreter(CallInterpreter):
         try:
             known: dict[int, ShardedTensor] = {}
             with inferring():
-                INFER.write(argument(known, out), op, stand_ins(op, operands, known), params)
+                INFER.write(stand_in(out, known), op, stand_ins(op, operands, known), params)
         except BaseException as error:
             self.note_error(op, (out, *operands), params, error)
             raise
@@ -81,16 +82,17 @@ class RecordingInterpreter(CallInterpreter):
         return function(*args, **kwargs)
 
 
-_announced = functools.cache(Op.announced)
+@functools.cache
+def _announcing(op: Op) -> Op:
+    """Returns an operator with the algorithm that records its transfers as it runs."""
+    return op.changed(algorithm=op.announcing)
 
 
 def _announces_itself(op: Op, operands: Operands) -> bool:
     """Whether the transfers of a call are recorded as it runs: they follow from elements or from what programs do, or
     there are no elements, and running the call is inferring it.
     """
-    if op.escapes or op.spmd or op.announcing:
-        return True
-    return any(any(map(lacks_elements, leaves(x))) if type(x) in (tuple, list) else lacks_elements(x) for x in operands)
+    return op.escapes or op.spmd or op.announcing is not None or any(map(lacks_elements, leaves(operands)))
 
 
 RECORDING = RecordingInterpreter()

@@ -25,7 +25,7 @@ from shardtensor.tensor.operands import host_aval
 from shardtensor.tensor.ownership import reading
 from shardtensor.tensor.pytree import map_items
 from shardtensor.tensor.storage import NoElements, Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor, without_elements
+from shardtensor.tensor.tensor import ShardedTensor, tensor_of, without_elements
 from shardtensor.tensor.value import Aval
 
 _Layout = Any
@@ -248,4 +248,4 @@ def _placed(layout: _Layout, made: Any) -> Any:
     array = np.asarray(made)
     if array.shape != layout.shape or array.dtype != layout.dtype:  # They depend on elements.
         return NotImplemented
-    return tensor(layout, Storage((array if array.base is None else array.copy(),)))  # It may be a view of an operand.
+    return tensor_of(layout, (array if array.base is None else array.copy(),))  # It may be a view of an operand.

@@ -42,7 +42,7 @@ def canonical(index: Any, shape: Shape) -> Index | None:
             out.append(None)
         elif type(entry) is slice:
             if d < len(shape):
-                out.append(_span(entry, shape[d], d))
+                out.append(span_of(entry, shape[d], d))
             d += 1
         elif entry is Ellipsis:
             ellipses += 1
@@ -66,10 +66,15 @@ def canonical(index: Any, shape: Shape) -> Index | None:
             f"{counted(d, 'index', 'indices')} for a tensor of {counted(len(shape), 'dimension')}, shape {shape}"
         )
     if ellipses > 1:
-        raise IndexingError("an index can have one ellipsis ('...') only")
+        raise several_ellipses()
     for n in shape[d:]:
         out.append((0, n, 1))
     return Index(out)
+
+
+def several_ellipses() -> IndexingError:
+    """Returns the error for an index with more than one ellipsis."""
+    return IndexingError("an index can have one ellipsis ('...') only")
 
 
 def has_ellipsis(index: Any) -> bool:
@@ -89,7 +94,8 @@ def is_array(entry: Any) -> bool:
     return entry.ndim > 0 or entry.dtype.kind == "b" or not getattr(entry, "_is_scalar", False)
 
 
-def _span(entry: slice, size: int, dimension: int) -> Span:
+def span_of(entry: slice, size: int, dimension: int) -> Span:
+    """Converts a slice of a dimension of that size to canonical form; see `canonical`."""
     try:
         start, stop, step = entry.indices(size)
     except ConcretizationError:

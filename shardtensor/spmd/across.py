@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from shardtensor.communication.difference import numbers_text, processes_text
 from shardtensor.communication.processes import compared, connected, described_array, gather_texts, note
 from shardtensor.errors import BackendError, CollectiveError, ShapeError, type_text
 from shardtensor.host.units import counted
-from shardtensor.places import user_place
+from shardtensor.places import calling_from, user_place
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.spec import P
@@ -31,8 +32,7 @@ from shardtensor.spmd.axes import AxisPosition
 from shardtensor.spmd.collective_call import Across, CollectiveCall
 from shardtensor.spmd.program import MapRun, Program, Rendezvous, current
 from shardtensor.tensor.pytree import form_of, leaves, replaced
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, shard_arrays, tensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, shard_arrays, tensor_of
 from shardtensor.tensor.value import aval, new_buffers
 
 Devices = tuple[Device, ...]
@@ -131,7 +131,10 @@ def met(found: Sequence[Rendezvous]) -> list[tuple[Rendezvous, Sequence[Any]]]:
     Raises:
         CollectiveError: in none of them all programs have arrived, so that no program can continue.
     """
-    return _executed(_exchanged([_described(r) for r in found]), found)
+    waiting = next((program for r in found for program in r.arrived), None)
+    with calling_from(_frame_of(waiting)):  # The thread that runs this may have no frame of the user's program.
+        rows = _exchanged([_described(r) for r in found])
+    return _executed(rows, found)
 
 
 def _exchanged(record: Any) -> list[Any]:
@@ -218,8 +221,14 @@ def _exchanged_places(own: Any) -> list[Any]:
 
 def _place_of(program: Program) -> str:
     """Returns where a program is suspended, in the program of the user."""
-    place = user_place(getattr(program.suspended, "gr_frame", None))
+    place = user_place(_frame_of(program))
     return str(place) if place else ""
+
+
+def _frame_of(program: Program | None) -> FrameType | None:
+    """Returns the frame in which a program is suspended."""
+    frame: FrameType | None = getattr(program and program.suspended, "gr_frame", None)
+    return frame
 
 
 class _Collective(NamedTuple):
@@ -295,7 +304,7 @@ def _decoded(kind: Any, devices: Devices) -> Any:
     mesh = Mesh(np.asarray([devices[i] for i in places], object).reshape(sizes), tuple(names))
     sharding = NamedSharding(mesh, P(*[tuple(chain) or None for chain in chains]))
     value = aval(tuple(shape), np.dtype(dtype), sharding, True)
-    return tensor(value, Storage(new_buffers(value)[0]))
+    return tensor_of(value, new_buffers(value)[0])
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -367,7 +376,7 @@ def _elsewhere(kind: Any, devices: Devices, caller: str) -> Any:
     if type(found) is not RemoteArray:
         return found
     value = aval(found.shape, found.dtype, as_sharding(devices[0], found.ndim, caller), True)
-    return tensor(value, Storage((found,)))
+    return tensor_of(value, (found,))
 
 
 def twins_here(

@@ -41,16 +41,13 @@ from shardtensor.spmd.rendezvous import Arrays, rendezvous
 if TYPE_CHECKING:
     from shardtensor.spmd.signatures import Collective
 
-__all__ = [
-    "all_gather", "all_to_all", "axis_index", "axis_size", "pbroadcast", "pmax", "pmean", "pmin", "ppermute", "pprod",
-    "pshuffle", "psum", "psum_scatter", "pswapaxes",
-]  # fmt: skip
+__all__ = ["axis_index", "axis_size"]  # Declarations add the collectives.
 
 Arguments = ParamSpec("Arguments")
 Groups = Sequence[Sequence[int]] | None
 
 
-def _collective(function: Callable[Concatenate[Any, Arguments], Any]) -> Collective[Arguments]:
+def collective(function: Callable[Concatenate[Any, Arguments], Any]) -> Collective[Arguments]:
     """Declares a collective. The communicator of the program defines what it does: it is inferred as it is executed."""
     return cast("Collective[Arguments]", operator(operands=("x",), trees=("x",), spmd=True)(function))
 
@@ -58,7 +55,7 @@ def _collective(function: Callable[Concatenate[Any, Arguments], Any]) -> Collect
 # -- reductions ------------------------------------------------------------------------------------
 
 
-@_collective
+@collective
 def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Sums arrays over a named axis (an all-reduce); every device gets the sum.
 
@@ -81,7 +78,7 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
     """
 
 
-@_collective
+@collective
 def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Averages arrays over a named axis: `psum` divided by the number of devices; every device gets the mean.
 
@@ -97,7 +94,7 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> A
     """
 
 
-@_collective
+@collective
 def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Takes the elementwise maximum over a named axis; every device gets it. The maximum is NaN where any element is
     NaN.
@@ -116,7 +113,7 @@ def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
     """
 
 
-@_collective
+@collective
 def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Takes the elementwise minimum over a named axis; every device gets it. The minimum is NaN where any element is
     NaN.
@@ -135,7 +132,7 @@ def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> An
     """
 
 
-@_collective
+@collective
 def pprod(x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None) -> Any:
     """Multiplies arrays elementwise over a named axis; every device gets the product.
 
@@ -182,7 +179,7 @@ def _of_scalars(caller: str, values: Sequence[Any], ufunc: str) -> Any:
     return nan if nan is not None else (max if ufunc == "maximum" else min)(values)
 
 
-@_collective
+@collective
 def psum_scatter(
     x: Any,
     axis_name: AxisName,
@@ -230,7 +227,7 @@ def _psum_scatter(x: Any, axis_name: AxisName, scatter_dimension: int, axis_inde
 # -- data movement ---------------------------------------------------------------------------------
 
 
-@_collective
+@collective
 def all_gather(
     x: Any, axis_name: AxisName, *, axis_index_groups: Groups = None, axis: int = 0, tiled: bool = False
 ) -> Any:
@@ -271,7 +268,7 @@ def _all_gather(x: Any, axis_name: AxisName, axis_index_groups: Groups, axis: in
     return rendezvous(caller, at, x, (("axis", axis), ("tiled", tiled)), body)
 
 
-@_collective
+@collective
 def all_to_all(
     x: Any,
     axis_name: AxisName,
@@ -314,7 +311,7 @@ def _all_to_all(
     return _exchanged("all_to_all", x, axis_name, split_axis, concat_axis, axis_index_groups, tiled)
 
 
-@_collective
+@collective
 def pswapaxes(x: Any, axis_name: AxisName, axis: int, *, axis_index_groups: Groups = None) -> Any:
     """Swaps a dimension with a named axis: `all_to_all` with ``axis`` for both dimensions, not tiled.
 
@@ -356,7 +353,7 @@ def _exchanged(
     return rendezvous(caller, at, x, details, body)
 
 
-@_collective
+@collective
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
     """Sends arrays between devices along a named axis, by pairs of source and destination.
 
@@ -415,7 +412,7 @@ def _permutation(
     return pairs, [source_of.get(k) for k in range(size)]
 
 
-@_collective
+@collective
 def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
     """Permutes arrays along a named axis: device i gets the array of device ``perm[i]``.
 
@@ -454,7 +451,7 @@ def _permuted(caller: str, at: AxisPosition, x: Any, perm: Any, sources: Sequenc
     )
 
 
-@_collective
+@collective
 def pbroadcast(x: Any, axis_name: AxisName, source: int) -> Any:
     """Broadcasts the arrays of one device along a named axis; every device gets them.
 

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ from shardtensor.tensor.tensor import (
     lacks_elements,
     mark_donated,
     tensor,
+    tensor_of,
     without_elements,
 )
 
@@ -189,8 +191,8 @@ class _Map:
     modes: dict[Backend, Callable[[], None]] = field(init=False)
 
     def __post_init__(self) -> None:
-        program = around()
         for name in self.names:
+            program = around()
             if program and name in program.run.axes:
                 raise ShardingError(
                     f"{self.caller}: axis {name!r} is bound by a map around this one; choose another name"
@@ -239,12 +241,16 @@ class _Map:
         elif thread.block is not None:
             thread.leave_block()
         try:
-            # The backend can tell only from a list whether user code holds an array.
-            held = [program.call(self.fn, arguments)]
+            thread.inside = True
+            try:
+                held = [self.fn(*arguments)]  # The backend can tell only from a list whether user code holds an array.
+            finally:
+                thread.inside = False
             arguments.clear()
             if here is None:
                 result = held[0]
-            elif here.backend.is_array(held[0]):  # The common case takes no traversal.
+            elif (here.backend.on_host and type(held[0]) is np.ndarray) or here.backend.is_array(held[0]):
+                # The common case takes no traversal.
                 result = _adopt(held, here, self.caller, program.lent)
             else:
                 result = _adopt_leaves(held, here, self.caller, program.lent)
@@ -291,7 +297,7 @@ class _Map:
 @implements(map_shards, "algorithm")
 def _map_shards(*arguments: Any) -> list[Any]:
     called = _Map(*arguments)
-    places = _places(tuple(called.submeshes))
+    places = _places(called.submeshes)
     if places.simulated:
         with interpreting(INFER):
             return _infer_map(*arguments)
@@ -305,10 +311,17 @@ def _map_shards(*arguments: Any) -> list[Any]:
 
 def _execute_map(called: _Map, places: _Places) -> list[Any]:
     called.places = places
-    called.modes = {backend: mode for backend in places.stateful if (mode := modes_of(backend))}
-    across = _devices_across(called) if in_job() else ()
-    if across:
-        _note_map(called)
+    called.modes = {}
+    for backend in places.stateful:
+        if mode := modes_of(backend):
+            called.modes[backend] = mode
+    across: tuple[tuple[Device, ...], ...] = ()
+    if in_job():  # Programs of one process do not need these modules.
+        from shardtensor.spmd.across import devices_across, results_across
+        from shardtensor.spmd.captured import note_map
+
+        if across := devices_across(called.submeshes, called.caller):
+            note_map(called.caller, called.fn, [(column.items, _shared_leaves(column)) for column in called.columns])
     called.given = called.arguments(_array_onto)
     tasks: list[Callable[[Program], Any]] = [called.call] * len(called.submeshes)
     if across:
@@ -317,24 +330,15 @@ def _execute_map(called: _Map, places: _Places) -> list[Any]:
         # The function may read arrays outside of its arguments, which the caller's stream may still be computing.
         backend.wait_for_caller(device)
     try:
-        helper_delay = max([backend.helper_delay for backend in places.backends], default=0.0)
+        helper_delay = max(map(_helper_delay, places.backends), default=0.0)
         results = called.run(tasks, helper_delay, across)
-        return _results_across(results, across, called.caller) if across else results
+        return results_across(results, across, called.caller) if across else results
     finally:
         for backend, device in places.queues:
             backend.make_caller_wait(device)
 
 
-def _devices_across(called: _Map) -> tuple[tuple[Device, ...], ...]:
-    from shardtensor.spmd.across import devices_across  # Programs of one process do not need it.
-
-    return devices_across(called.submeshes, called.caller)
-
-
-def _note_map(called: _Map) -> None:
-    from shardtensor.spmd.captured import note_map  # See `_devices_across`.
-
-    note_map(called.caller, called.fn, [(column.items, _shared_leaves(column)) for column in called.columns])
+_helper_delay = attrgetter("helper_delay")
 
 
 def _shared_leaves(column: MappedArgument) -> list[Any]:
@@ -346,12 +350,6 @@ def _shared_leaves(column: MappedArgument) -> list[Any]:
         elif not column.each:
             found.append(leaf)
     return found
-
-
-def _results_across(results: Sequence[Any], across: Sequence[tuple[Device, ...]], caller: str) -> list[Any]:
-    from shardtensor.spmd.across import results_across  # See `_devices_across`.
-
-    return results_across(results, across, caller)
 
 
 def _nothing(program: Program) -> None:
@@ -424,7 +422,11 @@ def _infer_on(called: _Map, i: int, arguments: list[Any], interpreter: Interpret
     program.communicator = AbstractCommunicator
     settle_on(called.owned[i])
     interpret_by(interpreter.apply)
-    result = program.call(called.fn, arguments)
+    program.thread.inside = True
+    try:
+        result = called.fn(*arguments)
+    finally:
+        program.thread.inside = False
     if submesh.size > 1:
         return result
     return map_leaves(functools.partial(_adopted, submesh.flat[0], called.caller), result)
@@ -443,6 +445,7 @@ class _Places(NamedTuple):
     """What follows from the devices of the calls of a map.
 
     Attributes:
+        submeshes: the devices of each call. Because they are kept, no other mesh gets their identities.
         interpreters: the interpreter of each call; None for a call on several devices.
         blocks: for each call the block in which its device is current; None where programs do not share blocks.
         backends: the backends of the devices.
@@ -451,6 +454,7 @@ class _Places(NamedTuple):
         queues: of the devices that can run behind the caller one for each queue, with its backend.
     """
 
+    submeshes: Sequence[Mesh]
     interpreters: Sequence[DeviceInterpreter | None]
     blocks: Sequence[DeviceBlock | None]
     backends: Sequence[Backend]
@@ -459,8 +463,24 @@ class _Places(NamedTuple):
     queues: Sequence[tuple[Backend, Device]]
 
 
-@functools.lru_cache(1024)
-def _places(submeshes: tuple[Mesh, ...]) -> _Places:
+_known_places: dict[tuple[int, ...], _Places] = {}
+_MOST_KNOWN = 1024
+
+
+def _places(submeshes: Sequence[Mesh]) -> _Places:
+    """Returns what follows from the devices of the calls; by the identities of the meshes, since their hashes are
+    functions in Python.
+    """
+    key = tuple(map(id, submeshes))
+    found = _known_places.get(key)
+    if found is None:
+        if len(_known_places) >= _MOST_KNOWN:
+            _known_places.clear()  # in one step, as other threads may do the same
+        found = _known_places[key] = _places_of(submeshes)
+    return found
+
+
+def _places_of(submeshes: Sequence[Mesh]) -> _Places:
     devices = dict.fromkeys([device for submesh in submeshes for device in submesh.flat])
     backends = list(dict.fromkeys([backend_of(device) for device in devices]))
     ordered = [b for b in backends if any(getattr(type(b), m) is not getattr(Backend, m) for m in _ORDER)]
@@ -473,7 +493,7 @@ def _places(submeshes: tuple[Mesh, ...]) -> _Places:
     simulated = any(backend.simulated for backend in backends)
     # The backends of other processes pass the look-up of the method on.
     stateful = [b for b in backends if getattr(b.capture_modes, "__func__", None) is not Backend.capture_modes]
-    return _Places(interpreters, blocks, backends, stateful, simulated, list(queues.values()))
+    return _Places(tuple(submeshes), interpreters, blocks, backends, stateful, simulated, list(queues.values()))
 
 
 _ORDER = ("wait_for_caller", "make_caller_wait")
@@ -520,13 +540,14 @@ def _adopt_leaves(held: list[Any], here: DeviceInterpreter, caller: str, lent: S
             record_copy(caller, int(array.nbytes), here.device)
             value = here.aval_of(array)
             assert value is not None
-            found[n] = tensor(value, Storage((array,), ([],)))
+            found[n] = tensor_of(value, (array,), ([],))
     return map_leaves(found.__getitem__, tree)
 
 
 def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence[Lent]) -> Any:
     """Returns an array that a call returned, the only item of a list, as a tensor, if tensors can hold it."""
-    backend, value = here.backend, here.aval_of(held[0])
+    backend = here.backend
+    value = here.avals.get((held[0].shape, held[0].dtype)) or here.aval_of(held[0])
     if value is None:
         return held[0]
     if type(held[0]) is not np.ndarray:
@@ -541,16 +562,16 @@ def _adopt(held: list[Any], here: DeviceInterpreter, caller: str, lent: Sequence
         result = received(backend, held[0])
         if result is not None:
             # The result of a collective is never written in place, since all programs may hold it.
-            return tensor(value, Storage((result,), (None,)))
+            return tensor_of(value, (result,), (None,))
     array, copied = backend.adopt(held, () if own else [one.array for one in lent])
     held.clear()
     if copied:
         record_copy(caller, int(array.nbytes), here.device)
     if copied or own:
-        return tensor(value, Storage((array,), ([],)))
+        return tensor_of(value, (array,), ([],))
     memory = backend.memory_of(array)
     holder = next((one for one in lent if memory is not None and backend.memory_of(one.array) == memory), None)
     if memory is not None and holder is None:
-        return tensor(value, Storage((array,), ([],)))
+        return tensor_of(value, (array,), ([],))
     mine = backend.view(array, ...)  # The function may have kept the array, and can set its shape later.
     return tensor(value, holder.storage_of(mine) if holder else Storage((mine,), (None,)))

@@ -16,7 +16,7 @@ from shardtensor.backend.device import Device
 from shardtensor.backend.registry import array_backend, backend_of, is_remote, is_spanning
 from shardtensor.backend.small_floats import is_element
 from shardtensor.communication.messages import bring
-from shardtensor.communication.transfer_log import Transfer, is_recording, record_transfer
+from shardtensor.communication.transfer_log import Transfer, record_transfer
 from shardtensor.core import implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.functions.joining import assemble
@@ -169,14 +169,17 @@ def _check_equal(
         from shardtensor.spmd.across import note_equal, twins_here  # Programs of one process do not need it.
 
         firsts, twins = twins_here(twins, blocks)
-    pairs, recording = [], is_recording()
+    pairs: list[tuple[ShardedTensor, ShardedTensor]] = []
+    same: list[tuple[ShardedTensor, ShardedTensor]] = []
     for first, other in twins:
         a, b = blocks[first], blocks[other]
-        if _are_one(a, b) and not recording:  # A comparison of separate memories would be counted.
+        if _are_one(a, b):
+            same.append((a, b))
             continue
         if a.sharding.spec != b.sharding.spec and a.shape == b.shape:
             b = transfer_to(b, NamedSharding(b.sharding.mesh, a.sharding.spec), caller)
         pairs.append((a, b))
+    _announce(same, caller)
     if pairs:
         silent = ", ".join([repr(axis) for axis in mapped if axis not in _named(spec)])
         check_equal(pairs, f"{what} is declared to be equal along {silent}, which {spec} does not name", caller)
@@ -205,10 +208,15 @@ def _check_elements(pairs: Sequence[tuple[ShardedTensor, ShardedTensor]], declar
 
 @implements(check_equal, "infer")
 def _infer_check_equal(pairs: Sequence[tuple[ShardedTensor, ShardedTensor]], declared: str, caller: str) -> None:
-    if is_recording():
-        record_transfer(caller, 0, True, lambda: [record for a, b in pairs for record in _transfers(a, b, caller)])
+    _announce(pairs, caller)
     for a, b in pairs:
         _check_pair(a, b, (a.shape, a.dtype) == (b.shape, b.dtype), declared)
+
+
+def _announce(pairs: Sequence[tuple[ShardedTensor, ShardedTensor]], caller: str) -> None:
+    """Records the transfers of comparisons by `_same`, if a log is active."""
+    if pairs:
+        record_transfer(caller, 0, True, lambda: [record for a, b in pairs for record in _transfers(a, b, caller)])
 
 
 def _check_pair(a: ShardedTensor, b: ShardedTensor, same: bool, declared: str) -> None:
@@ -250,7 +258,7 @@ def _twins(spec: PartitionSpec, mesh: Mesh, mapped: Chain) -> list[tuple[int, in
 
 
 def _transfers(a: ShardedTensor, b: ShardedTensor, caller: str) -> Iterator[Transfer]:
-    """Yields the records of a comparison by `_same`, which sends the shards of ``b`` to the devices of ``a``."""
+    """Yields the records of a comparison: separate memories send the shards of ``b`` to the devices of ``a``."""
     copies, grid = not a._aval.backend.on_host, b._aval.grid
     for k, (here, there) in enumerate(zip(a.sharding.mesh.flat, b.sharding.mesh.flat, strict=True)):
         nbytes = math.prod(grid.shape(k)) * b.itemsize

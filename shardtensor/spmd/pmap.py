@@ -213,7 +213,8 @@ class _Pmap:
     # -- lists -------------------------------------------------------------------------------------
 
     def _over_lists(self, fn: Callable[..., Any], call: Call) -> list[Any]:
-        self._check_axes_of_lists(call.given, call.static)
+        if (self._in_axes, self._out_axes) != (0, 0):
+            self._check_axes_of_lists(call.given, call.static)
         if self._donate:
             others = [x for i, x in enumerate(call.given) if type(x) is not list and i not in call.static]
             check_donated(call.lists, "pmap", "lists", others)
@@ -276,8 +277,6 @@ class _Pmap:
                 f"pmap: out_axes is {self._out_axes!r}, and a map over lists returns a list; join it with st.stack or "
                 "st.unshard"
             )
-        if self._in_axes == 0:
-            return
         in_axes = list(self._in_axes) if isinstance(self._in_axes, (tuple, list)) else [self._in_axes] * len(given)
         for i, argument in enumerate(given):
             wanted = 0 if type(argument) is list else None

@@ -65,7 +65,8 @@ class WorkerThread:
         ready: suspended programs of this thread that can be resumed.
         request: what the program that has just been suspended requests: a method of the scheduler, and its arguments,
             of which the first is the program.
-        inside: whether user code of a program is running, as opposed to the library's.
+        inside: whether user code of a program is running, as opposed to the library's: only there may signal handlers
+            run, and raise, between any two instructions.
         running: the program that is running in the thread.
         root: the outermost greenlet of the thread.
     """
@@ -318,16 +319,6 @@ class Program:
         return self.thread.running is self and self.thread.is_here()
 
     # -- operations --------------------------------------------------------------------------------
-
-    def call(self, fn: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Calls user code of the program. Only inside of it may signal handlers run, and raise, between any two
-        instructions.
-        """
-        self.thread.inside = True
-        try:
-            return fn(*arguments)
-        finally:
-            self.thread.inside = False
 
     def meet(self, call: CollectiveCall, position: int, contribution: Any) -> Any:
         """Contributes to a collective, waits until all programs that meet in it have contributed, and returns the

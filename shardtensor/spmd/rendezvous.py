@@ -20,7 +20,7 @@ from shardtensor.communication.transfer import array_on
 from shardtensor.errors import ArgumentTypeError, BackendError, ShardTensorError, type_text
 from shardtensor.host.units import counted
 from shardtensor.spmd.axes import AxisPosition
-from shardtensor.spmd.collective_call import Across, CollectiveCall
+from shardtensor.spmd.collective_call import CollectiveCall
 from shardtensor.spmd.program import Program, current
 from shardtensor.tensor.ownership import Lent
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, replaced
@@ -68,7 +68,11 @@ def rendezvous(
     mine = [_contribution(leaf, program, caller, scalars) for leaf in (leaves(x) if form is not None else (x,))]
     kinds: Any = [_kind(leaf, alike) for leaf in mine]
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
-    across = _programs_across(program, at, caller) if in_job() else None
+    across = None
+    if in_job():
+        from shardtensor.spmd.across import programs_across  # Programs of one process do not need it.
+
+        across = programs_across(program, at, caller)
     kind = communicator if across else program.communicator
 
     def work(contributions: list[Any]) -> Sequence[Any]:
@@ -85,12 +89,6 @@ def rendezvous(
     call = CollectiveCall(description, at.key, at.size, work, compared, lambda there: at.at(there).key, across)
     results = program.meet(call, at.index, (devices, mine, program.lent))
     return replaced(x, results) if form is not None else results[0]
-
-
-def _programs_across(program: Program, at: AxisPosition, caller: str) -> Across | None:
-    from shardtensor.spmd.across import programs_across  # Programs of one process do not need it.
-
-    return programs_across(program, at, caller)
 
 
 def _column(

@@ -137,7 +137,8 @@ class Scheduler:
 
     def __init__(self, root: MapRun, helper_delay: float) -> None:
         self.lock = threading.Lock()  # fork: `abandon` replaces it if helper threads may hold it.
-        self._changed: threading.Condition | None = None  # Created together with the helpers.
+        # Waiting threads look for programs again when it is notified; it is created together with the helpers.
+        self._changed: threading.Condition | None = None
         self.root = root
         self.runs = [root]
         self.pending_rendezvous: dict[Hashable, Rendezvous] = {}
@@ -182,7 +183,8 @@ class Scheduler:
             # Every switch to a worker is a call from this loop in C, so that the frames below a worker's first one are
             # the same whenever it runs: the interpreter calls from another depth while a profiler is installed.
             deque(map(greenlets().greenlet.switch, self._steps(thread)), maxlen=0)
-            thread.leave_block()
+            if thread.block is not None:
+                thread.leave_block()
         except BaseException:  # The scheduler itself failed; the other threads must not wait for this one.
             self._is_over = True
             raise
@@ -293,7 +295,7 @@ class Scheduler:
         """Wakes helper threads, once, if several programs are not started. It is called after the helper delay."""
         now = time.perf_counter()
         with self.lock:
-            count = sum(run.unstarted for run in self.runs)
+            count = sum([run.unstarted for run in self.runs])
             if count < 2 or self._helpers is not None or self.prompts():
                 return
             self._changed = threading.Condition(self.lock)  # fork: see `abandon`.
@@ -363,7 +365,8 @@ class Scheduler:
         """Adds an inner map whose programs are to be started, and for which a program waits."""
         self.runs.append(run)
         program.pending = run
-        self._notify()
+        if self._changed:
+            self._changed.notify_all()
         if program.run.failed:
             self.fail(run, program.run.failed)
         return False
@@ -384,12 +387,7 @@ class Scheduler:
         self.runs.remove(run)
         if run.parent:
             self.resume(run.parent, None)
-        else:
-            self._notify()
-
-    def _notify(self) -> None:
-        """Wakes the waiting threads, so that they look for programs again."""
-        if self._changed:
+        elif self._changed:
             self._changed.notify_all()
 
     def resume(self, program: Program, result: Any) -> None:
@@ -399,7 +397,7 @@ class Scheduler:
         program.thread.ready.append(program)
         self._ready += 1
         if self._changed:
-            self._notify()
+            self._changed.notify_all()
 
     def release(self, program: Program, error: BaseException) -> None:
         """Marks a suspended program as ready to continue with an error, which becomes secondary."""

@@ -20,8 +20,7 @@ from shardtensor.sharding.copy_plan import host_grid
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
 from shardtensor.tensor.nested_lists import check_leaves, converted, from_lists
 from shardtensor.tensor.pytree import hint_to_register
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor_of
 from shardtensor.tensor.value import aval
 
 
@@ -172,7 +171,7 @@ def as_operand(x: Any, caller: str) -> Any:
 def on_one_device(array: Any, dtype: np.dtype[Any], device: Device, committed: bool = True) -> ShardedTensor:
     """Returns the tensor of that dtype whose only shard is ``array``, which it shares, on ``device``."""
     value = aval(tuple(array.shape), dtype, as_sharding(device, array.ndim, "device"), committed)
-    return tensor(value, Storage((array,)))
+    return tensor_of(value, (array,))
 
 
 def located(x: Any) -> Any:

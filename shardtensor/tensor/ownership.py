@@ -13,6 +13,7 @@ it. Both are known from what the library itself hands out:
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -229,7 +230,9 @@ class Lent(NamedTuple):
 
     def storage_of(self, result: Any) -> Storage:
         """Returns a new storage of an array that is the lent one or a view of it."""
-        made = Storage((result,), (self.leases,))
+        made = _new(Storage)
+        made.buffers = (result,)
+        made.leases = (self.leases,)
         if self.leases is not None and self.storage is not None:
             with _linking:
                 _add(self.leases, weakref.ref(self.storage), weakref.ref(made))
@@ -245,12 +248,18 @@ def lend_storage(storage: Storage, backend: Backend) -> Lent:
     exported, its_lease = backend.lend(array)
     leases = storage.leases[0] if storage.leases else None
     if leases is None:
-        return Lent(exported, array)
+        return _lent((exported, array, None, None))
     leases.append(its_lease or never_ends)
     n = len(leases)
     if n >= 8 and not n & (n - 1):
         _remove_ended(leases)
-    return Lent(exported, array, storage, leases)
+    return _lent((exported, array, storage, leases))
+
+
+_new: Callable[[type[Storage]], Storage] = object.__new__
+
+_lent: Callable[[tuple[Any, ...]], Lent] = functools.partial(tuple.__new__, Lent)
+"""Makes a `Lent` of its fields, for each shard of a map, without a call of a Python function."""
 
 
 def export(x: Any, array: Any, position: int | None = None) -> Any:
@@ -308,6 +317,17 @@ def replaced(storage: Storage, arrays: tuple[Any, ...], new: Collection[int], ba
         for k, leases in enumerate(before):
             if leases is not None and k not in new:
                 _add(leases, weakref.ref(made))
+    return made
+
+
+def shared(storage: Storage) -> Storage:
+    """Returns another storage of the arrays of a storage: the first write to either of them copies."""
+    made = Storage(storage.buffers, storage.leases)
+    refs = weakref.ref(storage), weakref.ref(made)
+    with _linking:
+        for leases in storage.leases:
+            if leases is not None:
+                _add(leases, *refs)
     return made
 
 
@@ -381,20 +401,20 @@ def part_storages(storage: Any, parts: Sequence[Any]) -> list[Storage]:
     return made
 
 
-def track(entry: list[Any], result: Any, new: bool = True) -> None:
-    """Records which storages of a result share memory with the operands of an operator, or with one another.
+def track(entry: list[Any], result: Any) -> None:
+    """Records which storages of a result share memory with the operands of an operator, or with one another. All other
+    memory of the result was allocated by the operator, and is held by nothing else.
 
     Args:
         entry: the operands of the operator, published in `READS`.
         result: a tensor, or a pytree of tensors and other objects.
-        new: whether all other memory of the result was allocated by the operator, and is held by nothing else.
     """
     results = [result] if hasattr(result, "_storage") else _tensors((result,))
-    if new and len(entry) == 1 and _are_new(results, _items(entry[0])):  # The common case.
+    if len(entry) == 1 and _are_new(results, _items(entry[0])):  # The common case.
         for x in results:
             x._storage.leases = x._storage.leases or ([],)
         return
-    made = [x for x in results if type(storage := x._storage) is Storage and (new or not storage.leases)]
+    made = [x for x in results if type(x._storage) is Storage]
     if not made:
         return
     bases = [getattr(x._storage, "base", x) for x in _tensors(entry[0])]
@@ -419,7 +439,7 @@ def track(entry: list[Any], result: Any, new: bool = True) -> None:
             if sources is None and (sources := _sources(entry)) is None:
                 return
             memory_of_array = x._aval.backend.memory_of
-            found = [_source(sources, memory_of_array(array), storage, new) for array in storage.buffers]
+            found = [_source(sources, memory_of_array(array), storage) for array in storage.buffers]
         _link(storage, x._aval, found)
 
 
@@ -477,9 +497,9 @@ def _note(found: Sources, storage: Storage | None, backend: Backend) -> None:
             found[memory] = source
 
 
-def _source(found: Sources, memory: Hashable, made: Storage, new: bool) -> Source:
+def _source(found: Sources, memory: Hashable, made: Storage) -> Source:
     """Returns the source of a memory; where no operand has it, ``made`` becomes the source of what follows."""
-    return found.setdefault(memory, [made, [] if new and memory is not None else None])
+    return found.setdefault(memory, [made, [] if memory is not None else None])
 
 
 def _link(made: Storage, value: Aval, sources: Sequence[Any]) -> None:

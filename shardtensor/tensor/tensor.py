@@ -34,7 +34,7 @@ from shardtensor.tensor.methods import Methods
 from shardtensor.tensor.ownership import READS, export, hold, is_shared, keep_while_read, reading, storage_of
 from shardtensor.tensor.partial_sums import PartialSums
 from shardtensor.tensor.pytree import LEAF_TYPES
-from shardtensor.tensor.storage import Donated, LostWrite, NoElements, PendingWrite, Storage, WriteState
+from shardtensor.tensor.storage import Donated, Leases, LostWrite, NoElements, PendingWrite, Storage, WriteState
 from shardtensor.tensor.value import Aval, aval, stacked, views
 
 
@@ -274,6 +274,17 @@ def tensor(value: Aval, storage: Any) -> ShardedTensor:
     return x
 
 
+def tensor_of(value: Aval, buffers: tuple[Any, ...], leases: tuple[Leases | None, ...] = ()) -> ShardedTensor:
+    """Creates a tensor from its aval and the arguments of its `Storage`, in one call."""
+    x, storage = _new(ShardedTensor), _new_storage(Storage)
+    x._aval = value
+    x._storage = storage
+    x._write_state = None
+    storage.buffers = buffers
+    storage.leases = leases
+    return x
+
+
 def without_elements(value: Aval) -> ShardedTensor:
     """Returns a tensor of which only the aval is known."""
     if value.unreduced:
@@ -287,9 +298,11 @@ INFERRED = "eval_shape knows only its shape, dtype and sharding; compute it outs
 
 def lacks_elements(x: Any) -> bool:
     """Whether an operand is a tensor of which only the aval is known, or a view of one."""
-    if type(x) is not ShardedTensor:
+    if type(x) is not ShardedTensor or type(x._storage) is Storage:
         return False
     storage = getattr(x._storage, "base", x)._storage
+    if type(storage) is Storage:  # The next test calls a function in Python: the class has an abstract method.
+        return False
     if isinstance(storage, NoElements):
         return storage.is_lacking()
     return getattr(storage, "parts", None) == ()
@@ -345,6 +358,7 @@ def _view_spec_of(value: Aval) -> ViewSpec:
 
 
 _new: Callable[[type[ShardedTensor]], ShardedTensor] = object.__new__
+_new_storage: Callable[[type[Storage]], Storage] = object.__new__
 
 
 def shard_arrays(x: ShardedTensor) -> tuple[Any, ...]:

@@ -205,7 +205,8 @@ def _truncated_normal(data: Any) -> Case:
     return _drawn("truncated_normal", [lower, np.asarray(lower + 1.25)])
 
 
-# Creation functions, operators whose operand or result is not a single tensor, and compositions are tested separately.
+# Creation functions, operators whose operand or result is not a single tensor, and compositions are tested separately,
+# and so are maps and collectives.
 ELSEWHERE = {
     "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full",
     "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unstack",
@@ -219,10 +220,8 @@ ELSEWHERE = {
     "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "dsplit", "eig", "eigh", "eigvals",
     "hsplit", "meshgrid", "nonzero", "qr", "slogdet", "spanned", "split", "svd", "topk", "unique", "unique_all",
     "unique_counts", "unique_inverse", "unique_values", "vsplit", "divmod", "frexp", "isnat", "modf",
-    # Maps, halos, collectives, copies, and views and writes by view specs.
-    "all_gather", "all_to_all", "check_equal", "copy", "map_shards", "pbroadcast", "pmax", "pmean", "pmin", "ppermute",
-    "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "put", "split_over", "unsqueeze", "view", "with_halos",
-    "with_windows",
+    # Halos, copies, and views and writes by view specs.
+    "copy", "put", "split_over", "unsqueeze", "view", "with_halos", "with_windows",
     # The steps of distributed algorithms.
     "blocked_cholesky", "blocked_inv", "blocked_qr", "blocked_slogdet", "blocked_solve", "chirp_filter", "fft_added",
     "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_real_columns", "fft_rotated", "fft_to_real",

@@ -506,15 +506,6 @@ def test_a_result_in_the_memory_of_an_operand_is_not_exclusive(backend: str) -> 
         np.testing.assert_array_equal(seen([array]), before)
 
 
-def test_nothing_is_known_of_what_a_map_has_not_adopted_as_exclusive() -> None:
-    x = put(VALUE, "numpy", (1,))
-    made, new = [tensor(x._aval, Storage((VALUE.copy(),))) for _ in range(2)]
-    ownership.track([()], made, new=False)
-    ownership.track([()], new)
-    assert made._storage.leases == (None,)
-    assert new._storage.leases == ([],)
-
-
 def test_two_handles_never_have_one_storage() -> None:
     x = put(VALUE, "numpy")
     made = tensor(x._aval, x._storage)

@@ -178,7 +178,7 @@ def test_programs_in_two_processes_have_the_bits_of_one(tmp_path: Path, monkeypa
     )
     arguments = {
         "operators": ["2", *SLICE], "programs": [str(tmp_path / "programs.json")], "notebooks": ["02_writing"],
-        "reductions": ["23"], "traffic": ["2", *SLICE, *COLLECTIVES],
+        "reductions": ["23"], "traffic": ["2", *SLICE, *COLLECTIVES], "loops": ["16"],
     }  # fmt: skip
 
     def writing(folder: str, *names: str) -> list[list[str]]:
@@ -192,10 +192,11 @@ def test_programs_in_two_processes_have_the_bits_of_one(tmp_path: Path, monkeypa
     found = {name: lines_of(tmp_path / "spanning" / name) for name in arguments}
     assert_hashes(found["operators"])
     assert_simulated(tmp_path / "spanning" / "traffic", 2)
+    assert_hashes(found["loops"])
     assert len(found["reductions"]) > 300
     assert (len(found["programs"]), len(found["notebooks"]) >= 5) == (4, True)
     for backend, sharing, *names in (
-        ("checked", 1, "operators"), ("numpy", 1, "operators", "reductions"), ("checked", 4, "programs", "notebooks"),
+        ("checked", 1, "operators"), ("numpy", 1, "operators", "reductions"), ("checked", 4, "programs", "notebooks", "loops"),
     ):  # fmt: skip
         folder = f"{backend}-{sharing}"
         run_alone(SERIES, json.dumps(writing(folder, *names)), devices=8, sharing=sharing, backend=backend)

@@ -147,6 +147,7 @@ CASES: dict[str, tuple[list[Any], Call]] = {
         ]
     },
     **{f"{n}.axis": along(n, st, "x", 0.5) for n in ("quantile", "nanquantile", "percentile", "nanpercentile")},
+    "switch.branches": ([st.sum, st.max], lambda a, make: st.switch(1, make(), a.x)),
     "gradient.axis": ([0, 1], lambda a, make: st.gradient(a.x, axis=make())),
     "linalg.norm.axis": along("norm", st.linalg),
     "linalg.vector_norm.axis": along("vector_norm", st.linalg),

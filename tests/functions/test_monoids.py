@@ -6,7 +6,6 @@ import functools
 import importlib
 import itertools
 import math
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +36,7 @@ from tests.layouts import (
     mesh_of,
     meshes,
     on_host,
+    quiet,
     specs,
 )
 
@@ -50,8 +50,7 @@ LETTERS = {"b": "bool", "i": "int8", "u": "uint8", "f": "float32", "c": "complex
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """NumPy warns of means of nothing, overflows and NaN; so does what runs on it."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
+    with quiet():
         yield
 
 

@@ -28,7 +28,7 @@ OPERATORS = sorted(CASES)
 
 
 def test_every_declared_operator_is_tested() -> None:
-    assert set(CASES) | ELSEWHERE == set(OPS)
+    assert set(CASES) | ELSEWHERE == {name for name, op in OPS.items() if not op.spmd}
     assert not set(CASES) & ELSEWHERE
 
 

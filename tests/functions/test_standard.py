@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
@@ -17,7 +14,7 @@ import shardtensor.fft
 import shardtensor.linalg
 from shardtensor.backend import registry
 from tests.draws import drawn
-from tests.layouts import meshes, placed
+from tests.layouts import meshes, placed, quiet
 from tests.numpy_table import leaves
 from tests.standard_calls import CALLS
 from tests.standard_draws import ALL, Call, Draw
@@ -26,13 +23,6 @@ ERRORS = (ArithmeticError, IndexError, TypeError, ValueError)
 
 NAMES = sorted(name for name in CALLS if "item" in name or hasattr(np, name.partition(".")[0]))
 """The functions that this version of NumPy has."""
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        yield
 
 
 def check_call(name: str, data: Any, backend: str) -> None:

@@ -21,7 +21,7 @@ from shardtensor.core import OPS
 from shardtensor.host import blockwise, memory_pool
 from tests import draws, layouts
 from tests.draws import drawn
-from tests.layouts import DTYPES, array, assert_same, mesh_of, meshes, placed, strided
+from tests.layouts import DTYPES, array, assert_same, mesh_of, meshes, placed, quiet, strided
 
 UFUNCS = sorted(name for name, op in OPS.items() if op.is_ufunc)
 BINARY = [name for name in UFUNCS if len(OPS[name].operands) == 2]
@@ -59,13 +59,6 @@ def _cut() -> Iterator[None]:
 
 
 in_blocks = pytest.mark.usefixtures("_cut")
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        yield
 
 
 def laid(x: np.ndarray, layout: str) -> st.ShardedTensor:

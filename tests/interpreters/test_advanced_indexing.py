@@ -5,11 +5,9 @@ Both backends return NumPy's elements, raise NumPy's errors, and transfer the sa
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import hypothesis
@@ -25,7 +23,7 @@ from shardtensor.sharding.index import is_array
 from tests.cases import array_indices, assigned, indices
 from tests.draws import drawn
 from tests.interpreters.test_random_programs import NEEDS_TORCH, twin
-from tests.layouts import DTYPES, READ_ONLY, array, assert_same, everywhere, mesh_of, meshes, shapes, specs
+from tests.layouts import DTYPES, READ_ONLY, array, assert_same, everywhere, mesh_of, meshes, quiet, shapes, specs
 
 lockstep = pytest.mark.parametrize(
     "backends",
@@ -126,14 +124,6 @@ def assert_moved_alike(backends: tuple[str, ...], moved: list[Any]) -> None:
 
 def context(device: st.Device) -> int:
     return -1 if device == st.HOST else device.id
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Suppresses the warnings of casts."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        yield
 
 
 def outcome(call: Callable[[], Any]) -> Any:

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.backend.registry import load
 from shardtensor.tensor.tensor import shard_arrays
-from tests.layouts import put
+from tests.layouts import buffers, put
 
 HOST = np.arange(19 * 6.0).reshape(19, 6)
 TILED = [st.P(("x", "y")), st.P("x", "y"), st.P(None, ("x", "y")), st.P("x"), st.P("y"), st.P("y", "x"), st.P()]
@@ -24,11 +23,6 @@ APART = st.P(("y", "x"))
 
 def computed(spec: st.P, backend: str = "grouped") -> st.ShardedTensor:
     return put(HOST, backend, (2, 4), spec) + 0
-
-
-def buffers(*tensors: st.ShardedTensor) -> int:
-    """The number of memories that the shards of tensors are in."""
-    return len({load("grouped").memory_of(array) for x in tensors for array in shard_arrays(x)})
 
 
 @pytest.mark.parametrize("spec", TILED, ids=str)

@@ -9,18 +9,13 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.backend.registry import load, shared_memory
+from shardtensor.backend.registry import shared_memory
 from shardtensor.tensor.tensor import shard_arrays
 from shardtensor.testing.checked import CheckedArray
-from tests.layouts import mesh_of, put
+from tests.layouts import buffers, mesh_of, put
 
 HOST = np.arange(42.0).reshape(7, 6)
 SPECS = [st.P("x"), st.P(None, "x"), st.P()]
-
-
-def buffers(*tensors: st.ShardedTensor) -> int:
-    """The number of memories that the shards of tensors are in."""
-    return len({load("grouped").memory_of(array) for x in tensors for array in shard_arrays(x)})
 
 
 def test_memory_is_asked_of_a_group_of_devices() -> None:

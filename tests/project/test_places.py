@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.places import Place, place_of, user_place
+from shardtensor.places import Place, calling_from, place_of, user_call, user_place
 from tests.scripts import new_process, output_of
 
 
@@ -59,3 +61,16 @@ def test_the_place_in_code_of_the_command_line_and_in_libraries_is_found() -> No
     code += "class Code(json.JSONEncoder):\n    default = staticmethod(lambda x: str(user_place()))\n\n"
     code += "print(json.dumps(1j, cls=Code))"
     assert output_of(new_process("-c", code)) == '"<string>:5"\n'
+
+
+def test_a_thread_that_works_for_a_suspended_program_has_the_call_of_the_program() -> None:
+    """It has no frame of the user's program itself: an exchange between processes names the collective."""
+
+    def place_on(frame: Any) -> Place | None:
+        with calling_from(frame):
+            return user_call()[0]
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(place_on, sys._getframe()).result()
+    assert found is not None
+    assert (found.file, found.name) == (__file__, sys._getframe().f_code.co_name)

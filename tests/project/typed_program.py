@@ -150,6 +150,17 @@ def maps(x: st.ShardedTensor, mesh: st.Mesh) -> None:
     typing.assert_type(decorated(x), st.ShardedTensor)
 
 
+def loops(x: st.ShardedTensor) -> None:
+    """Calls the functions of loops and branches."""
+    pair = st.scan(lambda total, row: (total + row, row.sum()), x[0], x)
+    typing.assert_type(pair, tuple[st.ShardedTensor, st.ShardedTensor])
+    typing.assert_type(st.fori_loop(0, 3, lambda i, y: y + i, x), st.ShardedTensor)
+    typing.assert_type(st.while_loop(lambda y: y.sum() < 9, lambda y: y + 1, x), st.ShardedTensor)
+    typing.assert_type(st.map(lambda row: row + 1, x), st.ShardedTensor)
+    typing.assert_type(st.associative_scan(lambda a, b: a + b, x), st.ShardedTensor)
+    typing.assert_type(st.cond(x.sum() > 0, double, double, x) + st.switch(1, [double, double], x), st.ShardedTensor)
+
+
 def as_numpys_arrays(x: st.ShardedTensor) -> None:
     """Uses attributes and methods of NumPy's arrays, functions of several results, options and files."""
     for made in (x.view("int64"), x.dot(x), x.trace(), x.diagonal(), x.argpartition(1), x[:1].copy(), x.astype("int8")):
@@ -175,4 +186,5 @@ def main() -> None:
     whole(x)
     placement(x, mesh)
     maps(x, mesh)
+    loops(x)
     as_numpys_arrays(x)

@@ -86,9 +86,13 @@ THRESHOLDS: dict[str, dict[str, Any]] = {
         "_PIECE": 1e-9, "_CHUNK": 1e-9,
     },
     "shardtensor.interpreters.jit.c_source": {"LANES": 2, "SEGMENT": 4},
+    "shardtensor.interpreters.jit.c_loops": {"_UNKNOWN": 1},
+    "shardtensor.interpreters.jit.c_trips": {"CHUNK": 0.0, "_FIRST": 1, "_GROWTH": 1, "_NUMBERS": 2},
     "shardtensor.interpreters.jit.common_sums": {"_MOST_BYTES": 64, "_LARGE_BYTES": 16},
     "shardtensor.interpreters.jit.deferred_sums": {"_MOST": 2},
     "shardtensor.interpreters.jit.executable": {"_LARGE": 1},
+    "shardtensor.interpreters.jit.fused": {"_CALL": 1},
+    "shardtensor.interpreters.jit.fused_alone": {"MOST": 8},
     "shardtensor.interpreters.jit.groups": {"LEAST": 1, "_MOST": 2},
     "shardtensor.interpreters.jit.graphs": {"GRAPHS": 1, "SEEN": 2, "COST": 1},
     "shardtensor.interpreters.jit.operands": {"_WORK": 0},
@@ -113,6 +117,7 @@ OTHERS = {
         communication.gloo_engine._SIGNS communication.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
         host.blockwise.BYTE host.threads._SHUTDOWN_WAIT
         interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c_executor._FUNCTION
+        interpreters.jit.c_loop_library._SECONDS
         interpreters.jit.compiler._POLL interpreters.jit.kernel_files.MOST_SECONDS
         interpreters.jit.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
         communication.gloo_engine._NOTICED job_output.HELD job_output._PRINTED spmd.scheduler._POLL""",
@@ -128,6 +133,7 @@ OTHERS = {
         interpreters.jit.api._KEPT interpreters.jit.c_executor._LAYOUTS interpreters.jit.c_executor._MOST
         interpreters.jit.cuda_executor._LAYOUTS
         interpreters.jit.kernel_files.MOST_BYTES interpreters.mutation.views._MOST_KNOWN
+        spmd.launch._MOST_KNOWN
         interpreters.small_results._MOST_LAYOUTS sharding.mesh._KEPT spmd.captured._MOST
         spmd.helper_delays._REMEMBERED spmd.workers._KEPT tensor.value._FEW cupy.elementwise._LAYOUTS
         cupy.reductions._LAYOUTS cupy.reductions._STREAMS""",
@@ -139,6 +145,7 @@ OTHERS = {
         functions.dlpack_memory._ON_HOST functions.histograms._MOST_BINS functions.npy_files._LONGEST_HEADER
         functions.repetition._NEVER_WRAPS
         host.limits._NO_LIMIT host.trusted_paths._MOST_LINKS interpreters.jit.fused_in_maps.COMPILED
+        interpreters.jit.c_executor._COPIED interpreters.jit.c_trips.ENDLESS
         interpreters.jit.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS cupy.logical_device._LEGACY
         cupy.products._NO_REDUCED_SUMS cupy.reductions._OF_THREAD""",
     "alignments": """

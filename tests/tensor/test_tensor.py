@@ -525,6 +525,7 @@ def test_exports_share_the_memory_and_results_that_view_it_are_not_copied(backen
     (lambda x: x[10], IndexError, "getitem: index 10 is out of bounds for axis 0 with size 10"),
     (lambda x: x[0, 0, 0], IndexError, "getitem: 3 indices for a tensor of 2 dimensions"),
     (lambda x: x[..., ...], IndexError, "one ellipsis"),
+    (lambda x: x[..., [0], ...], IndexError, "getitem: an index can have one ellipsis"),
     (lambda x: x["a"], IndexError, "index 'a' in dimension 0 is a str"),
     (lambda x: x[::0], ValueError, "slice step cannot be zero"),
     (lambda x: x[1.0], IndexError, "is a float"),

@@ -69,42 +69,52 @@ def distinct_of_rows(rows: Rows, shape: Shape, dtype: Any, wanted: Wanted, equal
 
     columns = _columns(rows.map(local, arrays, begins))
     if count == 1:
-        return _on_one_device(rows, columns, shape, dtype, wanted)
+        sizes = [int(columns[0][0].shape[0])]
+        return _results(
+            rows, columns, sizes, shape, dtype, wanted, functools.partial(rows.map, lambda xp, x: xp.reshape(x, shape))
+        )
     inverse = columns.pop(1 + wanted[0]) if wanted[1] else ()
     ends = _ends_of_ranges(rows, comm, shards_of(value, columns[0]))
     for i in range(len(columns)):  # Each column takes the place of the one that is sent, whose memory is then free.
         columns[i] = comm.ragged_all_to_all(shards_of(value, columns[i]), ends, 0, 0).arrays
     columns = _columns(rows.map(functools.partial(_merged, wanted, equal_nan), *columns))
     sizes = [int(v.shape[0]) for v in columns[0]]
+
+    def inverse_of(ranks: Sequence[Any]) -> Sequence[Any]:
+        before = [rows.parts(sizes).box(k)[0][0] for k in range(count)]
+        numbers = rows.map(lambda xp, rank, begin: xp.add(rank, begin), ranks, before)
+        back = comm.ragged_all_to_all(shards_of(value, numbers), comm.transposed(ends), 0, 0).arrays
+        return rows.map(lambda xp, number, at, array: xp.reshape(number[at], tuple(array.shape)), back, inverse, arrays)
+
+    return _results(rows, columns, sizes, shape, dtype, wanted, inverse_of)
+
+
+def _results(
+    rows: Rows,
+    columns: list[Sequence[Any]],
+    sizes: Sequence[int],
+    shape: Shape,
+    dtype: Any,
+    wanted: Wanted,
+    inverse_of: Callable[[Sequence[Any]], Sequence[Any]],
+) -> list[ShardedTensor]:
+    """Returns the results of `distinct_of_rows`, of which each device has a part in each column.
+
+    Args:
+        rows: the rows.
+        columns: what the devices have: the values, and what is ``wanted``. It is empty afterwards.
+        sizes: the number of values on each device.
+        shape, dtype: of the operand.
+        wanted: see `distinct_of_rows`.
+        inverse_of: returns the shards of the inverse, given the ranks of the values on each device.
+    """
     results = [rows.tensor_of_parts(sizes, columns.pop(0), dtype)]
     if wanted[0]:
         results.append(rows.tensor_of_parts(sizes, columns.pop(0), _INT))
     if wanted[1]:
-        before = [rows.parts(sizes).box(k)[0][0] for k in range(count)]
-        numbers = rows.map(lambda xp, rank, begin: xp.add(rank, begin), columns.pop(0), before)
-        back = comm.ragged_all_to_all(shards_of(value, numbers), comm.transposed(ends), 0, 0).arrays
-        shards = rows.map(
-            lambda xp, number, at, array: xp.reshape(number[at], tuple(array.shape)), back, inverse, arrays
-        )
-        results.append(rows.tensor_of_shards(shape, shards, _INT))
+        results.append(rows.tensor_of_shards(shape, inverse_of(columns.pop(0)), _INT))
     if wanted[2]:
         results.append(rows.tensor_of_parts(sizes, columns.pop(0), _INT))
-    return results
-
-
-def _on_one_device(
-    rows: Rows, columns: list[Sequence[Any]], shape: Shape, dtype: Any, wanted: Wanted
-) -> list[ShardedTensor]:
-    """Returns the results of `distinct_of_rows` that the only device has found."""
-    size = [int(columns[0][0].shape[0])]
-    results = [rows.tensor_of_parts(size, columns.pop(0), dtype)]
-    if wanted[0]:
-        results.append(rows.tensor_of_parts(size, columns.pop(0), _INT))
-    if wanted[1]:
-        inverse = rows.map(lambda xp, ranks: xp.reshape(ranks, shape), columns.pop(0))
-        results.append(rows.tensor_of_shards(shape, inverse, _INT))
-    if wanted[2]:
-        results.append(rows.tensor_of_parts(size, columns.pop(0), _INT))
     return results
 
 

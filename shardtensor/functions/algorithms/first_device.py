@@ -16,8 +16,7 @@ from shardtensor.communication.transfer import OperandTransfer, announce_reading
 from shardtensor.core import is_executing
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.tensor.operands import HostAval
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor_of
 from shardtensor.tensor.value import Aval, aval, whole_of
 
 GATHERED = 1 << 16
@@ -69,7 +68,7 @@ def _first_of(sharding: NamedSharding, ndim: int, caller: str) -> NamedSharding:
 def sent_to(x: ShardedTensor, sharding: NamedSharding, caller: str) -> ShardedTensor:
     """Returns a tensor in another sharding, for reading; the transfer is recorded as an implicit one."""
     buffers = operand_transfer(x._aval, sharding).buffers(x, caller)
-    return tensor(aval(x.shape, x.dtype, sharding, x.committed), Storage(tuple(buffers)))
+    return tensor_of(aval(x.shape, x.dtype, sharding, x.committed), tuple(buffers))
 
 
 def on_first(
@@ -121,8 +120,8 @@ class FirstDevice:
 
     def _placed(self, value: Aval, array: Any) -> ShardedTensor:
         if not self._sends:
-            return tensor(value, Storage((whole_of(array, value),), ([],)))
-        made = tensor(alone(value, self._caller), Storage((whole_of(array, value),)))
+            return tensor_of(value, (whole_of(array, value),), ([],))
+        made = tensor_of(alone(value, self._caller), (whole_of(array, value),))
         return sent_to(made, value.sharding, self._caller)
 
     def infer(self, operands: Sequence[Any]) -> Any:

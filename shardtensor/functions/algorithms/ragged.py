@@ -24,8 +24,7 @@ from shardtensor.sharding.layout import Grid, NamedSharding, as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import host_aval
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 from shardtensor.tensor.value import aval
 
 
@@ -72,7 +71,7 @@ class Rows:
     def tensor(self, whole: Any) -> ShardedTensor:
         """Returns the tensor of a whole host array, in the sharding of the rows."""
         value = aval(whole.shape, whole.dtype, self.sharding, self._committed)
-        return tensor(value, Storage((whole,)))
+        return tensor_of(value, (whole,))
 
     def tensor_of_shards(self, shape: tuple[int, ...], arrays: Sequence[Any], dtype: Any) -> ShardedTensor:
         """Returns the tensor of that shape whose shards are the arrays."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,17 +23,15 @@ from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.sharding.rules import parse, propagate
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import HostAval, host_aval
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, tensor
+from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval, memory_kind, whole_of
 
 Result = tuple[Shape, np.dtype[Any]]
 """The last dimensions of a result, and its dtype."""
 
 
-class _Layout(NamedTuple):
-    transfer: OperandTransfer
-    results: Sequence[Aval]
+_Layout = tuple[OperandTransfer, Sequence[Aval]]
+"""The transfer of the operand, and the avals of the results."""
 
 
 def several_results(
@@ -69,7 +67,7 @@ def several_results(
             )
             for shape, dtype in made
         ]
-        return _Layout(operand_transfer(value, target), avals)
+        return operand_transfer(value, target), avals
 
     def layout_of(x: Any, params: tuple[Any, ...]) -> _Layout:
         if type(x) is ShardedTensor:
@@ -83,7 +81,7 @@ def several_results(
         backend, (kernel,) = avals[0].backend, bodies
         if backend.on_host:
             arrays = kernel(backend.xp, None, transfer.whole(x, op.name), **named)
-            return form(*[tensor(v, Storage((whole_of(a, v),))) for a, v in zip(arrays, avals, strict=True)])
+            return form(*[tensor_of(v, (whole_of(a, v),)) for a, v in zip(arrays, avals, strict=True)])
         rows = []
         for device, shard in zip(avals[0].sharding.mesh.flat, transfer.shards(x, op.name), strict=True):
             stack = tuple(shard.shape[:-2])

@@ -25,8 +25,7 @@ from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.equal_parts import Runs, equal_runs, runs_between
 from shardtensor.sharding.rules import reduced_axes
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor_of
 from shardtensor.tensor.value import Aval, whole_of
 
 _REDUCTIONS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
@@ -112,7 +111,7 @@ def in_every_cell(value: Aval, total: Any, leader: Device) -> ShardedTensor:
     others = [device for device in devices if backend.memory_space(device) != here]
     copies = dict(zip(others, backend.spread(total, leader, others), strict=True)) if others else {}
     made = tuple([copies.get(device, total) for device in devices])
-    return tensor(value, Storage(made, tuple([[] for _ in made])))
+    return tensor_of(value, made, tuple([[] for _ in made]))
 
 
 class _Reduction:

@@ -18,8 +18,7 @@ from shardtensor.functions.data_movement import DataMovement
 from shardtensor.interpreters.execution.strategies import Run
 from shardtensor.sharding.cells import Cells, cells
 from shardtensor.sharding.layout import Shape
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 from shardtensor.tensor.value import Aval, whole_of
 
 
@@ -51,9 +50,9 @@ def execute_movement(
     def on_host(operands: Operands) -> ShardedTensor:
         wholes = [first.whole(operands[0], op.name)] if first else [gather(x, op.name) for x in operands]
         if moved.as_pieces:  # No data moves; the shards are joined when the whole buffer is first needed.
-            return tensor(value, Storage(tuple([moved.as_pieces(whole) for whole in wholes])))
+            return tensor_of(value, tuple([moved.as_pieces(whole) for whole in wholes]))
         note()
-        return tensor(value, Storage((whole_of(moved.whole(*wholes), value),)))
+        return tensor_of(value, (whole_of(moved.whole(*wholes), value),))
 
     def per_cell(operands: Operands) -> ShardedTensor:
         if moved.as_pieces:

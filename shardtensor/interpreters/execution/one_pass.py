@@ -26,8 +26,7 @@ from shardtensor.sharding.equal_parts import Runs, equal_runs
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import reduced_axes, tensordot_rule
 from shardtensor.sharding.shard_context import ShardContext
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor_of
 from shardtensor.tensor.value import Aval, whole_of
 
 _FEW_BYTES = 1 << 17
@@ -76,7 +75,7 @@ def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str,
         made = of_buffer(buffers[0] if len(buffers) == 1 else whole_array(operands[0], name))
         if made is None:
             return general(operands)  # type: ignore[no-any-return]
-        return tensor(value, Storage((made,), ([],)))  # NumPy's ufuncs return new arrays.
+        return tensor_of(value, (made,), ([],))  # NumPy's ufuncs return new arrays.
 
     strategies.of_buffers = of_buffer
     return run_plan
@@ -236,7 +235,7 @@ def _products(strategies: Strategies, tree: Tree) -> Run | None:
 
     def run_plan(operands: Operands) -> ShardedTensor:
         made = of_buffers(first.whole(operands[0], name), second.whole(operands[1], name))
-        return tensor(value, Storage((made,), ([],)))
+        return tensor_of(value, (made,), ([],))
 
     if isinstance(x1, Aval) and isinstance(x2, Aval):
         strategies.of_buffers = of_buffers

@@ -19,8 +19,7 @@ from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.partial_sums import PartialSums
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval, stacked, whole_of
 
 _ADDED = frozenset(("sum", "trace"))
@@ -113,7 +112,7 @@ def reduce_scatter(strategies: Strategies, monoid: Monoid, partial_axes: Chain, 
                 result = whole_of(monoid.finish(backend.xp, contexts[k], total, **strategies.params), target)
                 # A part of a device's own state would keep the whole state alive.
                 results[k] = backend.contiguous(backend.xp.asarray(result, copy=True) if k in alone else result)
-        return tensor(target, Storage(tuple(results)))
+        return tensor_of(target, tuple(results))
 
     return run_plan
 
@@ -146,7 +145,7 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
             with backend.on(devices[k]):
                 arrays[k] = backend.xp.reshape(whole_of(array, value), made.grid.shape(k))
         remote = {k: RemoteArray(made.grid.shape(k), value.dtype) for k in range(len(devices)) if k not in arrays}
-        return tensor(made, Storage(tuple([(arrays | remote)[k] for k in range(len(devices))])))
+        return tensor_of(made, tuple([(arrays | remote)[k] for k in range(len(devices))]))
 
     def shared(operands: Operands) -> ShardedTensor:
         rows = strategies.rows(operands)
@@ -160,7 +159,7 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
                 run = functools.partial(_state, strategies, partial, rows, contributors)
                 total = combine(group.tree, run, merge)
                 whole[made.grid.index(group.members[0])] = total
-        return tensor(made, Storage((whole,)))
+        return tensor_of(made, (whole,))
 
     run = shared if backend.on_host else separate
     return lambda operands: tensor(target, PartialSums(run(operands)))

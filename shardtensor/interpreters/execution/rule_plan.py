@@ -26,8 +26,7 @@ from shardtensor.sharding.rules import Chains, Propagated, Rule, parse, propagat
 from shardtensor.sharding.shard_context import Box, ShardContext
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.tensor.operands import HostAval
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor
+from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval, memory_kind, spans_hosts
 
 
@@ -255,7 +254,7 @@ def _in_parts(run: Run, value: Aval, target: Aval) -> Run:
     if target is value:
         return run
     if target.cells.grid.same(value.cells.grid):
-        return lambda operands: tensor(target, Storage(buffers_of(run(operands))))
+        return lambda operands: tensor_of(target, buffers_of(run(operands)))
     return lambda operands: _parts_of(run(operands), target)
 
 

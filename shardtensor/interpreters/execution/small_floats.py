@@ -6,7 +6,6 @@ every value of them, so that what only moves or compares elements is exact, and 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,15 +26,14 @@ from shardtensor.tensor.value import Aval
 _WIDE = np.dtype(np.float32)
 
 _NATIVE = frozenset((
-    "all_gather", "all_to_all", "array_split", "asarray", "astype", "atleast_1d", "atleast_2d", "atleast_3d", "bitcast",
-    "broadcast_arrays", "broadcast_to", "copy", "dlpack_device", "dsplit", "elements_of_ranks", "expand_dims", "fliplr",
-    "flipud", "from_dlpack", "getitem", "hsplit", "map_shards", "matrix_transpose", "moveaxis", "partial_sums",
-    "pbroadcast", "permute_dims", "place_result", "pmax", "pmean", "pmin", "ppermute", "pprod", "pshuffle", "psum",
-    "psum_scatter", "pswapaxes", "put", "ravel", "reshape", "reshard", "rollaxis", "rot90", "setitem", "shard", "split",
+    "array_split", "asarray", "astype", "atleast_1d", "atleast_2d", "atleast_3d", "bitcast", "broadcast_arrays",
+    "broadcast_to", "copy", "dlpack_device", "dsplit", "elements_of_ranks", "expand_dims", "fliplr", "flipud",
+    "from_dlpack", "getitem", "hsplit", "matrix_transpose", "moveaxis", "partial_sums", "permute_dims",
+    "place_result", "put", "ravel", "reshape", "reshard", "rollaxis", "rot90", "setitem", "shard", "split",
     "split_over", "squeeze", "swapaxes", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unshard",
-    "unsqueeze", "unstack", "view", "vsplit", "with_halos", "check_equal",
+    "unsqueeze", "unstack", "view", "vsplit", "with_halos",
 ))  # fmt: skip
-"""The operators that move elements of any dtype, or cast them, or run in mapped functions on the backends' arrays."""
+"""The operators that move elements of any dtype, or cast them; maps and collectives take any dtype as well."""
 
 
 def small_float_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | None:
@@ -85,12 +83,8 @@ def _product_plan(op: Op, kinds: Sequence[Kind], dtype: np.dtype[Any]) -> Plan:
 @functools.cache
 def _product_of(op: Op, dtype: np.dtype[Any]) -> Op:
     """Returns `matmul` by the function of the operands' backend, with results of a dtype."""
-    made: Op = object.__new__(Op)
-    for field in dataclasses.fields(op):
-        setattr(made, field.name, getattr(op, field.name))
-    made.composite, made.small, made.placeable = None, None, False
-    made.dtype, made.kernel = dtype, functools.partial(_product, dtype)
-    return made
+    kernel = functools.partial(_product, dtype)
+    return op.changed(composite=None, small=None, placeable=False, dtype=dtype, kernel=kernel)
 
 
 def _product(dtype: np.dtype[Any], xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
@@ -165,7 +159,9 @@ def in_wide(apply: Callable[[Op, Operands, Params], Any], op: Op, operands: Oper
 
 def _is_native(op: Op, operands: Sequence[Any]) -> bool:
     """Whether an operator takes elements of any dtype, unless it would have to promote them."""
-    return op.name in _NATIVE or (op.movement is not None and len({str(_dtype_of(x)) for x in operands}) == 1)
+    return (
+        op.spmd or op.name in _NATIVE or (op.movement is not None and len({str(_dtype_of(x)) for x in operands}) == 1)
+    )
 
 
 def _dtype_of(x: Any) -> Any:

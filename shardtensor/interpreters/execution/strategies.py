@@ -34,8 +34,7 @@ from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.sharding.cells import Part
 from shardtensor.sharding.rules import Rule, name_sizes
 from shardtensor.sharding.shard_context import Box, ShardContext
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 from shardtensor.tensor.value import Aval, memories_of, views, whole_of
 
 Run = Callable[[Operands], Any]
@@ -117,7 +116,7 @@ class Strategies:
             whole = run(*arrays)
             if type(whole) is not np.ndarray or whole.dtype is not dtype:
                 whole = whole_of(whole, value)
-            return tensor(value, Storage((whole,), ([],) if is_ufunc else ()))  # NumPy's ufuncs return new arrays.
+            return tensor_of(value, (whole,), ([],) if is_ufunc else ())  # NumPy's ufuncs return new arrays.
 
         return run_plan
 
@@ -154,7 +153,7 @@ class Strategies:
 
         def run_plan(operands: Operands) -> ShardedTensor:
             wholes = [m.whole(x, name) for x, m in zip(operands, moves, strict=True)]  # type: ignore[union-attr]
-            return tensor(value, Storage((whole_of(reduction(*wholes), value),)))
+            return tensor_of(value, (whole_of(reduction(*wholes), value),))
 
         return run_plan
 
@@ -214,7 +213,7 @@ class Strategies:
                 return tensor(value, offloaded(value, results))
             if results[0].dtype is not value.dtype:  # It is the same dtype on all devices.
                 results = launch([functools.partial(whole_of, value=value)] * len(results), zip(results, strict=True))
-            return tensor(value, Storage(tuple(results), tuple([[] for _ in results])))
+            return tensor_of(value, tuple(results), tuple([[] for _ in results]))
 
         return run_plan
 
@@ -242,7 +241,7 @@ class Strategies:
                 for group, row, context in zip(groups, rows, contexts, strict=True)
             ]
             if new:
-                return tensor(value, Storage(tuple(results), tuple([[] for _ in results])))
+                return tensor_of(value, tuple(results), tuple([[] for _ in results]))
             return tensor(value, offloaded(value, results))
 
         return run_plan
@@ -295,8 +294,8 @@ class Strategies:
                 if type(made) is not np.ndarray or made.dtype is not value.dtype:
                     made = whole_of(made, value)
                 if is_ufunc:  # NumPy's ufuncs return new arrays.
-                    return tensor(value, Storage((*before, made, *after), tuple([[] for _ in remote])))
-                return tensor(value, Storage((*before, made, *after)))
+                    return tensor_of(value, (*before, made, *after), tuple([[] for _ in remote]))
+                return tensor_of(value, (*before, made, *after))
             with backend.on(device):
                 made = whole_of(function(*arrays), value)
             return tensor(value, offloaded(value, (*before, made, *after)))
@@ -341,7 +340,7 @@ class Strategies:
             computed = elsewhere | {k: self.run(partial, k, rows[k]) for k in here}
             made = reduced({k: computed[source] for k, source in sources})
             buffers = tuple([made.get(first, other) for first, other in places])
-            return tensor(value, Storage(buffers, tuple([[] for _ in buffers])))  # Reductions return new arrays.
+            return tensor_of(value, buffers, tuple([[] for _ in buffers]))  # Reductions return new arrays.
 
         if value.spans:
             from shardtensor.communication.short_all_reduce import AllReduceAcross  # Few programs need it.

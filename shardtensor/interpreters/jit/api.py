@@ -221,9 +221,8 @@ class JitFunction(Generic[Arguments, Result]):
             placed = self._placed(every)
             result = self._out(self._fn(*placed, **named))
             outputs = self._outputs(tracer, inputs, made.units, result, donated)
-        sources = {k: c for k, c in trace.captured.items() if isinstance(c.source, ShardedTensor)}
         bases = {id(getattr(x._storage, "base", x)) for x in made.units if isinstance(x, ShardedTensor)}
-        unknown = [c.source for k, c in sources.items() if k not in self._cache.captured]
+        unknown = [c.source for k, c in trace.captured.items() if k not in self._cache.captured]
         self._cache.captured.update({id(x): x for x in unknown})
         if any(id(x) in bases for x in unknown):
             return None
@@ -245,8 +244,8 @@ class JitFunction(Generic[Arguments, Result]):
         )
         single = len(outputs) == 1 and leaves(result)[0] is result
         form = None if single else map_leaves(lambda _: None, result)
-        sources_of = [c.source for c in captured]
-        return Executable(trace.name, program, sources_of, outputs, form, donated, self._executor)
+        sources = [c.source for c in captured]
+        return Executable(trace.name, program, sources, outputs, form, donated, self._executor)
 
     def _outputs(
         self, tracer: Tracer, inputs: Sequence[Any], units: Sequence[Any], result: Any, donated: Sequence[int]
@@ -363,9 +362,12 @@ def _constant(path: str, x: Any) -> Output:
     if isinstance(x, np.ndarray):
         array = x.copy()
         return Output(constant=array.copy)
-    if x is None or type(x) in SCALARS or isinstance(x, (str, bytes, np.generic, type)):
-        return Output(constant=lambda: x)
-    if not _is_constant(x):
+    if (
+        x is not None
+        and type(x) not in SCALARS
+        and not isinstance(x, (str, bytes, np.generic, type))
+        and not _is_constant(x)
+    ):
         raise ArgumentTypeError(
             f"jit: {path} is {type_text(x)}, which is not a tensor and can change; return tensors, numbers, text, "
             f"or containers of them{hint_to_register(x)}"

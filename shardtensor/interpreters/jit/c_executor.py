@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,18 @@ from shardtensor.errors import BackendError, DeviceMemoryError
 from shardtensor.host import memory_pool
 from shardtensor.host.blockwise import BYTE, LONG
 from shardtensor.host.threads import each, num_threads
+from shardtensor.interpreters.jit.c_loop_library import (
+    FUNCTIONS,
+    LOOPS,
+    PRODUCTS,
+    LoopFunctions,
+    ProductGeometry,
+    loop_source,
+)
 from shardtensor.interpreters.jit.c_source import SEGMENT, c_source
-from shardtensor.interpreters.jit.compiler import find_compiler, load, vectorized_functions
+from shardtensor.interpreters.jit.compiler import Compiler, find_compiler, load, vectorized_functions
 from shardtensor.interpreters.jit.expressions import EXPENSIVE, has_c
-from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape
+from shardtensor.interpreters.jit.kernel import HostArray, Kernel, Shape, dtype_name
 from shardtensor.interpreters.jit.operands import address, checked, separated
 from shardtensor.interpreters.jit.row_schedule import row_schedule
 
@@ -60,6 +68,9 @@ _WIDTH = 8
 all, are read again. It is at least two, since a chunk narrows at both ends.
 """
 
+_COPIED = (1, 2, 4, 8)
+"""The sizes in bytes of the elements that libraries have functions to copy."""
+
 _LAYOUTS = 64
 """The number of shapes and strides that a kernel keeps."""
 
@@ -69,13 +80,15 @@ class CompiledKernel:
 
     Attributes:
         kernel: the kernel.
+        library: its library.
     """
 
     def __init__(self, kernel: Kernel, library: ctypes.CDLL, number: int) -> None:
         self.kernel = kernel
-        self._library = library
+        self.library = library
         self._function = library[f"kernel_{number}"]
         self._function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong, ctypes.c_longlong)
+        self._line = None if kernel.row_ndim else library[f"kernel_{number}_line"]
         if kernel.row_ndim:
             self._part = library[f"kernel_{number}_part"]
             pointer, integer = ctypes.c_void_p, ctypes.c_longlong
@@ -109,9 +122,7 @@ class CompiledKernel:
                 np.copyto(out, target)
 
     def prepared(self, shape: Shape, inputs: Sequence[Any], outputs: Sequence[HostArray]) -> Prepared | None:
-        """Returns a call of a kernel without reductions on these arrays, for `run_steps`; None if an array has to be
-        copied, or if the elements are not computed in row-major order.
-        """
+        """Returns a call of the kernel on these arrays; None if an array has to be copied."""
         given = checked(self.kernel, shape, inputs, outputs)
         arrays, _ = separated(list(given), outputs)
         operands = [*arrays, *outputs]
@@ -119,10 +130,8 @@ class CompiledKernel:
             return None
         key = (shape, *[x.shape for x in arrays], *[x.strides for x in operands])
         geometry = self._geometries.get(key) or self._add_geometry(key, shape, operands)
-        if not geometry.is_row_major:
-            return None
         pointers = self._pointers(*[address(x) for x in operands])
-        return Prepared(self._library, self._function, geometry, pointers, operands)
+        return Prepared(self.library, self._function, geometry, pointers, operands, self._line)
 
     def _add_geometry(self, key: Any, shape: Shape, operands: Sequence[HostArray]) -> _Geometry:
         made = _Geometry(self.kernel, shape, [loop_strides(x, shape) for x in operands])
@@ -187,7 +196,7 @@ class CompiledKernel:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call of a kernel without reductions that has not been made.
+    """A call of a kernel that has not been made.
 
     Attributes:
         library: the library of the kernel.
@@ -195,6 +204,7 @@ class Prepared:
         geometry: shape and strides.
         pointers: the addresses of the arrays.
         operands: the arrays, which it keeps alive.
+        line: the function that computes contiguous elements, if there is one.
     """
 
     library: ctypes.CDLL
@@ -202,11 +212,28 @@ class Prepared:
     geometry: Any
     pointers: Any
     operands: Sequence[HostArray]
+    line: Any = None
+
+    def task(self) -> tuple[int, int, int, int, int]:
+        """Returns the call as a task of ``run_trips``."""
+        if self.line is not None and self.geometry.is_flat:
+            function = ctypes.cast(self.line, ctypes.c_void_p).value or 0
+            return function, 0, ctypes.addressof(self.pointers), 0, self.geometry.rows
+        return *self.addresses(), 0, self.geometry.rows
 
     def addresses(self) -> tuple[int, int, int]:
         """Returns the addresses of the function and of its first two arguments."""
         function = ctypes.cast(self.function, ctypes.c_void_p).value or 0
         return function, ctypes.addressof(self.geometry.array), ctypes.addressof(self.pointers)
+
+    def __call__(self) -> None:
+        """Makes the call, in this thread."""
+        if self.geometry.rows and self.function(self.geometry.array, self.pointers, 0, self.geometry.rows):
+            raise DeviceMemoryError("jit: no memory for the intermediate results of a row")
+
+    def pointer(self, k: int) -> int:
+        """Returns the address of the pointer to an operand."""
+        return ctypes.addressof(self.pointers) + k * ctypes.sizeof(ctypes.c_void_p)
 
 
 def run_steps(calls: Sequence[Prepared], shape: Shape, reach: int) -> None:
@@ -269,6 +296,7 @@ class _Geometry:
         array: what the compiled function reads.
         rows: the number of rows, or of elements if the kernel reduces nothing.
         is_row_major: whether elements are computed in row-major order of the loop.
+        is_flat: whether it is one line without reductions, in which each array is either contiguous or one element.
         row_size: the number of elements of a row, if all rows are contiguous; otherwise 0.
         seconds: the estimated time in one thread.
     """
@@ -286,12 +314,22 @@ class _Geometry:
         else:
             first, last = merged(order, shape, strides), []
         self._outer = first
+        self.is_flat = not kernel.row_ndim and (self.rows == 1 or self._is_flat(kernel, first))
         self.row_size = self._contiguous(kernel, last)
         columns = [*first, *last] or [(1, [0] * len(strides))]
         numbers = [len(columns), len(last), *[n for n, _ in columns]]
         for k in range(len(strides)):
             numbers += [column[k] for _, column in columns]
         self.array = (ctypes.c_longlong * len(numbers))(*numbers)
+
+    @staticmethod
+    def _is_flat(kernel: Kernel, columns: Sequence[tuple[int, list[int]]]) -> bool:
+        if len(columns) != 1:
+            return False
+        moving = [given.varies[-1] for given in kernel.inputs] + [True] * len(kernel.outputs)
+        dtypes = [dtype for dtype, _ in (*kernel.operands, *kernel.results)]
+        wanted = [dtype.itemsize if m else 0 for m, dtype in zip(moving, dtypes, strict=True)]
+        return columns[0][1] == wanted
 
     @staticmethod
     def _contiguous(kernel: Kernel, last: Sequence[tuple[int, list[int]]]) -> int:
@@ -325,6 +363,56 @@ class _Geometry:
         return [*sorted(others, key=lambda d: -abs(out[d])), inner]
 
 
+class _CopyGeometry:
+    """The shape and strides of a copy; see `_Geometry`."""
+
+    def __init__(self, size: int, shape: Shape, strides: Sequence[Sequence[int]]) -> None:
+        columns = merged(range(len(shape)), shape, strides) or [(1, [0, 0])]
+        numbers = [len(columns), size, *[n for n, _ in columns]]
+        numbers += [column[k] for k in (0, 1) for _, column in columns]
+        self.array = (ctypes.c_longlong * len(numbers))(*numbers)
+        self.rows = math.prod(shape)
+        self.seconds = 2 * BYTE * size * self.rows
+
+
+class CompiledLoops:
+    """The compiled functions of loops.
+
+    Args:
+        library: their library.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        pointer, integer = ctypes.c_void_p, ctypes.c_longlong
+        for name in ("copy_elements", *PRODUCTS.values()):
+            library[name].argtypes = (pointer, pointer, integer, integer)
+        self.run_trips = library["run_trips"]
+        self.run_trips.argtypes, self.run_trips.restype = (integer, integer, pointer, pointer), integer
+
+    def product(self, x: HostArray, y: HostArray, out: HostArray) -> Prepared | None:
+        """Returns a call that computes a product of matrices; None if an array is not aligned."""
+        operands = (x, y, out)
+        if not all(array.flags.aligned for array in operands):
+            return None
+        return self._prepared(PRODUCTS[dtype_name(out.dtype)], ProductGeometry(x, y, out), operands)
+
+    def copy(self, source: HostArray, target: HostArray) -> Prepared | None:
+        """Returns a call that copies an array, which broadcasts to the other one; None if the elements have another
+        dtype or size than those that it copies, or an array is not aligned.
+        """
+        size, shape = target.itemsize, target.shape
+        if source.dtype != target.dtype or size not in _COPIED or not (source.flags.aligned and target.flags.aligned):
+            return None
+        operands = (np.broadcast_to(source, shape), target)
+        geometry = _CopyGeometry(size, shape, [loop_strides(x, shape) for x in operands])
+        return self._prepared("copy_elements", geometry, operands)
+
+    def _prepared(self, name: str, geometry: Any, operands: Sequence[HostArray]) -> Prepared:
+        pointers = (ctypes.c_void_p * len(operands))(*[address(x) for x in operands])
+        return Prepared(self._library, self._library[name], geometry, pointers, operands)
+
+
 # -- compilation -----------------------------------------------------------------------------------
 
 _MOST = 1 << 10
@@ -332,18 +420,39 @@ _MOST = 1 << 10
 
 _known: dict[Kernel, CompiledKernel] = {}
 
-
 _HALVES = 4
 """The number of kernels from which on two processes compile them, each a half."""
 
 
-def compile_kernels(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
+Compiled: TypeAlias = "dict[Kernel | LoopFunctions, Any]"
+"""The compiled functions of kernels: a `CompiledKernel`, or `CompiledLoops`."""
+
+
+def compile_kernels(kernels: Sequence[Kernel | LoopFunctions]) -> Compiled:
     """Compiles kernels in one run of the compiler, or two at the same time. Those without expressions in C are missing
     in the result.
 
     Raises:
         BackendError: there is no compiler, or it fails.
     """
+    made: Compiled = {LOOPS: _compiled_loops()} if LOOPS in kernels else {}
+    return made | _compiled_kernels([kernel for kernel in kernels if isinstance(kernel, Kernel)])
+
+
+@functools.cache
+def _compiled_loops() -> CompiledLoops:
+    return CompiledLoops(load(_compiler(), loop_source(), FUNCTIONS))
+
+
+def _compiler() -> Compiler:
+    compiler = find_compiler()
+    if compiler is None:
+        raise BackendError("jit: there is no C compiler; install one, or set SHARDTENSOR_CC to its command")
+    return compiler
+
+
+def _compiled_kernels(kernels: Sequence[Kernel]) -> Compiled:
+    """Returns the compiled kernels, without those that have no expressions in C."""
     wanted = [kernel for kernel in dict.fromkeys(kernels) if has_c(kernel)]
     found = {kernel: known for kernel in wanted if (known := _known.get(kernel)) is not None}
     missing = [kernel for kernel in wanted if kernel not in found]
@@ -357,9 +466,7 @@ def compile_kernels(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
 
 
 def _compiled(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
-    compiler = find_compiler()
-    if compiler is None:
-        raise BackendError("jit: there is no C compiler; install one, or set SHARDTENSOR_CC to its command")
+    compiler = _compiler()
     parts = [kernels[::2], kernels[1::2]] if len(kernels) >= _HALVES else [kernels]
 
     def library(part: Sequence[Kernel]) -> ctypes.CDLL:
@@ -377,10 +484,10 @@ def _compiled(kernels: Sequence[Kernel]) -> dict[Kernel, CompiledKernel]:
 
 def _functions(kernel: Kernel, number: int) -> list[str]:
     """Returns the names of the functions of a kernel in its library."""
-    return [f"kernel_{number}", *([f"kernel_{number}_part"] if kernel.row_ndim else [])]
+    return [f"kernel_{number}", f"kernel_{number}_part" if kernel.row_ndim else f"kernel_{number}_line"]
 
 
-def submit(kernels: Sequence[Kernel]) -> Future[dict[Kernel, CompiledKernel]]:
+def submit(kernels: Sequence[Kernel | LoopFunctions]) -> Future[Compiled]:
     """Starts `compile_kernels` in another thread and returns its future. In the child of a fork it never completes.
 
     Where no thread can be started, it is complete when it is returned.

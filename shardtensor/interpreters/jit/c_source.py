@@ -150,7 +150,7 @@ class _Lines(_Body):
             [
                 self.comment(),
                 *self.tables(moving),
-                f"static ST_APART void {self.name}_line(long long n, char *const *p) {{",
+                f"void {self.name}_line(long long n, char *const *p) {{",
                 *indented([*self.pointers(), *[self.define(v) for v in nodes if not self.moves(v)]]),
                 "    #pragma omp simd",
                 "    for (long long i = 0; i < n; i++) {",

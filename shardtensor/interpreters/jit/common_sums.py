@@ -32,7 +32,7 @@ _MOST_BYTES = 25 << 20
 """The maximum size of a message: it is the memory that joining partial sums takes."""
 
 _LARGE_BYTES = 4 << 20
-"""The size of partial sums from which on their own message is limited by bandwidth, so that joining gains nothing."""
+"""The size of partial sums from which on the bandwidth limits their message, so that joining gains nothing."""
 
 
 def common_sum(tensors: Any, /) -> None:

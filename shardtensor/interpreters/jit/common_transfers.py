@@ -15,8 +15,7 @@ from shardtensor.interpreters.programs.passes import Setting
 from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.interpreters.programs.replay import bytes_of, plan_of, result_of, with_operands
 from shardtensor.sharding.layout import NamedSharding
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
 
@@ -36,7 +35,7 @@ def _infer(x: ShardedTensor, sharding: NamedSharding) -> Aval:
 
 def _transfer(x: ShardedTensor, sharding: NamedSharding) -> ShardedTensor:
     value = aval(x.shape, x.dtype, sharding, x._aval.committed)
-    return tensor(value, Storage(tuple(operand_transfer(x._aval, sharding).buffers(x, "common_transfer"))))
+    return tensor_of(value, tuple(operand_transfer(x._aval, sharding).buffers(x, "common_transfer")))
 
 
 COMMON_TRANSFER.infer, COMMON_TRANSFER.algorithm = _infer, _transfer

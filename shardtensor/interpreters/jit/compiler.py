@@ -167,7 +167,7 @@ _starting = lock()
 
 
 def _run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Runs a command, and leaves none of its processes behind.
+    """Runs a command, and ends all of its processes.
 
     Raises:
         OSError: the command cannot be started.

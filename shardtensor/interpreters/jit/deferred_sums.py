@@ -88,10 +88,7 @@ class _Deferral:
         self._bits: dict[Var, int] = {}  # the reductions that a value of the program is made of
         self._touched: list[tuple[int, list[Equation], list[Equation]]] = []
         self._outputs = {*program.outputs, *program.writes.values()}
-        self._users: dict[Var, list[Equation]] = {}
-        for equation in program.equations:
-            for v in equation.reads():
-                self._users.setdefault(v, []).append(equation)
+        self._users = {v: [program.equations[k] for k in users if k >= 0] for v, users in program.users().items()}
         numbers = {k: bit for bit, k in enumerate(deferred)}
         self._deferred = list(deferred)
         for k, equation in enumerate(program.equations):

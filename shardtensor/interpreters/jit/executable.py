@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,20 +17,17 @@ from shardtensor.errors import BackendError
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.calls import NAMED, raise_named
 from shardtensor.interpreters.eager import EAGER
-from shardtensor.interpreters.infer import INFER, argument
-from shardtensor.interpreters.jit.c_executor import CompiledKernel, compile_kernels, submit
+from shardtensor.interpreters.jit.c_executor import Compiled, compile_kernels, submit
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.device_groups import language_of
 from shardtensor.interpreters.jit.fused import Fused, work_of
 from shardtensor.interpreters.jit.fused_devices import FusedOnDevices
-from shardtensor.interpreters.jit.kernel import Kernel
-from shardtensor.interpreters.jit.segments import Segment, segments_of
-from shardtensor.interpreters.jit.steps import steps_of
-from shardtensor.interpreters.mutation.views import snapshot
-from shardtensor.interpreters.programs import replay
+from shardtensor.interpreters.jit.segments import segments_of
+from shardtensor.interpreters.jit.steps import steps_with_kernels
+from shardtensor.interpreters.mutation.views import snapshot, stand_in
 from shardtensor.interpreters.programs.passes import Setting, is_on_one_memory, rewritten
 from shardtensor.interpreters.programs.program import Program, Var
-from shardtensor.interpreters.programs.replay import Node, Step, Values, last_uses, only_read, view_of
+from shardtensor.interpreters.programs.replay import Node, Step, Values, inference_of, last_uses, view_of
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.identity import identity_of, with_identity
 from shardtensor.tensor.ownership import READS, keep_while_read, storage_of
@@ -43,7 +40,6 @@ from shardtensor.tensor.tensor import (
     tensor,
     write_state_of,
 )
-from shardtensor.tensor.value import Aval
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,7 +69,7 @@ class Executable:
     Args:
         name: the name of the function.
         program: what it computes, as it was traced.
-        captured: the tensors and arrays that it closes over, in the order of ``program.captured``.
+        captured: the tensors that it closes over, in the order of ``program.captured``.
         outputs: the leaves of its result.
         tree: the structure of the result: a pytree with any leaves.
         donated: the numbers of inputs whose memory is donated.
@@ -109,9 +105,12 @@ class Executable:
         may_compile = executor == "c" or (
             executor is None and (has_cuda_kernels(program) or find_compiler() is not None)
         )
-        self.nodes, steps = steps_of(program, EAGER, self.kernels.append, may_compile)
+        self.nodes, steps = steps_with_kernels(program, EAGER, self.kernels.append, may_compile)
         self._size = program.next_number() + 1  # The last one is the equation that a segment computes.
-        self.segments = self._segments_of(program)
+        numbers = {id(node): k for k, node in enumerate(self.nodes)}
+        outside = [f for f in self.kernels if id(f.equations) in numbers]  # The others are in loops and branches.
+        kernels = {numbers[id(f.equations)]: f for f in outside if isinstance(f, FusedOnDevices)}
+        self.segments = segments_of(program, self.nodes, kernels, last_uses(program, self.nodes))
         self._nodes, self._steps = self._with_segments(steps)
         self.executor = executor
         if executor == "c":
@@ -139,9 +138,7 @@ class Executable:
     @cached_property
     def _is_common(self) -> bool:
         """Whether processes compare the calls: whether some values are on devices of several processes."""
-        program = self.program
-        kinds = [v.kind for v in (*program.inputs, *program.captured, *program.made()) if isinstance(v.kind, Aval)]
-        return len(processes_of(tuple({d for kind in kinds for d in kind.sharding.mesh.flat}))) > 1
+        return len(processes_of(tuple({d for kind in self.program.avals() for d in kind.sharding.mesh.flat}))) > 1
 
     @cached_property
     def _described(self) -> str:
@@ -153,16 +150,8 @@ class Executable:
         """The nodes, the steps and the number of values of an inference of the program that moves the fewest bytes,
         which leaves out what is recorded as it runs.
         """
-        steps = replay.steps_of(self.laid_out, INFER)
-        nodes = [(e,) for e in self.laid_out.equations]
-        some = [only_read(node[0], s) if node[0].op.announcing else s for node, s in zip(nodes, steps, strict=True)]
-        return nodes, some, self.laid_out.next_number() + 1
-
-    def _segments_of(self, program: Program) -> Sequence[Segment]:
-        """Returns the segments of the program that runs."""
-        numbers = {id(node): k for k, node in enumerate(self.nodes)}
-        kernels = {numbers[id(f.equations)]: f for f in self.kernels if isinstance(f, FusedOnDevices)}
-        return segments_of(program, self.nodes, kernels, last_uses(program, self.nodes))
+        steps = inference_of(self.laid_out)
+        return [(e,) for e in self.laid_out.equations], steps, self.laid_out.next_number() + 1
 
     def _with_segments(self, steps: Sequence[Step]) -> tuple[Sequence[Node], Sequence[Step]]:
         """Returns the nodes and the steps of a call, where a segment is one."""
@@ -230,14 +219,14 @@ class Executable:
         self._waits = False
         submit([fused.kernel for fused in self._in_c()]).add_done_callback(self._compiled)
 
-    def _compiled(self, future: Future[dict[Kernel, CompiledKernel]]) -> None:
+    def _compiled(self, future: Future[Compiled]) -> None:
         error = future.exception()
         if error is None:
             self._use(future.result())
         else:
             _log(self.name, error)
 
-    def _use(self, compiled: Mapping[Kernel, CompiledKernel]) -> None:
+    def _use(self, compiled: Compiled) -> None:
         for fused in self._in_c():
             fused.compiled = compiled.get(fused.kernel)
 
@@ -250,7 +239,7 @@ class Executable:
     def infer(self, given: Sequence[Any]) -> None:
         """Records the transfers of a call, by an inference of the program that moves the fewest bytes."""
         known: dict[int, ShardedTensor] = {}
-        self._walk(*self._inference, [argument(known, x) for x in given])
+        self._walk(*self._inference, [stand_in(x, known) for x in given])
 
     def _walk(self, nodes: Sequence[Node], steps: Sequence[Step], size: int, given: Sequence[Any]) -> Values:
         """Runs steps, and returns the values by number; the errors name the line of the operator."""
@@ -329,8 +318,7 @@ _LARGE = 1 << 20
 
 def has_cuda_kernels(program: Program) -> bool:
     """Returns whether a program has tensors on GPUs for which kernels are written in CUDA."""
-    kinds = [v.kind for v in (*program.inputs, *program.captured, *program.made())]
-    return any(language_of(kind) == "cuda" for kind in kinds if isinstance(kind, Aval))
+    return any(language_of(kind) == "cuda" for kind in program.avals())
 
 
 def _log(name: str, error: BaseException) -> None:

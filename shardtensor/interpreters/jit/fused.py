@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,18 +11,17 @@ import numpy as np
 
 from shardtensor.communication.transfer import whole_array
 from shardtensor.host import memory_pool
-from shardtensor.interpreters.jit import blocked
-from shardtensor.interpreters.jit.c_executor import CompiledKernel
+from shardtensor.interpreters.jit import blocked, groups
+from shardtensor.interpreters.jit.c_executor import CompiledKernel, Prepared
 from shardtensor.interpreters.jit.cuda_executor import CudaKernel
 from shardtensor.interpreters.jit.groups import Group, function_of
-from shardtensor.interpreters.jit.kernel import Kernel, KernelBuilder
+from shardtensor.interpreters.jit.kernel import HostArray, Kernel, KernelBuilder
 from shardtensor.interpreters.jit.reductions import add_reduction, divisor, is_reduction, is_wide, outer_shape
 from shardtensor.interpreters.jit.window_writes import WindowWrite, computed_aval, function_operands
 from shardtensor.interpreters.programs.program import Equation, Var, exact_key, kind_of, shape_of, vars_of
 from shardtensor.interpreters.programs.replay import plan_of
 from shardtensor.sharding.layout import Shape
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor_of
 from shardtensor.tensor.value import Aval, spans_hosts
 
 _EMPTY: Mapping[Var, WindowWrite] = MappingProxyType({})
@@ -42,10 +41,12 @@ class Fused:
         language: the language of compiled kernels of its memory: ``"c"`` or ``"cuda"``.
         compiled: the kernel as compiled code, once there is one.
         spans: whether the tensors are those of several processes.
+        repeats: how often a call runs it, about: the number of trips of the loops around it.
     """
 
     language = "c"
     spans = False
+    repeats = 1
 
     def __init__(
         self, equations: Sequence[Equation], kept: Sequence[Var], writes: Mapping[Var, WindowWrite] = _EMPTY
@@ -70,7 +71,8 @@ class Fused:
         self._kept = [(v, v.kind, self._add_output(v)) for v in kept if isinstance(v.kind, Aval)]
         self.kernel: Kernel = self._builder.build()
         self._ordered = bool(row_ndim)
-        self._needs_c = len(equations) == 1 or any(is_wide(e) for e in reductions)
+        is_short = math.prod(self.shape) < groups.LEAST
+        self._needs_c = len(equations) == 1 or is_short or any(is_wide(e) for e in reductions)
 
     def _add_inputs(self) -> None:
         """Adds the operands that the group does not compute. An input is a number of a value, or -1 for a constant; the
@@ -119,6 +121,8 @@ class Fused:
             made = add_reduction(self._builder, equation, taken[0], *constants, in_blocks=in_blocks)
         elif equation.writes and equation.op.assigns:
             made = taken[0]
+        elif equation.op.name == "astype":
+            made = self._builder.astype(taken[0], equation.results.kind.dtype)
         else:
             made = self._builder.call(function_of(equation) or "", *taken)
         if equation.writes:
@@ -164,6 +168,29 @@ class Fused:
             inputs.append(x if index is None else x[index])
         return inputs
 
+    def pointers(self) -> list[int]:
+        """Returns the number of the value of each operand and each result of the kernel; -1 for a constant."""
+        return [number for number, _, _ in self._inputs] + [v.number for v, _, _ in self._kept]
+
+    def prepared(self, values: Any, target: Callable[[Var, Var | None], HostArray]) -> Prepared | None:
+        """Returns a call of the compiled kernel; None where an array has to be copied.
+
+        Args:
+            values: arrays and numbers, by the numbers of the values of the program.
+            target: returns the array of a result, given the base whose elements it has outside of the window that the
+                kernel writes, if it writes one.
+        """
+        assert isinstance(self.compiled, CompiledKernel)
+        targets = []
+        for v, kind, index in self._kept:
+            write = self._writes.get(v)
+            array = target(v, None if write is None else write.equation.operands[0])
+            if write is not None:
+                assert write.equation.into is not None
+                array = write.equation.into.of(kind.backend, array)
+            targets.append(array if index is None else array[index])
+        return self.compiled.prepared(self.shape, self.arrays(values), targets)
+
     def buffer_of(self, x: ShardedTensor, caller: str) -> Any:
         """Returns the one buffer of a tensor."""
         return whole_array(x, caller)
@@ -207,7 +234,7 @@ class Fused:
 
     def _result(self, kind: Aval, array: np.ndarray[Any, Any]) -> Any:
         """Returns the value of the program that an array, which is to be written, is."""
-        return tensor(kind, Storage((array,), ([],)))
+        return tensor_of(kind, (array,), ([],))
 
 
 def _key(x: Any, flat: bool) -> Any:
@@ -236,6 +263,13 @@ def reports_errors() -> bool:
     return any(what in ("raise", "call") for what in np.geterr().values())
 
 
+_CALL = 1 << 10
+"""The number of elements whose computation takes as long as calling a kernel from Python."""
+
+
 def work_of(fused: Fused) -> int:
-    """Returns the number of elements that the functions of a group compute."""
-    return math.prod(fused.shape) * len(fused.equations)
+    """Returns the number of elements that the functions of a group compute in a call of the program. In a loop, the
+    call of each trip counts, too.
+    """
+    elements = math.prod(fused.shape) * len(fused.equations)
+    return elements if fused.repeats == 1 else fused.repeats * (elements + _CALL)

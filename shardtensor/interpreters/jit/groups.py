@@ -75,7 +75,10 @@ class Group:
 
 
 def grouped(
-    program: Program, wide: bool = False, may_join: Callable[[Equation], bool] = lambda _: True
+    program: Program,
+    wide: bool = False,
+    may_join: Callable[[Equation], bool] = lambda _: True,
+    repeated: bool = False,
 ) -> list[Sequence[Equation]]:
     """Returns the equations of a program in an order in which those of a group follow one another, as nodes: a node is
     an equation, or a group.
@@ -84,17 +87,20 @@ def grouped(
         program: the program.
         wide: whether reductions of all dimensions and of split ones join groups, for which C is needed.
         may_join: returns whether an equation may be one of a group.
+        repeated: whether C repeats the program, so that short loops have kernels, too.
     """
-    return _Grouping(program, wide, may_join).nodes()
+    return _Grouping(program, wide, may_join, repeated).nodes()
 
 
-def is_kernel(node: Sequence[Equation], wide: bool) -> bool:
+def is_kernel(node: Sequence[Equation], wide: bool, repeated: bool = False) -> bool:
     """Returns whether a node is computed by a kernel: several equations, or one for which NumPy takes longer than the
-    memory traffic, if C is possible.
+    memory traffic, if C is possible; if C repeats the program, any one.
     """
     (first, *others) = node
-    if others or not wide or not _is_local(first, wide):
+    if others or not wide or not _is_local(first, wide, repeated):
         return bool(others)
+    if repeated:
+        return not (first.writes and first.op.assigns)
     if _split_as(first) is None:
         return is_reduction(first) or first.op.name in EXPENSIVE
     # Libraries of devices are as fast as kernels, but combine what logical devices have in further launches.
@@ -102,9 +108,10 @@ def is_kernel(node: Sequence[Equation], wide: bool) -> bool:
 
 
 class _Grouping:
-    def __init__(self, program: Program, wide: bool, may_join: Callable[[Equation], bool]) -> None:
+    def __init__(self, program: Program, wide: bool, may_join: Callable[[Equation], bool], repeated: bool) -> None:
         self._program = program
         self._wide = wide
+        self._repeated = repeated
         self._may_join = may_join
         self._open: dict[int, Group] = {}  # by the number of a value that the group computes
         self._all: list[Group] = []
@@ -112,11 +119,11 @@ class _Grouping:
     def nodes(self) -> list[Sequence[Equation]]:
         """See `grouped`."""
         alone: list[tuple[int, Equation]] = []
-        program = _live(without_copies(self._program), self._wide)
+        program = _live(without_copies(self._program), self._wide, self._repeated)
         for k, equation in enumerate(map(_simpler_power, program.equations) if self._wide else program.equations):
             reads = equation.reads()
-            can_join = _is_possible if any(v.number in self._open for v in reads) else _is_local
-            joins = self._may_join(equation) and can_join(equation, self._wide)
+            is_long = any(v.number in self._open for v in reads) or _is_long(equation, self._repeated)
+            joins = self._may_join(equation) and is_long and _is_possible(equation, self._wide, self._repeated)
             group = self._joined(equation) if joins else None
             outside = [v for v in reads if self._open.get(v.number) is not group]
             for v in outside:
@@ -163,7 +170,7 @@ class _Grouping:
             fits = group is not None and group is not base and group not in groups
             if group is not None and fits and self._fits(group, equation, shape, rows):
                 groups.append(group)
-        if not groups and ((equation.writes and equation.op.assigns) or not _is_long(equation)):
+        if not groups and ((equation.writes and equation.op.assigns) or not _is_long(equation, self._repeated)):
             return None
         made = groups[0] if groups else Group(shape, _split_as(equation))
         if not groups:
@@ -207,12 +214,14 @@ class _Grouping:
         return all(getattr(kind, "shape", ()) in (shape, ()) for kind in map(kind_of, equation.operands))
 
 
-def _live(program: Program, wide: bool) -> Program:
+def _live(program: Program, wide: bool, repeated: bool) -> Program:
     """Returns a program without those equations of kernels, copies and views whose results nothing uses."""
     used = {*program.outputs, *program.writes.values()}
     kept: list[Equation] = []
     for equation in reversed(program.equations):
-        if used.isdisjoint(equation.makes()) and (equation.op.name in ("view", "copy") or _is_local(equation, wide)):
+        if used.isdisjoint(equation.makes()) and (
+            equation.op.name in ("view", "copy") or _is_local(equation, wide, repeated)
+        ):
             continue
         used.update(equation.reads())
         kept.append(equation)
@@ -244,9 +253,9 @@ def _simpler_power(equation: Equation) -> Equation:
 # -- what a kernel can compute ---------------------------------------------------------------------
 
 
-def _is_local(equation: Equation, wide: bool) -> bool:
+def _is_local(equation: Equation, wide: bool, repeated: bool) -> bool:
     """Whether a kernel can compute an equation, and takes less time than NumPy's functions."""
-    return _has_loop(equation) and _is_long(equation) and _is_possible(equation, wide)
+    return _has_loop(equation) and _is_long(equation, repeated) and _is_possible(equation, wide, repeated)
 
 
 def _has_loop(equation: Equation) -> bool:
@@ -254,11 +263,11 @@ def _has_loop(equation: Equation) -> bool:
     return type(equation.results) is Var and isinstance(equation.results.kind, Aval)
 
 
-def _is_long(equation: Equation) -> bool:
+def _is_long(equation: Equation, repeated: bool) -> bool:
     """Whether a loop has the elements for which a kernel is worth its call."""
-    if not is_on_host(equation.results.kind):
-        return True
-    return math.prod(_loop_of(equation)) >= LEAST
+    if not _has_loop(equation):
+        return False
+    return repeated or not is_on_host(equation.results.kind) or math.prod(_loop_of(equation)) >= LEAST
 
 
 def _loop_of(equation: Equation) -> Shape:
@@ -269,22 +278,24 @@ def _loop_of(equation: Equation) -> Shape:
     return computed_aval(equation).shape
 
 
-def _is_possible(equation: Equation, wide: bool) -> bool:
+def _is_possible(equation: Equation, wide: bool, repeated: bool) -> bool:
     """Whether a kernel can compute an equation, from whole buffers of host memory or from the parts of devices."""
     if not _has_loop(equation):
         return False
     if equation.writes and not has_function(equation):
         return False
+    if equation.op.name in ("astype", "clip") and not repeated:
+        return False
     value = equation.results.kind
     kinds = [x.kind if type(x) is Var else x for x in equation.operands]
     avals = [k for k in kinds if isinstance(k, Aval)]
-    if not avals:
+    if not avals and (not repeated or is_reduction(equation) or not is_on_host(value)):
         return False
     if not all(is_on_host(k) for k in (*avals, value)):
         return (wide or spans_hosts(value)) and _is_local_on_devices(equation, avals[0], value)
     if is_reduction(equation):
         return avals[0].size > 0 and reduces_rows(equation, avals[0]) and (wide or not is_wide(equation))
-    return len(_loop_of(equation)) > 0 and function_of(equation) is not None
+    return (len(_loop_of(equation)) > 0 or repeated) and function_of(equation) is not None
 
 
 # -- on devices ------------------------------------------------------------------------------------
@@ -369,6 +380,14 @@ def _is_computed(dtype: np.dtype[Any]) -> bool:
     )
 
 
+def _cast_of(equation: Equation) -> str | None:
+    """Returns ``"astype"`` for a cast to another dtype that keeps the kind or widens it; C leaves others undefined."""
+    kind, dtype = kind_of(equation.operands[0]), equation.results.kind.dtype
+    if not isinstance(kind, (Aval, HostAval)) or not _is_computed(kind.dtype) or kind.dtype == dtype:
+        return None
+    return "astype" if np.can_cast(kind.dtype, dtype, "same_kind") else None
+
+
 def function_of(equation: Equation) -> str | None:
     """Returns the name of the elementwise function that an equation is in a kernel; None if it is none.
 
@@ -378,13 +397,15 @@ def function_of(equation: Equation) -> str | None:
     dtype = equation.results.kind.dtype
     if equation.writes and op.assigns:
         return "astype" if np.can_cast(equation.operands[1].kind.dtype, dtype, "same_kind") else None
-    if op.name == "where":
-        name = "where"
-    elif op.is_ufunc and not op.params and op.kernel is None and op.composite is None:
+    if op.name == "astype":
+        return _cast_of(equation)
+    if op.name in ("where", "clip") or (op.is_ufunc and not op.params and op.kernel is None and op.composite is None):
         name = op.name
     else:
         return None
     kinds: list[Any] = []
+    if op.name == "clip" and any(x is None for x in equation.operands):
+        return None
     for kind in map(kind_of, function_operands(equation)):
         if isinstance(kind, (Aval, HostAval)) and _is_computed(kind.dtype):
             kinds.append(kind.dtype)
@@ -393,7 +414,8 @@ def function_of(equation: Equation) -> str | None:
         else:
             return None
     # A Python integer that does not fit the dtype of the others is an error of eager mode.
-    if int in kinds and not any(k.kind in "fc" or k == np.int64 for k in kinds if isinstance(k, np.dtype)):
+    dtypes = [k for k in kinds if isinstance(k, np.dtype)]
+    if int in kinds and dtypes and not any(k.kind in "fc" or k == np.int64 for k in dtypes):
         return None
     builder = KernelBuilder(1)
     try:

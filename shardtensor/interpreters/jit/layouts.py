@@ -35,15 +35,12 @@ def with_scattered_sums(program: Program, _: Setting) -> Program:
     that moves fewer bytes; the program itself if there are none.
     """
     count = program.next_number()
-    uses: dict[Var, int] = {}
-    for v in [*program.outputs, *program.writes.values(), *[v for e in program.equations for v in e.reads()]]:
-        uses[v] = uses.get(v, 0) + 1
-    made = {e.results: k for k, e in enumerate(program.equations) if type(e.results) is Var}
+    users, made = program.users(), program.makers()
     equations = list(program.equations)
     changes = 0
     for k, transfer in enumerate(equations):
         x = transfer.operands[0] if transfer.op.name == "transfer_to" else None
-        if type(x) is not Var or uses.get(x) != 1 or x not in made:
+        if type(x) is not Var or len(users[x]) != 1 or x not in made:
             continue
         changed = _scattered(equations[made[x]], transfer, count + changes)
         if changed is not None:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from shardtensor.communication.transfer_log import TransferLog, recorded_by
+from shardtensor.communication.transfer_log import TransferLog, recorded_by, transfer_lines
 from shardtensor.errors import ArgumentError
 from shardtensor.host.units import counted
 from shardtensor.interpreters.jit.c_source import c_source
@@ -105,7 +105,7 @@ class Lowered:
         if stage == "groups":
             return "\n".join(self._groups())
         if stage == "c":
-            kernels = [kernel for kernel in self._kernels("c") if has_c(kernel)]
+            kernels = [kernel for kernel in self._kernels("c") if isinstance(kernel, Kernel) and has_c(kernel)]
             return c_source(kernels, vectorized_functions()) if kernels else ""
         if stage == "cuda":
             return "\n".join([cuda_source(kernel) for kernel in self._kernels("cuda")])
@@ -146,9 +146,7 @@ class Lowered:
         logs = self._logs()
         for equation, log in zip(self._executable.laid_out.equations, logs, strict=True):
             yield from equation.lines()
-            for name, axis, count, nbytes, sources, targets in log.by_operator():
-                of = f"{name} along {axis}" if axis else name
-                yield f"    {of}: {counted(nbytes, 'byte')} from {sources} to {targets} (transfers: {count})"
+            yield from (f"    {line}" for line in transfer_lines(log))
         yield f"{counted(sum(log.bytes for log in logs), 'byte is', 'bytes are')} transferred"
 
     def _logs(self) -> list[TransferLog]:

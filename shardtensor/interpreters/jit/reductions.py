@@ -8,6 +8,7 @@ only. NumPy's order is that of eager mode where whole rows are on one device.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,11 @@ def is_reduction(equation: Equation) -> bool:
     return equation.op.name in _NAMES and equation.op.combine is not None
 
 
+def axes_of(equation: Equation) -> Sequence[int]:
+    """Returns the dimensions that a reduction reduces, in order."""
+    return sorted(reduced_axes(_named(equation)["axis"], equation.operands[0].kind.ndim))
+
+
 def outer_shape(equation: Equation, shape: Shape) -> Shape:
     """Returns the dimensions of the operand of a reduction before those that it reduces."""
     return shape[: len(shape) - len(reduced_axes(_named(equation)["axis"], len(shape)))]
@@ -35,11 +41,19 @@ def outer_shape(equation: Equation, shape: Shape) -> Shape:
 
 def reduces_rows(equation: Equation, x: Aval) -> bool:
     """Returns whether an equation reduces trailing dimensions, in dtypes that its steps have."""
+    if not reduces_some(equation, x):
+        return False
+    axes = reduced_axes(_named(equation)["axis"], x.ndim)
+    return sorted(axes) == list(range(x.ndim - len(axes), x.ndim))
+
+
+def reduces_some(equation: Equation, x: Aval) -> bool:
+    """Returns whether an equation reduces dimensions, in dtypes that its steps have."""
     named, value = _named(equation), equation.results.kind
     if set(named) - _PARAMS or named.get("dtype") is not None or not x.ndim:
         return False
     axes = reduced_axes(named["axis"], x.ndim)
-    if not axes or sorted(axes) != list(range(x.ndim - len(axes), x.ndim)) or any(x.shape[d] < 2 for d in axes):
+    if not axes or any(x.shape[d] < 2 for d in axes):
         return False
     if is_wide(equation) and any(dtype_name(y.dtype) not in C_TYPES for y in (x, value)):
         return False
@@ -99,7 +113,7 @@ def divisor(equation: Equation) -> float | None:
     if equation.op.name not in ("var", "std"):
         return None
     shape = equation.operands[0].kind.shape
-    count = math.prod(shape[len(outer_shape(equation, shape)) :])
+    count = math.prod([shape[d] for d in axes_of(equation)])
     return float(max(count - _named(equation)["correction"], 0.0))
 
 

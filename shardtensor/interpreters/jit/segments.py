@@ -11,8 +11,8 @@ there is none, the kernels are prepared and launched, and when the same key come
 captured (`Backend.capture`).
 
 Each call allocates its results and holds its operands as if there were no graphs, so that a graph holds no memory, and
-who holds the results of earlier calls is of no importance. In loops, memory pools return the same addresses after one
-call, or after a few.
+the results of earlier calls may be in use. In loops, memory pools return the same addresses after one call, or after a
+few.
 
 Memory that is freed between two launches of a segment may be given to another thread, whose launches would come
 first. Therefore all arrays exist until the segment ends, and what the kernels of a segment compute is limited in size.
@@ -37,7 +37,7 @@ from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.interpreters.programs.replay import compute, view_step
 from shardtensor.tensor.identity import with_identity
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import tensor
+from shardtensor.tensor.tensor import tensor, tensor_of
 from shardtensor.tensor.value import Aval
 
 MOST_BYTES = 1 << 26
@@ -297,7 +297,7 @@ class Segment:
         def bind(values: Any, started: Sequence[Started]) -> None:
             for v, at in allocated:
                 arrays = tuple([started[m].results[n] for m, n in at])
-                values[v.number] = tensor(v.kind, Storage(arrays, tuple([[] for _ in arrays])))  # type: ignore[arg-type]
+                values[v.number] = tensor_of(v.kind, arrays, tuple([[] for _ in arrays]))  # type: ignore[arg-type]
             for v, root in written:
                 ((storage, *_),) = [own.targets[root] for own in started if root in own.targets]
                 values[v.number] = tensor(v.kind, storage)  # type: ignore[arg-type]
@@ -342,7 +342,7 @@ class Segment:
         for v, buffers in zip(self._sources, columns, strict=True):
             x = inside[v.number]
             if type(x._storage) is not Storage or x._storage.buffers is not buffers:
-                made = tensor(x._aval, Storage(tuple(buffers)))
+                made = tensor_of(x._aval, tuple(buffers))
                 inside[v.number] = with_identity(made, x) if in_job() else made
         return inside
 

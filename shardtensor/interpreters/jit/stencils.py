@@ -19,7 +19,6 @@ from shardtensor.backend.registry import is_remote
 from shardtensor.communication.messages import as_dtype
 from shardtensor.communication.processes import described, note
 from shardtensor.communication.transfer import announce_reading
-from shardtensor.communication.transfer_log import is_recording
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import Interpreter, Op
 from shardtensor.functions.algorithms.shards import shards_of
@@ -31,8 +30,7 @@ from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Grid, Shape, as_sharding
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.pytree import map_leaves
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor, without_elements
+from shardtensor.tensor.tensor import ShardedTensor, shard_arrays, tensor_of, without_elements
 from shardtensor.tensor.value import Aval, aval
 
 Corner = tuple[int, ...]
@@ -94,11 +92,7 @@ def stencils_in(program: Program) -> Iterator[tuple[int, list[int], Equation]]:
     """Yields the stencils that a program contains: the number of the write, the numbers of the equations that compute
     what it writes, and the stencil that stands for all of them.
     """
-    makers = {e.results: k for k, e in enumerate(program.equations) if type(e.results) is Var}
-    users: dict[Var, set[int]] = {v: {-1} for v in (*program.outputs, *program.writes.values())}
-    for k, equation in enumerate(program.equations):
-        for v in equation.reads():
-            users.setdefault(v, set()).add(k)
+    makers, users = program.makers(), program.users()
     for k, write in enumerate(program.equations):
         corner = _written_corner(write)
         if corner is None:
@@ -139,7 +133,7 @@ def corner_of(view_spec: ViewSpec | None) -> Corner | None:
 
 
 def _chain(
-    program: Program, k: int, makers: Mapping[Var, int], users: Mapping[Var, set[int]]
+    program: Program, k: int, makers: Mapping[Var, int], users: Mapping[Var, Sequence[int]]
 ) -> list[int]:  # fmt: skip
     """Returns the numbers of the elementwise equations whose results only the k-th equation and one another use.
 
@@ -154,7 +148,7 @@ def _chain(
         equation = program.equations[makers[v]]
         if v == write.operands[0] or makers[v] in inside:
             continue
-        if not users[v] <= {*inside, k} or not _is_elementwise(equation, shape):
+        if not {*inside, k}.issuperset(users[v]) or not _is_elementwise(equation, shape):
             continue
         inside.add(makers[v])
         # Another use of its operands may have been found outside before this equation was.
@@ -216,8 +210,7 @@ class StencilPlan:
 
     def __init__(self, equation: Equation, program: Program) -> None:
         *self._body, self._write = equation.programs[0].equations
-        makers = {e.results: k for k, e in enumerate(program.equations) if type(e.results) is Var}
-        slices = _slices(program, [*self._body, self._write], makers)
+        slices = _slices(program, [*self._body, self._write], program.makers())
         assert slices is not None
         self._value: Aval = equation.results.kind
         self._window: Shape = self._write.window.shape  # type: ignore[union-attr]
@@ -238,12 +231,11 @@ class StencilPlan:
 
     def infer(self, values: Any) -> ShardedTensor:
         """Records the transfers, if a log is active, and returns the result without elements."""
-        if is_recording():
-            for source in dict.fromkeys([self._base, *[s.number for s in self._plans]]):
-                announce_reading(values[source])
-            copied = not (self._value.backend.on_host or self._value.backend.simulated)
-            for source, plan in self._plans.items():
-                plan.announce(_itemsize(source), copied, "stencil")
+        for number in dict.fromkeys([self._base, *[s.number for s in self._plans]]):
+            announce_reading(values[number])
+        copied = not (self._value.backend.on_host or self._value.backend.simulated)
+        for source, plan in self._plans.items():
+            plan.announce(_itemsize(source), copied, "stencil")
         return without_elements(self._value)
 
     def run(self, values: Any) -> ShardedTensor:
@@ -284,7 +276,7 @@ class StencilPlan:
             index = tuple([slice(c - a, c - a + n) for c, a, n in zip(corner, low, sizes, strict=True)])
             with backend.on(device):
                 array = backend.view(blocks[source], index)
-            local[v.number] = tensor(aval(sizes, v.kind.dtype, layout, True), Storage((array,)))  # type: ignore[union-attr]
+            local[v.number] = tensor_of(aval(sizes, v.kind.dtype, layout, True), (array,))  # type: ignore[union-attr]
         get = functools.partial(_known, local, values)
         for equation in self._body:
             operands = map_leaves(get, equation.operands)

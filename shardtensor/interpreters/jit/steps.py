@@ -11,7 +11,10 @@ import numpy as np
 from shardtensor.backend.registry import is_remote
 from shardtensor.core import Interpreter
 from shardtensor.interpreters.eager import EAGER
+from shardtensor.interpreters.jit.c_loops import loop_of, repeats_in_c, trips_of
+from shardtensor.interpreters.jit.c_trips import Part
 from shardtensor.interpreters.jit.fused import Fused
+from shardtensor.interpreters.jit.fused_alone import alone_of, is_alone
 from shardtensor.interpreters.jit.fused_devices import fused_of
 from shardtensor.interpreters.jit.fused_in_maps import COMPILED, FusedInMap, is_large_product, may_join, product
 from shardtensor.interpreters.jit.groups import grouped, is_kernel
@@ -25,6 +28,7 @@ from shardtensor.interpreters.programs.replay import (
     Step,
     Values,
     dropped_after,
+    functions_step,
     getter,
     is_in_place,
     last_uses,
@@ -33,8 +37,12 @@ from shardtensor.interpreters.programs.replay import (
 )
 
 
-def steps_of(
-    program: Program, interpreter: Interpreter, fused: Callable[[Fused], None], wide: bool
+def steps_with_kernels(
+    program: Program,
+    interpreter: Interpreter,
+    fused: Callable[[Fused], None],
+    wide: bool,
+    repeated: bool = False,
 ) -> tuple[Sequence[Node], list[Step]]:
     """Returns the nodes of a program, and a step for each.
 
@@ -45,15 +53,21 @@ def steps_of(
         interpreter: `EAGER`; or `BOUND`, in a map.
         fused: gets the kernel of each step that is one.
         wide: whether kernels may run as C (see `grouped`).
+        repeated: whether C repeats the program (see `grouped`).
     """
     allowed = may_join if interpreter is BOUND else _any
-    nodes = grouped(program, wide, allowed)
+    nodes = grouped(program, wide, allowed, repeated)
     last, dropped = last_uses(program, nodes), dropped_after(program, nodes)
     steps: list[Step] = []
     kernels: dict[int, Fused] = {}
     for k, node in enumerate(nodes):
         dead = dropped[k]
-        if not is_kernel(node, wide) or not all(map(allowed, node)):
+        if repeated and len(node) == 1 and is_alone(node[0]):
+            alone = alone_of(node[0])
+            fused(alone)
+            steps.append(_ignoring(node, _fused(alone, program, EAGER, (), dead)))
+            continue
+        if not is_kernel(node, wide, repeated) or not all(map(allowed, node)):
             (equation,) = node
             steps.append(_ignoring(node, _alone(equation, program, interpreter, dead, fused, wide)))
             continue
@@ -99,11 +113,42 @@ def _alone(
     wide: bool,
 ) -> Step:
     """Returns the step of an equation that no kernel computes; maps and their products have kernels inside."""
+    if equation.op.functions:
+        return _with_functions(equation, interpreter, dead, fused, wide)
     if equation.programs and equation.op not in OWN_STEPS:
         return _map(equation, interpreter, dead, fused, wide)
     if interpreter is BOUND and is_large_product(equation):
         return _product_in_map(equation, program, dead)
     return step_of(equation, program, interpreter, dead, is_in_place(equation, program, dead))
+
+
+def _with_functions(
+    equation: Equation, interpreter: Interpreter, dead: Sequence[int], fused: Callable[[Fused], None], wide: bool
+) -> Step:
+    """Returns the step of a loop or a branch: C runs the trips of a loop where it can."""
+    programs = [program for _, program in sorted(equation.programs.items())]
+    repeated = wide and interpreter is EAGER
+    repeated = repeated and repeats_in_c(equation, programs, [grouped(p, wide, _any, True) for p in programs])
+    parts: list[Part] = []
+
+    def body_steps(program: Program) -> Sequence[Step]:
+        kernels: list[Fused] = []
+
+        def found(kernel: Fused) -> None:
+            kernel.repeats *= trips_of(equation)
+            kernels.append(kernel)
+            fused(kernel)
+
+        nodes, steps = steps_with_kernels(program, interpreter, found, wide, repeated)
+        parts.append(Part(program, nodes, {id(k.equations[-1]): k for k in kernels if k.equations}))
+        return steps
+
+    alone = functions_step(equation, interpreter, dead, body_steps)
+    loop = loop_of(equation, parts, dead) if repeated else None
+    if loop is None:
+        return alone
+    fused(loop.trips)
+    return loop.step(alone)
 
 
 def _fused(
@@ -165,7 +210,7 @@ def _map(
     def compiled() -> dict[int, Any]:
         return {COMPILED: {kernel.kernel: kernel.compiled for kernel in kernels if kernel.compiled is not None}}
 
-    return map_step(equation, interpreter, dead, lambda body: steps_of(body, BOUND, found, wide)[1], compiled)
+    return map_step(equation, interpreter, dead, lambda body: steps_with_kernels(body, BOUND, found, wide)[1], compiled)
 
 
 def _product_in_map(equation: Equation, program: Program, dead: Sequence[int]) -> Step:

@@ -31,7 +31,7 @@ from shardtensor.interpreters.jit.window_writes import WindowWrite, copy_rest
 from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 
 LEAST_BYTES = 1 << 24
 """The size of a window from which on two arrays do not fit into caches."""
@@ -106,13 +106,13 @@ class TimeSteps:
             views = {n: view.of(kind.backend, arrays[k % 2 - 1]) for n, view in step.views.items()} if k else {}
             inputs = step.fused.arrays(values, views)
             call = step.fused.compiled.prepared(step.fused.shape, inputs, [window.of(kind.backend, target)])  # type: ignore[union-attr]
-            if call is None:
+            if call is None or not call.geometry.is_row_major:
                 return
             calls.append(call)
         for array in arrays:
             copy_rest(array, before, window)
         run_steps(calls, self._steps[0].fused.shape, reach)
-        values[self.result.number] = tensor(kind, Storage((arrays[(len(calls) - 1) % 2],), ([],)))
+        values[self.result.number] = tensor_of(kind, (arrays[(len(calls) - 1) % 2],), ([],))
 
     # -- on a GPU ------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import exclusive_arrays
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 from shardtensor.tensor.value import Aval
 
 # -- writes that kernels can compute ---------------------------------------------------------------
@@ -126,7 +126,7 @@ class WindowWrite:
         # Like eager mode, on whose order in memory the bits of later sums depend.
         made = empty_like(array) if len(view_spec.boxes) == 1 else memory_pool.empty(kind.shape, kind.dtype)
         copy_rest(made, array, view_spec)
-        return tensor(kind, Storage((made,), ([],))), view_spec.of(backend, made)
+        return tensor_of(kind, (made,), ([],)), view_spec.of(backend, made)
 
 
 def is_writable(base: ShardedTensor, array: Any) -> bool:

@@ -13,7 +13,7 @@ from shardtensor.communication import transfer
 from shardtensor.errors import IndexingError, ShapeError
 from shardtensor.host.fork import cached_property
 from shardtensor.host.units import counted
-from shardtensor.sharding.index import Index, canonical, is_array
+from shardtensor.sharding.index import Entry, Index, canonical, is_array, several_ellipses, span_of
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.ownership import lent, reading
@@ -61,16 +61,21 @@ class AdvancedIndex:
                 f"{counted(taken, 'index', 'indices')} for a tensor of {counted(len(shape), 'dimension')}, shape "
                 f"{shape}"
             )
-        basic: list[Any] = []
+        basic: list[Entry] = []
+        whole: list[Entry] = [(0, n, 1) for n in shape]
         dims: list[int] = []
         self._walkers: list[_IndexArray] = []
         numbers, shapes = [], []
+        skipped: int | None = None  # the number of dimensions that an ellipsis stands for
         d, at = 0, 0  # the dimensions of the tensor, and of the basic index's result, that come next
         for number, (entry, width) in enumerate(zip(entries, widths, strict=True)):
             if entry is Ellipsis:
-                basic.append(entry)
-                d += len(shape) - taken
-                at += len(shape) - taken
+                if skipped is not None:
+                    raise several_ellipses()
+                skipped = len(shape) - taken
+                basic += whole[d : d + skipped]
+                d += skipped
+                at += skipped
             elif isinstance(entry, (int, np.ndarray)):
                 if _is_mask(entry) and entry.shape != (wanted := shape[d : d + width]):
                     if any(n not in (0, size) for n, size in zip(entry.shape, wanted, strict=True)):
@@ -86,28 +91,26 @@ class AdvancedIndex:
                 shapes.append(walker.shape)
                 dims += range(at, at + walker.count)
                 # A 0-d mask adds a dimension of size 1 and indexes it.
-                basic += [slice(None)] * width if width else [None]
+                basic += whole[d : d + width] if width else [None]
                 d += width
                 at += walker.count
             else:
-                basic.append(entry)
+                basic.append(None if entry is None else span_of(entry, shape[d], d))
                 d += width
                 at += 1
         self.is_mask = len(entries) == 1 and self._walkers[0].is_mask
         self.numpy = tuple(entries)
-        found = canonical(tuple(basic), shape)
-        assert found is not None
-        self.basic: Index = found
+        self.basic = Index((*basic, *whole[d:]))
         self.dims = tuple(dims)
         try:
-            self.block: Shape = np.broadcast_shapes(*shapes)
+            self.block: Shape = shapes[0] if len(shapes) == 1 else np.broadcast_shapes(*shapes)
         except ValueError:
             raise IndexingError(
                 f"index arrays of shapes {', '.join(map(str, shapes))} do not broadcast together"
             ) from None
         are_adjacent = numbers[-1] - numbers[0] < len(numbers)
         self.at = dims[0] if are_adjacent else 0
-        self.rest = tuple([1 if e is None else e[1] for n, e in enumerate(found) if n not in dims])  # type: ignore[index]
+        self.rest = tuple([1 if e is None else e[1] for n, e in enumerate(self.basic) if n not in dims])  # type: ignore[index]
         self.shape: Shape = (*self.rest[: self.at], *self.block, *self.rest[self.at :])
 
     @property

@@ -31,11 +31,10 @@ from shardtensor.interpreters.mutation.device_indices import indices_on_device, 
 from shardtensor.interpreters.mutation.scalar_elements import ScalarElement
 from shardtensor.interpreters.mutation.views import View, local_views, operand_shards
 from shardtensor.sharding.index import Index
-from shardtensor.sharding.layout import Grid, NamedSharding
+from shardtensor.sharding.layout import Grid, Shape
 from shardtensor.sharding.spec import Chain, P
 from shardtensor.sharding.view_spec import ShardedBox, aligned, box_of, whole_view_spec
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -44,7 +43,7 @@ from shardtensor.tensor.value import Aval, aval
 @implements(gather, "infer")
 def _infer_gather(x: Any, index: Any) -> Aval:
     x = x if isinstance(x, ShardedTensor) else call("asarray", x)
-    chosen = AdvancedIndex(known_index(index), x.shape)
+    chosen = AdvancedIndex(inferred_index(index), x.shape)
     chosen.check()
     value = _layout(x._aval, chosen)
     if is_recording():
@@ -53,14 +52,14 @@ def _infer_gather(x: Any, index: Any) -> Aval:
     return value
 
 
-def known_index(index: Any) -> Any:
-    """Returns an index with zeros in place of the elements of integer tensors of which only the aval is known.
+def inferred_index(index: Any) -> Any:
+    """Returns an index as an inference takes it: with zeros for the elements of integer tensors that have none.
 
     Raises:
         ConcretizationError: transfers are recorded, which depend on these elements.
     """
     if isinstance(index, tuple):
-        return tuple(map(known_index, index))
+        return tuple(map(inferred_index, index))
     if not lacks_elements(index) or index.dtype.kind not in "iu":
         return index
     if is_recording() and index.size:
@@ -79,7 +78,7 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
             array = blockwise.select(gather_now(x, "getitem"), chosen.numpy)
         except IndexError as error:
             raise indexing_error(error) from None
-        return tensor(_layout(value, chosen), Storage((array,)))
+        return tensor_of(_layout(value, chosen), (array,))
     if (indices := indices_on_device(value, value.shape, index)) is not None:
         return _selected_on_device(x, indices)
     return _selected(x, AdvancedIndex(index, value.shape))
@@ -103,7 +102,7 @@ def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...]) -> ShardedTe
     backend = x._aval.backend
     value = _layout(x._aval, shape_of_index(backend, indices, x.shape))
     with backend.on(x.sharding.mesh.flat[0]):
-        return tensor(value, Storage((backend.contiguous(whole_array(x, "getitem")[indices]),)))
+        return tensor_of(value, (backend.contiguous(whole_array(x, "getitem")[indices]),))
 
 
 def _selected(x: ShardedTensor, chosen: AdvancedIndex) -> ShardedTensor:
@@ -141,19 +140,18 @@ def _layout(x: Aval, chosen: AdvancedIndex) -> Aval:
     The first dimension of the block is split by the mesh axes that split the indexed dimensions; the other dimensions
     keep their mesh axes.
     """
-    sharding = _sharding(x, chosen.basic, chosen.dims, len(chosen.block), chosen.at)
-    return aval(chosen.shape, x.dtype, sharding, x.committed)
+    return _layout_of(x, chosen.basic, chosen.dims, len(chosen.block), chosen.at, chosen.shape)
 
 
 @functools.lru_cache(1024)
-def _sharding(x: Aval, basic: Index, dims: tuple[int, ...], count: int, at: int) -> NamedSharding:
-    """Returns the sharding of the result: see `_layout` and `AdvancedIndex`; the block has ``count`` dimensions."""
+def _layout_of(x: Aval, basic: Index, dims: tuple[int, ...], count: int, at: int, shape: Shape) -> Aval:
+    """Returns the aval of the result: see `_layout` and `AdvancedIndex`; the block has ``count`` dimensions."""
     chains = whole_view_spec(x.shape, x.sharding.spec.chains_of(x.ndim)).at(basic).chains
     block: list[Chain] = [()] * count
     if block:
         block[0] = tuple(itertools.chain.from_iterable(chains[d] for d in dims))
     rest = [c for d, c in enumerate(chains) if d not in dims]
-    return x.sharding.with_spec(P(*rest[:at], *block, *rest[at:]))
+    return aval(shape, x.dtype, x.sharding.with_spec(P(*rest[:at], *block, *rest[at:])), x.committed)
 
 
 def _want(grid: Grid, k: int, chosen: AdvancedIndex) -> GatherRequest:

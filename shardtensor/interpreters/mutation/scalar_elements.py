@@ -6,6 +6,8 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from shardtensor.backend.device import HOST, HostArray
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import read_only
@@ -117,9 +119,11 @@ class ScalarElement(DeferredStorage):
             return [Transfer(n, 0 if shared else n, self.grid().devices[held], HOST, "to_host", True)]
 
         record_transfer("to_host", n, True, records)
-        backend = backend_of(device)
-        with backend.on(device):
-            array = backend.to_host(self.parts[held], device)
+        array = self.parts[held]
+        if type(array) is not np.ndarray:
+            backend = backend_of(device)
+            with backend.on(device):
+                array = backend.to_host(array, device)
         return read_only(array if index is None else array.reshape((1,) * len(index)))
 
 
@@ -204,18 +208,23 @@ def owners_of(base: Aval, index: Index) -> ShardedBox:
 def copied_element(base: ShardedTensor, view_spec: ViewSpec, value: Aval) -> ShardedTensor:
     """Returns one element as a scalar tensor, copied on the devices that own it."""
     source, backend, index = base._aval, base._aval.backend, view_spec.origin
-    storage = current_storage(base)
-    if lacks_elements(base):
-        announce_reading(base)
-        return tensor(value, ScalarElement(value, source, index, ()))
-    if type(storage) is Exported:  # The element is copied, so the exported memory itself can be read.
-        source.backend.wait_for_caller(source.sharding.mesh.flat[0])
-        storage = storage.exported
-        base = tensor(source, storage)
+    storage = base._storage
+    if type(storage) is not Storage:
+        storage = current_storage(base)
+        if lacks_elements(base):
+            announce_reading(base)
+            return tensor(value, ScalarElement(value, source, index, ()))
+        if type(storage) is Exported:  # The element is copied, so the exported memory itself can be read.
+            source.backend.wait_for_caller(source.sharding.mesh.flat[0])
+            storage = storage.exported
+            base = tensor(source, storage)
     if source.memory is not None:
-        with backend.on(source.sharding.mesh.flat[0]):
-            element = backend.view(whole_array(base, "getitem"), index)
-            array = backend.xp.asarray(part_of(element, view_spec.part), copy=True)
+        whole = whole_array(base, "getitem")
+        if type(whole) is np.ndarray:
+            array = np.array(part_of(whole[(*index, ...)], view_spec.part))
+        else:
+            with backend.on(source.sharding.mesh.flat[0]):
+                array = backend.xp.asarray(part_of(backend.view(whole, index), view_spec.part), copy=True)
         return tensor(value, ScalarElement(value, source, index, (array,)))
     holders = owners_of(source, index)
     if source.offloaded and hasattr(storage, "to_host"):

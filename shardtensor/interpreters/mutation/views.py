@@ -114,7 +114,7 @@ class View:
             self._read()
         elif not self._is_read:
             check_not_donated(self.base)
-            self.over(alone(self.base)).announce()
+            self.over(stand_in(self.base)).announce()
 
     def over(self, base: ShardedTensor) -> View:
         """Returns the storage of the view of a new base without elements, which stands for the view: it has been read
@@ -132,8 +132,7 @@ class View:
     def _read(self) -> Any:
         """Evaluates the view spec by operators, once for each version of the base, and returns the buffers.
 
-        Where memory is shared, or the base has no elements, it returns None; the evaluation then only records the
-        transfers.
+        Where the base has no elements, it returns None; the evaluation then only records the transfers.
         """
         write_state = write_state_of(self.base)
         # The version is read before the value, so it may be older than the value, but never newer.
@@ -171,7 +170,6 @@ class View:
         value = evaluate(tensor(on_devices(self.base._aval), storage), self.view_spec)
         if lacks_elements(self.base):
             announce_reading(value)
-        if self.is_direct or lacks_elements(self.base):
             return None
         # Each device has its own part of the view.
         return (shard_arrays if self.base._aval.offloaded else buffers_of)(value)
@@ -343,19 +341,25 @@ def _infer_view(x: ShardedTensor, view_spec: ViewSpec) -> Aval:
     return aval_of_view(x._aval, view_spec.chains, view_spec.shape, view_spec.part)
 
 
-def stand_in(x: Any) -> Any:
+def stand_in(x: Any, known: dict[int, ShardedTensor] | None = None) -> Any:
     """Returns a tensor without elements that has the aval of ``x`` and aliases what ``x`` aliases; a donated tensor and
     any other object are returned unchanged.
+
+    Args:
+        x: the object.
+        known: what stands for tensors, by identity, so that the results alias one another as the tensors do; also a
+            tensor without elements then gets another one. By default, such a tensor is returned unchanged.
     """
-    if not isinstance(x, ShardedTensor) or lacks_elements(x) or x.is_donated:
+    if not isinstance(x, ShardedTensor) or (known is None and lacks_elements(x)) or x.is_donated:
         return x
-    base = x._base_and_view()[0]
-    if base is not x:
-        return tensor(x._aval, x._storage.over(alone(base)))
-    return alone(x)
+    known = {} if known is None else known
+    if id(x) not in known:
+        base = x._base_and_view()[0]
+        known[id(x)] = _alone(x) if base is x else tensor(x._aval, x._storage.over(stand_in(base, known)))
+    return known[id(x)]
 
 
-def alone(x: ShardedTensor) -> ShardedTensor:
+def _alone(x: ShardedTensor) -> ShardedTensor:
     """Returns a tensor without elements that stands for a tensor that is no view."""
     storage = x._storage
     if hasattr(storage, "without_parts"):  # Reading it transfers elements.

@@ -20,7 +20,7 @@ from shardtensor.sharding.layout import Grid
 from shardtensor.sharding.view_spec import ShardedBox, ViewSpec, whole_view_spec
 from shardtensor.tensor.ownership import replaced, set_joined
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 
 
 class WriteTransaction:
@@ -105,7 +105,7 @@ class WriteTransaction:
         value, backend = self.value, self.backend
         self._join(write_op.name)
         arrays, cells = storage.buffers, value.cells
-        taken = tensor(value, Storage(arrays))
+        taken = tensor_of(value, arrays)
         if value.spans:
             part = self.view_spec.offset, self.view_spec.shape, self.view_spec.strides
             note(f"{write_op.name}({described(self.base)}, {part}, {write_op.described()})")

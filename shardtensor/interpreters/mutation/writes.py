@@ -31,7 +31,7 @@ from shardtensor.interpreters.execution.plan import Kind, result_dtype
 from shardtensor.interpreters.execution.plan_cache import run
 from shardtensor.interpreters.execution.planning import check_integers, kind_of
 from shardtensor.interpreters.mutation.advanced_index import AdvancedIndex
-from shardtensor.interpreters.mutation.advanced_indexing import known_index
+from shardtensor.interpreters.mutation.advanced_indexing import inferred_index
 from shardtensor.interpreters.mutation.device_indices import indices_on_device, shape_of_index
 from shardtensor.interpreters.mutation.scattered_on_device import ScatteredOnDevice
 from shardtensor.interpreters.mutation.write_ops import Elementwise, Masked, Scattered, WriteOp, is_view
@@ -50,6 +50,7 @@ from shardtensor.tensor.tensor import (
     lacks_elements,
     mark_array,
     tensor,
+    tensor_of,
     without_elements,
     write_state_of,
 )
@@ -80,7 +81,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
     base, view_spec = out._base_and_view()
     if op.assigns:
         _, value, index = operands
-        _assign_at(base, view_spec, value, known_index(index), out.dtype)
+        _assign_at(base, view_spec, value, inferred_index(index), out.dtype)
     elif op.is_ufunc and out.dtype.kind not in op.fails_late and not _is_in_float32((out, *operands)):
         operands = _checked_update(op, operands, out)
         if out.size:
@@ -161,7 +162,7 @@ def _duplicate(x: ShardedTensor) -> ShardedTensor:
     storage = x._storage
     if lacks_elements(x):
         return mark_array(without_elements(x._aval))
-    return mark_array(tensor(x._aval, Storage(storage.buffers)))
+    return mark_array(tensor_of(x._aval, storage.buffers))
 
 
 def _is_mask(index: Any, shape: Shape) -> bool:

@@ -1,8 +1,8 @@
 """Compositions of operators as programs: what eager mode calls one by one is recorded once, and then run again.
 
 The calls of a composition take several times as long as its plans on small arrays: shapes and dtypes are checked,
-masks are built, and every operator is dispatched. Which plans run follows from the avals of the operands alone, if no
-element is read on the way.
+masks are built, and every operator is dispatched. Which plans run follows only from the avals of the operands, if
+no element is read.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def on_buffers(
 
 
 class _NotRecordedError(Exception):
-    """The result of a composition is not known from the avals alone, or shares memory with an operand."""
+    """The result of a composition does not follow from the avals, or shares memory with an operand."""
 
 
 def _stand_in(x: Any) -> Any:

@@ -14,7 +14,6 @@ import functools
 from collections.abc import Callable
 
 from shardtensor.interpreters.programs.program import Program
-from shardtensor.tensor.value import Aval
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +58,6 @@ def saving_transfers(rewrite: Pass) -> Pass:
 
 def is_on_one_memory(program: Program) -> bool:
     """Whether all tensors of a program are in one memory, that of the host or of a GPU, which all devices share."""
-    avals = [v.kind for v in (*program.inputs, *program.captured, *program.made()) if isinstance(v.kind, Aval)]
+    avals = program.avals()
     memories = {kind.memory for kind in avals}
     return len(memories) < 2 and None not in memories and not any(kind.backend.simulated for kind in avals)

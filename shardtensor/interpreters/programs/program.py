@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import Op
+from shardtensor.functions.random_keys import SymbolicKey, key_of
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval, host_aval
-from shardtensor.tensor.pytree import leaves, map_leaves
+from shardtensor.tensor.pytree import LEAF_TYPES, leaves, map_leaves
 from shardtensor.tensor.value import Aval
 
 ValueKind = Aval | HostAval | type
@@ -49,6 +50,9 @@ class Var:
         return f"{self}:{kind_text(self.kind)}"
 
 
+LEAF_TYPES.add(Var)
+
+
 def kind_text(kind: ValueKind) -> str:
     """Returns dtype, shape and spec of a value as text: ``f4[12,10]P('x')``."""
     if isinstance(kind, type):
@@ -72,7 +76,8 @@ class Equation:
             equation's result is the new value of the whole base. None for any other operator.
         window: for a view or a write, the aval of these elements; otherwise None.
         writes: whether it is a write.
-        programs: for a map, the program of each call by number. Their operands may be values of this program.
+        programs: for a map, the program of each call by number; for a loop or a branch, the program of each function.
+            Their operands may be values of this program.
         source: file and line of the call.
         ignored: the floating-point errors that the function ignores there, as items of the arguments of `np.errstate`.
     """
@@ -104,8 +109,8 @@ class Equation:
         made = " ".join([v.typed for v in self.makes()]) or "()"
         operands = [x for x in self.operands if x is not Ellipsis]
         yield f"{made} = {self._called()} {' '.join(map(_text, operands))}".rstrip()
-        if self.programs:
-            number, program = next(iter(self.programs.items()))
+        inside = sorted(self.programs.items())
+        for number, program in inside if self.op.functions else inside[:1]:  # The calls of a map are mostly alike.
             yield from (f"    {number}: {line}" for line in program.lines())
 
     def _called(self) -> str:
@@ -139,12 +144,12 @@ class Program:
 
     Attributes:
         inputs: a value for each array and Python scalar among the arguments.
-        captured: the values of tensors and host arrays that the function closes over.
+        captured: the values of tensors that the function closes over.
         equations: the calls of operators, in order.
         outputs: the values that are returned.
         writes: for each written input, its value and the value that it has after the call.
-        positions: for the program of a map, the leaves of the arguments that are its inputs.
-        result: for the program of a map, its result: a pytree with a `Var` for each value.
+        positions: for the program of a call in a map, or of a function, the leaves of the arguments that are inputs.
+        result: for such a program, its result: a pytree with a `Var` for each value.
     """
 
     inputs: Sequence[Var]
@@ -168,6 +173,23 @@ class Program:
     def made(self) -> list[Var]:
         """Returns the values that its equations compute."""
         return [v for equation in self.equations for v in equation.makes()]
+
+    def avals(self) -> list[Aval]:
+        """Returns the kinds of its values that are tensors."""
+        kinds = [v.kind for v in (*self.inputs, *self.captured, *self.made())]
+        return [kind for kind in kinds if isinstance(kind, Aval)]
+
+    def makers(self) -> dict[Var, int]:
+        """Returns the number of the equation of each value that is its only result."""
+        return {e.results: k for k, e in enumerate(self.equations) if type(e.results) is Var}
+
+    def users(self) -> dict[Var, list[int]]:
+        """Returns the numbers of the equations that read each value, and -1 for an output or a write."""
+        found: dict[Var, list[int]] = {v: [-1] for v in (*self.outputs, *self.writes.values())}
+        for k, equation in enumerate(self.equations):
+            for v in equation.reads():
+                found.setdefault(v, []).append(k)
+        return found
 
     def next_number(self) -> int:
         """Returns the first number that no value has, in programs of maps neither."""
@@ -236,17 +258,24 @@ def shape_of(v: Var) -> Shape:
 
 
 def vars_of(tree: Any) -> list[Var]:
-    """Returns the values in a pytree, from left to right."""
+    """Returns the values in a pytree, from left to right, also those of keys."""
     if type(tree) is Var:
         return [tree]
-    if type(tree) is tuple and not any(isinstance(x, (tuple, list, dict)) for x in tree):
+    if type(tree) is tuple and all(type(x) in LEAF_TYPES for x in tree):
         return [x for x in tree if type(x) is Var]
-    return [x for x in leaves(tree) if type(x) is Var]
+    found = [x.bits if type(x) is SymbolicKey else x for x in leaves(tree)]
+    return [x for x in found if type(x) is Var]
 
 
 def replace_vars(tree: Any, values: Any) -> Any:
-    """Returns a pytree with ``values[v.number]`` in place of each value v."""
-    return map_leaves(lambda x: values[x.number] if type(x) is Var else x, tree)
+    """Returns a pytree with ``values[v.number]`` in place of each value v, and the key of that in place of its key."""
+
+    def replace(x: Any) -> Any:
+        if type(x) is SymbolicKey:
+            return key_of(values[x.bits.number])
+        return values[x.number] if type(x) is Var else x
+
+    return map_leaves(replace, tree)
 
 
 def window_text(view_spec: ViewSpec) -> str:
@@ -274,7 +303,9 @@ def _window(view_spec: ViewSpec | None) -> Any:
 
 
 def _text(x: Any) -> str:
-    if isinstance(x, (list, tuple)) and not isinstance(x, str):
+    if type(x) is SymbolicKey:
+        return f"key({x.bits})"
+    if isinstance(x, (list, tuple)):
         return f"({', '.join(map(_text, x))})"
     if isinstance(x, np.ndarray):
         return f"{x.dtype}{list(x.shape)}"
@@ -288,6 +319,8 @@ def _comparable(x: Any) -> Any:
         return x.dtype.str, x.shape, x.tobytes()
     if isinstance(x, (list, tuple)):
         return tuple([_comparable(v) for v in x])
+    if type(x) is SymbolicKey:
+        return SymbolicKey, x.bits
     return exact_key(x) if isinstance(x, (bool, int, float, complex)) else x
 
 

@@ -10,27 +10,41 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.backend.device import HOST
+from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_log import TransferLog, announcing, recorded_by
-from shardtensor.core import OPS, Interpreter, Op, bind, default_interpreter, interpreting, outermost
+from shardtensor.core import (
+    OPS,
+    Interpreter,
+    Op,
+    bind,
+    bind_into,
+    call,
+    default_interpreter,
+    innermost,
+    interpreting,
+    outermost,
+)
 from shardtensor.errors import ShardTensorError
+from shardtensor.functions.random_keys import Key, bits_of
+from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.mutation.views import View, evaluate
+from shardtensor.interpreters.mutation.views import View, evaluate, stand_in
 from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, replace_vars, vars_of
 from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track
-from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.pytree import LEAF_TYPES, leaves, replaced
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval
@@ -73,17 +87,19 @@ def step_of(
     op = equation.op
     if op in OWN_STEPS:
         return OWN_STEPS[op](equation, program, interpreter, dead)
+    if op.functions:
+        return functions_step(equation, interpreter, dead, lambda body: steps_of(body, interpreter))
     if equation.programs:
         return map_step(equation, interpreter, dead, lambda body: steps_of(body, BOUND))
+    executes = interpreter is default_interpreter()
+    if executes and is_announcing(equation):
+        return _announcing(equation, dead, in_place)
     if equation.writes:
         return _write(equation, interpreter, dead, in_place)
     if op.name == "view":
         return view_step(equation, dead)
     if type(equation.results) is Var and isinstance(equation.results.kind, type):
         return _on_python_scalars(equation, dead)
-    executes = interpreter is default_interpreter()
-    if executes and op.announcing:
-        return _announcing(equation, dead)
     if executes and (plan := plan_of(equation)) is not None:
         return _planned(equation, plan, dead)
     return _call(equation, interpreter, dead)
@@ -92,7 +108,7 @@ def step_of(
 def is_in_place(equation: Equation, program: Program, dead: Sequence[int]) -> bool:
     """Whether an equation is a write of a base that the program has made, and that is dropped after it."""
     base = equation.operands[0] if equation.writes else None
-    return base is not None and base.number in dead and base not in (*program.inputs, *program.captured)
+    return base is not None and base.number in dead and any(base in e.makes() for e in program.equations)
 
 
 def dropped_after(program: Program, nodes: Sequence[Node]) -> list[list[int]]:
@@ -173,7 +189,7 @@ def getter(operands: Sequence[Any]) -> Callable[[Values], tuple[Any, ...]]:
 
 def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> Step:
     op, params, apply = equation.op, equation.params, interpreter.apply
-    trees = any(isinstance(x, (tuple, list, dict)) for x in equation.operands)
+    trees = any(type(x) not in LEAF_TYPES for x in equation.operands)
     get = functools.partial(replace_vars, equation.operands) if trees else getter(equation.operands)
 
     def step(values: Values) -> None:
@@ -185,28 +201,45 @@ def _call(equation: Equation, interpreter: Interpreter, dead: Sequence[int]) -> 
     return step
 
 
-def _announcing(equation: Equation, dead: Sequence[int]) -> Step:
+def is_announcing(equation: Equation) -> bool:
+    """Whether the transfers of an equation follow from elements: those of an index, or of what its functions read."""
+    op = equation.op
+    if op.functions and any(is_announcing(e) for program in equation.programs.values() for e in program.equations):
+        return True
+    index = equation.operands[2:] if op.assigns else equation.operands[1:] if op.name == "gather" else ()
+    return op.announcing is not None or bool(vars_of(index))
+
+
+def _announcing(equation: Equation, dead: Sequence[int], in_place: bool) -> Step:
     """Returns the step of an operator whose transfers follow from elements: it records them as it runs, but for those
     of reading its operands, which are inferred (see `only_read`).
     """
-    alone, read = _call(equation, _OUTERMOST, dead), [x.number for x in equation.operands if type(x) is Var]
+    alone = _write(equation, BOUND, dead, in_place) if equation.writes else _call(equation, BOUND, dead)
+    read = [x.number for x in equation.operands if type(x) is Var]
 
     def step(values: Values) -> None:
         for number in read:
             x = values[number]
             if type(x) is ShardedTensor and not lacks_elements(x):
                 x._storage.buffers  # noqa: B018 - views are read where nothing is recorded
-        with announcing():
+        with _recorded_as_it_runs():
             alone(values)
 
     return step
 
 
+@contextlib.contextmanager
+def _recorded_as_it_runs() -> Iterator[None]:
+    """Makes the calls in the ``with`` block those of a program without jit, whose transfers are recorded."""
+    with announcing(), interpreting(outermost()):
+        yield
+
+
 def only_read(equation: Equation, inferred: Step) -> Step:
     """Returns the step that infers an operator whose transfers follow from elements, and records those of reading its
-    operands only.
+    operands only. A loop or a branch does not read its operands: its functions do.
     """
-    read = [x.number for x in equation.operands if type(x) is Var]
+    read = [] if equation.op.functions else [x.number for x in equation.operands if type(x) is Var]
 
     def step(values: Values) -> None:
         for number in read:
@@ -215,6 +248,12 @@ def only_read(equation: Equation, inferred: Step) -> Step:
             inferred(values)
 
     return step
+
+
+def inference_of(program: Program) -> list[Step]:
+    """Returns the steps that infer a program, which leave out the transfers that are recorded as it runs."""
+    steps = zip(program.equations, steps_of(program, INFER), strict=True)
+    return [only_read(equation, step) if is_announcing(equation) else step for equation, step in steps]
 
 
 def _independent(result: Any, operands: Sequence[Any]) -> Any:
@@ -231,7 +270,7 @@ def _bind_results(values: Values, names: Any, made: Any) -> None:
         return
     for name, value in zip(leaves(names), leaves(made), strict=True):
         if type(name) is Var:
-            values[name.number] = value
+            values[name.number] = bits_of(value, "jit") if type(value) is Key else value
 
 
 def view_step(equation: Equation, dead: Sequence[int]) -> Step:
@@ -355,6 +394,127 @@ def map_step(
     return step
 
 
+def functions_step(
+    equation: Equation, interpreter: Interpreter, dead: Sequence[int], body_steps: Callable[[Program], Sequence[Step]]
+) -> Step:
+    """Returns the step of a loop or a branch, whose functions are programs. Where the number of calls follows from
+    elements, each call records its transfers as it runs.
+
+    Args:
+        equation: the equation.
+        interpreter: what runs it.
+        dead: the numbers of the values that are dropped after it.
+        body_steps: returns the steps of the program of a function.
+    """
+    op = equation.op
+    free = {v.number for program in equation.programs.values() for v in program.free()}
+    executes = interpreter is default_interpreter()
+    announces = executes and is_announcing(equation)
+    bodies = [
+        _Function(program, body_steps(program), executes=executes, announces=announces)
+        for _, program in sorted(equation.programs.items())
+    ]
+    apply = (BOUND if announces else interpreter).apply
+
+    def step(values: Values) -> None:
+        around = {number: values[number] for number in free}
+        remaining = iter([_BoundFunction(body, around) for body in bodies])
+        params = list(equation.params)
+        for name in op.functions:
+            at = op.params.index(name)
+            count = params[at]
+            params[at] = next(remaining) if count is None else tuple([next(remaining) for _ in range(count)])
+        taken = replace_vars(equation.operands, values)
+        with _recorded_as_it_runs() if announces else contextlib.nullcontext():
+            made = apply(op, taken, tuple(params))
+            if op.name == "branch":
+                made = replaced(made, map(_placed, leaves(equation.results), leaves(made)))
+            _bind_results(values, equation.results, made)
+        for number in dead:
+            values[number] = None
+
+    return step
+
+
+def _placed(name: Any, x: Any) -> Any:
+    """Returns a result of a branch in the layout of those of the others, which it has unless it is not placed."""
+    if type(name) is Var and type(x) is ShardedTensor and current_device() is None:
+        assert isinstance(name.kind, Aval)
+        if x.sharding != name.kind.sharding:
+            return call("reshard", x, name.kind.sharding)
+    return x
+
+
+class _Function:
+    """The program of a function of a loop or of a branch.
+
+    Args:
+        program: the program.
+        steps: its steps.
+        executes: whether they execute it, where the call is not inferred.
+        announces: whether each call records its transfers as it runs.
+    """
+
+    def __init__(self, program: Program, steps: Sequence[Step], *, executes: bool, announces: bool) -> None:
+        self.program = program
+        self.steps = steps
+        self._executes = executes
+        self._announces = announces
+
+    @cached_property
+    def _inference(self) -> Sequence[Step]:
+        return inference_of(self.program)
+
+    @cached_property
+    def keeps_avals(self) -> bool:
+        """Whether the arrays that it returns for arrays of certain avals always have the same ones: all but numbers."""
+        kinds = [x.kind if type(x) is Var else None for x in leaves(self.program.result) if x is not None]
+        return all(isinstance(kind, Aval) for kind in kinds)
+
+    def __call__(self, around: Mapping[int, Any], *args: Any) -> Any:
+        found = leaves(args)
+        given = dict(around)
+        for v, k in zip(self.program.inputs, self.program.positions, strict=True):
+            x = found[k]
+            given[v.number] = bits_of(x, "jit") if type(x) is Key else x
+        del found, args
+        if self._executes and (interpreter := innermost()) is not None and interpreter.only_infers:
+            return self._run(self._inference, given)
+        return outermost().run(self, given) if self._announces else self.execute(given)
+
+    def execute(self, values: Any) -> Any:
+        """Runs the program, and returns its result."""
+        return self._run(self.steps, values)
+
+    def _run(self, steps: Sequence[Step], values: Any) -> Any:
+        for step in steps:
+            step(values)
+        return replace_vars(self.program.result, values)
+
+    def infer(self, given: Mapping[int, Any]) -> None:
+        """Records the transfers of a call."""
+        known: dict[int, ShardedTensor] = {}
+        self._run(self._inference, {number: stand_in(x, known) for number, x in given.items()})
+
+
+class _BoundFunction:
+    """A function of a loop or of a branch, with the values that it takes from outside.
+
+    Attributes:
+        keeps_avals: see `shardtensor.interpreters.control_flow.execution`.
+    """
+
+    __slots__ = ("_around", "_function", "keeps_avals")
+
+    def __init__(self, function: _Function, around: Mapping[int, Any]) -> None:
+        self._function = function
+        self._around = around
+        self.keeps_avals = function.keeps_avals
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(self._around, *args)
+
+
 def _run_program(bodies: Mapping[int, _Body], around: Mapping[int, Any], *args: Any) -> Any:
     """Runs one call of a map; the last argument is its number."""
     return bodies[args[-1]](around, args[:-1])
@@ -386,22 +546,11 @@ class _Bound(Interpreter):
     def apply(self, op: Any, operands: Any, params: Any, /) -> Any:
         return bind(op, operands, params)
 
+    def write(self, out: Any, op: Any, operands: Any, params: Any, /) -> None:
+        bind_into(out, op, operands, params)
+
 
 BOUND = _Bound()
-
-
-class _Outermost(Interpreter):
-    """Passes calls to the interpreter of calls outside of all others."""
-
-    __slots__ = ()
-
-    def apply(self, op: Any, operands: Any, params: Any, /) -> Any:
-        interpreter = outermost()
-        with interpreting(interpreter):
-            return interpreter.apply(op, operands, params)
-
-
-_OUTERMOST = _Outermost()
 
 
 # -- inference -------------------------------------------------------------------------------------

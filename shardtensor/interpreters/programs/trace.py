@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import operator as python
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -18,9 +19,9 @@ import numpy as np
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
-from shardtensor.core import OPS, Interpreter, Op, Operands, Params, execute, innermost, interpreting
+from shardtensor.core import OPS, Function, Interpreter, Op, Operands, Params, call, execute, innermost, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
-from shardtensor.functions.random_keys import SymbolicKey, derived_bits
+from shardtensor.functions.random_keys import Key, SymbolicKey, derived_bits
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.mutation.views import View, aval_of_view, stand_in
@@ -47,6 +48,10 @@ PYTHON: dict[str, Callable[..., Any]] = {
 
 _TAKE_HOST_ARRAYS = frozenset(("asarray", "transfer_to"))
 """The operators with an algorithm whose inference reads no element of a host array."""
+
+
+_CARRY_OF: dict[str, Callable[[Any], Any]] = {"counted_loop": lambda result: result[0], "conditional_loop": lambda x: x}
+"""For loops, the function that returns the last carry, given the result."""
 
 
 class Traced(NoElements):
@@ -159,7 +164,11 @@ class Trace:
     def needs_elements(self, caller: str, values: Sequence[Var]) -> ConcretizationError:
         """Returns the error for a call that needs the elements of values."""
         names = self.names(values)
-        on = f"depend on {names}" if names else "are those of a tensor that the function closes over"
+        on = (
+            f"depend on {names}"
+            if names
+            else "are those of a tensor that the function closes over, or the number of a trip"
+        )
         where = f"needs the elements of a tensor, and jit traces {self.name} without elements ({user_line()})"
         message_for = functools.partial(_needs_elements, f"{where}. They {on}")
         error = ConcretizationError(message_for(caller))
@@ -174,13 +183,17 @@ class Trace:
         )
 
 
-_SIZE = "Sizes and numbers of iterations must be known: make the argument static (static_argnames)"
+_SIZE = "Sizes must be known: make the argument static (static_argnames)"
 _INDEX = (
-    "Make the argument static (static_argnames) if it is a size or a number of iterations, use st.take for an index"
+    "Make the argument static (static_argnames) if it is a size, use st.fori_loop for a number of iterations, "
+    "st.take(x, i, axis=0) to read what an index selects, and x[st.reshape(i, 1)] = y to write it"
 )
 _SELECTION = "The shape of the result depends on them: use st.where(condition, x, 0), which keeps the shape"
 _ADVICE = {
-    "bool": "Use st.where or another operator in place of a branch, make the argument static (static_argnames)",
+    "bool": (
+        "Use st.where or st.cond in place of a branch, st.while_loop in place of a loop, or make the argument static "
+        "(static_argnames)"
+    ),
     **dict.fromkeys(["arange", "linspace", "zeros", "ones", "full", "empty", "eye", "reshape"], _SIZE),
     **dict.fromkeys(
         [
@@ -199,6 +212,10 @@ _ADVICE = {
         _SELECTION,
     ),
     "index": _INDEX,
+    "fold_in": (
+        "Split the key and keep a part of it in the carry, or fold in a Python number: an argument, or the number of a "
+        "trip of st.fori_loop"
+    ),
     "asarray": "Use the functions of shardtensor in place of those that need host arrays, which jit does not trace",
 }
 """What to do in place of a call, by its name."""
@@ -231,6 +248,7 @@ class Tracer(CallInterpreter):
         self.trace = trace
         self.inner = inner
         self.in_map = in_map
+        self.is_inside = False
         self._depends = depends
         self.equations: list[Equation] = []
         self._views: dict[Any, Traced] = {}
@@ -263,6 +281,11 @@ class Tracer(CallInterpreter):
             out._make_writable()
         base, view_spec = out._base_and_view()
         base = self.trace.roots.get(id(base), base)
+        if self.is_inside and not (type(base._storage) is Traced and base._storage.tracer is self):
+            raise ArgumentError(
+                f"{op.error_name}: writes into a tensor outside of the function of a loop or of a branch, which jit "
+                f"traces once ({user_line()}); make the tensor a part of the carry, or return the new value"
+            )
         if op.assigns:
             at = canonical(operands[2], view_spec.shape)
             # Python ends ``x[i] += v`` with ``x[i] = x[i]``, which changes nothing.
@@ -306,27 +329,72 @@ class Tracer(CallInterpreter):
 
     def planned(self, op: Op, operands: Operands, params: Params, *_: Any) -> Any:
         """Records a call."""
-        held, given = self._operands(op, operands)
+        # The inference places what is not placed, and the program afterwards, where the function needs it.
+        unplaced = [x for x in leaves(operands[0]) if self._is_unplaced(x)] if op.name in _CARRY_OF else []
+        known = {id(x): x._storage.stand_in for x in unplaced}
+        held, given = self._operands(
+            op, (map_leaves(lambda x: known.get(id(x), x), operands[0]), *operands[1:]) if known else operands
+        )
         programs: dict[int, Program] = {}
         params = tuple([_copied(p) if type(p) is list else p for p in params])
         kept = given_params = _without_donation(op, params)
+        bits = self._depends = self.trace.depends([*vars_of(held), *[x._storage.value for x in unplaced]])
         if op.name == "map_shards":
             count = len(params[1])
             held, given = (_numbered(held[0], count),), (_numbered(given[0], count),)
             given_params = (functools.partial(_trace_program, programs, params[0]), *params[1:])
             kept = (None, *params[1:])
-        bits = self._depends = self.trace.depends(vars_of(held))
+        elif op.functions:
+            given_params, kept = self._with_traced_functions(op, params, programs)
         # A map asks the innermost interpreter, which is this one, for those of its programs.
-        with contextlib.nullcontext() if op.spmd else interpreting(self.inner), self._located(op, (held, params)):
+        inside = contextlib.nullcontext() if op.spmd and not op.functions else interpreting(self.inner)
+        with inside, self._located(op, (held, params)):
             result = self.inner.apply(op, given, given_params)
+        if op.name in _CARRY_OF:
+            placed = self._placed(operands[0], _CARRY_OF[op.name](result))
+            held = (self._operand(op, True, placed)[0], *held[1:])
         for program in programs.values():
             bits |= self.trace.depends(program.free())
         made = map_leaves(functools.partial(self._made, bits), result)
-        results = map_leaves(lambda x: x._storage.value if _is_traced(x) else x, made)
+        results = map_leaves(lambda x: x._storage.value if _is_traced(x := _bits_in(x)) else x, made)
         self._add(Equation(op, held, kept, results, programs=programs))
         return made
 
     element = algorithm = planned
+
+    def _with_traced_functions(self, op: Op, params: Params, programs: dict[int, Program]) -> tuple[Params, Params]:
+        """Returns the parameters with functions that are traced where they are called, and those of the equation, which
+        holds their programs instead.
+        """
+        count = itertools.count()
+
+        def traced(fn: Any) -> Any:
+            return functools.partial(_trace_function, self, programs, next(count), fn)
+
+        given, kept = list(params), list(params)
+        for name in op.functions:
+            at = op.params.index(name)
+            fns = params[at]
+            given[at] = tuple(map(traced, fns)) if isinstance(fns, tuple) else traced(fns)
+            kept[at] = len(fns) if isinstance(fns, tuple) else None
+        return tuple(given), tuple(kept)
+
+    def _placed(self, init: Any, carry: Any) -> Any:
+        """Returns the initial carry of a loop with the dtypes and layouts of later ones, for which its function was
+        traced.
+        """
+        made = []
+        for x, wanted in zip(leaves(init), leaves(carry), strict=True):
+            if lacks_elements(wanted):
+                where = None if self.in_map else wanted.sharding
+                if type(x) in SCALARS or self._is_weak(x):
+                    x = call("full", (), x, dtype=wanted.dtype, device=where)
+                elif type(x) is not ShardedTensor or x.dtype != wanted.dtype or self._is_unplaced(x):
+                    x = call("asarray", x, dtype=wanted.dtype, device=where)
+                elif where is not None and x.sharding != where:
+                    x = call("reshard", x, where)
+            made.append(x)
+        return replaced(init, made)
 
     def _add(self, equation: Equation) -> None:
         equation.source = user_line()
@@ -379,7 +447,8 @@ class Tracer(CallInterpreter):
 
     def _leaf(self, op: Op, in_tree: bool, x: Any) -> tuple[Any, Any]:
         if type(x) is SymbolicKey:
-            return self._read(x.bits).value, x
+            bits = self._read(x.bits).value
+            return SymbolicKey(bits) if op.functions else bits, x
         if type(x) is not ShardedTensor and not is_data(x):
             return x, x
         if isinstance(x, (np.ndarray, np.generic)):
@@ -387,7 +456,7 @@ class Tracer(CallInterpreter):
             return x, x
         state = self._read(x)
         kind = state.value.kind
-        unknown = in_tree or (isinstance(kind, HostAval) and op.algorithm)
+        unknown = (in_tree and not op.functions) or (isinstance(kind, HostAval) and op.algorithm)
         if unknown and not isinstance(kind, Aval) and op.name not in _TAKE_HOST_ARRAYS:
             state = self._as_tensor(state)
         return state.value, state.stand_in
@@ -452,7 +521,9 @@ class Tracer(CallInterpreter):
         return Traced(self.trace.new(kind, depends), self, given)
 
     def _made(self, depends: int, x: Any) -> Any:
-        """Returns an inferred result as a traced tensor."""
+        """Returns an inferred result as a traced tensor or a traced key."""
+        if type(x) is SymbolicKey:
+            return SymbolicKey(self.weak(int, depends))
         if not lacks_elements(x):
             return x
         given = stand_in(x) if not _is_traced(x) else x._storage.stand_in
@@ -477,6 +548,12 @@ class Tracer(CallInterpreter):
         """Returns a traced Python scalar."""
         value = aval((), np.asarray(kind(1)).dtype, as_sharding(default_mesh(), 0, "jit"), False)
         return tensor(value, self._traced(kind, kind(1), depends))
+
+    def _held(self, x: Any) -> Any:
+        """Returns a result of a function as its program holds it."""
+        if type(x) is SymbolicKey:
+            return SymbolicKey(self._read(x.bits).value)
+        return self._read(x).value if type(x) is ShardedTensor else x
 
     def _is_weak(self, x: Any) -> bool:
         return _is_traced(x) and isinstance(x._storage.value.kind, type)
@@ -533,6 +610,37 @@ def _trace_program(programs: dict[int, Program], fn: Callable[..., Any], *args: 
     result = map_leaves(lambda x: tracer._read(x).value if lacks_elements(x) else x, out)
     programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
     return out
+
+
+def _trace_function(outer: Tracer, programs: dict[int, Program], number: int, fn: Function, *args: Any) -> Any:
+    """Records one call of a function of a loop or of a branch. The operators that it calls are not those of ``outer``,
+    but the values that they read may be.
+    """
+    tracer = Tracer(outer.trace, outer.inner, in_map=outer.in_map, depends=outer._depends)
+    tracer.is_inside = True
+    found = leaves(args)
+    positions = [k for k, x in enumerate(found) if isinstance(x, (*SCALARS, Key)) or lacks_elements(x)]
+    given = list(found)
+    for k in positions:
+        x = found[k]
+        if isinstance(x, Key):
+            x = _ANY_KEY
+        given[k] = tracer.weak(type(x), outer._depends) if type(x) in SCALARS else tracer._made(outer._depends, x)
+    inputs = [_bits_in(given[k])._storage.value for k in positions]
+    with interpreting(tracer):
+        out = fn(*replaced(args, given))
+        result = map_leaves(tracer._held, out)
+    programs[number] = Program(inputs, (), tracer.equations, vars_of(result), positions=positions, result=result)
+    return map_leaves(lambda x: x._storage.stand_in if _is_traced(x) else _ANY_KEY if isinstance(x, Key) else x, out)
+
+
+_ANY_KEY = SymbolicKey(1)
+"""The key that inference takes for every other one."""
+
+
+def _bits_in(x: Any) -> Any:
+    """Returns the bits of a key of jit; any other object unchanged."""
+    return x.bits if type(x) is SymbolicKey else x
 
 
 def user_line() -> str:

@@ -24,8 +24,7 @@ from shardtensor.interpreters.programs.replay import stand_in_of, view_of
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.ownership import READS, track
 from shardtensor.tensor.pytree import leaves, map_items
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
+from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor_of
 from shardtensor.tensor.value import Aval
 
 
@@ -184,7 +183,7 @@ class BufferProgram:
         x = tensors[k]
         if x is None and k in self._made:
             value, is_array, is_new = self._made[k]
-            x = tensor(value, Storage((buffers[k],), ([],) if is_new else ()))
+            x = tensor_of(value, (buffers[k],), ([],) if is_new else ())
             x = tensors[k] = mark_array(x) if is_array else x
         return x
 

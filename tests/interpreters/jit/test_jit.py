@@ -430,14 +430,14 @@ def test_shardings(backend: str) -> None:
 # -- escapes ---------------------------------------------------------------------------------------
 
 ADVICE = {
-    "if": "st.where .* in place of a branch, make the argument static .static_argnames.",
+    "if": "st.where or st.cond in place of a branch, st.while_loop .* make the argument static .static_argnames.",
     "float": "Leave it a tensor, .* make the argument static .static_argnames.",
     "asarray": "Use the functions of shardtensor in place of those that need host arrays",
     "a function of NumPy": "Use the functions of shardtensor in place of those that need host arrays",
     "mask": "The shape of the result depends on them: use st.where",
     "nonzero": "The shape of the result depends on them: use st.where",
-    "iteration": "static .static_argnames. if it is a size or a number of iterations",
-    "shape": "Sizes .* must be known: make the argument static .static_argnames.",
+    "iteration": "static .static_argnames. if it is a size, use st.fori_loop for a number of iterations",
+    "shape": "Sizes must be known: make the argument static .static_argnames.",
 }
 
 ESCAPES = {
@@ -484,6 +484,19 @@ def test_a_traced_value_that_leaves_the_function(backend: str) -> None:
     ):
         with pytest.raises(st.ConcretizationError, match=r"left the function leaks \(.*test_jit\.py:\d+\)"):
             use(kept[0])
+
+
+def test_asarray_of_an_argument_that_is_a_host_array_is_a_tensor_of_its_own() -> None:
+    def f(host: Any, number: Any) -> Any:
+        x = st.asarray(host)
+        x[0] = number
+        return x, host, st.asarray(number)
+
+    host = np.arange(3.0)
+    x, same, number = st.jit(f)(host, 5.0)
+    assert (x.tolist(), np.asarray(same).tolist(), number.tolist()) == ([5, 1, 2], [0, 1, 2], 5)
+    assert x.sharding == st.asarray(host).sharding
+    assert host.tolist() == [0, 1, 2]
 
 
 def test_a_host_array_that_is_written(backend: str) -> None:

@@ -51,15 +51,40 @@ print("done")
 """
 
 
+LOOPS = """
+import shardtensor as st
+from shardtensor.interpreters.jit import c_trips
+from tests.interpreters.jit import test_loops as loops
+for chunk in (1, 3):
+    c_trips._FIRST, c_trips._NUMBERS, c_trips.CHUNK = chunk, chunk, 0.0
+    st.jit(loops.kinds, executor="c")(loops.numbers(64), loops.numbers(loops.N, 64), loops.numbers(16))
+for dtype in ("f4", "f8"):
+    loops.test_products_of_all_shapes_and_strides(dtype)
+print("done")
+"""
+
+needs_sanitizer = pytest.mark.skipif(not Path(LIBRARY).is_absolute(), reason="no gcc with AddressSanitizer")
+
+
 @pytest.mark.full
-@pytest.mark.skipif(not Path(LIBRARY).is_absolute(), reason="no gcc with AddressSanitizer")
+@needs_sanitizer
 @pytest.mark.parametrize("chunk", range(50))
 def test_generated_c_stays_inside_of_its_arrays(chunk: int, tmp_path: Path) -> None:
+    check(tmp_path, CODE, str(10**6 + 40 * chunk))
+
+
+@pytest.mark.full
+@needs_sanitizer
+def test_loops_stay_inside_of_their_arrays(tmp_path: Path) -> None:
+    check(tmp_path, LOOPS)
+
+
+def check(tmp_path: Path, code: str, *arguments: str) -> None:
     variables = {
         "LD_PRELOAD": LIBRARY,
         "ASAN_OPTIONS": "detect_leaks=0",
         "SHARDTENSOR_CC": f"{GCC} -fsanitize=address -fno-omit-frame-pointer",
         "XDG_CACHE_HOME": str(tmp_path),
     }
-    done = new_process("-c", CODE, str(10**6 + 40 * chunk), seconds=600, **variables)
+    done = new_process("-c", code, *arguments, seconds=600, **variables)
     assert done.stdout == "done\n", done.stderr[-4000:]

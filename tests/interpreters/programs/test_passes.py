@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -12,35 +12,20 @@ import shardtensor as st
 from shardtensor.core import composition, recorded
 from shardtensor.interpreters.programs import passes
 from shardtensor.interpreters.programs.compositions import on_buffers
-from shardtensor.interpreters.programs.program import Equation, Program, Var
-from shardtensor.interpreters.programs.replay import with_operands
+from shardtensor.interpreters.programs.program import Program
 from tests.layouts import mesh_of
+from tests.scripts import ROOT
 
-
-def without_double_negatives(program: Program, _: passes.Setting) -> Program:
-    """The program without -(-x), where it is no output of its own."""
-    negated: dict[Var, Var] = {}
-    same: dict[Var, Var] = {}
-    equations: list[Equation] = []
-    for equation in program.equations:
-        changed = with_operands(equation, same)
-        equations.append(changed)
-        if equation.op.name == "negative":
-            (x,) = changed.operands
-            if x in negated and equation.results not in program.outputs:
-                same[equation.results] = negated[x]
-            negated[equation.results] = x
-    used, kept = {*program.outputs}, []
-    for equation in reversed(equations):
-        if equation.op.name != "negative" or equation.results in used:
-            kept.append(equation)
-            used.update(equation.reads())
-    return dataclasses.replace(program, equations=kept[::-1])
+(REWRITE,) = re.findall(
+    r"```py\n(import dataclasses.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL
+)
+"""The rewrite in `docs/architecture.md`: it removes -(-x)."""
 
 
 @pytest.fixture
 def rewriting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "PASSES", [*passes.PASSES, ("double negatives", without_double_negatives)])
+    monkeypatch.setattr(passes, "PASSES", [*passes.PASSES])
+    exec(REWRITE, {})
 
 
 def doubly_negated(x: Any) -> Any:
@@ -67,6 +52,20 @@ def test_a_pass_rewrites_small_compositions() -> None:
     composed = composition(recorded)(doubly_negated)
     for _ in range(3):
         np.testing.assert_array_equal(np.asarray(composed(x)), np.arange(1.0, 7))
+
+
+@pytest.mark.usefixtures("rewriting")
+def test_the_rewrite_of_the_page_keeps_writes_host_arrays_and_results() -> None:
+    def f(x: Any, host: Any) -> Any:
+        y, negative = -x, st.negative
+        np.negative(y[1:], out=y[1:])
+        np.negative(y[1:], out=y[1:])
+        four, twice = negative(negative(negative(negative(x)))), negative(negative(host))
+        return y, four, negative(host), twice + 1, negative(negative(x))
+
+    x, host = st.device_put(np.arange(6.0), mesh_of((2,), "numpy")), np.arange(6.0)
+    for made, wanted in zip(st.jit(f)(x, host), f(x, host), strict=True):
+        np.testing.assert_array_equal(np.asarray(made), np.asarray(wanted))
 
 
 def test_an_error_names_the_pass_that_raised_it(monkeypatch: pytest.MonkeyPatch) -> None:
