@@ -193,6 +193,8 @@ _CHAPTERS = {
     ),
     "functions.windows": "bartlett blackman hamming hanning kaiser",
     "interpreters.control_flow": "associative_scan cond fori_loop map scan switch while_loop",
+    "interpreters.differentiation.api": "grad jvp stop_gradient value_and_grad vjp",
+    "interpreters.differentiation.remat": "remat",
     "interpreters.explain": "Explanation explain",
     "interpreters.jit.api": "disable_jit jit",
     "spmd.collectives": (
@@ -506,6 +508,14 @@ if _typing.TYPE_CHECKING:
         hanning as hanning,
         kaiser as kaiser,
     )
+    from shardtensor.interpreters.differentiation.api import (
+        grad as grad,
+        jvp as jvp,
+        stop_gradient as stop_gradient,
+        value_and_grad as value_and_grad,
+        vjp as vjp,
+    )
+    from shardtensor.interpreters.differentiation.remat import remat as remat
     from shardtensor.interpreters.jit.api import (
         disable_jit as disable_jit,
         jit as jit,

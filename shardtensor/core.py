@@ -94,6 +94,8 @@ class Op:
         blockwise: for elementwise operators that are no ufuncs: the function of the same operands and parameters that
             computes blocks of host arrays (see `shardtensor.host.blockwise`); for reductions and products, the kernel
             of blocks, where it is not that of shards.
+        derivative: how the operator is differentiated (see `shardtensor.functions.derivatives.forms`); None for an
+            operator that is composed of others, whose derivatives are used, and before the row is loaded.
         dtype: the dtype of the result: a dtype, or a function of the operands, with one element each, and of the params
             that returns an array of it. None: that of NumPy's function of the same name; for an operator with a kernel
             and no monoid, that of the first array.
@@ -160,6 +162,7 @@ class Op:
     infer: Function | None = dataclasses.field(default=None, init=False)
     view_spec: Function | None = dataclasses.field(default=None, init=False)
     blockwise: Function | None = dataclasses.field(default=None, init=False)
+    derivative: Any = dataclasses.field(default=None, init=False)
     name: str = dataclasses.field(init=False)
     optional: tuple[str, ...] = dataclasses.field(init=False)
     params: tuple[str, ...] = dataclasses.field(init=False)
@@ -385,6 +388,28 @@ def outermost() -> Interpreter:
 def bind(op: Op, operands: Operands, params: Params) -> Any:
     """Passes one call of an operator to the innermost interpreter and returns the result."""
     return (_innermost.get() or _outermost)(op, operands, params)
+
+
+def bind_by(apply: Callable[..., Any] | None, op: Op, operands: Operands, params: Params) -> Any:
+    """Passes one call to an interpreter, given by its method ``apply``, which is the innermost one meanwhile.
+
+    None means the outermost interpreter, whichever that is now.
+    """
+    token = _innermost.set(apply)
+    try:
+        return (apply or _outermost)(op, operands, params)
+    finally:
+        _innermost.reset(token)
+
+
+@contextlib.contextmanager
+def interpreted_by(apply: Callable[..., Any] | None) -> Iterator[None]:
+    """Makes an interpreter, given as in `bind_by`, the innermost one in the context."""
+    token = _innermost.set(apply)
+    try:
+        yield
+    finally:
+        _innermost.reset(token)
 
 
 def bind_into(out: Any, op: Op, operands: Operands, params: Params) -> None:

@@ -26,10 +26,7 @@ def _chosen(hints: Hints, names: str) -> Hints:
 
 _KEY = "random numbers are functions of a key: `key = st.random.key(0)`"
 _GPU = 'the devices of GPUs are `st.devices("cupy")`'
-_GRADIENTS = (
-    "nothing here records or computes gradients; torch.func.grad works in functions that st.pmap maps over "
-    "`st.devices('torch')`"
-)
+_GRADIENTS = "`st.grad` and `st.value_and_grad` differentiate functions; tensors themselves record nothing"
 _BATCHES = "functions broadcast as NumPy's do; torch.func.vmap works in functions that st.pmap maps over torch devices"
 _AXIS_TYPES = (
     "mesh axes have no types: outside of st.shard_map all are explicit, so leave axis_types out: "
@@ -233,11 +230,9 @@ _JAXS = {
     "default_backend": "`st.devices()[0].backend`",
     "live_arrays": "`st.cache_info()` counts the memory that is kept",
     "clear_caches": "`st.free_cache()` frees memory that is kept",
-    **_each(
-        "grad value_and_grad vjp jvp jacfwd jacrev hessian linearize custom_vjp custom_jvp stop_gradient", _GRADIENTS
-    ),
+    **_each("jacfwd jacrev hessian linearize custom_vjp custom_jvp", _GRADIENTS),
     "vmap": _BATCHES,
-    **_each("checkpoint remat", _GRADIENTS),
+    "checkpoint": "`st.remat(f)` recomputes in the backward pass",
     **_each("dynamic_slice", "`x[1:3]`"),
     **_each("dynamic_update_slice", "`x[1:3] = 0.0`"),
     "pure_callback": "functions run when they are called, so call it: `f(x)`",
@@ -379,7 +374,7 @@ _TENSOR: Hints = {
     **_each("new_ones", "`st.ones((2, 3), dtype=x.dtype)`"),
     **_each("new_tensor", "`st.asarray([1, 2])`"),
     # gradients
-    **_each("detach", "leave it out: " + _GRADIENTS),
+    "detach": "`st.stop_gradient(x)`",
     **_each("backward grad grad_fn requires_grad requires_grad_ retain_grad register_hook", _GRADIENTS),
     # JAX's and other libraries'
     "addressable_data": "`x.addressable_shards[0].data`",

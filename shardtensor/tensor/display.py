@@ -22,12 +22,19 @@ def described(x: Any) -> str:
     `st.shard` and `st.pmap` return are legible, and so are results in containers:
     ``ShardedTensor([1, 2], device=numpy:0)``.
     """
+    x = _known(x)
     try:
         return _layout(x) if x.is_donated else _in_short(x) if is_short(x) else _on_several(x)
     except ConcretizationError:
         return _layout(x)
     except NotAddressableError:
         return "\n".join([_layout(x), *_parts_here(x)])
+
+
+def _known(x: Any) -> Any:
+    """Returns the tensor that is printed in place of one that an interpreter has in another form."""
+    storage = getattr(x._storage, "base", x)._storage
+    return storage.shown(x) if hasattr(storage, "shown") else x
 
 
 def is_short(x: Any) -> bool:
@@ -37,6 +44,7 @@ def is_short(x: Any) -> bool:
 
 def printed(x: Any) -> str:
     """Returns the ``str`` of a tensor: its elements, or its layout if there are none to read."""
+    x = _known(x)
     try:
         return _layout(x) if x.is_donated else values(x)
     except ConcretizationError:

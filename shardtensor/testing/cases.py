@@ -231,4 +231,6 @@ ELSEWHERE = {
     # Random numbers.
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
     "words",
+    # What only gradients call.
+    "scatter_add",
 }  # fmt: skip

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import shardtensor as st
+import shardtensor.functions.scatter
 import shardtensor.functions.ufunc_methods
 import shardtensor.random
 from shardtensor.core import OPS
@@ -124,7 +125,17 @@ def test_the_package_shows_its_public_names_only() -> None:
 def test_every_operator_is_exported_or_listed_here() -> None:
     """Operators that users reach through methods and protocols only."""
     internal = {"assemble", "dlpack_device", "gather", "getitem", "setitem", "to_dlpack", "to_host", "transfer_to"}
-    internal |= {"copy", "put", "split_over", "unsqueeze", "view", "check_equal", "map_shards", "contract"}
+    internal |= {
+        "copy",
+        "put",
+        "scatter_add",
+        "split_over",
+        "unsqueeze",
+        "view",
+        "check_equal",
+        "map_shards",
+        "contract",
+    }
     internal |= {"branch", "conditional_loop", "counted_loop"}
     internal |= {"add_partials", "partial_sums", "place_result"}
     internal |= {"with_halos", "with_windows", "convolve_part", "coordinate", "spanned"}

@@ -88,12 +88,12 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
             _write(base, view_spec, Elementwise(op.name, op.name, operands, out.dtype))
     else:
         result = apply(op, operands, params)
-        _check_result(op.name, result, out.shape, out.dtype)
+        check_result(op.name, result, out.shape, out.dtype)
         if result.size:
             _write(base, view_spec, Elementwise(op.name, None, (result,), out.dtype))
 
 
-def _check_result(name: str, result: ShardedTensor, shape: Shape, dtype: np.dtype[Any]) -> None:
+def check_result(name: str, result: ShardedTensor, shape: Shape, dtype: np.dtype[Any]) -> None:
     """Raises ShapeError or ArgumentTypeError if a result cannot be written into elements of that shape and dtype."""
     if result.shape != shape:
         raise ShapeError(f"out has shape {shape} and the result {result.shape}; wanted equal shapes")
@@ -151,7 +151,7 @@ def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
 def _put(x: Any, value: Any, view_spec: ViewSpec) -> ShardedTensor:
     new = _duplicate(x)
     dtype = part_dtype(new.dtype, view_spec.part)
-    _check_result("setitem", value, view_spec.shape, dtype)
+    check_result("setitem", value, view_spec.shape, dtype)
     if view_spec.size:
         _write(new, view_spec, Elementwise("setitem", None, (value,), dtype))
     return new

@@ -1,0 +1,43 @@
+"""The derivatives of the operators: one row for each, in modules of chapters that are loaded on use.
+
+A row has the name of the operator (`forms.rows`) and one of the forms in `forms`. An operator that is composed of
+others needs no row: its operators have some. Rows call operators only, and know neither tapes nor interpreters.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from shardtensor.core import Op
+from shardtensor.functions.derivatives.forms import ROWS, Derivative
+
+_CHAPTERS = {
+    "elementwise": "elementwise ufuncs mathematical number_parts data_types searching comparisons",
+    "reductions": "statistical nan_reductions linalg",
+    "products": "linear_algebra products",
+    "movement": (
+        "manipulation joining placement conversion triangles repetition unsplit_lines creation partial_sums grids "
+        "shard_lists dlpack_methods"
+    ),
+    "indexing": "indexing take_along scatter counts",
+    "ordering": "sorting sets split_search scans lines distributions",
+}
+"""The modules of rows, and the modules that declare their operators."""
+
+_MODULES = {f"shardtensor.functions.{name}": rows for rows, names in _CHAPTERS.items() for name in names.split()}
+
+
+def derivative_of(op: Op) -> Derivative | None:
+    """Returns the derivative of an operator; None if it has no row."""
+    if op.derivative is not None:
+        return op.derivative  # type: ignore[no-any-return]
+    if (rows := _MODULES.get(op.dispatch.__module__)) is not None:
+        importlib.import_module(f"{__name__}.{rows}")
+        op.derivative = ROWS.get(op.name)
+    return op.derivative
+
+
+def load_all() -> None:
+    """Loads all rows."""
+    for rows in _CHAPTERS:
+        importlib.import_module(f"{__name__}.{rows}")

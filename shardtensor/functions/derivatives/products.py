@@ -1,0 +1,123 @@
+"""The derivatives of products: the transposes follow from the rules of the operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import shardtensor.functions.products  # noqa: F401 - it declares `contract`, which the transposes call
+from shardtensor.core import call
+from shardtensor.functions.derivatives.cotangents import Call, whole
+from shardtensor.functions.derivatives.forms import Cotangents, Derivative, rows, vjp
+from shardtensor.functions.derivatives.indexing import scattered
+from shardtensor.sharding.rules import Rule, parse
+from shardtensor.tensor.operands import dtype_of, shape_of
+
+
+class Product(Derivative):
+    """The derivative of a sum of products of two operands: each transpose is such a sum, too."""
+
+    def saves(self, op: Any, active: Sequence[bool]) -> Sequence[str]:
+        """The other factor of each operand that has a gradient."""
+        return [op.operands[1 - k] for k in range(2) if active[k]]
+
+    def transposed(self, g: Any, call: Call) -> Cotangents:
+        """Returns the products of the cotangent and of the other factors."""
+        rule, g = _rule_of(call), whole(g, call.results[0])
+        return [_factor(g, call, rule, k) if call.active[k] else None for k in range(2)]
+
+
+def _rule_of(recorded: Call) -> Rule:
+    op, shapes = recorded.op, [shape_of(kind) for kind in recorded.kinds]
+    params = {name: value for name, value in recorded.params.items() if name != "layout"}
+    text = op.rule(shapes, **params) if callable(op.rule) else op.rule
+    return parse(text[0] if isinstance(text, tuple) else text, tuple(map(len, shapes)), op.operands)
+
+
+def _factor(g: Any, recorded: Call, rule: Rule, k: int) -> Any:
+    """Returns the cotangent of factor k."""
+    other, kind = recorded.saved[recorded.op.operands[1 - k]], recorded.kinds[k]
+    conjugates = recorded.op.name == "vecdot"  # It conjugates its first factor.
+    if conjugates and k == 1 and dtype_of(other).kind == "c":
+        other = call("conj", other)
+    shape, mine = shape_of(kind), rule.operands[k]
+    g, of_g = _without_ones(g, rule.result)
+    other, of_other = _without_ones(other, rule.operands[1 - k])
+    # The sum over dimensions along which the operand was broadcast; it gets them back in the end.
+    wanted = [n for n, size in zip(mine, shape, strict=True) if not (size == 1 and n.startswith("..."))]
+    wanted = [n for n in wanted if n in of_g or n in of_other]
+    g, of_g = _summed(g, of_g, [*wanted, *of_other])
+    other, of_other = _summed(other, of_other, [*wanted, *of_g])
+    both, own = [n for n in wanted if n in of_g and n in of_other], [n for n in wanted if n not in of_other]
+    theirs = [n for n in wanted if n not in of_g]
+    if [*both, *own, *theirs] != wanted and [*both, *theirs, *own] == wanted:
+        g, of_g, other, of_other, own, theirs = other, of_other, g, of_g, theirs, own
+    order = [*both, *own, *theirs]
+    if not of_g or not of_other:
+        made = g * other
+    else:
+        label = {n: f"n{i}" for i, n in enumerate(dict.fromkeys([*of_g, *of_other]))}
+        terms = [" ".join([label[n] for n in names]) for names in (of_g, of_other, order)]
+        fits = order == wanted and len(wanted) == len(shape)
+        text = f"{terms[0]}, {terms[1]} -> {terms[2]}"
+        made = recorded.add_up(k if fits else -1, "contract", g, other, rule=text)
+    if order != wanted:
+        made = call("permute_dims", made, tuple([order.index(n) for n in wanted]))
+    if made.ndim != len(shape):
+        sizes = dict(zip(wanted, made.shape, strict=True))
+        made = call("reshape", made, tuple([sizes.get(n, 1) for n in mine]))
+    if conjugates and k == 0 and made.dtype.kind == "c":
+        made = call("conj", made)
+    return made if made.shape == shape else call("broadcast_to", made, shape)
+
+
+def _without_ones(x: Any, names: Sequence[str]) -> tuple[Any, list[str]]:
+    """Removes the dimensions of size 1 that may be broadcast."""
+    axes = tuple([d for d, n in enumerate(names) if x.shape[d] == 1 and n.startswith("...")])
+    if not axes:
+        return x, list(names)
+    return call("squeeze", x, axis=axes), [n for d, n in enumerate(names) if d not in axes]
+
+
+def _summed(x: Any, names: list[str], needed: Sequence[str]) -> tuple[Any, list[str]]:
+    """Sums over the dimensions that neither the other factor nor the result has."""
+    axes = tuple([d for d, n in enumerate(names) if n not in needed])
+    return (call("sum", x, axis=axes), [n for n in names if n in needed]) if axes else (x, names)
+
+
+def _of_diagonal(g: Any, recorded: Call) -> Any:
+    names = ("offset", "axis1", "axis2")
+    return scattered(g, recorded, lambda places: call("diagonal", places, **{n: recorded.params[n] for n in names}))
+
+
+def _of_trace(g: Any, recorded: Call) -> Any:
+    return _of_diagonal(call("expand_dims", g, axis=-1), recorded)
+
+
+def _of_cross(g: Any, recorded: Call) -> list[Any]:
+    p = recorded.params
+    axes = [p["axisa"], p["axisb"], p["axisc"]] if p["axis"] is None else [p["axis"]] * 3
+    a, b = [call("moveaxis", recorded.saved[n], axis, -1) for n, axis in zip("ab", axes, strict=False)]
+    g = call("moveaxis", whole(g, recorded.results[0]), axes[2], -1)
+    made: list[Any] = []
+    for k, (x, y) in enumerate(((b, g), (g, a))):
+        if not recorded.active[k]:
+            made.append(None)
+            continue
+        product, shape = call("cross", x, y), (a, b)[k].shape
+        more = product.ndim - len(shape)
+        gone = [d for d in range(product.ndim) if d < more or (shape[d - more] == 1 and product.shape[d] != 1)]
+        product = call("sum", product, axis=tuple(gone), keepdims=True) if gone else product
+        made.append(call("moveaxis", call("reshape", product, shape), -1, axes[k]))
+    return made
+
+
+rows(
+    cross=vjp(_of_cross, "a", "b"),
+    matmul=Product(),
+    contract=Product(),
+    tensordot=Product(),
+    vecdot=Product(),
+    diagonal=vjp(_of_diagonal),
+    trace=vjp(_of_trace),
+)

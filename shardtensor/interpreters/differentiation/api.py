@@ -1,0 +1,401 @@
+"""`grad` and its relatives, with the signatures of JAX."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.backend.protocol import current_device
+from shardtensor.core import OPS, bind_by, call, innermost, interpreting
+from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
+from shardtensor.interpreters.differentiation.values import number_of
+from shardtensor.tensor.operands import is_data
+from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, map_leaves, paths, replaced
+from shardtensor.tensor.tensor import ShardedTensor, check_not_donated
+from shardtensor.tensor.value import reduced
+
+_FLOAT0 = np.dtype([("float0", np.void, 0)])
+"""The dtype of the gradients of integers, as in JAX."""
+
+
+class _Run:
+    """One call of a function on a tape.
+
+    Attributes:
+        value: the result, without the tape.
+        aux: the auxiliary result.
+    """
+
+    def __init__(
+        self,
+        caller: str,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        argnums: Sequence[int],
+        *,
+        has_aux: bool,
+        allow_int: bool = False,
+        holomorphic: bool = False,
+    ) -> None:
+        if current_device() is not None:
+            raise ArgumentError(
+                f"{caller}: called in a function that a map calls on each device, where gradients are not supported "
+                "yet; differentiate the whole computation outside of the map"
+            )
+        self.caller = caller
+        self.tape = Tape()
+        self.given = tuple([args[n] for n in argnums])
+        names = [path for n in argnums for path in paths(args[n], f"argument {n}")]
+        found = leaves(self.given)
+        self._primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, found, strict=True)]
+        self._boxes = [x if x is None else self.tape.variable(x) for x in self._primals]
+        self._inputs = [None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in self._boxes]
+        before = [None if b is None else b._storage for b in self._boxes]
+        every = list(args)
+        boxed = replaced(self.given, [x if b is None else b for x, b in zip(found, self._boxes, strict=True)])
+        for n, x in zip(argnums, boxed, strict=True):
+            every[n] = x
+        try:
+            with interpreting(self.tape):
+                result = fn(*every, **kwargs)
+            self._take(result, has_aux)
+        finally:
+            self.tape.end()
+            for x, b, storage in zip(found, self._boxes, before, strict=True):
+                if isinstance(x, (ShardedTensor, np.ndarray)) and b is not None and b._storage is not storage:
+                    x[...] = self.tape.constant(b)  # The function has written an argument.
+
+    def _take(self, result: Any, has_aux: bool) -> None:
+        """Takes the result of the function from the tape, which has not ended yet: a tensor of the result may be one
+        from outside that the function has written.
+        """
+        self.aux = None
+        if has_aux:
+            if type(result) is not tuple or len(result) != 2:
+                raise ArgumentTypeError(
+                    f"{self.caller}: the function returns {type_text(result)}; wanted the pair (result, aux), since "
+                    "has_aux is true"
+                )
+            result, self.aux = result[0], map_leaves(self._value, result[1])
+        self._numbers = [number_of(s) for s in map(self.tape.active, leaves(result))]
+        self.value = map_leaves(self._value, result)
+
+    def _value(self, x: Any) -> Any:
+        """Returns a leaf of the result without the tape. What a derivative has saved is not given to the caller, who
+        may write it.
+        """
+        state = self.tape.taped(x)
+        if state is None:
+            return x
+        primal = self.tape.constant(x)
+        return call("copy", primal) if state.is_saved or primal is not state.primal else primal
+
+    def pulled(self, cotangents: Sequence[Any], *, keep: bool) -> Any:
+        """Returns the gradients of the arguments, given cotangents of the leaves of the result."""
+        start: dict[int, list[Any]] = {}
+        for n, g in zip(self._numbers, cotangents, strict=True):
+            if n is not None and g is not None:
+                start.setdefault(n, []).append(g)
+        inputs = [x for x in self._inputs if x is not None]
+        found = iter(self.tape.pull(start, inputs, keep=keep))
+        made = [
+            _no_gradient(x) if i is None else _or_zeros(next(found), i[1])
+            for x, i in zip(leaves(self.given), self._inputs, strict=True)
+        ]
+        return replaced(self.given, made)
+
+
+def _kind(primal: Any) -> Any:
+    return primal._aval if type(primal) is ShardedTensor else primal
+
+
+def _no_gradient(x: Any) -> Any:
+    return np.zeros(np.shape(x), _FLOAT0)
+
+
+def _or_zeros(g: Any, kind: Any) -> Any:
+    if g is not None:
+        return g
+    if not hasattr(kind, "sharding"):
+        return call("zeros", (), dtype=np.asarray(kind).dtype)
+    made = call("zeros", kind.shape, dtype=kind.dtype, device=reduced(kind).sharding)
+    return made if kind.committed else call("transfer_to", made, reduced(kind).sharding, "grad", committed=False)
+
+
+def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) -> Any:
+    """Returns a copy of an argument that the tape may hold; None for one without a gradient."""
+    if type(x) in (float, complex):
+        kind: Any = np.asarray(x).dtype
+    elif isinstance(x, (ShardedTensor, np.ndarray, np.generic, bool, int)) or is_data(x):
+        check_not_donated(x)
+        x = x if type(x) is ShardedTensor or isinstance(x, (bool, int)) else call("asarray", x, copy=True)
+        kind = x.dtype if type(x) is ShardedTensor else np.asarray(x).dtype
+    else:
+        raise ArgumentTypeError(
+            f"{caller}: {name} is {type_text(x)}; wanted arrays and numbers (argnums= chooses the arguments)"
+            f"{hint_to_register(x)}"
+        )
+    if not is_inexact(kind):
+        if allow_int:
+            return None
+        raise ArgumentTypeError(
+            f"{caller}: {name} has dtype {kind}, which has no gradient; wanted floating-point numbers (argnums= "
+            "chooses the arguments, allow_int=True gives integers a gradient without elements)"
+        )
+    if holomorphic and kind.kind != "c":
+        raise ArgumentTypeError(f"{caller}: {name} has dtype {kind}; wanted complex numbers, since holomorphic is true")
+    return call("copy", x) if type(x) is ShardedTensor else x
+
+
+def _numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
+    given = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
+    for n in given:
+        if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
+            raise ArgumentTypeError(f"{caller}: argnums is {argnums!r}; wanted an integer, or several in a tuple")
+        if not -count <= n < count:
+            raise ArgumentError(
+                f"{caller}: argnums is {argnums!r}, and the function is called with {count} positional arguments; "
+                "arguments that are given by name are not differentiated"
+            )
+    return tuple([int(n) % count for n in given])
+
+
+def _checked_function(caller: str, fn: Any) -> None:
+    if not callable(fn):
+        raise ArgumentTypeError(f"{caller}: fun is {type_text(fn)}; wanted a function")
+
+
+def _scalar(caller: str, run: _Run, holomorphic: bool) -> Any:
+    """Returns the cotangent of a result that has to be one number: 1."""
+    found = leaves(run.value)
+    y: Any = found[0] if len(found) == 1 else None
+    if len(found) != 1 or np.shape(y) != ():
+        what = f"an array of shape {tuple(y.shape)}" if hasattr(y, "shape") else f"{type_text(run.value)}"
+        raise ArgumentTypeError(
+            f"{caller}: the function returns {what}; wanted one number, such as the sum of a loss (st.vjp takes any "
+            "result, has_aux=True returns others besides it)"
+        )
+    if not is_data(y) and not isinstance(y, (ShardedTensor, np.generic, bool, int, float, complex)):
+        raise ArgumentTypeError(f"{caller}: the function returns {type_text(y)}; wanted one number")
+    dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
+    if holomorphic and dtype.kind != "c":
+        raise ArgumentTypeError(
+            f"{caller}: the function returns dtype {dtype}; wanted complex numbers, since holomorphic is true"
+        )
+    if not holomorphic and dtype.kind == "c":
+        raise ArgumentTypeError(
+            f"{caller}: the function returns dtype {dtype}; wanted a real number (holomorphic=True differentiates "
+            "holomorphic functions)"
+        )
+    if not is_inexact(dtype):
+        raise ArgumentTypeError(f"{caller}: the function returns dtype {dtype}; wanted a floating-point number")
+    if type(y) is not ShardedTensor:
+        return call("ones", (), dtype=dtype)
+    return call("ones", (), dtype=dtype, device=reduced(y._aval).sharding)
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[..., tuple[Any, Any]]:
+    """Returns a function that computes the value of ``fun`` and its gradient.
+
+    Arguments are those of `grad`.
+
+    Returns:
+        A function of the arguments of ``fun``, which returns the pair (value, gradient), or with ``has_aux``
+        ((value, aux), gradient).
+
+    >>> x = st.asarray([3.0, 4.0])
+    >>> value, gradient = st.value_and_grad(lambda x: (x * x).sum())(x)
+    >>> float(value), gradient.tolist()
+    (25.0, [6.0, 8.0])
+    """
+    return _value_and_grad("value_and_grad", fun, argnums, has_aux, holomorphic, allow_int)
+
+
+def _value_and_grad(
+    caller: str, fun: Callable[..., Any], argnums: Any, has_aux: bool, holomorphic: bool, allow_int: bool
+) -> Callable[..., tuple[Any, Any]]:
+    _checked_function(caller, fun)
+
+    @functools.wraps(fun)
+    def computed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        numbers = _numbers(caller, argnums, len(args))
+        run = _Run(caller, fun, args, kwargs, numbers, has_aux=has_aux, allow_int=allow_int, holomorphic=holomorphic)
+        gradients = run.pulled([_scalar(caller, run, holomorphic)], keep=False)
+        value = (run.value, run.aux) if has_aux else run.value
+        return value, gradients if isinstance(argnums, (tuple, list)) else gradients[0]
+
+    return computed
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[..., Any]:
+    """Returns a function that computes the gradient of ``fun``.
+
+    The function is called as it is: Python's control flow may depend on values, and tensors may be written in place.
+    The gradient of an argument has its shape, dtype and sharding. ``st.jit(st.grad(fun))`` compiles the function and
+    its gradient as one program. Complex numbers follow JAX's conventions.
+
+    Args:
+        fun: a function that returns one number. Its arguments are pytrees of tensors, host arrays and numbers.
+        argnums: the positional argument to be differentiated, or several in a tuple.
+        has_aux: whether ``fun`` returns a pair of that number and of other results, which are returned as they are.
+        holomorphic: whether ``fun`` is a holomorphic function of complex numbers.
+        allow_int: whether integers among the arguments are allowed. Their gradients are host arrays without bytes.
+
+    Returns:
+        A function of the arguments of ``fun``, which returns the gradient, or one for each of several ``argnums``; with
+        ``has_aux`` the pair of it and of the other results.
+
+    Raises:
+        ArgumentTypeError: an argument is no floating-point number, the result is not one number, or an operator has no
+            derivative.
+        ConcretizationError: elements of a tensor that depends on the arguments leave the library, by `numpy.asarray`.
+
+    >>> def loss(w, x):
+    ...     return (st.tanh(x @ w) ** 2).sum()
+    >>> mesh = st.make_mesh((4,), ("data",))
+    >>> w, x = st.ones(3), st.ones((8, 3), device=st.NamedSharding(mesh, st.P("data")))
+    >>> st.grad(loss)(w, x).shape
+    (3,)
+    """
+    inner = _value_and_grad("grad", fun, argnums, has_aux, holomorphic, allow_int)
+
+    @functools.wraps(fun)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = inner(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return computed
+
+
+def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """Returns the value of a function and the function that multiplies cotangents by its Jacobian.
+
+    Args:
+        fun: the function.
+        *primals: its arguments: pytrees of floating-point tensors, host arrays and numbers.
+        has_aux: whether ``fun`` returns a pair of its result and of others.
+
+    Returns:
+        The value, and a function that takes a cotangent, of the structure and the shapes of the value, and returns a
+        tuple of cotangents of the arguments. It may be called several times. With ``has_aux`` the auxiliary results
+        are the third item.
+
+    >>> value, pull = st.vjp(lambda x: x * x, st.asarray([1.0, 2.0]))
+    >>> pull(st.asarray([1.0, 10.0]))[0].tolist()
+    [2.0, 40.0]
+    """
+    _checked_function("vjp", fun)
+    run = _Run("vjp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True)
+
+    def pull(cotangents: Any) -> Any:
+        found = _checked_tangents("vjp", "the cotangent", cotangents, "the result", run.value)
+        return run.pulled(found, keep=True)
+
+    return (run.value, pull, run.aux) if has_aux else (run.value, pull)
+
+
+def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) -> list[Any]:
+    """Returns the leaves of tangents or cotangents, which must be like those of the values; None for integers."""
+    if form_of(given) != form_of(tree):
+        raise ArgumentTypeError(f"{caller}: {what} and {of} differ in structure; wanted one array for each array")
+    made: list[Any] = []
+    for g, y, path in zip(leaves(given), leaves(tree), paths(tree, what), strict=True):
+        dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
+        if not is_inexact(dtype) or g is None or getattr(g, "dtype", None) == _FLOAT0:
+            made.append(None)
+            continue
+        if np.shape(g) != np.shape(y):
+            raise ArgumentError(f"{caller}: {path} has shape {np.shape(g)}; wanted that of {of}, {np.shape(y)}")
+        g = g if type(g) is ShardedTensor else np.asarray(g)
+        if type(y) is ShardedTensor and (type(g) is not ShardedTensor or g.sharding.mesh != y.sharding.mesh):
+            g = call("reshard", g, reduced(y._aval).sharding)
+        g = g if type(g) is ShardedTensor else call("asarray", g)
+        made.append(g if g.dtype == dtype else call("astype", g, dtype))
+    return made
+
+
+def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = False) -> Any:
+    """Returns the value of a function and its derivative in a direction.
+
+    It is computed by the transpose of the function that `vjp` returns, so that it takes about as long as two gradients.
+
+    Args:
+        fun: the function.
+        primals: a tuple of its arguments.
+        tangents: the direction: a tuple of the same structure and shapes.
+        has_aux: whether ``fun`` returns a pair of its result and of others.
+
+    Returns:
+        The value and the derivative; with ``has_aux`` the auxiliary results as third item.
+
+    >>> value, tangent = st.jvp(lambda x: x * x, (st.asarray([1.0, 2.0]),), (st.asarray([1.0, 10.0]),))
+    >>> tangent.tolist()
+    [2.0, 40.0]
+    """
+    _checked_function("jvp", fun)
+    for name, given in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(given, (tuple, list)):
+            raise ArgumentTypeError(
+                f"jvp: {name} is {type_text(given)}; wanted a tuple with one item for each argument"
+            )
+    primals = tuple(primals)
+    directions = _checked_tangents("jvp", "tangents", tuple(tangents), "primals", primals)
+    value, pull, *aux = vjp(fun, *primals, has_aux=has_aux)
+    found = leaves(value)
+    where = [k for k, y in enumerate(found) if hasattr(y, "dtype") and is_inexact(y.dtype)]
+
+    def transposed(*cotangents: Any) -> Any:
+        every: list[Any] = [None] * len(found)
+        for k, g in zip(where, cotangents, strict=True):
+            every[k] = g
+        made = leaves(pull(replaced(value, every)))
+        return [g for g, direction in zip(made, directions, strict=True) if direction is not None]
+
+    zeros = [call("zeros_like", found[k]) for k in where]
+    _, push = vjp(transposed, *zeros)
+    made = iter(push([d for d in directions if d is not None]))
+    tangent = replaced(value, [next(made) if k in where else _no_gradient(y) for k, y in enumerate(found)])
+    return (value, tangent, *aux)
+
+
+def stop_gradient(x: Any) -> Any:
+    """Returns x as a constant: no gradient of it is computed.
+
+    Args:
+        x: a pytree. What is no tensor is returned as it is.
+
+    >>> st.grad(lambda x: (x * st.stop_gradient(x)).sum())(st.asarray([3.0])).tolist()
+    [3.0]
+    """
+
+    def constant(leaf: Any) -> Any:
+        found: Any = leaf
+        apply: Any = None
+        interpreter = innermost()
+        while isinstance(interpreter, Tape):
+            apply = interpreter.outer
+            found = interpreter.constant(found)
+            interpreter = innermost_of(apply)
+        if found is leaf or type(found) is not ShardedTensor:
+            return found
+        return bind_by(apply, OPS["copy"], (found,), ())  # The caller may write it.
+
+    return map_leaves(constant, x)

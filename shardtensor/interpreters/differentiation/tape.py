@@ -1,0 +1,478 @@
+"""The tape: the interpreter of a differentiated function.
+
+It executes every call by the interpreter around it, and records the calls of which an operand depends on a
+differentiated argument. What a derivative has saved never changes: a write copies a value first if it was saved, and
+happens in place otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.core import (
+    OPS,
+    Op,
+    Operands,
+    Params,
+    bind_by,
+    bind_into,
+    innermost,
+    interpreted_by,
+    outermost,
+)
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
+from shardtensor.functions.derivatives import derivative_of
+from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Refused, vjp
+from shardtensor.interpreters.calls import CallInterpreter, Found
+from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
+from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped, number_of
+from shardtensor.interpreters.mutation.views import View
+from shardtensor.interpreters.mutation.write_ops import is_view
+from shardtensor.interpreters.mutation.writes import check_result
+from shardtensor.interpreters.programs.trace import PYTHON
+from shardtensor.sharding.index import canonical
+from shardtensor.sharding.layout import as_sharding
+from shardtensor.sharding.mesh import default_mesh
+from shardtensor.sharding.view_spec import ViewSpec, part_steps
+from shardtensor.tensor.pytree import leaves, map_leaves, replaced
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
+from shardtensor.tensor.value import Aval, aval
+
+_INSTEAD = "use other operators, or st.stop_gradient(x) for its operands where no gradient is wanted"
+
+WRITES_OUTSIDE = (
+    "remat: the function writes a tensor that it closes over, which calling it again would repeat; return the new value"
+)
+
+
+class Tape(CallInterpreter):
+    """Executes calls by the interpreter around it, and records those that depend on differentiated arguments.
+
+    Attributes:
+        outer: the method ``apply`` of the interpreter around it; None for the outermost one.
+        steps: the recorded calls.
+        uses: for the number of each value, how many operands of these calls it is.
+        ended: whether the function has returned.
+        known_as: for values of another tape, which the function has closed over, those that stand for them here.
+    """
+
+    def __init__(self) -> None:
+        found = innermost()
+        self.outer: Callable[..., Any] | None = None if found is None else found.apply
+        self.steps: list[Step] = []
+        self.uses: dict[int, int] = {}
+        self.ended = False
+        self.known_as: dict[Taped, Taped] = {}
+        self._count = 0
+        self._written: dict[int, tuple[ShardedTensor, Any]] = {}
+
+    @property
+    def only_infers(self) -> bool:  # type: ignore[override]
+        """See `Interpreter`."""
+        return bool(innermost_of(self.outer).only_infers)
+
+    def outside(self) -> contextlib.AbstractContextManager[None]:
+        """Makes the interpreter around the tape the innermost one in the context."""
+        return interpreted_by(self.outer)
+
+    # -- values --------------------------------------------------------------------------------------
+
+    def new_number(self) -> int:
+        """Returns the number of a new value."""
+        self._count += 1
+        return self._count
+
+    def variable(self, primal: Any) -> ShardedTensor:
+        """Returns a tensor of the tape for a value, to which no other object may refer."""
+        if type(primal) is ShardedTensor:
+            made = tensor(primal._aval, Taped(self, primal))
+            return made if primal._is_scalar else mark_array(made)
+        return tensor(_aval_of_scalar(primal), Taped(self, primal))
+
+    def taped(self, x: Any) -> Taped | None:
+        """Returns the value of this tape that is that of a tensor, or of the base of a view; None if there is none.
+
+        Raises:
+            ConcretizationError: the tensor has left another differentiated function.
+        """
+        if type(x) is not ShardedTensor:
+            return None
+        storage = getattr(x._storage, "base", x)._storage
+        if type(storage) is not Taped:
+            return None
+        if storage.tape is self:
+            return storage
+        if storage in self.known_as:
+            return self.known_as[storage]
+        if storage.tape.ended:
+            raise ConcretizationError(LEFT)
+        return None
+
+    def active(self, x: Any) -> Taped | None:
+        """Returns the value of this tape that a tensor or a view has, None if it has no gradient here."""
+        base = self.taped(x)
+        if base is None or not is_inexact(x._aval.dtype):
+            return None
+        if not hasattr(x._storage, "view_spec"):
+            return base
+        return self._view(base, x._base_and_view()[1], x._aval)
+
+    def constant(self, x: Any) -> Any:
+        """Returns what the interpreter around the tape takes for an operand: the primal, or the operand itself."""
+        base = self.taped(x)
+        if base is None:
+            return x
+        assert base.primal is not None
+        if not hasattr(x._storage, "view_spec"):
+            return base.primal
+        return tensor(x._aval, View(base.primal, x._base_and_view()[1]))
+
+    def _view(self, base: Taped, view_spec: ViewSpec, value: Aval) -> Taped:
+        """Returns the value of a view, which is recorded when it is first read."""
+        if any(not isinstance(step, str) for step in part_steps(view_spec.part)):
+            raise ArgumentTypeError(f"view: it has no derivative: bits are no numbers; {_INSTEAD}")
+        if base.views is None:
+            base.views = {}
+        key = view_spec.boxes, view_spec.part
+        found = base.views.get(key)
+        if found is None:
+            found = Taped(self, tensor(value, View(base.primal, view_spec)), base)
+            base.views[key] = found
+            self._add(
+                OPS["view"], {"view_spec": view_spec}, _row("view"), [base], [base.primal._aval], [found], [value], {}
+            )
+        return found
+
+    # -- calls ---------------------------------------------------------------------------------------
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes one call, and records it if an operand depends on a differentiated argument."""
+        for x in operands:
+            if type(x) is ShardedTensor:
+                if self.taped(x) is not None:
+                    break
+            elif isinstance(x, (tuple, list, dict)) and any(self.taped(leaf) is not None for leaf in leaves(x)):
+                break
+        else:
+            return bind_by(self.outer, op, operands, params)
+        if op.escapes:
+            return self._escape(op, operands, params)
+        if op.name in PYTHON and (found := self._of_scalars(op, operands)) is not NotImplemented:
+            return found
+        if op.view_spec and type(operands[0]) is ShardedTensor:
+            self._make_tensor(operands[0])
+        return super().apply(op, operands, params)
+
+    def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
+        """Records an element of a tensor, or a copy of a scalar."""
+        x, view_spec = operands[0], found[1]
+        base = self.taped(x)
+        assert base is not None
+        result = bind_by(self.outer, op, (self.constant(x),), params)
+        if not is_inexact(result.dtype):
+            return result
+        made = self.variable(result)
+        kinds, results = [base.primal._aval], [result._aval]
+        self._add(OPS["view"], {"view_spec": view_spec}, _row("view"), [base], kinds, [made._storage], results, {})
+        return made
+
+    def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Calls the operators of a composition, unless it has a derivative itself: then it is recorded as one call."""
+        derivative = derivative_of(op)
+        if derivative is not None and not derivative.after_composition:
+            return NotImplemented
+        return super().composed(op, operands, params)
+
+    def planned(self, op: Op, operands: Operands, params: Params, *_: Any) -> Any:
+        """Executes a call, and records it.
+
+        Raises:
+            ArgumentTypeError: the operator has no derivative.
+        """
+        derivative = derivative_of(op)
+        if derivative is ZERO:
+            return bind_by(self.outer, op, self.constants(operands), params)
+        if derivative is None or type(derivative) is Refused:
+            reason = "none is defined yet" if derivative is None else derivative.reason
+            name = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
+            raise ArgumentTypeError(f"{name}: it has no derivative: {reason}; {_INSTEAD}")
+        in_trees = op.variadic or bool(op.trees)
+        found = leaves(operands) if in_trees else operands
+        states = [self.active(x) for x in found]
+        if not any(states):
+            return bind_by(self.outer, op, self.constants(operands), params)
+        primals = [self.constant(x) if s is None else s.primal for x, s in zip(found, states, strict=True)]
+        given: Operands = tuple(replaced(operands, primals)) if in_trees else tuple(primals)
+        result = bind_by(self.outer, op, given, params)
+        for x, primal in zip(found, primals, strict=True):
+            if result is primal:  # As `st.astype(x, x.dtype, copy=False)`.
+                return x
+        outs = [result] if type(result) is ShardedTensor else leaves(result)
+        made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in outs]
+        new = [y._storage if self.taped(y) else None for y in made]
+        if any(new):
+            saved = self._saved(op, derivative, states, operands, given, outs, new)
+            named = dict(zip(op.params, params, strict=True))
+            self._add(op, named, derivative, states, list(map(_kind, primals)), new, list(map(_kind, outs)), saved)
+        return made[0] if type(result) is ShardedTensor else replaced(result, made)
+
+    def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes and records a call of an operator that takes tensors only, not numbers."""
+        state = self.taped(operands[0])
+        if op.name == "copy" and state is not None and type(state.primal) in SCALARS:
+            return tensor(operands[0]._aval, state)  # A number never changes, and stays one.
+        for x in operands:
+            self._make_tensor(x)
+        return self.planned(op, operands, params)
+
+    def constants(self, tree: Any) -> Any:
+        """Returns operands as the interpreter around the tape takes them."""
+        return map_leaves(self.constant, tree)
+
+    def _saved(
+        self,
+        op: Op,
+        derivative: Derivative,
+        states: Sequence[Taped | None],
+        operands: Operands,
+        given: Operands,
+        outs: Sequence[Any],
+        new: Sequence[Taped | None],
+    ) -> dict[str, Any]:
+        """Returns the values that a derivative needs, by name, and marks those of the tape as saved."""
+        saved: dict[str, Any] = {}
+        for name in derivative.saves(op, [s is not None for s in states]):
+            if name == "y":
+                saved[name] = outs[0] if len(outs) == 1 else outs
+                held: Iterable[Taped | None] = new
+            else:
+                at = op.operands.index(name)
+                x = operands[at]
+                if type(x) is ShardedTensor:
+                    base = self.taped(x)
+                    held = (base,)
+                    saved[name] = self._kept(given[at]) if base is None else given[at]
+                else:
+                    assert not any(map(self.taped, leaves(x)))
+                    held = ()
+                    saved[name] = map_leaves(self._kept, given[at])
+            for state in held:
+                if state is not None:
+                    state.save()
+        return saved
+
+    def _kept(self, x: Any) -> Any:
+        """Returns an operand that is none of the tape, as a derivative saves it: later writes do not change it."""
+        if type(x) is ShardedTensor:
+            return bind_by(self.outer, OPS["copy"], (x,), ())
+        return x.copy() if isinstance(x, np.ndarray) else x
+
+    def _add(
+        self,
+        op: Op,
+        params: dict[str, Any],
+        derivative: Derivative,
+        inputs: Sequence[Taped | None],
+        kinds: Sequence[Any],
+        outputs: Sequence[Taped | None],
+        results: Sequence[Any],
+        saved: dict[str, Any],
+    ) -> None:
+        """Records a call."""
+        step = Step()
+        step.op, step.params, step.derivative = op, params, derivative
+        step.kinds, step.results, step.saved = kinds, results, saved
+        step.active = [s is not None for s in inputs]
+        step.inputs = numbers = list(map(number_of, inputs))
+        step.outputs = list(map(number_of, outputs))
+        uses = self.uses
+        for n in numbers:
+            if n is not None:
+                uses[n] = uses.get(n, 0) + 1
+        self.steps.append(step)
+
+    def add_function(
+        self, function: Callable[[Any, Any], Any], states: Sequence[Taped | None], results: Sequence[Any]
+    ) -> list[Any]:
+        """Records a call of a function of the user, and returns its results as tensors of the tape.
+
+        Args:
+            function: its derivative, as in `shardtensor.functions.derivatives.forms.vjp`.
+            states: the values of the tape on which the results depend, which are saved.
+            results: what it has returned.
+        """
+        for state in states:
+            if state is not None:
+                state.save()
+        made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
+        new = [y._storage if self.taped(y) else None for y in made]
+        kinds = [None if s is None else _kind(s.primal) for s in states]
+        self._add(OPS["copy"], {}, vjp(function), states, kinds, new, list(map(_kind, results)), {})
+        return made
+
+    def _of_scalars(self, op: Op, operands: Operands) -> Any:
+        """Returns the result of an operator of Python scalars, which stays one, so that it does not promote dtypes."""
+        primals = [self.constant(x) for x in operands]
+        if not all(type(x) in SCALARS for x in primals):
+            return NotImplemented
+        result = PYTHON[op.name](*primals)
+        derivative = derivative_of(op)
+        if derivative in (None, ZERO) or type(result) not in (float, complex):
+            return result
+        made = self.variable(result)
+        states = [self.active(x) for x in operands]
+        values: list[Any] = [x if s is None else s.primal for x, s in zip(operands, states, strict=True)]
+        named = dict(zip(op.operands, values, strict=True)) | {"y": result}
+        self._add(op, {}, derivative, states, values, [made._storage], [result], named)
+        return made
+
+    def _make_tensor(self, x: Any) -> None:
+        """Replaces the value of a Python scalar by a tensor, of which there can be views."""
+        state = self.taped(x)
+        if state is None or type(state.primal) is ShardedTensor or x._storage is not state:
+            return
+        result = bind_by(self.outer, OPS["asarray"], (state.primal,), (None, None, None))
+        x._storage = made = Taped(self, result)
+        x._aval = result._aval
+        self._add(OPS["copy"], {}, _row("copy"), [state], [state.primal], [made], [result._aval], {})
+
+    def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
+        """Executes a call of which the result leaves the library, or has a shape that depends on elements."""
+        is_read = op.name in ("to_host", "dlpack_device") and operands[0].size <= 1
+        if not is_read and derivative_of(op) is not ZERO:
+            raise ConcretizationError(f"{op.error_name}: the elements of a tensor are taken out, {LEAVES}")
+        return bind_by(self.outer, op, self.constants(operands), params)
+
+    # -- writes --------------------------------------------------------------------------------------
+
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """Executes a write, and binds the base of ``out`` to the new value."""
+        base = out._base_and_view()[0]
+        is_mine = self.taped(base) is not None
+        if not is_inexact(base._aval.dtype) or not (is_mine or any(map(self.taped, leaves(operands)))):
+            with self.outside():
+                bind_into(out, op, self.constants(operands), params)
+            return
+        with contextlib.nullcontext() if is_mine else self.outside():
+            out._make_writable()
+        self._make_tensor(out)
+        base, view_spec = out._base_and_view()
+        if op.assigns:
+            value, index = operands[1], operands[2]
+            at = canonical(index, view_spec.shape)
+            if at is None:  # An index has arrays: the new value of the view is computed, and then all of it written.
+                value, at = self.apply(OPS["setitem"], (out, value, index), ()), canonical(..., view_spec.shape)
+            elif is_view(value, base, view_spec.at(at)):
+                return  # Python ends ``x[i] += v`` with ``x[i] = x[i]``.
+            assert at is not None
+            view_spec = view_spec.at(at)
+        elif self._update(base, out, op, operands, params):
+            return
+        else:
+            value = self.apply(op, operands, params)
+            check_result(op.name, value, out.shape, out.dtype)
+        if not self._rebinds(base, out, op, operands, value):
+            self._put(base, view_spec, value)
+
+    def _update(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, params: Params) -> bool:
+        """Computes an elementwise operator into one of its operands, as ``x += y``, in place. Returns whether that was
+        possible: neither the derivative of the operator nor another one needs the old elements or the new ones.
+        """
+        state, derivative = self.taped(base), derivative_of(op)
+        if state is None or state.is_saved or base._storage is not state or not isinstance(derivative, Elementwise):
+            return False
+        states = [self.active(x) for x in operands]
+        for name in derivative.saves(op, [s is not None for s in states]) if op.is_ufunc else ("y",):
+            if name == "y" or self.taped(operands[op.operands.index(name)]) is state:
+                return False
+        given = tuple([self.constant(x) for x in operands])
+        saved = self._saved(op, derivative, states, operands, given, (), ())
+        with self.outside():
+            bind_into(self.constant(out), op, given, params)
+        view_spec = out._base_and_view()[1]
+        new, state.primal = state.primal, None  # This value exists no longer.
+        base._storage = made = Taped(self, new)
+        result = made if out is base else Taped(self, None)
+        kinds, value = list(map(_kind, given)), out._aval
+        self._add(op, dict(zip(op.params, params, strict=True)), derivative, states, kinds, [result], [value], saved)
+        if out is not base:
+            kinds = [new._aval, value]
+            self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
+        return True
+
+    def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, value: Any) -> bool:
+        """Binds a tensor of the tape to the result of an operator, if that is its new value as it is."""
+        if op.assigns or out is not base or type(base._storage) is not Taped or base._storage.tape is not self:
+            return False
+        if value._aval is not base._aval or type(value._storage) is not Taped:
+            return False
+        if any(x is value for x in operands):
+            return False
+        base._storage = value._storage
+        return True
+
+    def _put(self, base: ShardedTensor, view_spec: ViewSpec, value: Any) -> None:
+        """Writes a value into the elements that a view spec selects: in place, unless the old ones are saved."""
+        state, source = self.taped(base), self.active(value)
+        if state is not None and base._storage is not state:
+            raise ArgumentError(WRITES_OUTSIDE)
+        given = self.constant(value)
+        old = base if state is None else state.primal
+        is_in_place = state is not None and not state.is_saved
+        new = old if is_in_place else mark_array(bind_by(self.outer, OPS["copy"], (old,), ()))
+        target = new if view_spec.boxes[-1].is_whole and len(view_spec.boxes) == 1 else window(new, view_spec)
+        with self.outside():
+            bind_into(target, OPS["setitem"], (target, given, ...), ())
+        if 0 in view_spec.shape:
+            return
+        if state is None:
+            self._written[id(base)] = base, base._storage
+        elif is_in_place:
+            state.primal = None  # This value exists no longer.
+        base._storage = made = Taped(self, new)
+        kinds = [new._aval, _kind(given)]
+        self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [made], [new._aval], {})
+
+    def end(self) -> None:
+        """Ends the recording. Tensors from outside that the function has written get their values."""
+        written = [(base, storage, self.constant(base)) for base, storage in self._written.values()]
+        self.ended = True
+        for base, storage, _ in written:
+            base._storage = storage
+        with self.outside():
+            for base, _, new in written:
+                bind_into(base, OPS["setitem"], (base, new, ...), ())
+
+    # -- backwards -----------------------------------------------------------------------------------
+
+    def pull(self, cotangents: dict[int, list[Any]], inputs: Sequence[tuple[int, Any]], *, keep: bool) -> list[Any]:
+        """Returns the cotangents of inputs, given those of results; see `pulled_back`."""
+        steps = list(self.steps) if keep else self.steps
+        return pulled_back(steps, self.uses, cotangents, inputs)
+
+
+def innermost_of(apply: Callable[..., Any] | None) -> Any:
+    """Returns the interpreter that has the method ``apply``; for None the outermost one."""
+    return outermost() if apply is None else apply.__self__  # type: ignore[attr-defined]
+
+
+def _row(name: str) -> Derivative:
+    found = derivative_of(OPS[name])
+    assert found is not None
+    return found
+
+
+def _kind(x: Any) -> Any:
+    """Returns what a step keeps of an operand: its aval, or a scalar in place of a host array."""
+    if type(x) is ShardedTensor:
+        return x._aval
+    return np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, np.ndarray) else x
+
+
+def _aval_of_scalar(x: Any) -> Aval:
+    return aval((), np.asarray(x).dtype, as_sharding(default_mesh(), 0, "grad"), False)

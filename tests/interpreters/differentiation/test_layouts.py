@@ -1,0 +1,84 @@
+"""The bytes that gradients transfer, against formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from tests.layouts import mesh_of
+
+N, BATCH, WIDTH = 4, 16, 8
+
+
+def layers(spec: st.P, mesh: st.Mesh) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [st.device_put(rng.standard_normal((WIDTH, WIDTH)), st.NamedSharding(mesh, spec)) for _ in range(3)]
+
+
+def batch(mesh: st.Mesh) -> Any:
+    x = np.random.default_rng(1).standard_normal((BATCH, WIDTH))
+    return st.device_put(x, st.NamedSharding(mesh, st.P("x")))
+
+
+def loss(params: Any, x: Any) -> Any:
+    for w in params:
+        x = st.tanh(x @ w)
+    return (x * x).sum()
+
+
+def moved(fn: Any, *args: Any) -> int:
+    with st.transfers() as log:
+        fn(*args)
+    return log.bytes
+
+
+BYTES = 3 * WIDTH * WIDTH * 8
+"""The bytes of all parameters, and of their gradients."""
+
+SCALAR = 2 * (N - 1) * 8
+"""The bytes of the all-reduce of the loss."""
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, st.jit], ids=["eager", "jit"])
+def test_data_parallel_gradients_are_one_all_reduce(wrap: Any) -> None:
+    mesh = mesh_of((N,), "numpy")
+    fn = wrap(st.grad(loss))
+    params, x = layers(st.P(), mesh), batch(mesh)
+    fn(params, x)
+    assert moved(fn, params, x) in (2 * (N - 1) * BYTES, 2 * (N - 1) * BYTES + SCALAR)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, st.jit], ids=["eager", "jit"])
+def test_gathered_parameters_get_a_reduce_scatter(wrap: Any) -> None:
+    mesh = mesh_of((N,), "numpy")
+
+    def gathered(params: Any, x: Any) -> Any:
+        return loss([st.reshard(w, st.NamedSharding(mesh, st.P())) for w in params], x)
+
+    fn = wrap(st.grad(gathered))
+    params, x = layers(st.P("x"), mesh), batch(mesh)
+    fn(params, x)
+    assert moved(fn, params, x) in (2 * (N - 1) * BYTES, 2 * (N - 1) * BYTES + SCALAR)
+
+
+def test_the_gradients_of_microbatches_are_added_before_they_are_reduced() -> None:
+    mesh = mesh_of((N,), "numpy")
+    (w, *_), x = layers(st.P(), mesh), batch(mesh)
+    batches = [st.device_put(np.asarray(x), x.sharding) for _ in range(4)]
+
+    def total(w: Any) -> Any:
+        return sum([(st.tanh(b @ w) ** 2).sum() for b in batches])
+
+    one = 2 * (N - 1) * WIDTH * WIDTH * 8
+    assert moved(st.grad(total), w) in (one, one + 4 * SCALAR)
+
+
+def test_the_log_is_that_of_a_simulation() -> None:
+    mesh = mesh_of((N,), "numpy")
+    params, x = layers(st.P(), mesh), batch(mesh)
+    abstract = st.AbstractMesh((N,), ("x",))
+    given = [st.empty_like(a, device=st.NamedSharding(abstract, a.sharding.spec)) for a in (*params, x)]
+    assert st.simulate(st.grad(loss), given[:-1], given[-1]).bytes == moved(st.grad(loss), params, x)

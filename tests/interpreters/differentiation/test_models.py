@@ -1,0 +1,68 @@
+"""Gradients of small models, compared with JAX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from tests.layouts import everywhere, mesh_of
+
+jax = pytest.importorskip("jax")
+
+
+def attention(np: Any, p: Any, tokens: Any, targets: Any) -> Any:
+    """The cross entropy of a transformer block of two heads."""
+    x = np.take(p["table"], tokens, axis=0) + p["places"]
+    b, t, d = x.shape
+
+    def norm(x: Any, scale: Any) -> Any:
+        x = x - x.mean(axis=-1, keepdims=True)
+        return x / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-5) * scale
+
+    def heads(x: Any) -> Any:
+        return np.permute_dims(np.reshape(x, (b, t, 2, d // 2)), (0, 2, 1, 3))
+
+    y = norm(x, p["first"])
+    q, k, v = [heads(y @ p[name]) for name in ("q", "k", "v")]
+    scores = q @ np.matrix_transpose(k) / (d // 2) ** 0.5
+    scores = np.where(np.tril(np.ones((t, t))) > 0, scores, -1e9)
+    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    y = scores / scores.sum(axis=-1, keepdims=True) @ v
+    x = x + np.reshape(np.permute_dims(y, (0, 2, 1, 3)), (b, t, d)) @ p["out"]
+    y = norm(x, p["second"]) @ p["up"]
+    x = x + y * 0.5 * (1 + np.tanh(0.8 * (y + 0.045 * y**3))) @ p["down"]
+    logits = x @ np.matrix_transpose(p["table"])
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    picked = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return (np.log(np.exp(logits).sum(axis=-1)) - picked).mean()
+
+
+def parameters() -> tuple[dict[str, Any], Any, Any]:
+    rng, d = np.random.default_rng(0), 8
+    p: dict[str, Any] = {"table": rng.standard_normal((11, d)), "places": rng.standard_normal((6, d))}
+    p |= {name: rng.standard_normal((d, d)) / 3 for name in ("q", "k", "v", "out", "up", "down")}
+    p |= {name: 1 + rng.random(d) for name in ("first", "second")}
+    return p, rng.integers(0, 11, (8, 6)), rng.integers(0, 11, (8, 6))
+
+
+SPLIT = {"q": st.P(None, "y"), "k": st.P(None, "y"), "v": st.P(None, "y"), "out": st.P("y"), "table": st.P()}
+
+
+@everywhere
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_block_of_a_transformer(backend: str, compiled: bool) -> None:
+    p, tokens, targets = parameters()
+    with jax.enable_x64(True):
+        value, wanted = jax.value_and_grad(lambda p: attention(jax.numpy, p, tokens, targets))(p)
+    mesh = mesh_of((2, 2), backend)
+    put = {k: st.device_put(x, st.NamedSharding(mesh, SPLIT.get(k, st.P()))) for k, x in p.items()}
+    data = [st.device_put(x, st.NamedSharding(mesh, st.P("x"))) for x in (tokens, targets)]
+    fn = st.value_and_grad(lambda p, tokens, targets: attention(st, p, tokens, targets))
+    found_value, found = (st.jit(fn) if compiled else fn)(put, *data)
+    assert abs(float(found_value) - float(value)) < 1e-12
+    for name, g in found.items():
+        assert g.sharding == put[name].sharding
+        np.testing.assert_allclose(np.asarray(g), np.asarray(wanted[name]), rtol=1e-9, atol=1e-12)
