@@ -1,0 +1,96 @@
+"""The batching rules of operators that are not elementwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardtensor.core import call
+from shardtensor.functions.batching.forms import Call, along, over_axes, product, rows, stacks
+from shardtensor.sharding.rules import normalize_axes, normalize_axis
+
+
+def _matmul(recorded: Call) -> Any:
+    if min(recorded.ndim(0), recorded.ndim(1)) < 2 or not all(recorded.batched):
+        return product(recorded) if max(recorded.ndim(0), recorded.ndim(1)) <= 2 else _stacked_product(recorded)
+    return stacks(2, 2)(recorded)
+
+
+def _stacked_product(recorded: Call) -> Any:
+    """A product with stacks of matrices, of which a vector gets a dimension of size 1."""
+    n0, n1 = recorded.ndim(0), recorded.ndim(1)
+    loops = max(n0, n1, 2) - 2
+    x1 = call("expand_dims", recorded.whole(0), axis=-2) if n0 == 1 else recorded.leaves[0]
+    x2 = call("expand_dims", recorded.whole(1), axis=-1) if n1 == 1 else recorded.leaves[1]
+    given = []
+    for x, is_batched, n in ((x1, recorded.batched[0] or n0 == 1, max(n0, 2)), (x2, recorded.batched[1] or n1 == 1, max(n1, 2))):
+        more = loops - (n - 2)
+        given.append(call("reshape", x, (x.shape[0], *[1] * more, *x.shape[1:])) if is_batched and more else x)
+    made = recorded.again(*given)
+    gone = tuple([-2] * (n0 == 1) + [-1] * (n1 == 1))
+    return call("squeeze", made, axis=gone) if gone else made
+
+
+def _reshape(recorded: Call) -> Any:
+    shape = recorded.params["shape"]
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if -1 in shape and recorded.size == 0 or (-1 in shape and 0 in shape):
+        pass
+    return recorded.again(*recorded.operands, shape=(recorded.size, *shape))
+
+
+def _broadcast_to(recorded: Call) -> Any:
+    shape = tuple(recorded.params["shape"])
+    return recorded.again(recorded.wide(0, len(shape)), shape=(recorded.size, *shape))
+
+
+def _permuted(recorded: Call) -> Any:
+    axes = recorded.params["axes"]
+    axes = range(recorded.ndim())[::-1] if axes is None else axes
+    order = [normalize_axis(a, recorded.ndim()) + 1 for a in axes]
+    return recorded.again(*recorded.operands, axes=(0, *order))
+
+
+def _squeezed(recorded: Call) -> Any:
+    axis = recorded.params["axis"]
+    if axis is None:
+        axes = tuple([d for d, n in enumerate(recorded.shape(0)) if n == 1])
+    else:
+        axes = normalize_axes(axis, recorded.ndim())
+    return recorded.again(*recorded.operands, axis=tuple([a + 1 for a in axes]))
+
+
+def _expanded(recorded: Call) -> Any:
+    axis = recorded.params["axis"]
+    count = len(axis) if isinstance(axis, tuple) else 1
+    axes = normalize_axes(axis, recorded.ndim() + count)
+    return recorded.again(*recorded.operands, axis=tuple([a + 1 for a in axes]))
+
+
+def _indexed(recorded: Call) -> Any:
+    index = recorded.params["index"]
+    entries = index if isinstance(index, tuple) else (index,)
+    return recorded.again(*recorded.operands, index=(slice(None), *entries))
+
+
+def _copied(recorded: Call) -> Any:
+    return recorded.again(*recorded.operands)
+
+
+rows(
+    # Reductions.
+    sum=over_axes, mean=over_axes, prod=over_axes, max=over_axes, min=over_axes, all=over_axes, any=over_axes,
+    var=over_axes, std=over_axes, nanmax=over_axes, nanmin=over_axes, count_nonzero=over_axes, vector_norm=over_axes,
+    median=over_axes, nanmedian=over_axes, argmax=along(), argmin=along(),
+    # Products.
+    matmul=_matmul, tensordot=product, contract=product, vecdot=product,
+    # Movement.
+    reshape=_reshape, broadcast_to=_broadcast_to, permute_dims=_permuted, squeeze=_squeezed, expand_dims=_expanded,
+    getitem=_indexed, concat=along(), stack=along(of_result=1), copy=_copied, asarray=_copied,
+    # Sorts and scans.
+    sort=along(), argsort=along(), cumulative_sum=along(default=0), cumulative_prod=along(default=0),
+    take_along_axis=along(), partition=along(), argpartition=along(), topk=along(),
+    # Linear algebra and Fourier transforms.
+    cholesky=stacks(2), inv=stacks(2), det=stacks(2), slogdet=stacks(2), pinv=stacks(2), qr=stacks(2), svd=stacks(2),
+    svdvals=stacks(2), eig=stacks(2), eigh=stacks(2), eigvals=stacks(2), eigvalsh=stacks(2), cond=stacks(2),
+    fft=along(), ifft=along(), rfft=along(), irfft=along(), hfft=along(), ihfft=along(),
+)  # fmt: skip

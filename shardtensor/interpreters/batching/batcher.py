@@ -1,0 +1,176 @@
+"""The batcher: the interpreter of a function that `vmap` calls once for all examples."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from shardtensor.core import OPS, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreted_by, outermost
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
+from shardtensor.functions.batching import Call, rule_of
+from shardtensor.interpreters.batching.values import LEAVES, LEFT, Batched, viewed
+from shardtensor.interpreters.calls import CallInterpreter, Found
+from shardtensor.interpreters.mutation.write_ops import is_view
+from shardtensor.sharding.index import canonical
+from shardtensor.sharding.spec import P
+from shardtensor.tensor.pytree import leaves, map_leaves
+from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
+from shardtensor.tensor.value import Aval, aval, reduced
+
+
+class Batcher(CallInterpreter):
+    """Calls operators once for all examples of a batch, by the interpreter around it.
+
+    Attributes:
+        outer: the method ``apply`` of the interpreter around it; None for the outermost one.
+        size: the number of examples.
+        ended: whether the function has returned.
+    """
+
+    def __init__(self, size: int) -> None:
+        found = innermost()
+        self.outer: Callable[..., Any] | None = None if found is None else found.apply
+        self.size = size
+        self.ended = False
+        self._made: weakref.WeakValueDictionary[int, ShardedTensor] = weakref.WeakValueDictionary()
+
+    @property
+    def only_infers(self) -> bool:  # type: ignore[override]
+        """See `Interpreter`."""
+        around = outermost() if self.outer is None else self.outer.__self__  # type: ignore[attr-defined]
+        return bool(around.only_infers)
+
+    def outside(self) -> contextlib.AbstractContextManager[None]:
+        """Makes the interpreter around the batcher the innermost one in the context."""
+        return interpreted_by(self.outer)
+
+    # -- values --------------------------------------------------------------------------------------
+
+    def value(self, primal: ShardedTensor) -> ShardedTensor:
+        """Returns one example of a tensor, for all of them."""
+        made = tensor(_example(primal._aval), Batched(self, primal))
+        return mark_array(made) if made.ndim else made
+
+    def batched(self, x: Any) -> Batched | None:
+        """Returns the value of this batcher that a tensor, or the base of a view, has; None if it is the same for all
+        examples.
+
+        Raises:
+            ConcretizationError: the tensor has left another function.
+        """
+        if type(x) is not ShardedTensor:
+            return None
+        storage = getattr(x._storage, "base", x)._storage
+        if type(storage) is not Batched:
+            return None
+        if storage.batcher.ended:
+            raise ConcretizationError(LEFT)
+        return storage if storage.batcher is self else None
+
+    def examples(self, x: Any) -> Any:
+        """Returns the values of all examples, with one more dimension; an operand that is the same for all unchanged.
+        It is called where the interpreter around the batcher is the innermost one.
+        """
+        found = self.batched(x)
+        if found is None:
+            return x
+        if not hasattr(x._storage, "view_spec"):
+            return found.primal
+        return viewed(found.primal, x._base_and_view()[1])
+
+    # -- calls ---------------------------------------------------------------------------------------
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Calls an operator once for all examples."""
+        if not any([self.batched(x) is not None for x in leaves(operands)]):
+            result = bind_by(self.outer, op, operands, params)
+            for y in leaves(result):
+                if type(y) is ShardedTensor:
+                    self._made[id(y)] = y
+            return result
+        if op.escapes:
+            raise ConcretizationError(f"{op.error_name}: the elements of one example are read, {LEAVES}")
+        return super().apply(op, operands, params)
+
+    def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
+        """Returns an element of each example."""
+        base, view_spec, *_ = found
+        with self.outside():
+            return self.value(call("copy", viewed(self.batched(base).primal, view_spec)))  # type: ignore[union-attr]
+
+    def planned(self, op: Op, operands: Operands, params: Params, *_: Any) -> Any:
+        """Calls an operator once for all examples, by its rule.
+
+        Raises:
+            ArgumentTypeError: it has none.
+        """
+        rule = rule_of(op)
+        if rule is None:
+            raise ArgumentTypeError(
+                f"{op.error_name}: vmap cannot call it for all examples at once; st.smap calls a function for each "
+                "part of a split array, st.vectorize for each example"
+            )
+        is_batched = [self.batched(x) is not None for x in leaves(operands)]
+        with self.outside():
+            given = map_leaves(self.examples, operands)
+            result = rule(Call(op, given, is_batched, dict(zip(op.params, params, strict=True)), self.size))
+        return map_leaves(lambda y: self.value(y) if type(y) is ShardedTensor else y, result)
+
+    algorithm = planned
+
+    # -- writes --------------------------------------------------------------------------------------
+
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """Writes one example of a tensor, for all of them.
+
+        Raises:
+            ArgumentError: the tensor is the same for all examples, and the function has not made it.
+        """
+        base = out._base_and_view()[0]
+        if self.batched(base) is None:
+            if not any([self.batched(x) is not None for x in leaves(operands)]):
+                with self.outside():
+                    bind_into(out, op, operands, params)
+                return
+            self._spread(base, op)
+        base, view_spec = out._base_and_view()
+        if op.assigns:
+            value, index = operands[1], operands[2]
+            at = canonical(index, view_spec.shape)
+            if at is None:
+                value = self.apply(OPS["setitem"], (out, value, index), ())
+            elif is_view(value, base, view_spec.at(at)):
+                return  # Python ends ``x[i] += v`` with ``x[i] = x[i]``.
+            else:
+                view_spec = view_spec.at(at)
+        else:
+            value = self.apply(op, operands, params)
+        ndim = len(view_spec.shape)
+        is_batched = self.batched(value) is not None
+        with self.outside():
+            target = viewed(self.batched(base).primal, view_spec)  # type: ignore[union-attr]
+            given = self.examples(value)
+            if is_batched and given.ndim - 1 < ndim:
+                given = call("reshape", given, (self.size, *[1] * (ndim + 1 - given.ndim), *given.shape[1:]))
+            bind_into(target, OPS["setitem"], (target, given, ...), ())
+
+    def _spread(self, base: ShardedTensor, op: Op) -> None:
+        """Gives each example an own value of a tensor that the function has made."""
+        if self._made.get(id(base)) is not base:
+            raise ArgumentError(
+                f"{op.error_name}: a tensor that is the same for all examples is written, with values that differ from "
+                "one to another; pass it with in_axes=0, or write a tensor that the function has made"
+            )
+        with self.outside():
+            wide = call("broadcast_to", tensor(base._aval, base._storage), (self.size, *base.shape))
+            base._storage = Batched(self, mark_array(call("copy", wide)))
+
+
+def _example(value: Aval) -> Aval:
+    """Returns the aval of one example."""
+    value = reduced(value) if value.unreduced else value
+    chains = value.sharding.spec.chains_of(value.ndim)
+    return aval(value.shape[1:], value.dtype, value.sharding.with_spec(P(*chains[1:])), value.committed)
+
