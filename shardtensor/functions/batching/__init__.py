@@ -4,6 +4,7 @@ An operator that is composed of others needs no row: its operators have some. Ro
 interpreters.
 """
 
+from shardtensor.functions.batching import indexing as indexing
 from shardtensor.functions.batching import rules as rules
 from shardtensor.functions.batching.forms import Call as Call
 from shardtensor.functions.batching.forms import rule_of as rule_of

@@ -6,7 +6,8 @@ from typing import Any
 
 from shardtensor.core import call
 from shardtensor.functions.batching.forms import Call, along, over_axes, product, rows, stacks
-from shardtensor.sharding.rules import normalize_axes, normalize_axis
+from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
+from shardtensor.sharding.spec import P
 
 
 def _matmul(recorded: Call) -> Any:
@@ -72,6 +73,50 @@ def _indexed(recorded: Call) -> Any:
     return recorded.again(*recorded.operands, index=(slice(None), *entries))
 
 
+def _solve(recorded: Call) -> Any:
+    if recorded.ndim(1) != 1:
+        return stacks(2, 2)(recorded)
+    vector = call("expand_dims", recorded.whole(1), axis=-1)
+    x1 = recorded.leaves[0]
+    more = recorded.ndim(0) - 2
+    vector = call("reshape", vector, (recorded.size, *[1] * more, *vector.shape[1:])) if more else vector
+    return call("squeeze", recorded.again(x1, vector), axis=-1)
+
+
+def _rolled(recorded: Call) -> Any:
+    shift, axis = recorded.params["shift"], recorded.params["axis"]
+    x = recorded.operands[0]
+    if axis is None:
+        flat = recorded.again(call("reshape", x, (recorded.size, -1)), axis=1)
+        return call("reshape", flat, x.shape)
+    axes = tuple([normalize_axis(a, recorded.ndim()) + 1 for a in (axis if isinstance(axis, tuple) else (axis,))])
+    return recorded.again(x, shift=shift, axis=axes if isinstance(axis, tuple) else axes[0])
+
+
+def _flipped(recorded: Call) -> Any:
+    axes = reduced_axes(recorded.params["axis"], recorded.ndim())
+    return recorded.again(*recorded.operands, axis=tuple([a + 1 for a in axes]))
+
+
+def _two_axes(recorded: Call) -> Any:
+    axes = {name: normalize_axis(recorded.params[name], recorded.ndim()) + 1 for name in ("axis1", "axis2")}
+    return recorded.again(*recorded.operands, **axes)
+
+
+def _transferred(recorded: Call) -> Any:
+    """The examples stay on the devices where they are, along the mesh axes that the layout of one example leaves."""
+    x, sharding = recorded.operands[0], recorded.params["sharding"]
+    here, chains = x.sharding, sharding.spec.chains_of(recorded.ndim())
+    used = {a for chain in chains for a in chain} | set(sharding.spec.unreduced)
+    kept = here.spec.chains_of(x.ndim)[0] if here.mesh == sharding.mesh else ()
+    spec = P(tuple([a for a in kept if a not in used]), *chains, unreduced=sharding.spec.unreduced)
+    return recorded.again(x, sharding=sharding.with_spec(spec))
+
+
+def _padded(recorded: Call) -> Any:
+    return recorded.again(*recorded.operands, widths=((0, 0), *recorded.params["widths"]))
+
+
 def _copied(recorded: Call) -> Any:
     return recorded.again(*recorded.operands)
 
@@ -86,6 +131,8 @@ rows(
     # Movement.
     reshape=_reshape, broadcast_to=_broadcast_to, permute_dims=_permuted, squeeze=_squeezed, expand_dims=_expanded,
     getitem=_indexed, concat=along(), stack=along(of_result=1), copy=_copied, asarray=_copied,
+    roll=_rolled, diagonal=_two_axes, trace=_two_axes, transfer_to=_transferred, padded=_padded, tril=stacks(2),
+    triu=stacks(2), flip=_flipped, solve=_solve,
     # Sorts and scans.
     sort=along(), argsort=along(), cumulative_sum=along(default=0), cumulative_prod=along(default=0),
     take_along_axis=along(), partition=along(), argpartition=along(), topk=along(),

@@ -84,7 +84,9 @@ class Batcher(CallInterpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Calls an operator once for all examples."""
-        if not any([self.batched(x) is not None for x in leaves(operands)]):
+        if op.name == "getitem" and self._has_batched(params):
+            op, operands, params = OPS["gather"], (*operands, *params), ()
+        elif not self._has_batched(operands):
             result = bind_by(self.outer, op, operands, params)
             for y in leaves(result):
                 if type(y) is ShardedTensor:
@@ -93,6 +95,9 @@ class Batcher(CallInterpreter):
         if op.escapes:
             raise ConcretizationError(f"{op.error_name}: the elements of one example are read, {LEAVES}")
         return super().apply(op, operands, params)
+
+    def _has_batched(self, tree: Any) -> bool:
+        return any([self.batched(x) is not None for x in leaves(tree)])
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
         """Returns an element of each example."""
@@ -130,7 +135,7 @@ class Batcher(CallInterpreter):
         """
         base = out._base_and_view()[0]
         if self.batched(base) is None:
-            if not any([self.batched(x) is not None for x in leaves(operands)]):
+            if not self._has_batched(operands):
                 with self.outside():
                     bind_into(out, op, operands, params)
                 return
@@ -138,9 +143,9 @@ class Batcher(CallInterpreter):
         base, view_spec = out._base_and_view()
         if op.assigns:
             value, index = operands[1], operands[2]
-            at = canonical(index, view_spec.shape)
+            at = None if self._has_batched(index) else canonical(index, view_spec.shape)
             if at is None:
-                value = self.apply(OPS["setitem"], (out, value, index), ())
+                value = self.planned(OPS["setitem"], (out, value, index), ())
             elif is_view(value, base, view_spec.at(at)):
                 return  # Python ends ``x[i] += v`` with ``x[i] = x[i]``.
             else:
