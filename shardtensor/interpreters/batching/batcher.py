@@ -105,6 +105,10 @@ class Batcher(CallInterpreter):
         with self.outside():
             return self.value(call("copy", viewed(self.batched(base).primal, view_spec)))  # type: ignore[union-attr]
 
+    def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Calls the operators of a composition, unless it has a rule itself: then that runs for all examples."""
+        return NotImplemented if rule_of(op) is not None else super().composed(op, operands, params)
+
     def planned(self, op: Op, operands: Operands, params: Params, *_: Any) -> Any:
         """Calls an operator once for all examples, by its rule.
 
