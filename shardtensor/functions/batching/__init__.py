@@ -6,5 +6,6 @@ interpreters.
 
 from shardtensor.functions.batching import indexing as indexing
 from shardtensor.functions.batching import rules as rules
+from shardtensor.functions.batching import searching as searching
 from shardtensor.functions.batching.forms import Call as Call
 from shardtensor.functions.batching.forms import rule_of as rule_of

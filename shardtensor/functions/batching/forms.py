@@ -7,13 +7,14 @@ interpreter, and have derivatives.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.core import Op, Operands, bind, call
 from shardtensor.sharding.rules import normalize_axis, parse, reduced_axes
 from shardtensor.tensor.operands import shape_of
-from shardtensor.tensor.pytree import leaves, replaced
+from shardtensor.tensor.pytree import leaves
 
 
 class Call:
@@ -98,13 +99,21 @@ def along(name: str = "axis", *, of_result: int = 0, default: int | None = None)
     def rule(recorded: Call) -> Any:
         axis = recorded.params[name]
         if axis is None and default is None:
-            flat = call("reshape", recorded.whole(0), (recorded.size, -1))
-            return recorded.again(flat, *recorded.operands[1:], **{name: 1})
+            return _of_all(recorded, name)
         axis = normalize_axis(default if axis is None else axis, recorded.ndim() + of_result)
-        found = [recorded.whole(k) for k in range(len(recorded.leaves))]
-        return recorded.again(*(found if not recorded.op.variadic else replaced(recorded.operands, found)), **{name: axis + 1})
+        return recorded.again(*[recorded.whole(k) for k in range(len(recorded.leaves))], **{name: axis + 1})
 
     return rule
+
+
+def _of_all(recorded: Call, name: str) -> Any:
+    """Returns the result of an operator along the elements of each example in row-major order."""
+    size = [math.prod(recorded.shape(k)) for k in range(len(recorded.leaves))]
+    flat = [call("reshape", recorded.whole(k), (recorded.size, n)) for k, n in enumerate(size)]
+    made = recorded.again(*flat, **{name: 1})
+    if not recorded.params.get("keepdims"):
+        return made
+    return call("reshape", made, (recorded.size, *[1] * recorded.ndim()))
 
 
 def stacks(*core: int) -> Rule:
@@ -113,9 +122,9 @@ def stacks(*core: int) -> Rule:
     """
 
     def rule(recorded: Call) -> Any:
-        found = range(len(recorded.leaves))
-        loops = max([recorded.ndim(k) - core[k] for k in found])
-        return recorded.again(*[recorded.wide(k, loops + core[k]) for k in found])
+        given = recorded.leaves
+        loops = max([recorded.ndim(k) - core[k] for k, x in enumerate(given) if x is not None])
+        return recorded.again(*[x if x is None else recorded.wide(k, loops + core[k]) for k, x in enumerate(given)])
 
     return rule
 

@@ -22,10 +22,13 @@ class _Place:
     """Where the dimensions of the index arrays of one example are.
 
     Attributes:
-        entries: the entries of the index, without an ellipsis, as many as dimensions are indexed.
+        entries: the entries of the index.
         first: the number of dimensions of the result in front of those of the arrays.
         is_apart: whether slices separate the arrays.
         ndim: the number of dimensions of the arrays, broadcast.
+        result_ndim: that of the selected elements of one example.
+        is_batched: whether an array differs from one example to another.
+        has_batched_mask: whether a mask does.
     """
 
     def __init__(self, recorded: Call) -> None:
@@ -35,20 +38,19 @@ class _Place:
         kinds = [_kind(entry) for entry in entries]
         self.has_batched_mask = any(b and k == "mask" for b, k in zip(is_batched, kinds, strict=True))
         self.is_batched = any(is_batched)
-        taken = sum([_dimensions(e, k, b) for e, k, b in zip(entries, kinds, is_batched, strict=True)])
-        missing = recorded.ndim(0) - taken
-        at = next((k for k, e in enumerate(entries) if e is Ellipsis), None)
-        if at is not None:
-            filling: list[Any] = [slice(None)] * missing
-            entries[at : at + 1], kinds[at : at + 1] = filling, ["slice"] * missing
-            is_batched[at : at + 1] = [False] * missing
-        self.entries = entries
-        ndims = [_advanced(e, k, b) for e, k, b in zip(entries, kinds, is_batched, strict=True)]
-        self.ndim = max([n for n in ndims if n is not None])
+        self.entries, self._is_batched = entries, is_batched
+        every = list(zip(entries, kinds, is_batched, strict=True))
+        taken = [_dimensions(e, k, b) for e, k, b in every]
+        rest = recorded.ndim(0) - sum(taken)  # The dimensions of an ellipsis, or behind all entries.
+        ndims = [_advanced(e, k, b) for e, k, b in every]
+        self.ndim = max([n for n in ndims if n is not None], default=0)
         arrays = [k for k, n in enumerate(ndims) if n is not None]
-        self.is_apart = arrays != list(range(arrays[0], arrays[-1] + 1))
-        self.first = 0 if self.is_apart else arrays[0]
-        self._is_batched = is_batched
+        self.is_apart = bool(arrays) and arrays != list(range(arrays[0], arrays[-1] + 1))  # Also by an ellipsis without dimensions.
+        self.first = 0
+        if arrays and not self.is_apart:
+            self.first = sum([rest if e is Ellipsis else 1 for e in entries[: arrays[0]]])
+        slices = sum([n is None and e is not Ellipsis for e, n in zip(entries, ndims, strict=True)])
+        self.result_ndim = slices + rest + self.ndim
 
     def aligned(self) -> list[Any]:
         """Returns the entries, of which the arrays that differ between examples have their dimensions aligned."""
@@ -124,31 +126,27 @@ def _assigned(recorded: Call) -> Any:
     made = mark_array(call("copy", x))
     moved = value
     if recorded.batched[1]:
-        shape = recorded.shape(1)
-        ndim = recorded.ndim(0) - sum([e is not None and not isinstance(e, slice) for e in place.entries]) + place.ndim
-        ndim += sum([e is None for e in place.entries])
-        moved = call("reshape", value, (recorded.size, *[1] * (ndim - len(shape)), *shape))
+        moved = recorded.wide(1, place.result_ndim)
     if place.is_batched:
         index: tuple[Any, ...] = (_examples(recorded, place), *place.aligned())
         if recorded.batched[1] and place.first:
             moved = _moved(moved, 1 + place.first, 1, place.ndim)
         elif place.first:
-            moved = _moved(_wide(moved, place, recorded), place.first, 0, place.ndim)
+            moved = _moved(_wide(moved, place), place.first, 0, place.ndim)
     else:
         index = (slice(None), *place.entries)
         if recorded.batched[1] and place.is_apart:
             moved = call("moveaxis", moved, 0, place.ndim)
         elif place.is_apart and len(shape_of(moved)) >= place.ndim:
-            moved = call("expand_dims", _wide(moved, place, recorded), axis=place.ndim)
+            moved = call("expand_dims", _wide(moved, place), axis=place.ndim)
     made[index] = moved
     return made
 
 
-def _wide(value: Any, place: _Place, recorded: Call) -> Any:
-    """Returns a value that is the same for all examples with as many dimensions as one example has where it is written."""
-    ndim = recorded.ndim(0) - sum([e is not None and not isinstance(e, slice) for e in place.entries]) + place.ndim
+def _wide(value: Any, place: _Place) -> Any:
+    """Returns a value that is the same for all examples with as many dimensions as the elements that it replaces."""
     shape = shape_of(value)
-    return call("reshape", value, (*[1] * (ndim - len(shape)), *shape)) if len(shape) < ndim else value
+    return call("reshape", value, (*[1] * (place.result_ndim - len(shape)), *shape))
 
 
 def _masked(recorded: Call, place: _Place) -> Any:

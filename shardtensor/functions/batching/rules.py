@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from shardtensor.core import call
+from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.batching.forms import Call, along, over_axes, product, rows, stacks
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
 from shardtensor.sharding.spec import P
+from shardtensor.tensor.operands import shape_of
 
 
 def _matmul(recorded: Call) -> Any:
@@ -93,6 +95,14 @@ def _rolled(recorded: Call) -> Any:
     return recorded.again(x, shift=shift, axis=axes if isinstance(axis, tuple) else axes[0])
 
 
+def _triangle(recorded: Call) -> Any:
+    x = recorded.operands[0]
+    if recorded.ndim() == 1:  # A vector is each row of a matrix.
+        n = x.shape[1]
+        x = call("broadcast_to", call("expand_dims", x, axis=1), (recorded.size, n, n))
+    return recorded.again(x)
+
+
 def _flipped(recorded: Call) -> Any:
     axes = reduced_axes(recorded.params["axis"], recorded.ndim())
     return recorded.again(*recorded.operands, axis=tuple([a + 1 for a in axes]))
@@ -117,6 +127,48 @@ def _padded(recorded: Call) -> Any:
     return recorded.again(*recorded.operands, widths=((0, 0), *recorded.params["widths"]))
 
 
+def _quantiles(recorded: Call) -> Any:
+    """The dimensions of the probabilities are in front, which are the same for all examples."""
+    if recorded.batched[1]:
+        raise ArgumentTypeError(f"{recorded.op.error_name}: q differs from one example to another; wanted the same for all")
+    axes = tuple([a + 1 for a in reduced_axes(recorded.params["axis"], recorded.ndim())])
+    made = recorded.again(*recorded.operands, axis=axes)
+    ndim = len(shape_of(recorded.operands[1]))
+    return call("moveaxis", made, ndim, 0) if ndim else made
+
+
+def _crossed(recorded: Call) -> Any:
+    p, ndims = recorded.params, (recorded.ndim(0), recorded.ndim(1))
+    axes = [p["axisa"], p["axisb"], p["axisc"]] if p["axis"] is None else [p["axis"]] * 3
+    given = []
+    for k in range(2):
+        x = recorded.whole(k)
+        x = call("moveaxis", x, normalize_axis(axes[k], ndims[k]) + 1, -1)
+        more = max(ndims) - ndims[k]
+        given.append(call("reshape", x, (recorded.size, *[1] * more, *x.shape[1:])) if more else x)
+    made = recorded.again(*given, axisa=-1, axisb=-1, axisc=-1, axis=None)
+    if made.ndim - 1 < max(ndims):  # Vectors of two elements give numbers.
+        return made
+    return call("moveaxis", made, -1, normalize_axis(axes[2], made.ndim - 1) + 1)
+
+
+def _filled(recorded: Call) -> Any:
+    """Arrays that are filled with a number of each example."""
+    shape = recorded.params["shape"]
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    made = call("full", 0, shape, dtype=recorded.params["dtype"] or recorded.operands[0].dtype, device=recorded.params["device"])
+    return call("add", call("reshape", recorded.operands[0], (recorded.size, *[1] * len(shape))), made)
+
+
+def _filled_like(recorded: Call) -> Any:
+    ndim = recorded.ndim(0)
+    like = recorded.again(recorded.whole(0), 0)
+    if not recorded.batched[1]:
+        return recorded.again(recorded.whole(0), recorded.operands[1])
+    value = call("reshape", recorded.operands[1], (recorded.size, *[1] * ndim))
+    return call("astype", call("broadcast_to", value, like.shape), like.dtype) + like
+
+
 def _copied(recorded: Call) -> Any:
     return recorded.again(*recorded.operands)
 
@@ -131,13 +183,18 @@ rows(
     # Movement.
     reshape=_reshape, broadcast_to=_broadcast_to, permute_dims=_permuted, squeeze=_squeezed, expand_dims=_expanded,
     getitem=_indexed, concat=along(), stack=along(of_result=1), copy=_copied, asarray=_copied,
-    roll=_rolled, diagonal=_two_axes, trace=_two_axes, transfer_to=_transferred, padded=_padded, tril=stacks(2),
-    triu=stacks(2), flip=_flipped, solve=_solve,
+    roll=_rolled, diagonal=_two_axes, trace=_two_axes, transfer_to=_transferred, padded=_padded, tril=_triangle,
+    triu=_triangle, flip=_flipped, solve=_solve,
+    matrix_transpose=_copied, zeros_like=_copied, ones_like=_copied, empty_like=_copied, full_like=_filled_like,
+    full=_filled, unshard=along(),
+    # Ufunc methods, lines and counts.
+    accumulated=along(), running=along(), fold=over_axes, segments=along(), mapped_lines=_copied, packed=_copied,
+    unpacked=_copied, quantile=_quantiles, nanquantile=_quantiles, cross=_crossed, central_differences=along(),
     # Sorts and scans.
     sort=along(), argsort=along(), cumulative_sum=along(default=0), cumulative_prod=along(default=0),
     take_along_axis=along(), partition=along(), argpartition=along(), topk=along(),
     # Linear algebra and Fourier transforms.
-    cholesky=stacks(2), inv=stacks(2), det=stacks(2), slogdet=stacks(2), pinv=stacks(2), qr=stacks(2), svd=stacks(2),
+    cholesky=stacks(2), inv=stacks(2), det=stacks(2), slogdet=stacks(2), pinv=stacks(2, 0), matrix_rank=stacks(2, 0), qr=stacks(2), svd=stacks(2),
     svdvals=stacks(2), eig=stacks(2), eigh=stacks(2), eigvals=stacks(2), eigvalsh=stacks(2), cond=stacks(2),
     fft=along(), ifft=along(), rfft=along(), irfft=along(), hfft=along(), ihfft=along(),
 )  # fmt: skip
