@@ -192,6 +192,7 @@ _CHAPTERS = {
         "rad2deg radians rint spacing vdot vecmat"
     ),
     "functions.windows": "bartlett blackman hamming hanning kaiser",
+    "interpreters.batching.api": "vmap",
     "interpreters.control_flow": "associative_scan cond fori_loop map scan switch while_loop",
     "interpreters.differentiation.api": "grad jvp stop_gradient value_and_grad vjp",
     "interpreters.differentiation.remat": "remat",

@@ -6,6 +6,7 @@ one more dimension, in front: a slice where the index is the same for all exampl
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class _Place:
         result_ndim: that of the selected elements of one example.
         is_batched: whether an array differs from one example to another.
         has_batched_mask: whether a mask does.
+        is_one_mask: whether the index is one mask.
     """
 
     def __init__(self, recorded: Call) -> None:
@@ -37,6 +39,7 @@ class _Place:
         is_batched = [any([next(batched) for _ in leaves(entry)]) for entry in entries]
         kinds = [_kind(entry) for entry in entries]
         self.has_batched_mask = any(b and k == "mask" for b, k in zip(is_batched, kinds, strict=True))
+        self.is_one_mask = kinds == ["mask"]
         self.is_batched = any(is_batched)
         self.entries, self._is_batched = entries, is_batched
         every = list(zip(entries, kinds, is_batched, strict=True))
@@ -121,7 +124,7 @@ def _assigned(recorded: Call) -> Any:
     """The rule of the functional form of ``x[index] = value``."""
     place = _Place(recorded)
     x, value = recorded.whole(0), recorded.leaves[1]
-    if place.has_batched_mask:
+    if place.has_batched_mask or (place.is_one_mask and math.prod(recorded.shape(1)) == 1):
         return _masked(recorded, place)
     made = mark_array(call("copy", x))
     moved = value
@@ -159,7 +162,7 @@ def _masked(recorded: Call, place: _Place) -> Any:
             "one number, or st.where(mask, value, x)"
         )
     mask, x, value = place.entries[0], recorded.whole(0), recorded.leaves[1]
-    more = x.ndim - len(shape_of(mask))
+    more = recorded.ndim(0) - len(shape_of(mask)) + place.has_batched_mask
     mask = call("reshape", mask, (*shape_of(mask), *[1] * more))
     if recorded.batched[1]:
         value = call("reshape", value, (recorded.size, *[1] * recorded.ndim(0)))

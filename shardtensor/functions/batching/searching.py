@@ -65,6 +65,16 @@ def _counts(size: int, x: Any, weights: Any, length: int) -> Any:
     return call("reshape", call("counts_of_integers", given, weights, length=length * size), (size, length))
 
 
+def _scattered(recorded: Call) -> Any:
+    """Each example adds to an own range of rows."""
+    size, at, values = recorded.params["size"], recorded.whole(0), recorded.whole(1)
+    n, shape = math.prod(recorded.shape(0)), recorded.shape(1)[recorded.ndim(0) :]
+    at = call("reshape", at, (recorded.size, n)) + call("expand_dims", call("arange", recorded.size), axis=1) * size
+    rows = call("reshape", values, (recorded.size * n, *shape))
+    made = recorded.again(call("reshape", at, (-1,)), rows, size=size * recorded.size)
+    return call("reshape", made, (recorded.size, size, *shape))
+
+
 def _histogram(recorded: Call) -> Any:
     """The number of the bin of each element is counted; the last bin includes both edges."""
     x, edges = _lines(recorded, 0), recorded.whole(1)
@@ -114,6 +124,7 @@ def _updated(recorded: Call) -> Any:
 
 
 rows(
+    scatter_add=_scattered,
     searchsorted=_ranks,
     isin=_members,
     counts_of_integers=_counted,

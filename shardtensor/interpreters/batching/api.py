@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import call, interpreting
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ShapeError, type_text
+from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.interpreters.batching.batcher import Batcher
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import is_data
@@ -107,7 +107,20 @@ def _leading(x: Any, axis: int | None, name: str) -> Any:
         x = call("asarray", x)
     if not x.ndim:
         raise ShapeError(f"vmap: {name} has no dimension to map; give None for it in in_axes")
-    return call("moveaxis", x, normalize_axis(axis, x.ndim), 0) if normalize_axis(axis, x.ndim) else x
+    at = _axis(axis, x.ndim, name)
+    return call("moveaxis", x, at, 0) if at else x
+
+
+def _axis(axis: int, ndim: int, name: str) -> int:
+    """Returns an axis counted from the start.
+
+    Raises:
+        AxisError: there is no such axis.
+    """
+    try:
+        return normalize_axis(axis, ndim)
+    except AxisError as error:
+        raise AxisError(f"vmap: {name}: {error}") from None
 
 
 def _size(found: list[Any], axes: list[int | None], names: list[str], axis_size: int | None) -> int:
@@ -141,5 +154,5 @@ def _result(batcher: Batcher, y: Any, axis: Any, name: str) -> Any:
     else:
         one = y if type(y) is ShardedTensor else call("asarray", y)
         all_of_them = call("copy", call("broadcast_to", one, (batcher.size, *one.shape)))
-    at = normalize_axis(axis, all_of_them.ndim)
+    at = _axis(axis, all_of_them.ndim, name)
     return call("moveaxis", all_of_them, 0, at) if at else all_of_them

@@ -14,6 +14,7 @@ from shardtensor.interpreters.batching.values import LEAVES, LEFT, Batched, view
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.sharding.index import canonical
+from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
@@ -118,8 +119,8 @@ class Batcher(CallInterpreter):
         rule = rule_of(op)
         if rule is None:
             raise ArgumentTypeError(
-                f"{op.error_name}: vmap cannot call it for all examples at once; st.smap calls a function for each "
-                "part of a split array, st.vectorize for each example"
+                f"{op.error_name}: vmap cannot call it for all examples at once; call the function for each example, "
+                "st.stack([f(row) for row in x]), or for the parts of split arrays, by st.smap"
             )
         is_batched = [self.batched(x) is not None for x in leaves(operands)]
         with self.outside():
@@ -143,7 +144,7 @@ class Batcher(CallInterpreter):
                 with self.outside():
                     bind_into(out, op, operands, params)
                 return
-            self._spread(base, op)
+            self._spread(base, op, next(found for x in leaves(operands) if (found := self.batched(x)) is not None))
         base, view_spec = out._base_and_view()
         if op.assigns:
             value, index = operands[1], operands[2]
@@ -165,8 +166,8 @@ class Batcher(CallInterpreter):
                 given = call("reshape", given, (self.size, *[1] * (ndim + 1 - given.ndim), *given.shape[1:]))
             bind_into(target, OPS["setitem"], (target, given, ...), ())
 
-    def _spread(self, base: ShardedTensor, op: Op) -> None:
-        """Gives each example an own value of a tensor that the function has made."""
+    def _spread(self, base: ShardedTensor, op: Op, like: Batched) -> None:
+        """Gives each example an own value of a tensor that the function has made, in the layout of another batch."""
         if self._made.get(id(base)) is not base:
             raise ArgumentError(
                 f"{op.error_name}: a tensor that is the same for all examples is written, with values that differ from "
@@ -174,7 +175,23 @@ class Batcher(CallInterpreter):
             )
         with self.outside():
             wide = call("broadcast_to", tensor(base._aval, base._storage), (self.size, *base.shape))
-            base._storage = Batched(self, mark_array(call("copy", wide)))
+            target = _with_examples(base._aval, like.primal._aval)
+            moved = call("transfer_to", wide, target, op.error_name, committed=like.primal.committed)
+            base._storage = Batched(self, mark_array(call("copy", moved)))
+
+
+def _with_examples(one: Aval, like: Aval) -> NamedSharding:
+    """Returns the layout of a batch of values, of which the examples are on the devices of those of another batch."""
+    here = reduced(one).sharding
+    if here.mesh == like.sharding.mesh:
+        chains = here.spec.chains_of(one.ndim)
+    elif not one.committed or here.spec == P():
+        chains = ((),) * one.ndim
+    else:  # The tensor is split over other devices, on which it stays.
+        return here.with_spec(P(None, *here.spec.chains_of(one.ndim)))
+    used = {axis for chain in chains for axis in chain}
+    kept = tuple([axis for axis in like.sharding.spec.chains_of(like.ndim)[0] if axis not in used])
+    return like.sharding.with_spec(P(kept, *chains))
 
 
 def _example(value: Aval) -> Aval:

@@ -12,8 +12,8 @@ from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import ShardedTensor
 
 LEAVES = (
-    "and a function that vmap calls once for all examples depends on them; use the functions of shardtensor, such as "
-    "st.where and st.cond, or st.smap or st.vectorize, which call the function for each part or each example"
+    "and a function that vmap calls once for all examples depends on them; use st.where or st.cond for conditions, or "
+    "call the function for each example: st.stack([f(row) for row in x]), or st.smap for the parts of split arrays"
 )
 LEFT = (
     "a tensor left a function that vmap has called, by a global variable, a container or an object, and is used after "
