@@ -177,7 +177,8 @@ class Batcher(CallInterpreter):
             wide = call("broadcast_to", tensor(base._aval, base._storage), (self.size, *base.shape))
             target = _with_examples(base._aval, like.primal._aval)
             moved = call("transfer_to", wide, target, op.error_name, committed=like.primal.committed)
-            base._storage = Batched(self, mark_array(call("copy", moved)))
+            primal = mark_array(call("copy", moved))
+        base._storage, base._aval = Batched(self, primal), _example(primal._aval)
 
 
 def _with_examples(one: Aval, like: Aval) -> NamedSharding:
