@@ -173,6 +173,10 @@ def rows(**rules: Rule) -> None:
 def rule_of(op: Op) -> Rule | None:
     """Returns the rule of an operator; None if it has none."""
     found = RULES.get(op.name)
-    if found is None and isinstance(op.rule, str) and set(op.rule.replace("->", "").replace(",", "").split()) == {"..."}:
+    if (
+        found is None
+        and isinstance(op.rule, str)
+        and set(op.rule.replace("->", "").replace(",", "").split()) == {"..."}
+    ):
         return elementwise
     return found

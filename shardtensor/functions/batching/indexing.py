@@ -48,7 +48,9 @@ class _Place:
         ndims = [_advanced(e, k, b) for e, k, b in every]
         self.ndim = max([n for n in ndims if n is not None], default=0)
         arrays = [k for k, n in enumerate(ndims) if n is not None]
-        self.is_apart = bool(arrays) and arrays != list(range(arrays[0], arrays[-1] + 1))  # Also by an ellipsis without dimensions.
+        self.is_apart = bool(arrays) and arrays != list(
+            range(arrays[0], arrays[-1] + 1)
+        )  # Also by an ellipsis without dimensions.
         self.first = 0
         if arrays and not self.is_apart:
             self.first = sum([rest if e is Ellipsis else 1 for e in entries[: arrays[0]]])

@@ -25,7 +25,10 @@ def _stacked_product(recorded: Call) -> Any:
     x1 = call("expand_dims", recorded.whole(0), axis=-2) if n0 == 1 else recorded.leaves[0]
     x2 = call("expand_dims", recorded.whole(1), axis=-1) if n1 == 1 else recorded.leaves[1]
     given = []
-    for x, is_batched, n in ((x1, recorded.batched[0] or n0 == 1, max(n0, 2)), (x2, recorded.batched[1] or n1 == 1, max(n1, 2))):
+    for x, is_batched, n in (
+        (x1, recorded.batched[0] or n0 == 1, max(n0, 2)),
+        (x2, recorded.batched[1] or n1 == 1, max(n1, 2)),
+    ):
         more = loops - (n - 2)
         given.append(call("reshape", x, (x.shape[0], *[1] * more, *x.shape[1:])) if is_batched and more else x)
     made = recorded.again(*given)
@@ -130,7 +133,9 @@ def _padded(recorded: Call) -> Any:
 def _quantiles(recorded: Call) -> Any:
     """The dimensions of the probabilities are in front, which are the same for all examples."""
     if recorded.batched[1]:
-        raise ArgumentTypeError(f"{recorded.op.error_name}: q differs from one example to another; wanted the same for all")
+        raise ArgumentTypeError(
+            f"{recorded.op.error_name}: q differs from one example to another; wanted the same for all"
+        )
     axes = tuple([a + 1 for a in reduced_axes(recorded.params["axis"], recorded.ndim())])
     made = recorded.again(*recorded.operands, axis=axes)
     ndim = len(shape_of(recorded.operands[1]))
@@ -156,7 +161,9 @@ def _filled(recorded: Call) -> Any:
     """Arrays that are filled with a number of each example."""
     shape = recorded.params["shape"]
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    made = call("full", 0, shape, dtype=recorded.params["dtype"] or recorded.operands[0].dtype, device=recorded.params["device"])
+    made = call(
+        "full", 0, shape, dtype=recorded.params["dtype"] or recorded.operands[0].dtype, device=recorded.params["device"]
+    )
     return call("add", call("reshape", recorded.operands[0], (recorded.size, *[1] * len(shape))), made)
 
 

@@ -115,12 +115,16 @@ def _interpolated(recorded: Call) -> Any:
 def _updated(recorded: Call) -> Any:
     """Each example is one more coordinate of the places."""
     n = shape_of(recorded.leaves[1])[-1]
-    examples = call("broadcast_to", call("reshape", call("arange", recorded.size), (1, recorded.size, 1)), (1, recorded.size, n))
+    examples = call(
+        "broadcast_to", call("reshape", call("arange", recorded.size), (1, recorded.size, 1)), (1, recorded.size, n)
+    )
     places = call("moveaxis", recorded.whole(1), 0, 1)
     every = call("concat", [call("astype", examples, places.dtype), places], axis=0)
     values = recorded.leaves[2]
     given = [recorded.whole(0), call("reshape", every, (every.shape[0], recorded.size * n))]
-    return recorded.again(*given, values if values is None else call("reshape", recorded.whole(2), (recorded.size * n,)))
+    return recorded.again(
+        *given, values if values is None else call("reshape", recorded.whole(2), (recorded.size * n,))
+    )
 
 
 rows(

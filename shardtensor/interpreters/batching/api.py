@@ -145,7 +145,9 @@ def _result(batcher: Batcher, y: Any, axis: Any, name: str) -> Any:
     is_batched = batcher.batched(y) is not None
     if axis is None:
         if is_batched:
-            raise ArgumentError(f"vmap: {name} differs from one example to another, and out_axes is None for it; wanted an axis")
+            raise ArgumentError(
+                f"vmap: {name} differs from one example to another, and out_axes is None for it; wanted an axis"
+            )
         return y
     if is_batched:
         all_of_them = call("copy", batcher.examples(y))

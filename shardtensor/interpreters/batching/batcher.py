@@ -200,4 +200,3 @@ def _example(value: Aval) -> Aval:
     value = reduced(value) if value.unreduced else value
     chains = value.sharding.spec.chains_of(value.ndim)
     return aval(value.shape[1:], value.dtype, value.sharding.with_spec(P(*chains[1:])), value.committed)
-

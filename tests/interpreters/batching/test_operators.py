@@ -68,7 +68,9 @@ def test_every_operator(name: str) -> None:
             return made.run(OPS[name].dispatch, list(xs))
 
         def one(i: int) -> Any:
-            return fn(*[x if a is None else st.asarray(np.take(x, i, axis=a)) for x, a in zip(stacked, axes, strict=True)])
+            return fn(
+                *[x if a is None else st.asarray(np.take(x, i, axis=a)) for x, a in zip(stacked, axes, strict=True)]
+            )
 
         try:
             wanted = outcome(lambda: [st.tree.leaves(one(i)) for i in range(n)])
@@ -79,6 +81,8 @@ def test_every_operator(name: str) -> None:
             answer = np.stack([np.asarray(w[k]) for w in wanted])
             got = np.asarray(y)
             assert (got.shape, got.dtype) == (answer.shape, answer.dtype)
-            np.testing.assert_allclose(got, answer, rtol=1e-6 if got.dtype.kind in "fc" else 0, atol=1e-6, equal_nan=True)
+            np.testing.assert_allclose(
+                got, answer, rtol=1e-6 if got.dtype.kind in "fc" else 0, atol=1e-6, equal_nan=True
+            )
 
     run()
