@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.core import Op, Operands, bind, call
+from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.rules import normalize_axis, parse, reduced_axes
+from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.pytree import leaves
 
@@ -23,24 +25,21 @@ class Call:
     Attributes:
         op: the operator.
         operands: its operands; those that are batched have one more leading dimension.
+        leaves: the operands; of an operand that is a tree, its leaves.
         batched: for each leaf of the operands, whether it is.
         params: the values of its parameters, by name.
         size: the number of examples.
     """
 
-    __slots__ = ("batched", "op", "operands", "params", "size")
+    __slots__ = ("batched", "leaves", "op", "operands", "params", "size")
 
     def __init__(self, op: Op, operands: Operands, batched: Sequence[bool], params: dict[str, Any], size: int) -> None:
         self.op = op
         self.operands = operands
+        self.leaves = leaves(operands) if op.trees else list(operands)
         self.batched = batched
         self.params = params
         self.size = size
-
-    @property
-    def leaves(self) -> list[Any]:
-        """The leaves of the operands."""
-        return leaves(self.operands)
 
     def shape(self, number: int) -> tuple[int, ...]:
         """Returns the shape of one example of an operand."""
@@ -65,9 +64,26 @@ class Call:
             return x
         return call("reshape", x, (self.size, *[1] * (ndim - len(shape)), *shape))
 
+    def layout(self, where: Any, ndim: int) -> NamedSharding:
+        """Returns the layout of all examples, given that of one, of ``ndim`` dimensions: the examples stay where they
+        are, along the mesh axes that the layout of one leaves.
+        """
+        one = as_sharding(where, ndim, self.op.error_name)
+        chains = one.spec.chains_of(ndim)
+        used = {a for chain in chains for a in chain} | set(one.spec.unreduced)
+        for x, is_batched in zip(self.leaves, self.batched, strict=True):
+            if is_batched and x.sharding.mesh == one.mesh:
+                kept = tuple([a for a in x.sharding.spec.chains_of(x.ndim)[0] if a not in used])
+                return one.with_spec(P(kept, *chains, unreduced=one.spec.unreduced))
+        return one.with_spec(P(None, *chains, unreduced=one.spec.unreduced))
+
     def again(self, *operands: Any, **params: Any) -> Any:
-        """Calls the operator with other operands, and with other values of some parameters."""
+        """Calls the operator with other operands, and with other values of some parameters. The parameter ``device`` is
+        that of one example.
+        """
         named = {**self.params, **params}
+        if named.get("device") is not None:
+            named["device"] = self.layout(named["device"], self.ndim())
         return bind(self.op, operands, tuple([named[name] for name in self.op.params]))
 
 

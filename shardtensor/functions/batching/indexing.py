@@ -36,7 +36,7 @@ class _Place:
     def __init__(self, recorded: Call) -> None:
         index, batched = recorded.operands[-1], iter(recorded.batched[len(recorded.batched) - _count(recorded) :])
         entries = list(index) if isinstance(index, tuple) else [index]
-        is_batched = [any([next(batched) for _ in leaves(entry)]) for entry in entries]
+        is_batched = [sum([next(batched) for _ in leaves(entry)]) > 0 for entry in entries]
         kinds = [_kind(entry) for entry in entries]
         self.has_batched_mask = any(b and k == "mask" for b, k in zip(is_batched, kinds, strict=True))
         self.is_one_mask = kinds == ["mask"]
@@ -160,8 +160,8 @@ def _masked(recorded: Call, place: _Place) -> Any:
         raise ArgumentError("setitem: a mask that differs from one example to another, and other entries; use st.where")
     if recorded.ndim(1) and recorded.shape(1) != (1,):
         raise ArgumentError(
-            "setitem: the mask differs from one example to another, and so does the number of selected elements; wanted "
-            "one number, or st.where(mask, value, x)"
+            "setitem: the mask differs from one example to another, and so does the number of selected elements; "
+            "wanted one number, or st.where(mask, value, x)"
         )
     mask, x, value = place.entries[0], recorded.whole(0), recorded.leaves[1]
     more = recorded.ndim(0) - len(shape_of(mask)) + place.has_batched_mask

@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from shardtensor.core import call
-from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.batching.forms import Call, along, over_axes, product, rows, stacks
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
-from shardtensor.sharding.spec import P
-from shardtensor.tensor.operands import shape_of
 
 
 def _matmul(recorded: Call) -> Any:
-    if min(recorded.ndim(0), recorded.ndim(1)) < 2 or not all(recorded.batched):
-        return product(recorded) if max(recorded.ndim(0), recorded.ndim(1)) <= 2 else _stacked_product(recorded)
-    return stacks(2, 2)(recorded)
-
-
-def _stacked_product(recorded: Call) -> Any:
-    """A product with stacks of matrices, of which a vector gets a dimension of size 1."""
-    n0, n1 = recorded.ndim(0), recorded.ndim(1)
-    loops = max(n0, n1, 2) - 2
-    x1 = call("expand_dims", recorded.whole(0), axis=-2) if n0 == 1 else recorded.leaves[0]
-    x2 = call("expand_dims", recorded.whole(1), axis=-1) if n1 == 1 else recorded.leaves[1]
+    """A contraction, or a product of stacks of matrices, of which a vector gets a dimension of size 1."""
+    ndims = recorded.ndim(0), recorded.ndim(1)
+    is_stacked = all(recorded.batched) and min(ndims) >= 2
+    if max(ndims) <= 2 and not is_stacked:
+        return product(recorded)
     given = []
-    for x, is_batched, n in (
-        (x1, recorded.batched[0] or n0 == 1, max(n0, 2)),
-        (x2, recorded.batched[1] or n1 == 1, max(n1, 2)),
-    ):
-        more = loops - (n - 2)
+    for k, (n, axis) in enumerate(zip(ndims, (-2, -1), strict=True)):
+        x = call("expand_dims", recorded.whole(k), axis=axis) if n == 1 else recorded.leaves[k]
+        more = max(ndims) - max(n, 2)
+        is_batched = recorded.batched[k] or n == 1
         given.append(call("reshape", x, (x.shape[0], *[1] * more, *x.shape[1:])) if is_batched and more else x)
+    gone = tuple([axis for n, axis in zip(ndims, (-2, -1), strict=True) if n == 1])
     made = recorded.again(*given)
-    gone = tuple([-2] * (n0 == 1) + [-1] * (n1 == 1))
     return call("squeeze", made, axis=gone) if gone else made
 
 
 def _reshape(recorded: Call) -> Any:
     shape = recorded.params["shape"]
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    if -1 in shape and recorded.size == 0 or (-1 in shape and 0 in shape):
-        pass
+    if -1 in shape:  # Of no examples, the size of one would be unknown.
+        rest = math.prod([n for n in shape if n != -1])
+        shape = tuple([math.prod(recorded.shape(0)) // (rest or 1) if n == -1 else n for n in shape])
     return recorded.again(*recorded.operands, shape=(recorded.size, *shape))
 
 
@@ -117,13 +109,7 @@ def _two_axes(recorded: Call) -> Any:
 
 
 def _transferred(recorded: Call) -> Any:
-    """The examples stay on the devices where they are, along the mesh axes that the layout of one example leaves."""
-    x, sharding = recorded.operands[0], recorded.params["sharding"]
-    here, chains = x.sharding, sharding.spec.chains_of(recorded.ndim())
-    used = {a for chain in chains for a in chain} | set(sharding.spec.unreduced)
-    kept = here.spec.chains_of(x.ndim)[0] if here.mesh == sharding.mesh else ()
-    spec = P(tuple([a for a in kept if a not in used]), *chains, unreduced=sharding.spec.unreduced)
-    return recorded.again(x, sharding=sharding.with_spec(spec))
+    return recorded.again(*recorded.operands, sharding=recorded.layout(recorded.params["sharding"], recorded.ndim()))
 
 
 def _padded(recorded: Call) -> Any:
@@ -131,15 +117,19 @@ def _padded(recorded: Call) -> Any:
 
 
 def _quantiles(recorded: Call) -> Any:
-    """The dimensions of the probabilities are in front, which are the same for all examples."""
-    if recorded.batched[1]:
-        raise ArgumentTypeError(
-            f"{recorded.op.error_name}: q differs from one example to another; wanted the same for all"
-        )
+    """The dimensions of the probabilities are in front. If they differ between examples, each gets all of them, and
+    keeps its own.
+    """
     axes = tuple([a + 1 for a in reduced_axes(recorded.params["axis"], recorded.ndim())])
-    made = recorded.again(*recorded.operands, axis=axes)
-    ndim = len(shape_of(recorded.operands[1]))
-    return call("moveaxis", made, ndim, 0) if ndim else made
+    q, shape = recorded.operands[1], recorded.shape(1)
+    if not recorded.batched[1]:
+        made = recorded.again(recorded.whole(0), q, axis=axes)
+        return call("moveaxis", made, len(shape), 0) if shape else made
+    n = math.prod(shape)
+    every = recorded.again(recorded.whole(0), call("reshape", q, (-1,)), axis=axes)  # (examples * n, examples, ...)
+    every = call("reshape", every, (recorded.size, n, *every.shape[1:]))
+    own = call("diagonal", every, axis1=0, axis2=2)  # (n, ..., examples)
+    return call("reshape", call("moveaxis", own, -1, 0), (recorded.size, *shape, *own.shape[1:-1]))
 
 
 def _crossed(recorded: Call) -> Any:
@@ -158,22 +148,21 @@ def _crossed(recorded: Call) -> Any:
 
 
 def _filled(recorded: Call) -> Any:
-    """Arrays that are filled with a number of each example."""
-    shape = recorded.params["shape"]
+    """An array that is filled with the number of its example."""
+    shape, number = recorded.params["shape"], recorded.operands[0]
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    made = call(
-        "full", 0, shape, dtype=recorded.params["dtype"] or recorded.operands[0].dtype, device=recorded.params["device"]
-    )
-    return call("add", call("reshape", recorded.operands[0], (recorded.size, *[1] * len(shape))), made)
+    dtype, device = recorded.params["dtype"] or number.dtype, recorded.params["device"]
+    wide = call("reshape", number, (recorded.size, *[1] * len(shape)))
+    made = call("broadcast_to", call("astype", wide, dtype), (recorded.size, *shape))
+    return made if device is None else call("reshard", made, recorded.layout(device, len(shape)))
 
 
 def _filled_like(recorded: Call) -> Any:
-    ndim = recorded.ndim(0)
-    like = recorded.again(recorded.whole(0), 0)
+    like, number = recorded.again(recorded.whole(0), 0), recorded.operands[1]
     if not recorded.batched[1]:
-        return recorded.again(recorded.whole(0), recorded.operands[1])
-    value = call("reshape", recorded.operands[1], (recorded.size, *[1] * ndim))
-    return call("astype", call("broadcast_to", value, like.shape), like.dtype) + like
+        return recorded.again(recorded.whole(0), number)
+    value = call("reshape", number, (recorded.size, *[1] * recorded.ndim()))
+    return call("add", like, call("astype", value, like.dtype))
 
 
 def _copied(recorded: Call) -> Any:
@@ -182,26 +171,51 @@ def _copied(recorded: Call) -> Any:
 
 rows(
     # Reductions.
-    sum=over_axes, mean=over_axes, prod=over_axes, max=over_axes, min=over_axes, all=over_axes, any=over_axes,
-    var=over_axes, std=over_axes, nanmax=over_axes, nanmin=over_axes, count_nonzero=over_axes, vector_norm=over_axes,
-    median=over_axes, nanmedian=over_axes, argmax=along(), argmin=along(),
+    **dict.fromkeys(
+        "sum mean prod max min all any var std nanmax nanmin count_nonzero vector_norm median nanmedian fold".split(),
+        over_axes,
+    ),
+    argmax=along(),
+    argmin=along(),
+    quantile=_quantiles,
+    nanquantile=_quantiles,
     # Products.
-    matmul=_matmul, tensordot=product, contract=product, vecdot=product,
-    # Movement.
-    reshape=_reshape, broadcast_to=_broadcast_to, permute_dims=_permuted, squeeze=_squeezed, expand_dims=_expanded,
-    getitem=_indexed, concat=along(), stack=along(of_result=1), copy=_copied, asarray=_copied,
-    roll=_rolled, diagonal=_two_axes, trace=_two_axes, transfer_to=_transferred, padded=_padded, tril=_triangle,
-    triu=_triangle, flip=_flipped, solve=_solve,
-    matrix_transpose=_copied, zeros_like=_copied, ones_like=_copied, empty_like=_copied, full_like=_filled_like,
-    full=_filled, unshard=along(),
-    # Ufunc methods, lines and counts.
-    accumulated=along(), running=along(), fold=over_axes, segments=along(), mapped_lines=_copied, packed=_copied,
-    unpacked=_copied, quantile=_quantiles, nanquantile=_quantiles, cross=_crossed, central_differences=along(),
-    # Sorts and scans.
-    sort=along(), argsort=along(), cumulative_sum=along(default=0), cumulative_prod=along(default=0),
-    take_along_axis=along(), partition=along(), argpartition=along(), topk=along(),
+    matmul=_matmul,
+    tensordot=product,
+    contract=product,
+    vecdot=product,
+    cross=_crossed,
+    # Movement and creation.
+    **dict.fromkeys("copy asarray matrix_transpose zeros_like ones_like empty_like".split(), _copied),
+    reshape=_reshape,
+    broadcast_to=_broadcast_to,
+    permute_dims=_permuted,
+    squeeze=_squeezed,
+    expand_dims=_expanded,
+    flip=_flipped,
+    getitem=_indexed,
+    concat=along(),
+    unshard=along(),
+    stack=along(of_result=1),
+    roll=_rolled,
+    padded=_padded,
+    diagonal=_two_axes,
+    trace=_two_axes,
+    tril=_triangle,
+    triu=_triangle,
+    transfer_to=_transferred,
+    full=_filled,
+    full_like=_filled_like,
+    # Sorts, scans and lines.
+    **dict.fromkeys("sort argsort partition argpartition topk take_along_axis".split(), along()),
+    **dict.fromkeys("accumulated running segments central_differences".split(), along()),
+    cumulative_sum=along(default=0),
+    cumulative_prod=along(default=0),
+    **dict.fromkeys("mapped_lines packed unpacked".split(), _copied),
     # Linear algebra and Fourier transforms.
-    cholesky=stacks(2), inv=stacks(2), det=stacks(2), slogdet=stacks(2), pinv=stacks(2, 0), matrix_rank=stacks(2, 0), qr=stacks(2), svd=stacks(2),
-    svdvals=stacks(2), eig=stacks(2), eigh=stacks(2), eigvals=stacks(2), eigvalsh=stacks(2), cond=stacks(2),
-    fft=along(), ifft=along(), rfft=along(), irfft=along(), hfft=along(), ihfft=along(),
-)  # fmt: skip
+    **dict.fromkeys("cholesky inv det slogdet qr svd svdvals eig eigh eigvals eigvalsh cond".split(), stacks(2)),
+    solve=_solve,
+    pinv=stacks(2, 0),
+    matrix_rank=stacks(2, 0),
+    **dict.fromkeys("fft ifft rfft irfft hfft ihfft".split(), along()),
+)

@@ -98,7 +98,7 @@ class Batcher(CallInterpreter):
         return super().apply(op, operands, params)
 
     def _has_batched(self, tree: Any) -> bool:
-        return any([self.batched(x) is not None for x in leaves(tree)])
+        return any(self.batched(x) is not None for x in leaves(tree))
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
         """Returns an element of each example."""
@@ -122,13 +122,20 @@ class Batcher(CallInterpreter):
                 f"{op.error_name}: vmap cannot call it for all examples at once; call the function for each example, "
                 "st.stack([f(row) for row in x]), or for the parts of split arrays, by st.smap"
             )
-        is_batched = [self.batched(x) is not None for x in leaves(operands)]
+        if not op.trees:
+            operands = tuple([self._one(x) for x in operands])
+        is_batched = [self.batched(x) is not None for x in (leaves(operands) if op.trees else operands)]
         with self.outside():
-            given = map_leaves(self.examples, operands)
+            given = map_leaves(self.examples, operands) if op.trees else tuple(map(self.examples, operands))
             result = rule(Call(op, given, is_batched, dict(zip(op.params, params, strict=True)), self.size))
         return map_leaves(lambda y: self.value(y) if type(y) is ShardedTensor else y, result)
 
     algorithm = planned
+
+    def _one(self, x: Any) -> Any:
+        """Returns an operand; nested lists of batched values as one array."""
+        is_list = isinstance(x, (list, tuple)) and self._has_batched(x)
+        return self.apply(OPS["asarray"], (x,), (None, None, None)) if is_list else x
 
     # -- writes --------------------------------------------------------------------------------------
 
