@@ -172,7 +172,24 @@ def _copied(recorded: Call) -> Any:
 rows(
     # Reductions.
     **dict.fromkeys(
-        "sum mean prod max min all any var std nanmax nanmin count_nonzero vector_norm median nanmedian fold".split(),
+        [
+            "sum",
+            "mean",
+            "prod",
+            "max",
+            "min",
+            "all",
+            "any",
+            "var",
+            "std",
+            "nanmax",
+            "nanmin",
+            "count_nonzero",
+            "vector_norm",
+            "median",
+            "nanmedian",
+            "fold",
+        ],
         over_axes,
     ),
     argmax=along(),
@@ -186,7 +203,7 @@ rows(
     vecdot=product,
     cross=_crossed,
     # Movement and creation.
-    **dict.fromkeys("copy asarray matrix_transpose zeros_like ones_like empty_like".split(), _copied),
+    **dict.fromkeys(["copy", "asarray", "matrix_transpose", "zeros_like", "ones_like", "empty_like"], _copied),
     reshape=_reshape,
     broadcast_to=_broadcast_to,
     permute_dims=_permuted,
@@ -207,15 +224,18 @@ rows(
     full=_filled,
     full_like=_filled_like,
     # Sorts, scans and lines.
-    **dict.fromkeys("sort argsort partition argpartition topk take_along_axis".split(), along()),
-    **dict.fromkeys("accumulated running segments central_differences".split(), along()),
+    **dict.fromkeys(["sort", "argsort", "partition", "argpartition", "topk", "take_along_axis"], along()),
+    **dict.fromkeys(["accumulated", "running", "segments", "central_differences"], along()),
     cumulative_sum=along(default=0),
     cumulative_prod=along(default=0),
-    **dict.fromkeys("mapped_lines packed unpacked".split(), _copied),
+    **dict.fromkeys(["mapped_lines", "packed", "unpacked"], _copied),
     # Linear algebra and Fourier transforms.
-    **dict.fromkeys("cholesky inv det slogdet qr svd svdvals eig eigh eigvals eigvalsh cond".split(), stacks(2)),
+    **dict.fromkeys(
+        ["cholesky", "inv", "det", "slogdet", "qr", "svd", "svdvals", "eig", "eigh", "eigvals", "eigvalsh", "cond"],
+        stacks(2),
+    ),
     solve=_solve,
     pinv=stacks(2, 0),
     matrix_rank=stacks(2, 0),
-    **dict.fromkeys("fft ifft rfft irfft hfft ihfft".split(), along()),
+    **dict.fromkeys(["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"], along()),
 )
