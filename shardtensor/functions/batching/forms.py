@@ -186,6 +186,11 @@ def rows(**rules: Rule) -> None:
     RULES.update(rules)
 
 
+def each(names: str, rule: Rule) -> dict[str, Rule]:
+    """Returns the same rule for several operators, whose names are separated by blanks."""
+    return dict.fromkeys(names.split(), rule)
+
+
 def rule_of(op: Op) -> Rule | None:
     """Returns the rule of an operator; None if it has none."""
     found = RULES.get(op.name)

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from shardtensor.core import call
-from shardtensor.functions.batching.forms import Call, along, over_axes, product, rows, stacks
+from shardtensor.functions.batching.forms import Call, along, each, over_axes, product, rows, stacks
+from shardtensor.sharding.index import Index
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
 
 
@@ -65,9 +66,7 @@ def _expanded(recorded: Call) -> Any:
 
 
 def _indexed(recorded: Call) -> Any:
-    index = recorded.params["index"]
-    entries = index if isinstance(index, tuple) else (index,)
-    return recorded.again(*recorded.operands, index=(slice(None), *entries))
+    return recorded.again(*recorded.operands, index=Index(((0, recorded.size, 1), *recorded.params["index"])))
 
 
 def _solve(recorded: Call) -> Any:
@@ -171,25 +170,8 @@ def _copied(recorded: Call) -> Any:
 
 rows(
     # Reductions.
-    **dict.fromkeys(
-        [
-            "sum",
-            "mean",
-            "prod",
-            "max",
-            "min",
-            "all",
-            "any",
-            "var",
-            "std",
-            "nanmax",
-            "nanmin",
-            "count_nonzero",
-            "vector_norm",
-            "median",
-            "nanmedian",
-            "fold",
-        ],
+    **each(
+        "sum mean prod max min all any var std nanmax nanmin count_nonzero vector_norm median nanmedian fold",
         over_axes,
     ),
     argmax=along(),
@@ -203,7 +185,7 @@ rows(
     vecdot=product,
     cross=_crossed,
     # Movement and creation.
-    **dict.fromkeys(["copy", "asarray", "matrix_transpose", "zeros_like", "ones_like", "empty_like"], _copied),
+    **each("copy asarray matrix_transpose zeros_like ones_like empty_like", _copied),
     reshape=_reshape,
     broadcast_to=_broadcast_to,
     permute_dims=_permuted,
@@ -224,18 +206,18 @@ rows(
     full=_filled,
     full_like=_filled_like,
     # Sorts, scans and lines.
-    **dict.fromkeys(["sort", "argsort", "partition", "argpartition", "topk", "take_along_axis"], along()),
-    **dict.fromkeys(["accumulated", "running", "segments", "central_differences"], along()),
+    **each("sort argsort partition argpartition topk take_along_axis", along()),
+    **each("accumulated running segments central_differences", along()),
     cumulative_sum=along(default=0),
     cumulative_prod=along(default=0),
-    **dict.fromkeys(["mapped_lines", "packed", "unpacked"], _copied),
+    **each("mapped_lines packed unpacked", _copied),
     # Linear algebra and Fourier transforms.
-    **dict.fromkeys(
-        ["cholesky", "inv", "det", "slogdet", "qr", "svd", "svdvals", "eig", "eigh", "eigvals", "eigvalsh", "cond"],
+    **each(
+        "cholesky inv det slogdet qr svd svdvals eig eigh eigvals eigvalsh cond",
         stacks(2),
     ),
     solve=_solve,
     pinv=stacks(2, 0),
     matrix_rank=stacks(2, 0),
-    **dict.fromkeys(["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"], along()),
+    **each("fft ifft rfft irfft hfft ihfft", along()),
 )

@@ -108,7 +108,9 @@ class Batcher(CallInterpreter):
 
     def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Calls the operators of a composition, unless it has a rule itself: then that runs for all examples."""
-        return NotImplemented if rule_of(op) is not None else super().composed(op, operands, params)
+        # Of an index, the composition tells whether it has arrays: then it is that of another operator, `gather`.
+        has_rule = op.name != "getitem" and rule_of(op) is not None
+        return NotImplemented if has_rule else super().composed(op, operands, params)
 
     def planned(self, op: Op, operands: Operands, params: Params, *_: Any) -> Any:
         """Calls an operator once for all examples, by its rule.
