@@ -9,6 +9,8 @@ from shardtensor.core import call
 from shardtensor.functions.batching.forms import Call, along, each, over_axes, product, rows, stacks
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
+from shardtensor.sharding.spec import P
+from shardtensor.tensor.tensor import mark_array
 
 
 def _matmul(recorded: Call) -> Any:
@@ -164,6 +166,30 @@ def _filled_like(recorded: Call) -> Any:
     return call("add", like, call("astype", value, like.dtype))
 
 
+def _repeated(recorded: Call) -> Any:
+    """One of the arrays that span a grid, repeated over it."""
+    which, axes, dtype = [recorded.params[name] for name in ("which", "axes", "dtype")]
+    sizes = [recorded.shape(axes.index(d))[0] for d in range(len(axes))]
+    wide = call(
+        "reshape", recorded.whole(which), (recorded.size, *[-1 if d == axes[which] else 1 for d in range(len(axes))])
+    )
+    return call("astype", call("broadcast_to", wide, (recorded.size, *sizes)), dtype)
+
+
+def _convolved(recorded: Call) -> Any:
+    """The sum over the elements of v of their products with a part of a, as `convolve_part` computes it."""
+    a, v = recorded.whole(0), recorded.whole(1)
+    n, m, before = a.shape[1], v.shape[1], recorded.params["before"]
+    count = before + n + recorded.params["behind"] - m + 1
+    total = mark_array(call("zeros", (recorded.size, max(count, 0)), dtype=a.dtype, device=recorded.layout(P(), 1)))
+    for k in range(m if count > 0 else 0):
+        first = m - 1 - k - before
+        begin, end = max(-first, 0), min(n - first, count)
+        if begin < end:
+            total[:, begin:end] += a[:, begin + first : end + first] * v[:, k : k + 1]
+    return total
+
+
 def _copied(recorded: Call) -> Any:
     return recorded.again(*recorded.operands)
 
@@ -200,6 +226,8 @@ rows(
     padded=_padded,
     diagonal=_two_axes,
     trace=_two_axes,
+    spanned=_repeated,
+    convolve_part=_convolved,
     tril=_triangle,
     triu=_triangle,
     transfer_to=_transferred,
