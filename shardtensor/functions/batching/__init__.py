@@ -4,6 +4,7 @@ An operator that is composed of others needs no row: its operators have some. Ro
 interpreters.
 """
 
+from shardtensor.functions.batching import drawing as drawing
 from shardtensor.functions.batching import indexing as indexing
 from shardtensor.functions.batching import rules as rules
 from shardtensor.functions.batching import searching as searching

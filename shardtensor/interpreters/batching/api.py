@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from shardtensor.core import call, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
+from shardtensor.functions.random_keys import Key, KeyBatch
 from shardtensor.interpreters.batching.batcher import Batcher
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import is_data
@@ -61,12 +62,15 @@ def vmap(
 
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> Any:
-        axes = _axes_of(in_axes, args, kwargs)
+        prefix = tuple(in_axes) if isinstance(in_axes, list) else in_axes
+        each = prefix if isinstance(prefix, tuple) and len(prefix) == len(args) else [prefix] * len(args)
+        args = tuple(map(_with_keys, args, each))
+        axes = _axes_of(prefix, args, kwargs)
         given = leaves((args, kwargs))
         names = [*paths(args, "arguments"), *[p for k, v in kwargs.items() for p in paths(v, k)]]
         moved = [_leading(x, axis, name) for x, axis, name in zip(given, axes, names, strict=True)]
         batcher = Batcher(_size(moved, axes, names, axis_size))
-        boxed = [x if axis is None else batcher.value(x) for x, axis in zip(moved, axes, strict=True)]
+        boxed = [x if axis is None else _boxed(batcher, x) for x, axis in zip(moved, axes, strict=True)]
         called, named = replaced((args, kwargs), boxed)
         try:
             with interpreting(batcher):
@@ -81,9 +85,46 @@ def vmap(
     return computed
 
 
-def _axes_of(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
+class _Keys:
+    """The keys of all examples, in place of the list of them: a leaf.
+
+    Attributes:
+        keys: the keys.
+        shape: their number.
+    """
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self.keys = keys
+        self.shape = (len(keys),)
+
+
+def _with_keys(tree: Any, prefix: Any) -> Any:
+    """Returns a tree in which lists of keys that are mapped, such as `split` returns, are leaves."""
+    if not isinstance(tree, (list, tuple, dict)) or prefix is None:
+        return tree
+    if isinstance(tree, dict):
+        covering = prefix if isinstance(prefix, dict) else dict.fromkeys(tree, prefix)
+        return {name: _with_keys(x, covering.get(name)) for name, x in tree.items()}
+    if not isinstance(prefix, (list, tuple)) and (found := leaves(tree)) and all(isinstance(x, Key) for x in found):
+        return _columns(tree)
+    each = prefix if isinstance(prefix, (list, tuple)) and len(prefix) == len(tree) else [prefix] * len(tree)
+    made = [_with_keys(x, one) for x, one in zip(tree, each, strict=True)]
+    return type(tree)(*made) if hasattr(tree, "_fields") else type(tree)(made)
+
+
+def _columns(tree: Any) -> Any:
+    """Returns the keys of all examples, given a list of keys, or of lists of them, for each."""
+    if isinstance(tree[0], Key):
+        return _Keys(tree)
+    return [_columns(column) for column in zip(*tree, strict=True)]
+
+
+def _boxed(batcher: Batcher, x: Any) -> Any:
+    return KeyBatch(x.keys, batcher) if type(x) is _Keys else batcher.value(x)
+
+
+def _axes_of(prefix: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
     """Returns the dimension of the examples in each leaf of the arguments; None for those that are not mapped."""
-    prefix = tuple(in_axes) if isinstance(in_axes, list) else in_axes
     if isinstance(prefix, tuple) and len(prefix) != len(args):
         raise ArgumentError(
             f"vmap: in_axes has {len(prefix)} entries, and the function is called with {len(args)} positional "
@@ -99,8 +140,13 @@ def _axes_of(in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> lis
 
 def _leading(x: Any, axis: int | None, name: str) -> Any:
     """Returns an argument with the dimension of the examples as the first one."""
-    if axis is None:
+    if axis is None or type(x) is _Keys:
         return x
+    if isinstance(x, Key):
+        raise ArgumentTypeError(
+            f"vmap: {name} is a Key; wanted a list with one for each example, st.random.split(key, n), or None for it "
+            "in in_axes"
+        )
     if type(x) is not ShardedTensor:
         if not is_data(x) and not isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):
             raise ArgumentTypeError(f"vmap: {name} is {type_text(x)}; wanted an array, or None for it in in_axes")
@@ -142,6 +188,8 @@ def _size(found: list[Any], axes: list[int | None], names: list[str], axis_size:
 
 def _result(batcher: Batcher, y: Any, axis: Any, name: str) -> Any:
     """Returns the results of all examples, with their dimension at ``axis``."""
+    if type(y) is KeyBatch and y.batcher is batcher:
+        return list(y.keys)
     is_batched = batcher.batched(y) is not None
     if axis is None:
         if is_batched:

@@ -10,6 +10,7 @@ from typing import Any
 from shardtensor.core import OPS, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreted_by, outermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.batching import Call, rule_of
+from shardtensor.functions.random_keys import KeyBatch
 from shardtensor.interpreters.batching.values import LEAVES, LEFT, Batched, viewed
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.mutation.write_ops import is_view
@@ -98,7 +99,11 @@ class Batcher(CallInterpreter):
         return super().apply(op, operands, params)
 
     def _has_batched(self, tree: Any) -> bool:
-        return any(self.batched(x) is not None for x in leaves(tree))
+        return any(map(self._differs, leaves(tree)))
+
+    def _differs(self, x: Any) -> bool:
+        """Whether an operand differs from one example to another."""
+        return x.batcher is self if type(x) is KeyBatch else self.batched(x) is not None
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
         """Returns an element of each example."""
@@ -126,7 +131,7 @@ class Batcher(CallInterpreter):
             )
         if not op.trees:
             operands = tuple([self._one(x) for x in operands])
-        is_batched = [self.batched(x) is not None for x in (leaves(operands) if op.trees else operands)]
+        is_batched = list(map(self._differs, leaves(operands) if op.trees else operands))
         with self.outside():
             given = map_leaves(self.examples, operands) if op.trees else tuple(map(self.examples, operands))
             result = rule(Call(op, given, is_batched, dict(zip(op.params, params, strict=True)), self.size))

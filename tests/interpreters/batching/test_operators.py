@@ -104,8 +104,6 @@ NO_RULE = {
     "all_gather", "all_to_all", "branch", "check_equal", "conditional_loop", "counted_loop", "map_shards",
     "pbroadcast", "pmax", "pmean", "pmin", "ppermute", "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes",
     "assemble", "split_over", "unsqueeze", "with_halos", "with_windows",
-    # Random numbers.
-    "exponential", "integers", "normal", "permutation", "uniform", "words",
 }  # fmt: skip
 """The operators that have no rule yet."""
 
