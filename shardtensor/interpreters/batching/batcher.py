@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from shardtensor.core import OPS, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreted_by, outermost
+from shardtensor.core import (
+    OPS,
+    Op,
+    Operands,
+    Params,
+    bind_by,
+    bind_into,
+    call,
+    innermost,
+    interpreted_by,
+    interpreting,
+    outermost,
+)
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.batching import Call, rule_of
 from shardtensor.functions.random_keys import KeyBatch
@@ -17,7 +29,7 @@ from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
-from shardtensor.tensor.pytree import leaves, map_leaves
+from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval, aval, reduced
 
@@ -48,7 +60,22 @@ class Batcher(CallInterpreter):
         """Makes the interpreter around the batcher the innermost one in the context."""
         return interpreted_by(self.outer)
 
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Makes the batcher the innermost interpreter in the context, around which is the one that was."""
+        before, found = self.outer, innermost()
+        self.outer = None if found is None else found.apply
+        try:
+            with interpreting(self):
+                yield
+        finally:
+            self.outer = before
+
     # -- values --------------------------------------------------------------------------------------
+
+    def boxed(self, tree: Any, flags: Sequence[bool]) -> Any:
+        """Returns a tree of values of all examples as values of one, where the flags are true."""
+        return replaced(tree, [self.value(x) if f else x for x, f in zip(leaves(tree), flags, strict=True)])
 
     def value(self, primal: ShardedTensor) -> ShardedTensor:
         """Returns one example of a tensor, for all of them."""
@@ -88,7 +115,7 @@ class Batcher(CallInterpreter):
         """Calls an operator once for all examples."""
         if op.name == "getitem" and self._has_batched(params):
             op, operands, params = OPS["gather"], (*operands, *params), ()
-        elif not self._has_batched(operands):
+        elif not self._has_batched(operands) and not op.functions:
             result = bind_by(self.outer, op, operands, params)
             for y in leaves(result):
                 if type(y) is ShardedTensor:
@@ -99,9 +126,9 @@ class Batcher(CallInterpreter):
         return super().apply(op, operands, params)
 
     def _has_batched(self, tree: Any) -> bool:
-        return any(map(self._differs, leaves(tree)))
+        return any(map(self.differs, leaves(tree)))
 
-    def _differs(self, x: Any) -> bool:
+    def differs(self, x: Any) -> bool:
         """Whether an operand differs from one example to another."""
         return x.batcher is self if type(x) is KeyBatch else self.batched(x) is not None
 
@@ -123,6 +150,11 @@ class Batcher(CallInterpreter):
         Raises:
             ArgumentTypeError: it has none.
         """
+        if op.functions:
+            from shardtensor.interpreters.batching.loops import called  # Few functions have loops.
+
+            with self.outside():
+                return called(self, op, operands, dict(zip(op.params, params, strict=True)))
         rule = rule_of(op)
         if rule is None:
             raise ArgumentTypeError(
@@ -131,7 +163,7 @@ class Batcher(CallInterpreter):
             )
         if not op.trees:
             operands = tuple([self._one(x) for x in operands])
-        is_batched = list(map(self._differs, leaves(operands) if op.trees else operands))
+        is_batched = list(map(self.differs, leaves(operands) if op.trees else operands))
         with self.outside():
             given = map_leaves(self.examples, operands) if op.trees else tuple(map(self.examples, operands))
             result = rule(Call(op, given, is_batched, dict(zip(op.params, params, strict=True)), self.size))
@@ -189,13 +221,13 @@ class Batcher(CallInterpreter):
             )
         with self.outside():
             wide = call("broadcast_to", tensor(base._aval, base._storage), (self.size, *base.shape))
-            target = _with_examples(base._aval, like.primal._aval)
+            target = with_examples(base._aval, like.primal._aval)
             moved = call("transfer_to", wide, target, op.error_name, committed=like.primal.committed)
             primal = mark_array(call("copy", moved))
         base._storage, base._aval = Batched(self, primal), _example(primal._aval)
 
 
-def _with_examples(one: Aval, like: Aval) -> NamedSharding:
+def with_examples(one: Aval, like: Aval) -> NamedSharding:
     """Returns the layout of a batch of values, of which the examples are on the devices of those of another batch."""
     here = reduced(one).sharding
     if here.mesh == like.sharding.mesh:
