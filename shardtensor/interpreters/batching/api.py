@@ -69,7 +69,7 @@ def vmap(
         given = leaves((args, kwargs))
         names = [*paths(args, "arguments"), *[p for k, v in kwargs.items() for p in paths(v, k)]]
         moved = [_leading(x, axis, name) for x, axis, name in zip(given, axes, names, strict=True)]
-        batcher = Batcher(_size(moved, axes, names, axis_size))
+        batcher = Batcher(_size(moved, axes, names, axis_size), axis_name)
         boxed = [x if axis is None else _boxed(batcher, x) for x, axis in zip(moved, axes, strict=True)]
         called, named = replaced((args, kwargs), boxed)
         try:

@@ -20,11 +20,11 @@ from shardtensor.core import (
     interpreting,
     outermost,
 )
-from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShardTensorError
 from shardtensor.functions.batching import Call, rule_of
 from shardtensor.functions.random_keys import KeyBatch
 from shardtensor.interpreters.batching.values import LEAVES, LEFT, Batched, viewed
-from shardtensor.interpreters.calls import CallInterpreter, Found
+from shardtensor.interpreters.calls import CallInterpreter, Found, raise_named
 from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import NamedSharding
@@ -40,13 +40,15 @@ class Batcher(CallInterpreter):
     Attributes:
         outer: the method ``apply`` of the interpreter around it; None for the outermost one.
         size: the number of examples.
+        axis_name: the name of their dimension, for collectives; or None.
         ended: whether the function has returned.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, axis_name: str | None = None) -> None:
         found = innermost()
         self.outer: Callable[..., Any] | None = None if found is None else found.apply
         self.size = size
+        self.axis_name = axis_name
         self.ended = False
         self._made: weakref.WeakValueDictionary[int, ShardedTensor] = weakref.WeakValueDictionary()
 
@@ -113,6 +115,8 @@ class Batcher(CallInterpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Calls an operator once for all examples."""
+        if op.spmd and "axis_name" in op.params:
+            return self._collective(op, operands, params)
         if op.name == "getitem" and self._has_batched(params):
             op, operands, params = OPS["gather"], (*operands, *params), ()
         elif not self._has_batched(operands) and not op.functions:
@@ -124,6 +128,23 @@ class Batcher(CallInterpreter):
         if op.escapes:
             raise ConcretizationError(f"{op.error_name}: the elements of one example are read, {LEAVES}")
         return super().apply(op, operands, params)
+
+    def _collective(self, op: Op, operands: Operands, params: Params) -> Any:
+        """Calls a collective."""
+        from shardtensor.interpreters.batching.collectives import called, names_of  # Few functions have some.
+
+        named = dict(zip(op.params, params, strict=True))
+        if self.axis_name not in names_of(named) and not self._has_batched(operands):
+            return bind_by(self.outer, op, operands, params)
+        try:
+            return called(self, op, operands[0], named)
+        except ShardTensorError as error:
+            raise_named(op, error)
+
+    def index(self) -> ShardedTensor:
+        """Returns the number of each example."""
+        with self.outside():
+            return self.value(call("arange", self.size))
 
     def _has_batched(self, tree: Any) -> bool:
         return any(map(self.differs, leaves(tree)))
