@@ -193,6 +193,7 @@ _CHAPTERS = {
     ),
     "functions.windows": "bartlett blackman hamming hanning kaiser",
     "interpreters.batching.api": "vmap",
+    "interpreters.batching.jacobians": "hessian jacfwd jacrev",
     "interpreters.control_flow": "associative_scan cond fori_loop map scan switch while_loop",
     "interpreters.differentiation.api": "grad jvp stop_gradient value_and_grad vjp",
     "interpreters.differentiation.remat": "remat",

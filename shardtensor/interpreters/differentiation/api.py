@@ -153,7 +153,7 @@ def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) 
     return call("copy", x) if type(x) is ShardedTensor else x
 
 
-def _numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
+def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
     given = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
     for n in given:
         if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
@@ -230,7 +230,7 @@ def _value_and_grad(
 
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        numbers = _numbers(caller, argnums, len(args))
+        numbers = argument_numbers(caller, argnums, len(args))
         run = _Run(caller, fun, args, kwargs, numbers, has_aux=has_aux, allow_int=allow_int, holomorphic=holomorphic)
         gradients = run.pulled([_scalar(caller, run, holomorphic)], keep=False)
         value = (run.value, run.aux) if has_aux else run.value
