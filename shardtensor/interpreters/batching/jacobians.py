@@ -15,7 +15,7 @@ from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.batching.api import vmap
 from shardtensor.interpreters.differentiation.api import argument_numbers, jvp, vjp
 from shardtensor.tensor.operands import dtype_of
-from shardtensor.tensor.pytree import leaves, map_leaves, paths, replaced
+from shardtensor.tensor.pytree import leaves, paths, replaced
 
 
 def jacrev(
@@ -25,8 +25,8 @@ def jacrev(
     holomorphic: bool = False,
     allow_int: bool = False,
 ) -> Callable[..., Any]:
-    """Returns a function that computes the Jacobian of ``fun`` by reverse mode: one pass for each element of the result,
-    all of them at once.
+    """Returns a function that computes the Jacobian of ``fun`` by reverse mode: one pass for each element of the
+    result, all of them at once.
 
     It suits functions of which the result has fewer elements than the arguments.
 
@@ -60,7 +60,8 @@ def jacrev(
                 return pull(replaced(value, [g if i == k else None for i in range(len(leaves(value)))]))
 
             rows = vmap(row)(_basis(y))
-            shaped = map_leaves(lambda x, y=y: call("reshape", x, (*np.shape(y), *x.shape[1:])), rows)
+            of_row = [call("reshape", x, (*np.shape(y), *x.shape[1:])) for x in leaves(rows)]
+            shaped = replaced(rows, of_row)
             found.append(shaped if isinstance(argnums, (tuple, list)) else shaped[0])
         made = replaced(value, found)
         return (made, aux[0]) if has_aux else made
@@ -169,6 +170,6 @@ def _check_leaves(caller: str, tree: Any, what: str, allow_int: bool, holomorphi
 
 
 def _basis(x: Any) -> Any:
-    """Returns for each element of an array, along a first dimension, the array in which it is 1 and all others are 0."""
+    """Returns for each element of an array, along a first dimension, the array in which it is 1 and others are 0."""
     size = math.prod(np.shape(x))
     return call("reshape", call("eye", size, dtype=dtype_of(x)), (size, *np.shape(x)))

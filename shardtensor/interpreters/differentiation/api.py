@@ -154,6 +154,7 @@ def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) 
 
 
 def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
+    """Returns the numbers of the arguments that are differentiated, counted from the first one."""
     given = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
     for n in given:
         if not isinstance(n, (int, np.integer)) or isinstance(n, bool):

@@ -63,7 +63,7 @@ def test_options(name: str) -> None:
 
 def test_gradients_of_each_example() -> None:
     x = st.device_put(RNG.standard_normal((6, 3)), st.NamedSharding(mesh_of((2,), "numpy"), st.P("x")))
-    w = RNG.standard_normal((3, 2))
+    w = st.device_put(RNG.standard_normal((3, 2)), x.sharding.with_spec(st.P()))
     each = st.vmap(st.grad(lambda w, row: (st.tanh(row @ w) ** 2).sum()), in_axes=(None, 0))
     with jax.enable_x64(True):
         wanted = jax.vmap(jax.grad(lambda w, r: (jax.numpy.tanh(r @ w) ** 2).sum()), in_axes=(None, 0))(
