@@ -67,7 +67,7 @@ def test_gradients_of_each_example() -> None:
     each = st.vmap(st.grad(lambda w, row: (st.tanh(row @ w) ** 2).sum()), in_axes=(None, 0))
     with jax.enable_x64(True):
         wanted = jax.vmap(jax.grad(lambda w, r: (jax.numpy.tanh(r @ w) ** 2).sum()), in_axes=(None, 0))(
-            w, np.asarray(x)
+            np.asarray(w), np.asarray(x)
         )
     for fn in (each, st.jit(each)):
         found = fn(w, x)
