@@ -10,6 +10,7 @@ from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call, whole
 from shardtensor.functions.derivatives.forms import Cotangents, Derivative, rows, vjp
 from shardtensor.functions.derivatives.indexing import scattered
+from shardtensor.functions.differences import windows_of_convolution
 from shardtensor.sharding.rules import Rule, parse
 from shardtensor.tensor.operands import dtype_of, shape_of
 
@@ -112,7 +113,28 @@ def _of_cross(g: Any, recorded: Call) -> list[Any]:
     return made
 
 
+_FEW_PRODUCTS = 32
+"""The most elements of the shorter array of a convolution of which each has a sum of its own as derivative, for which
+no device gets a copy of the longer array.
+"""
+
+
+def _of_convolution(g: Any, recorded: Call) -> list[Any]:
+    (n,), (m,) = map(shape_of, recorded.kinds)
+    count, before = windows_of_convolution(n, m, recorded.params["mode"])
+    first = m - 1 - before  # The results are these of the full convolution, from this one on.
+    g = call("pad", whole(g, recorded.results[0]), ((first, n + m - 1 - first - count),))
+    a, v = recorded.saved.get("a"), recorded.saved.get("v")
+    of_a = call("convolved", g, call("flip", v), mode="valid") if recorded.active[0] else None
+    if not recorded.active[1]:
+        return [of_a, None]
+    if m > _FEW_PRODUCTS:
+        return [of_a, call("convolved", g, call("flip", a), mode="valid")]
+    return [of_a, call("stack", [call("sum", g[k : k + n] * a) for k in range(m)])]
+
+
 rows(
+    convolved=vjp(_of_convolution, "a", "v"),
     cross=vjp(_of_cross, "a", "b"),
     matmul=Product(),
     contract=Product(),
