@@ -142,7 +142,7 @@ class Windows(NamedTuple):
     before: int
 
 
-@operator()
+@operator(error_name="convolve")
 def with_windows(x: ArrayLike, /, windows: Windows) -> list[ShardedTensor]:
     """Returns for each device the elements of an array of one dimension that are in its part of the windows, which are
     split like the array.

@@ -15,6 +15,7 @@ from shardtensor.functions.derivatives.indexing import of_elements_along
 from shardtensor.functions.quantile_methods import MEDIAN, METHODS, places, width_of
 from shardtensor.sharding.rules import reduced_axes
 from shardtensor.tensor.operands import shape_of
+from shardtensor.tensor.tensor import ShardedTensor
 
 
 class _Operators:
@@ -49,11 +50,11 @@ def _of_quantiles(g: Any, recorded: Call, *, skip_nan: bool) -> list[Any]:
         is_nan, xp = count == 0, _Operators()
     else:
         count, is_nan, xp = np.full((1,) * lines.ndim, lines.shape[-1]), call("any", nan, axis=-1, keepdims=True), np
-    if hasattr(q, "sharding"):
-        xp = _Operators()
+    if isinstance(q, ShardedTensor):
+        flat, width, xp = call("reshape", q, (-1,)), str(q.dtype), _Operators()
+    else:
+        flat, width = np.reshape(np.asarray(q), -1), width_of(q)
     g = call("where", is_nan, 0, g)
-    width = width_of(q)
-    flat = call("reshape", q, (-1,)) if hasattr(q, "sharding") else np.reshape(np.asarray(q), -1)
     lower, upper, weight = places(xp, count, flat, width, method)
     first, last = [call("take_along_axis", at, _indices(rank, at), axis=-1) for rank in (lower, upper)]
     of_lines = None
@@ -85,13 +86,11 @@ def _share(g: Any, weight: Any, of_lower: bool) -> Any:
     return g * call("astype", call("asarray", 1 - weight if of_lower else weight), g.dtype)
 
 
-def _row(name: str, *saved: str) -> Any:
-    return vjp(functools.partial(_of_quantiles, skip_nan=name.startswith("nan")), *saved)
-
+_OF_ALL, _OF_NUMBERS = [functools.partial(_of_quantiles, skip_nan=skip_nan) for skip_nan in (False, True)]
 
 rows(
-    median=_row("median", "x"),
-    nanmedian=_row("nanmedian", "x"),
-    quantile=_row("quantile", "x", "q"),
-    nanquantile=_row("nanquantile", "x", "q"),
+    median=vjp(_OF_ALL, "x"),
+    nanmedian=vjp(_OF_NUMBERS, "x"),
+    quantile=vjp(_OF_ALL, "x", "q"),
+    nanquantile=vjp(_OF_NUMBERS, "x", "q"),
 )

@@ -73,14 +73,22 @@ def _of_segments(g: Any, recorded: Call) -> Any:
     axis = normalize_axis(recorded.params["axis"], x.ndim)
     g, y, size = whole(g, recorded.results[0]), recorded.saved["y"], x.shape[axis]
     ends = [max(end, start + 1) for start, end in itertools.pairwise((*starts, size))]
-    if ufunc not in _BY_SEGMENTS:
+    if ufunc in _IN_ORDER:
         parts = [_of_one_segment(recorded, g, x, axis, k, *ends_of) for k, ends_of in enumerate(zip(starts, ends, strict=True))]
         return _sum(parts)
+    if ufunc not in _BY_SEGMENTS and derivative_of(OPS[ufunc]) is not ZERO:
+        raise ArgumentTypeError(
+            f"reduceat: it has no derivative for {ufunc}, of which NumPy does not define the order of operations; call "
+            "the operator for slices"
+        )
     return _sum([_of_layer(g, x, y, ufunc, axis, layer) for layer in _layers(starts, ends)])
 
 
 _BY_SEGMENTS = ("add", "multiply", "maximum", "minimum", "fmax", "fmin", "hypot", "logaddexp", "logaddexp2")
 """The ufuncs whose reductions of all segments have derivatives without a loop."""
+
+_IN_ORDER = ("subtract", "divide")
+"""Those that NumPy applies to one element of a segment after another."""
 
 
 def _sum(parts: Sequence[Any]) -> Any:
