@@ -67,7 +67,7 @@ NEVER_ACTIVE = {
     "fft_rotated", "fft_to_real", "fft_transposed", "fft_unpacked", "nan_quantiles", "take_along_split", "tall_qr",
     "tall_r",
     # The functions that call them call others, or are recorded as one call, where something is recorded.
-    "central_differences", "convolve_part", "mapped_lines", "with_windows",
+    "central_differences", "mapped_lines", "with_windows",
     # Writes are recorded by the tape itself, with a derivative of its own.
     "put",
     # The elements leave the library, which the tape refuses itself.

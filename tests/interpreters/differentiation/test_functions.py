@@ -1,0 +1,316 @@
+"""The gradients of all public functions: each has a case here, or an operator of which `test_operators` has one, or is
+discrete, or refuses. A new public function without an entry fails `test_every_public_function_has_an_entry`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.core import OPS
+from tests.draws import drawn
+from tests.interpreters.differentiation.numeric import check_gradients, direction, slope, weighted
+from tests.interpreters.differentiation.test_operators import DIFFERENTIATED, class_of
+from tests.layouts import put
+
+CASES: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
+"""Functions, with the host arrays and numbers that are their differentiated arguments."""
+
+UNTRACED: set[str] = set()
+"""The functions whose shapes or results depend on values, which a trace does not know."""
+
+RNG = np.random.default_rng(0)
+X = RNG.permutation(np.linspace(-1.5, 2, 45)).reshape(9, 5)
+"""A matrix of different numbers, of which none are zero."""
+
+Y = RNG.uniform(0.4, 1.6, (9, 5))
+V, W = RNG.permutation(np.linspace(-1, 1.7, 12)), RNG.uniform(0.4, 1.6, 4)
+S = RNG.uniform(0.4, 1.6, (4, 4))
+C = X + 1j * Y
+MASK = X > 0.2
+PLACES = np.array([0, 2, 2, 5, 0, 0])
+
+
+def case(name: str, fn: Callable[..., Any], *given: Any, traced: bool = True) -> None:
+    CASES.setdefault(name, []).append((fn, given))
+    if not traced:
+        UNTRACED.add(name)
+
+
+def written(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function that returns its first argument after a function has written a copy of it."""
+
+    def fn(x: Any, *more: Any) -> Any:
+        y = x * 1.0
+        write(y, *more)
+        return y * y
+
+    return fn
+
+
+# -- elementwise functions, choices and parts ------------------------------------------------------
+
+case("angle", st.angle, C)
+case("nan_to_num", lambda x, y: st.nan_to_num(st.where(MASK, np.nan, x)) * y, X, Y)
+case("nan_to_num", lambda c: st.nan_to_num(c), C)
+case("sinc", st.sinc, X)
+case("unwrap", lambda x: st.unwrap(4 * x, axis=0), X)
+case("fix", lambda x, y: st.fix(x) * y, X, Y)
+case("real_if_close", st.real_if_close, X)
+case("select", lambda x, y: st.select([MASK, X > 1], [x * x, y], 0.5), X, Y)
+case("choose", lambda x, y: st.choose(np.asarray(MASK, int), [x, y]), X, Y)
+case("piecewise", lambda x: st.piecewise(x, [MASK, ~MASK], [lambda x: x**2, lambda x: -x]), X, traced=False)
+case("modf", lambda x: st.modf(x)[0], X)
+case("frexp", lambda x: st.frexp(x)[0], Y)
+case("divmod", lambda x, y: st.divmod(x, y)[1], X, Y)
+case("isclose", lambda x: st.isclose(x, X) * x, X)
+
+# -- shapes, joins, parts and copies ---------------------------------------------------------------
+
+case("array_split", lambda x: st.array_split(x, 4), X)
+case("split", lambda x: [y * y for y in st.split(x, [2, 3])], X)
+case("hsplit", lambda x: st.hsplit(x, [2]), X)
+case("vsplit", lambda x: st.vsplit(x, 3), X)
+case("dsplit", lambda x: st.dsplit(x.reshape(3, 3, 5), 5), X)
+case("unstack", lambda x: st.unstack(x * x, axis=1), X)
+case("atleast_1d", lambda x: st.atleast_1d(x[0, 0]), X)
+case("atleast_2d", lambda x: st.atleast_2d(x), V)
+case("atleast_3d", lambda x: st.atleast_3d(x), X)
+case("block", lambda x, y: st.block([[x, y], [y, x * x]]), X, Y)
+case("broadcast_arrays", lambda x, v: st.broadcast_arrays(x, v[:5]), X, V)
+case("fliplr", lambda x: st.fliplr(x) * x, X)
+case("flipud", lambda x: st.flipud(x) * x, X)
+case("meshgrid", lambda v, w: st.meshgrid(v, w), V, W)
+case("ix_", lambda x: x[st.ix_([0, 2, 0], [1, 3])], X)
+case("rollaxis", lambda x: st.rollaxis(x, 1), X)
+case("swapaxes", lambda x: st.swapaxes(x, 0, 1), X)
+case("transpose", lambda x: st.transpose(x) @ x, X)
+case("compress", lambda x: st.compress([True, False, True], x, axis=0), X)
+case("extract", lambda x: st.extract(MASK, x), X, traced=False)
+case("trim_zeros", lambda v: st.trim_zeros(st.where(np.arange(12) < 2, 0, v)), V, traced=False)
+for mode in ("edge", "reflect", "symmetric", "wrap", "maximum", "minimum", "mean", "median", "linear_ramp", "constant"):
+    case("pad", lambda x, mode=mode: st.pad(x, ((2, 1), (0, 3)), mode), X)
+case("pad", lambda x, a: st.pad(x, 2, constant_values=a), X, 0.7)
+case("shard", lambda x: [y * y for y in st.shard(x)], V)
+case("to_batched_list", lambda x: st.to_batched_list(x, 4), X)
+case("device_put", lambda x: st.device_put(x, st.devices()[0]), X)
+case("with_sharding_constraint", lambda x: st.with_sharding_constraint(x, st.P()), X)
+
+# -- writes ----------------------------------------------------------------------------------------
+
+case("fill_diagonal", written(lambda y, a: st.fill_diagonal(y, a)), X, W)
+case("place", written(lambda y, v: st.place(y, MASK, v)), X, V, traced=False)
+case("putmask", written(lambda y, x: st.putmask(y, MASK, x)), X, Y)
+case("put_along_axis", written(lambda y, v: st.put_along_axis(y, PLACES[None, :5], v[:5], axis=0)), X, V)
+case("copyto", written(lambda y, x: np.copyto(y, x, where=MASK)), X, Y)
+case("setitem", written(lambda y, v: y.__setitem__((PLACES, PLACES % 5), v[:6])), X, V)
+case("setitem", written(lambda y, a: y.__setitem__(MASK, a)), X, 0.3)
+case("setitem", written(lambda y, v: y.__setitem__(([3, 1], slice(None)), v[:5])), X, V)
+case("getitem", lambda x: x[PLACES] * x[PLACES, 1:2] + x[None, [1], [2]], X)
+case("getitem", lambda x: x[MASK] ** 2, X, traced=False)
+
+# -- sums, products and order ----------------------------------------------------------------------
+
+case("average", lambda x, w: st.average(x, axis=0, weights=w[:9]), X, 2 + V)
+case("ptp", lambda x: st.ptp(x, axis=0), X)
+case("cov", lambda x, y: st.cov(x, y), X[:, :4], Y[:, :4])
+case("cov", lambda x, v: st.cov(x, rowvar=False, aweights=v[:9]), X, 2 + V)
+case("corrcoef", lambda x: st.corrcoef(x, rowvar=False), X)
+case("cumsum", lambda x: st.cumsum(x, axis=1), X)
+case("cumprod", lambda x: st.cumprod(x), V)
+case("nancumsum", lambda x: st.nancumsum(st.where(MASK, x, np.nan), axis=0), X)
+case("nancumprod", lambda x: st.nancumprod(st.where(MASK, x, np.nan), axis=0), X)
+for name in ("nansum", "nanprod", "nanmean", "nanvar", "nanstd", "nanmax", "nanmin", "nanmedian"):
+    case(name, lambda x, name=name: getattr(st, name)(st.where(X < 1, x, np.nan), axis=0), X)
+case("logcumsumexp", lambda x: st.logcumsumexp(x, axis=0), X)
+case("apply_over_axes", lambda x: st.apply_over_axes(st.sum, x * x, [0, 1]), X)
+case("diff", lambda x, y: st.diff(x, axis=0, n=2, prepend=y), X, Y)
+case("ediff1d", lambda x, v, w: st.ediff1d(x, to_end=v, to_begin=w), X, V, W)
+case("trapezoid", lambda x, v: st.trapezoid(x, v[:9], axis=0), X, V)
+case("trapezoid", lambda x, a: st.trapezoid(x, dx=a), X, 0.7)
+case("partition", lambda x: st.partition(x, 3, axis=0)[3], X)
+case("sort_complex", lambda x: st.real(st.sort_complex(x)), V)
+case("topk", lambda x: st.topk(x, 3)[0], X)
+METHODS = (
+    "linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf", "averaged_inverted_cdf", "closest_observation",
+    "interpolated_inverted_cdf", "hazen", "weibull", "median_unbiased", "normal_unbiased",
+)  # fmt: skip
+Q = np.array([0.33, 0.71, 0.02, 0.99])
+for method in METHODS:
+    given = (X,) if method == "midpoint" else (X, Q)
+    case("quantile", lambda x, q=Q, method=method: st.quantile(x, q, axis=0, method=method), *given)
+case("quantile", lambda x: st.quantile(x, 0.3, axis=(0, 1), keepdims=True), X)
+case("quantile", lambda x: st.quantile(x, 0.3), RNG.permutation(np.linspace(-1, 1, 9000)))
+case("median", lambda x: st.median(x), RNG.permutation(np.linspace(-1, 1, 9000)))
+NAN = np.where((X > 1.7) | (np.arange(9)[:, None] == 4), np.nan, 0)
+case("nanquantile", lambda x, q: st.nanquantile(x + NAN, q, axis=0), X, Q)
+case("nanmedian", lambda x: st.nanmedian(x + NAN, axis=1)[[0, 1, 2, 3, 5]], X)
+case("percentile", lambda x: st.percentile(x, [30, 70], axis=1), X)
+case("nanpercentile", lambda x: st.nanpercentile(x, 40), X)
+
+# -- products --------------------------------------------------------------------------------------
+
+case("dot", lambda x, y: st.dot(x, y.T), X, Y)
+case("inner", lambda x, y: st.inner(x, y), X, Y)
+case("outer", lambda v, w: st.outer(v, w), V, W)
+case("kron", lambda x, s: st.kron(x, s), X, S)
+case("einsum", lambda x, y, s: st.einsum("ij,ik,kl,jm->lm", x, y[:, :4], s, y.T), X, Y, S)
+case("einsum", lambda s: st.einsum("ii->i", s) + st.einsum("ij,ji", s, s) + st.einsum("i...->...", s), S)
+case("vander", lambda v: st.vander(v, 4), V)
+case("poly", lambda v: st.poly(v[:4]), V)
+case("polyadd", lambda v, w: st.polyadd(v, w), V, W)
+case("polysub", lambda v, w: st.polysub(v, w), V, W)
+case("polymul", lambda v, w: st.polymul(v, w), V, W)
+case("polyder", lambda w: st.polyder(w), W)
+case("polyint", lambda w: st.polyint(w), W)
+case("polyval", lambda w, x: st.polyval(w, x), W, X)
+for mode in ("full", "same", "valid"):
+    case("convolve", lambda v, w, mode=mode: st.convolve(v, w, mode), V, W)
+    case("correlate", lambda v, w, mode=mode: st.correlate(w, v, mode), V, W)
+case("convolve", lambda v, w: st.convolve(v, w), np.sin(np.arange(80)), np.cos(np.arange(40)))
+
+# -- points, counts and random numbers -------------------------------------------------------------
+
+POINTS = np.array([-1.0, -0.3, 0.4, 1.3])
+case("interp", lambda x, p, w: st.interp(x, p, w), X, POINTS, W)
+case("interp", lambda x, p, w: st.interp(x, p, w, left=1, right=2), X, POINTS, W)
+case("interp", lambda x, p, w: st.interp(x, p, w, period=1.7), X, POINTS, W)
+case("interp", lambda x, w: st.real(st.interp(x, POINTS, w * (1 + 2j))), X, W)
+case("gradient", lambda x: st.gradient(x, edge_order=2), X)
+case("gradient", lambda x: st.gradient(x, 0.5, np.array([0, 0.1, 0.5, 0.6, 1])), X)
+case("histogram", lambda y: st.histogram(X, 4, weights=y)[0], Y, traced=False)
+case("histogram", lambda y: st.histogram(X, [-1, 0, 0.5, 1], weights=y, density=True)[0], Y)
+case("histogram2d", lambda v: st.histogram2d(V, V * V, 3, weights=v)[0], V, traced=False)
+case("histogramdd", lambda v: st.histogramdd([V, V * V], 3, weights=v)[0], V, traced=False)
+case("bincount", lambda v: st.bincount(np.arange(12) % 5, weights=v), V)
+case("random.choice", lambda x: st.random.choice(st.random.key(0), x, (4,)), X)
+case("i0", lambda x: st.i0(9 * x), X)
+
+# -- functions of functions ------------------------------------------------------------------------
+
+case("stop_gradient", lambda x: x * st.stop_gradient(X), X)
+case("remat", lambda x: st.remat(st.sin)(x), X)
+case("jit", lambda x: st.jit(st.sin)(x), X)
+case("grad", lambda x: st.grad(lambda y: (y**3).sum())(x), X)
+case("value_and_grad", lambda x: st.value_and_grad(lambda y: (y**3).sum())(x), X)
+case("vjp", lambda x: st.vjp(st.sin, x)[1](x), X)
+case("jvp", lambda x: st.jvp(st.sin, (x,), (x,)), X)
+
+# -- methods of ufuncs -----------------------------------------------------------------------------
+
+for ufunc in (np.add, np.multiply, np.maximum, np.minimum, np.fmax, np.fmin, np.hypot, np.logaddexp, np.logaddexp2):
+    case("ufunc.reduce", lambda y, ufunc=ufunc: ufunc.reduce(y, axis=0), Y)
+    case("ufunc.accumulate", lambda y, ufunc=ufunc: ufunc.accumulate(y, axis=0), Y)
+    case("ufunc.reduceat", lambda y, ufunc=ufunc: ufunc.reduceat(y, [0, 4, 2, 7, 7, 8], axis=0), Y)
+for ufunc in (np.subtract, np.divide):
+    case("ufunc.accumulate", lambda y, ufunc=ufunc: ufunc.accumulate(y, axis=1), Y)
+    case("ufunc.reduceat", lambda y, ufunc=ufunc: ufunc.reduceat(y, [1, 4, 2], axis=0), Y)
+    case("ufunc.outer", lambda y, w, ufunc=ufunc: ufunc.outer(y, w), Y, W)
+case("ufunc.accumulate", lambda y: np.power.accumulate(y, axis=0), Y[:4])
+for ufunc in (np.add, np.subtract, np.multiply, np.divide, np.maximum, np.hypot):
+    case("ufunc.at", written(lambda y, v, ufunc=ufunc: ufunc.at(y, (PLACES, 1), v[:6])), Y, V + 2)
+    case("ufunc.at", written(lambda y, v, ufunc=ufunc: ufunc.at(y, [3, 1], v[:5])), Y, V + 2)
+case("ufunc.at", written(lambda y: np.sin.at(y, PLACES)), Y)
+
+# -- others ----------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "apply_along_axis": (lambda x: st.apply_along_axis(np.sum, 0, x), r"apply_along_axis: .*st\.custom_vjp"),
+    "ufunc.reduceat": (lambda x: np.power.reduceat(x, [0, 2]), "reduceat: it has no derivative for pow"),
+    "random.gamma": (
+        lambda y: st.grad(lambda y: st.random.gamma(st.random.key(0), y).sum())(y), "gamma: it has no derivative"
+    ),
+    "unique": (st.unique, "unique: "),
+    "view": (lambda x: x.view("int64"), "view: it has no derivative: bits are no numbers"),
+}  # fmt: skip
+"""Functions without derivatives, and what the errors say."""
+
+DISCRETE = set(
+    """
+    allclose argwhere array_equal array_equiv common_type digitize flatnonzero histogram_bin_edges intersect1d iscomplex
+    iscomplexobj isnat isneginf isposinf isreal isrealobj lexsort nanargmax nanargmin packbits setdiff1d setxor1d
+    unpackbits union1d result_type
+    """.split()
+)
+"""Functions whose results are no real numbers, or depend on which elements are equal."""
+
+ELSEWHERE = set(
+    """
+    associative_scan cond fori_loop map scan switch while_loop
+    map_overlap pmap shard_map smap
+    polydiv polyfit roots
+    """.split()
+)
+"""Functions of functions, maps and functions of linear algebra, which have tests of their own."""
+
+NO_NUMBERS = set(
+    """
+    __array_namespace_info__ axis_index axis_size backend_names bartlett blackman broadcast_shapes cache_info can_cast
+    current_device device_count device_get devices diag_indices diag_indices_from disable_jit eval_shape explain finfo
+    free_cache fromfunction geomspace get_mesh hamming hanning identity iinfo indices isdtype kaiser load
+    local_device_count local_devices logspace make_mesh mask_indices min_scalar_type num_shards num_threads
+    process_count process_index promote_types ravel_multi_index register_pytree_node save savez savez_compressed
+    set_cache_limit set_num_devices simulate transfer_guard transfers tri tril_indices tril_indices_from triu_indices
+    triu_indices_from typeof unravel_index use_mesh visualize_sharding
+    """.split()
+)
+"""Functions that take no arrays of floating-point numbers, or return none."""
+
+
+def test_every_public_function_has_an_entry() -> None:
+    """A function is an operator that `test_operators` tests, or that is declared as discrete or refused; or it is in
+    one of the tables above.
+    """
+    public = {n for n in st.__all__ if callable(getattr(st, n)) and not inspect.isclass(getattr(st, n))}
+    operators = {n for n in public if n in OPS and OPS[n].dispatch is getattr(st, n)}
+    tested = set(DIFFERENTIATED) | {n for n in operators if class_of(n) in ("zero", "refused", "creation", "missing")}
+    entries = set(CASES) | set(REFUSED) | DISCRETE | ELSEWHERE | NO_NUMBERS
+    assert public - tested - entries == {"asarray", "full", "full_like"}  # `test_grad` and all others call these.
+
+
+def arguments(given: Any, spec: st.P) -> list[Any]:
+    return [put(x, "numpy", spec=spec) if np.ndim(x) else st.asarray(x) for x in given]
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_gradients_of_functions(name: str) -> None:
+    for number, (fn, given) in enumerate(CASES[name]):
+        for spec in (st.P("x"), st.P()) if drawn(2, fast=1) == 2 or not number else (st.P("x"),):
+            xs = arguments(given, spec)
+            check_gradients(weighted(fn), xs, range(len(xs)))
+    if name not in UNTRACED:
+        argnums = tuple(range(len(xs)))
+        for found, wanted in zip(
+            st.jit(st.grad(weighted(fn), argnums=argnums))(*xs), st.grad(weighted(fn), argnums=argnums)(*xs), strict=True
+        ):
+            np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"angle", "nan_to_num"}))
+def test_second_derivatives_of_functions(name: str) -> None:
+    rng = np.random.default_rng(1)
+    for fn, given in CASES[name]:
+        xs = arguments(given, st.P("x"))
+        argnums, f = tuple(range(len(xs))), weighted(fn)
+        ds = [direction(x, rng) for x in xs]
+
+        def along(*xs: Any, f: Any = f, argnums: Any = argnums, ds: Any = ds) -> Any:
+            return sum([(g * d).sum() for g, d in zip(st.grad(f, argnums=argnums)(*xs), ds, strict=True)])
+
+        found = sum(float((np.asarray(g) * d).sum()) for g, d in zip(st.grad(along, argnums)(*xs), ds, strict=True))
+        wanted = slope(along, xs, ds, 1e-5)
+        assert abs(found - wanted) <= 2e-5 * (1 + abs(wanted))
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_functions_without_derivatives(name: str) -> None:
+    fn, message = REFUSED[name]
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        st.grad(lambda x: (fn(x) * 1.0).sum())(put(Y, "numpy"))
+    assert isinstance(caught.value, st.ShardTensorError)
