@@ -185,7 +185,10 @@ def _digamma_after(xp: Any, a: Any) -> Any:
         below = below + 1.0 / (a + k)
     x = a + 9.0
     square = 1.0 / (x * x)
-    series = (1 / 12 - (1 / 120 - (1 / 252 - (1 / 240 - (1 / 132 - square * (691 / 32760)) * square) * square) * square) * square) * square
+    series = (
+        1 / 12
+        - (1 / 120 - (1 / 252 - (1 / 240 - (1 / 132 - square * (691 / 32760)) * square) * square) * square) * square
+    ) * square
     return xp.log(x) - 0.5 / x - series - below
 
 

@@ -43,8 +43,7 @@ def _joined(parts: Sequence[Any], recorded: Call) -> Any:
     kind = reduced(recorded.kinds[0])
     mesh, chains = kind.sharding.mesh, kind.sharding.spec.chains_of(kind.ndim)
     wholes = [
-        zeros_of(result) if g is None else whole(g, result)
-        for g, result in zip(parts, recorded.results, strict=True)
+        zeros_of(result) if g is None else whole(g, result) for g, result in zip(parts, recorded.results, strict=True)
     ]
     named = {name for chain in chains for name in chain}
     copied = tuple([name for name in mesh.axis_names if name not in named and mesh.shape[name] > 1])

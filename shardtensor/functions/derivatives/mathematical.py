@@ -59,9 +59,7 @@ def _of_truncated_normal(g: Any, recorded: Call) -> list[Any]:
         finite = call("where", is_finite, end, 0.0)
         slope = call("exp", (x - finite) * (x + finite) / 2) * (part / interval)
         made.append(call("where", is_finite, g * slope, 0.0))
-    return [
-        unbroadcast(made[k], recorded, k) if recorded.active[k] else None for k in range(2)
-    ] + [None]
+    return [unbroadcast(made[k], recorded, k) if recorded.active[k] else None for k in range(2)] + [None]
 
 
 _ROOT = float(np.sqrt(2 * np.pi))
@@ -109,7 +107,10 @@ def _of_interpolation(g: Any, recorded: Call) -> list[Any]:
 
     def added(to: Any, kind: Any) -> Any:
         parts = to * (1 - share), to * share
-        made = [scatter_add(_flat(k), _flat(cast_to(part, kind)), size=n) for k, part in zip((at, behind), parts, strict=True)]
+        made = [
+            scatter_add(_flat(k), _flat(cast_to(part, kind)), size=n)
+            for k, part in zip((at, behind), parts, strict=True)
+        ]
         return made[0] + made[1]
 
     kinds = recorded.kinds

@@ -135,7 +135,9 @@ def _of_convolution(g: Any, recorded: Call) -> list[Any]:
 def _of_part_of_convolution(g: Any, recorded: Call) -> list[Any]:
     g = _of_full_convolution(g, recorded, recorded.params["before"])
     others = recorded.saved["v"], recorded.saved["a"]
-    return [call("convolve_part", g, call("flip", x)) if a else None for a, x in zip(recorded.active, others, strict=True)]
+    return [
+        call("convolve_part", g, call("flip", x)) if a else None for a, x in zip(recorded.active, others, strict=True)
+    ]
 
 
 def _of_full_convolution(g: Any, recorded: Call, before: int) -> Any:

@@ -27,7 +27,9 @@ def _of_ufunc(recorded: Call, g: Any, **values: Any) -> Sequence[Any]:
         return [None, None]
     if not isinstance(derivative, Elementwise):
         raise ArgumentTypeError(f"{recorded.op.error_name}: {name} has no derivative; write a loop of other operators")
-    made = [f and f(g, *[values[n] for n in names]) for f, names in zip(derivative.factors, derivative.names, strict=True)]
+    made = [
+        f and f(g, *[values[n] for n in names]) for f, names in zip(derivative.factors, derivative.names, strict=True)
+    ]
     return [m if m is None or m.shape == g.shape else call("broadcast_to", m, g.shape) for m in made]
 
 
@@ -62,7 +64,11 @@ def _of_reduction(g: Any, x: Any, y: Any, ufunc: str, total: Callable[[str, Any]
 
 
 def _of_fold(g: Any, recorded: Call) -> Any:
-    x, y, axes = recorded.saved["x"], recorded.saved["y"], reduced_axes(recorded.params["axis"], recorded.saved["x"].ndim)
+    x, y, axes = (
+        recorded.saved["x"],
+        recorded.saved["y"],
+        reduced_axes(recorded.params["axis"], recorded.saved["x"].ndim),
+    )
     if axes and not recorded.params["keepdims"]:
         g, y = [call("expand_dims", a, axis=axes) for a in (g, y)]
     return _of_reduction(g, x, y, recorded.params["ufunc"], lambda name, a: a)
@@ -74,7 +80,10 @@ def _of_segments(g: Any, recorded: Call) -> Any:
     g, y, size = whole(g, recorded.results[0]), recorded.saved["y"], x.shape[axis]
     ends = [max(end, start + 1) for start, end in itertools.pairwise((*starts, size))]
     if ufunc in _IN_ORDER:
-        parts = [_of_one_segment(recorded, g, x, axis, k, *ends_of) for k, ends_of in enumerate(zip(starts, ends, strict=True))]
+        parts = [
+            _of_one_segment(recorded, g, x, axis, k, *ends_of)
+            for k, ends_of in enumerate(zip(starts, ends, strict=True))
+        ]
         return _sum(parts)
     if ufunc not in _BY_SEGMENTS and derivative_of(OPS[ufunc]) is not ZERO:
         raise ArgumentTypeError(
@@ -123,7 +132,9 @@ def _of_layer(g: Any, x: Any, y: Any, ufunc: str, axis: int, layer: Sequence[tup
     def total(name: str, a: Any) -> Any:
         starts = tuple([s - first for s, _, _ in layer])
         reduced = call("segments", a, ufunc=name, starts=starts, axis=axis)
-        return call("take", reduced, np.searchsorted([s for s, _, _ in layer], np.arange(first, end), "right") - 1, axis=axis)
+        return call(
+            "take", reduced, np.searchsorted([s for s, _, _ in layer], np.arange(first, end), "right") - 1, axis=axis
+        )
 
     made = _of_reduction(spread(g), inside, spread(y), ufunc, total)
     widths = [(first, x.shape[axis] - end) if d == axis else (0, 0) for d in range(x.ndim)]
