@@ -44,12 +44,13 @@ def _of_quantiles(g: Any, recorded: Call, *, skip_nan: bool) -> list[Any]:
     if 0 in lines.shape:
         return [None] * len(recorded.active)
     g = call("moveaxis", call("reshape", g, (math.prod(shape_of(q)), *sizes)), 0, -1)
+    xp: Any = np
     at, nan = call("argsort", lines, axis=-1), call("isnan", lines)
     if skip_nan:
         count = call("sum", call("logical_not", nan), axis=-1, keepdims=True, dtype="int64")
         is_nan, xp = count == 0, _Operators()
     else:
-        count, is_nan, xp = np.full((1,) * lines.ndim, lines.shape[-1]), call("any", nan, axis=-1, keepdims=True), np
+        count, is_nan = np.full((1,) * lines.ndim, lines.shape[-1]), call("any", nan, axis=-1, keepdims=True)
     if isinstance(q, ShardedTensor):
         flat, width, xp = call("reshape", q, (-1,)), str(q.dtype), _Operators()
     else:

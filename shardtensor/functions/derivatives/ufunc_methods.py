@@ -16,7 +16,6 @@ from shardtensor.functions.derivatives.forms import ZERO, Elementwise, rows, vjp
 from shardtensor.functions.derivatives.indexing import of_elements_along
 from shardtensor.functions.derivatives.reductions import of_product
 from shardtensor.sharding.rules import normalize_axis, reduced_axes
-from shardtensor.tensor.operands import shape_of
 
 
 def _of_ufunc(recorded: Call, g: Any, **values: Any) -> Sequence[Any]:

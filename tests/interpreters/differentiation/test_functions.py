@@ -5,7 +5,8 @@ discrete, or refuses. A new public function without an entry fails `test_every_p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -231,25 +232,20 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 }  # fmt: skip
 """Functions without derivatives, and what the errors say."""
 
-DISCRETE = set(
-    """
+DISCRETE = """
     allclose argwhere array_equal array_equiv common_type digitize flatnonzero histogram_bin_edges intersect1d iscomplex
     iscomplexobj isnat isneginf isposinf isreal isrealobj lexsort nanargmax nanargmin packbits setdiff1d setxor1d
     unpackbits union1d result_type
-    """.split()
-)
+"""
 """Functions whose results are no real numbers, or depend on which elements are equal."""
 
-ELSEWHERE = set(
-    """
+ELSEWHERE = """
     associative_scan cond fori_loop map scan switch while_loop
     map_overlap pmap shard shard_map smap
-    """.split()
-)
+"""
 """Functions of functions, maps and functions of linear algebra, which have tests of their own."""
 
-NO_NUMBERS = set(
-    """
+NO_NUMBERS = """
     __array_namespace_info__ axis_index axis_size backend_names bartlett blackman broadcast_shapes cache_info can_cast
     current_device device_count device_get devices diag_indices diag_indices_from disable_jit eval_shape explain finfo
     free_cache fromfunction geomspace get_mesh hamming hanning identity iinfo indices isdtype kaiser load
@@ -257,8 +253,7 @@ NO_NUMBERS = set(
     process_count process_index promote_types ravel_multi_index register_pytree_node save savez savez_compressed
     set_cache_limit set_num_devices simulate transfer_guard transfers tri tril_indices tril_indices_from triu_indices
     triu_indices_from typeof unravel_index use_mesh visualize_sharding
-    """.split()
-)
+"""
 """Functions that take no arrays of floating-point numbers, or return none."""
 
 
@@ -269,7 +264,7 @@ def test_every_public_function_has_an_entry() -> None:
     public = {n for n in st.__all__ if callable(getattr(st, n)) and not inspect.isclass(getattr(st, n))}
     operators = {n for n in public if n in OPS and OPS[n].dispatch is getattr(st, n)}
     tested = set(DIFFERENTIATED) | {n for n in operators if class_of(n) in ("zero", "refused", "creation", "missing")}
-    entries = set(CASES) | set(REFUSED) | DISCRETE | ELSEWHERE | NO_NUMBERS
+    entries = {*CASES, *REFUSED, *f"{DISCRETE} {ELSEWHERE} {NO_NUMBERS}".split()}
     assert public - tested - entries == {"asarray", "full", "full_like"}  # `test_grad` and all others call these.
 
 
@@ -318,6 +313,48 @@ def test_functions_without_derivatives(name: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message) as caught:
         st.grad(lambda x: (fn(x) * 1.0).sum())(put(Y, "numpy"))
     assert isinstance(caught.value, st.ShardTensorError)
+
+
+def test_random_numbers_by_their_parameters() -> None:
+    """The derivative is that at the same probability, as in JAX: other numbers are drawn for other parameters."""
+    jax = pytest.importorskip("jax")
+    key = st.random.key(3)
+    a = put(np.array([0.05, 0.5, 1.0, 2.7, 30.0, 500.0, 3e4]), "numpy")
+    y, pull = st.vjp(lambda a: st.random.gamma(key, a), a)
+    with jax.enable_x64(True):
+        wanted = jax.lax.random_gamma_grad(np.asarray(a), np.asarray(y))
+    np.testing.assert_allclose(np.asarray(pull(np.ones(7))[0]), np.asarray(wanted), rtol=1e-9)
+    assert st.jit(st.grad(lambda a: st.random.gamma(key, a, (4,)).sum()))(2.5) > 0
+
+    inf = np.inf
+    ends = np.array([[-inf, inf], [-1, 2], [5, inf], [-8, -6], [-inf, 1], [-3, inf], [-inf, -5], [0.1, 0.2]]).T
+    x, pull = st.vjp(lambda a, b: st.random.truncated_normal(key, a, b), *[put(e, "numpy") for e in ends])
+    found = [np.asarray(g).tolist() for g in pull(np.ones(8))]
+    for n, given in enumerate(zip(*ends.tolist(), np.asarray(x).tolist(), strict=True)):
+        by_lower, by_upper, by_number = [slope_of(lambda d, k=k, given=given: probability(given, d, k)) for k in range(3)]
+        np.testing.assert_allclose(found[0][n], -by_lower / by_number, rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(found[1][n], -by_upper / by_number, rtol=1e-6, atol=1e-12)
+    second = st.grad(st.grad(lambda a: st.random.truncated_normal(key, a, 2.0, (5,)).sum()))
+    first = st.grad(lambda a: st.random.truncated_normal(key, a, 2.0, (5,)).sum())
+    assert np.isfinite(float(second(0.5)))
+    assert 0 < float(first(0.5)) < 5
+
+
+def probability(given: Sequence[float], d: float, k: int) -> float:
+    """Returns the probability that a number of the truncated normal distribution is less than x, the last one of its
+    ends and x, of which the k-th is changed by d.
+    """
+    lower, upper, x = [e + d * (i == k) for i, e in enumerate(given)]
+
+    def between(a: float, b: float) -> float:
+        a, b = (a, b) if a > 0 else (-b, -a)  # Probabilities of the upper tail are small numbers.
+        return math.erfc(a / 2**0.5) - math.erfc(b / 2**0.5)
+
+    return between(lower, x) / between(lower, upper)
+
+
+def slope_of(fn: Callable[[float], float], step: float = 1e-4) -> float:
+    return (8 * (fn(step) - fn(-step)) - fn(2 * step) + fn(-2 * step)) / (12 * step)
 
 
 NUMBERS: dict[str, tuple[Callable[..., Any], bool]] = {
