@@ -263,7 +263,7 @@ class Tracer(CallInterpreter):
         if op.escapes:
             return self._escape(op, operands, params)
         if op.name == "copy" and self._is_weak(operands[0]):
-            return tensor(operands[0]._aval, operands[0]._storage)  # A number never changes.
+            return operands[0]  # A number never changes, and stays one.
         result = super().apply(op, operands, params)
         self.trace.note_copy(op, operands, result)
         return result

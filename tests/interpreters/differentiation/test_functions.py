@@ -331,7 +331,9 @@ def test_random_numbers_by_their_parameters() -> None:
     x, pull = st.vjp(lambda a, b: st.random.truncated_normal(key, a, b), *[put(e, "numpy") for e in ends])
     found = [np.asarray(g).tolist() for g in pull(np.ones(8))]
     for n, given in enumerate(zip(*ends.tolist(), np.asarray(x).tolist(), strict=True)):
-        by_lower, by_upper, by_number = [slope_of(lambda d, k=k, given=given: probability(given, d, k)) for k in range(3)]
+        by_lower, by_upper, by_number = [
+            slope_of(lambda d, k=k, given=given: probability(given, d, k)) for k in range(3)
+        ]
         np.testing.assert_allclose(found[0][n], -by_lower / by_number, rtol=1e-6, atol=1e-12)
         np.testing.assert_allclose(found[1][n], -by_upper / by_number, rtol=1e-6, atol=1e-12)
     second = st.grad(st.grad(lambda a: st.random.truncated_normal(key, a, 2.0, (5,)).sum()))

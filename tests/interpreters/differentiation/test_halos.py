@@ -12,7 +12,13 @@ from shardtensor.functions.halos import with_halos
 from tests.interpreters.differentiation.numeric import direction
 from tests.layouts import everywhere, mesh_of
 
-LAYOUTS = [((4,), st.P("x")), ((2, 2), st.P("x", "y")), ((2, 2), st.P("y")), ((2, 2), st.P()), ((3, 2), st.P(("x", "y")))]
+LAYOUTS = [
+    ((4,), st.P("x")),
+    ((2, 2), st.P("x", "y")),
+    ((2, 2), st.P("y")),
+    ((2, 2), st.P()),
+    ((3, 2), st.P(("x", "y"))),
+]
 
 
 def linear_and_squares(x: Any, depth: tuple[int, ...], boundary: Any, weights: Any) -> Any:
