@@ -224,6 +224,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "random.gamma": (
         lambda y: st.grad(lambda y: st.random.gamma(st.random.key(0), y).sum())(y), "gamma: it has no derivative"
     ),
+    "histogram": (lambda x: st.histogram(x, 3)[1], "a part of a tensor is read, .*its gradient would be lost"),
+    "histogram_bin_edges": (lambda x: st.histogram_bin_edges(x, 3), "its gradient would be lost"),
     "poly": (lambda x: st.poly(x[0]), "poly: the elements of a tensor are taken out"),
     "polydiv": (lambda x: st.polydiv(x[0], x[0, :2])[0], "polydiv: the elements of a tensor are taken out"),
     "roots": (lambda x: st.abs(st.roots(x[0])), "roots: the elements of a tensor are taken out"),
@@ -232,12 +234,37 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 }  # fmt: skip
 """Functions without derivatives, and what the errors say."""
 
-DISCRETE = """
-    allclose argwhere array_equal array_equiv common_type digitize flatnonzero histogram_bin_edges intersect1d iscomplex
-    iscomplexobj isnat isneginf isposinf isreal isrealobj lexsort nanargmax nanargmin packbits setdiff1d setxor1d
-    unpackbits union1d result_type
-"""
-"""Functions whose results are no real numbers, or depend on which elements are equal."""
+DISCRETE: dict[str, Callable[[Any], Any]] = {
+    "allclose": lambda x: st.allclose(x, X),
+    "argwhere": lambda x: st.argwhere(x > 0),
+    "array_equal": lambda x: st.array_equal(x, X),
+    "array_equiv": lambda x: st.array_equiv(x, X),
+    "common_type": st.common_type,
+    "digitize": lambda x: st.digitize(x, POINTS),
+    "flatnonzero": st.flatnonzero,
+    "histogram": lambda x: st.histogram(x, 3, range=(-1, 1)),
+    "intersect1d": lambda x: st.intersect1d(x, X),
+    "iscomplex": st.iscomplex,
+    "iscomplexobj": st.iscomplexobj,
+    "isnat": lambda x: st.isnat(np.zeros(3, "m8[s]")),
+    "isneginf": st.isneginf,
+    "isposinf": st.isposinf,
+    "isreal": st.isreal,
+    "isrealobj": st.isrealobj,
+    "lexsort": lambda x: st.lexsort((x[0], x[1])),
+    "nanargmax": lambda x: st.nanargmax(x, axis=0),
+    "nanargmin": st.nanargmin,
+    "packbits": lambda x: st.packbits(x > 0, axis=1),
+    "random.bernoulli": lambda x: st.random.bernoulli(st.random.key(0), st.abs(x) / 2),
+    "random.categorical": lambda x: st.random.categorical(st.random.key(0), x),
+    "random.poisson": lambda x: st.random.poisson(st.random.key(0), st.abs(x)),
+    "result_type": lambda x: st.result_type(x, 1),
+    "setdiff1d": lambda x: st.setdiff1d(x, X),
+    "setxor1d": lambda x: st.setxor1d(x, X),
+    "union1d": lambda x: st.union1d(x, X),
+    "unpackbits": lambda x: st.unpackbits(st.astype(x > 0, "uint8"), axis=1),
+}
+"""Functions whose results are no real numbers, or depend on which elements are equal: they are called, or refuse."""
 
 ELSEWHERE = """
     associative_scan cond fori_loop map scan switch while_loop
@@ -264,7 +291,7 @@ def test_every_public_function_has_an_entry() -> None:
     public = {n for n in st.__all__ if callable(getattr(st, n)) and not inspect.isclass(getattr(st, n))}
     operators = {n for n in public if n in OPS and OPS[n].dispatch is getattr(st, n)}
     tested = set(DIFFERENTIATED) | {n for n in operators if class_of(n) in ("zero", "refused", "creation", "missing")}
-    entries = {*CASES, *REFUSED, *f"{DISCRETE} {ELSEWHERE} {NO_NUMBERS}".split()}
+    entries = {*CASES, *REFUSED, *DISCRETE, *f"{ELSEWHERE} {NO_NUMBERS}".split()}
     assert public - tested - entries == {"asarray", "full", "full_like"}  # `test_grad` and all others call these.
 
 
@@ -357,6 +384,21 @@ def probability(given: Sequence[float], d: float, k: int) -> float:
 
 def slope_of(fn: Callable[[float], float], step: float = 1e-4) -> float:
     return (8 * (fn(step) - fn(-step)) - fn(2 * step) + fn(-2 * step)) / (12 * step)
+
+
+@pytest.mark.parametrize("name", sorted(DISCRETE))
+def test_discrete_functions(name: str) -> None:
+    x = put(X, "numpy")
+    try:
+        g = st.grad(lambda x: (DISCRETE[name](x), (x * x).sum())[1])(x)
+    except st.ShardTensorError as error:
+        assert name in UNEQUAL, error  # noqa: PT017
+    else:
+        np.testing.assert_allclose(np.asarray(g), 2 * X)
+
+
+UNEQUAL = ("intersect1d", "setdiff1d", "setxor1d", "union1d")
+"""Functions whose results are elements, of which equal ones are left out."""
 
 
 NUMBERS: dict[str, tuple[Callable[..., Any], bool]] = {
