@@ -17,7 +17,7 @@ from shardtensor.core import OPS
 from tests.draws import drawn
 from tests.interpreters.differentiation.numeric import check_gradients, direction, slope, weighted
 from tests.interpreters.differentiation.test_operators import DIFFERENTIATED, class_of
-from tests.layouts import put
+from tests.layouts import everywhere, put
 
 CASES: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
 """Functions, with the host arrays and numbers that are their differentiated arguments."""
@@ -224,7 +224,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "random.gamma": (
         lambda y: st.grad(lambda y: st.random.gamma(st.random.key(0), y).sum())(y), "gamma: it has no derivative"
     ),
-    "histogram": (lambda x: st.histogram(x, 3)[1], "a part of a tensor is read, .*its gradient would be lost"),
+    "histogram": (lambda x: st.histogram(x, 3)[1], "its gradient would be lost"),
     "histogram_bin_edges": (lambda x: st.histogram_bin_edges(x, 3), "its gradient would be lost"),
     "poly": (lambda x: st.poly(x[0]), "poly: the elements of a tensor are taken out"),
     "polydiv": (lambda x: st.polydiv(x[0], x[0, :2])[0], "polydiv: the elements of a tensor are taken out"),
@@ -295,24 +295,23 @@ def test_every_public_function_has_an_entry() -> None:
     assert public - tested - entries == {"asarray", "full", "full_like"}  # `test_grad` and all others call these.
 
 
-def arguments(given: Any, spec: st.P) -> list[Any]:
-    return [put(x, "numpy", spec=spec) if np.ndim(x) else st.asarray(x) for x in given]
+def arguments(given: Any, spec: st.P, backend: str = "numpy") -> list[Any]:
+    return [put(x, backend, spec=spec) if np.ndim(x) else st.asarray(x) for x in given]
 
 
+@everywhere
 @pytest.mark.filterwarnings("ignore:All-NaN slice")
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_gradients_of_functions(name: str) -> None:
-    for number, (fn, given) in enumerate(CASES[name]):
-        for spec in (st.P("x"), st.P()) if drawn(2, fast=1) == 2 or not number else (st.P("x"),):
-            xs = arguments(given, spec)
+def test_gradients_of_functions(name: str, backend: str) -> None:
+    for fn, given in CASES[name]:
+        for spec in (st.P("x"), st.P())[: drawn(2, fast=1)]:
+            xs = arguments(given, spec, backend)
             check_gradients(weighted(fn), xs, range(len(xs)))
     if name not in UNTRACED:
         argnums = tuple(range(len(xs)))
-        for found, wanted in zip(
-            st.jit(st.grad(weighted(fn), argnums=argnums))(*xs),
-            st.grad(weighted(fn), argnums=argnums)(*xs),
-            strict=True,
-        ):
+        g = st.grad(weighted(fn), argnums=argnums)
+        for found, wanted, inferred in zip(st.jit(g)(*xs), g(*xs), st.eval_shape(g, *xs), strict=True):
+            assert (inferred.shape, inferred.dtype) == (wanted.shape, wanted.dtype)
             np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-10, atol=1e-12)
 
 
