@@ -234,9 +234,7 @@ def lines_copied(arrays: Sequence[ArrayLike], /, axis: int, lines: tuple[Line, .
         It is what the derivative of `with_halos` consists of. The result is sharded as the second array.
 
         >>> from shardtensor.functions.halos import lines_copied
-        >>> from shardtensor.functions.data_movement import DataMovement
-    from shardtensor.functions.manipulation import Operand, layout_of
-    from shardtensor.sharding.copy_plan import Line
+        >>> from shardtensor.sharding.copy_plan import Line
         >>> lines_copied((st.arange(4), st.zeros(3, dtype=int)), 0, (Line(1, 3, 0, 3, -1),)).tolist()
         [0, 3, 2]
     """

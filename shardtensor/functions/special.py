@@ -112,7 +112,7 @@ def gamma_slope(a: ArrayLike, x: ArrayLike, /) -> ShardedTensor:
 
     >>> from shardtensor.functions.special import gamma_slope
     >>> round(gamma_slope(st.asarray([1.0]), st.asarray([2.0]))[0].item(), 12)
-    1.310436559459
+    1.63169146235
     """
 
 
