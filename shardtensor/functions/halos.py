@@ -231,12 +231,12 @@ def _windows_plan(x: Aval, windows: Windows) -> TransferPlan:
 def lines_copied(arrays: Sequence[ArrayLike], /, axis: int, lines: tuple[Line, ...]) -> ShardedTensor:
     """Returns the second of two arrays, with the lines of the first one in place of its own elements along an axis.
 
-        It is what the derivative of `with_halos` consists of. The result is sharded as the second array.
+    It is what the derivative of `with_halos` consists of. The result is sharded as the second array.
 
-        >>> from shardtensor.functions.halos import lines_copied
-        >>> from shardtensor.sharding.copy_plan import Line
-        >>> lines_copied((st.arange(4), st.zeros(3, dtype=int)), 0, (Line(1, 3, 0, 3, -1),)).tolist()
-        [0, 3, 2]
+    >>> from shardtensor.functions.halos import lines_copied
+    >>> from shardtensor.sharding.copy_plan import Line
+    >>> lines_copied((st.arange(4), st.zeros(3, dtype=int)), 0, (Line(1, 3, 0, 3, -1),)).tolist()
+    [0, 3, 2]
     """
 
 
