@@ -7,7 +7,7 @@ from typing import Any
 
 from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call, whole, zeros_of
-from shardtensor.functions.derivatives.forms import linear, rows
+from shardtensor.functions.derivatives.forms import linear, rows, vjp
 from shardtensor.functions.halos import lines_of_halos
 from shardtensor.sharding.copy_plan import Line
 from shardtensor.sharding.spec import P
@@ -91,4 +91,7 @@ def _of_copied_lines(g: Any, recorded: Call) -> list[Any]:
     return made
 
 
-rows(with_halos=linear(_of_halos), lines_copied=linear(_of_copied_lines))
+rows(
+    with_halos=vjp(_of_halos),  # It is not linear: elements outside of the array can be a number.
+    lines_copied=linear(_of_copied_lines),
+)

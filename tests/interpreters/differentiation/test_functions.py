@@ -269,6 +269,7 @@ DISCRETE: dict[str, Callable[[Any], Any]] = {
 ELSEWHERE = """
     associative_scan cond fori_loop map scan switch while_loop
     map_overlap pmap shard shard_map smap
+    checkpoint_name custom_jvp custom_vjp hessian jacfwd jacrev linearize vmap
 """
 """Functions of functions, maps and functions of linear algebra, which have tests of their own."""
 
@@ -276,8 +277,8 @@ NO_NUMBERS = """
     __array_namespace_info__ axis_index axis_size backend_names bartlett blackman broadcast_shapes cache_info can_cast
     current_device device_count device_get devices diag_indices diag_indices_from disable_jit eval_shape explain finfo
     free_cache fromfunction geomspace get_mesh hamming hanning identity iinfo indices isdtype kaiser load
-    local_device_count local_devices logspace make_mesh mask_indices min_scalar_type num_shards num_threads
-    process_count process_index promote_types ravel_multi_index register_pytree_node save savez savez_compressed
+    local_device_count local_devices logspace make_mesh mask_indices memory_info min_scalar_type num_shards num_threads
+    process_count process_index promote_types ravel_multi_index register_pytree_node reset_peak_memory save savez savez_compressed
     set_cache_limit set_num_devices simulate transfer_guard transfers tri tril_indices tril_indices_from triu_indices
     triu_indices_from typeof unravel_index use_mesh visualize_sharding
 """
@@ -313,6 +314,25 @@ def test_gradients_of_functions(name: str, backend: str) -> None:
         for found, wanted, inferred in zip(st.jit(g)(*xs), g(*xs), st.eval_shape(g, *xs), strict=True):
             assert (inferred.shape, inferred.dtype) == (wanted.shape, wanted.dtype)
             np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_other_layouts_and_dtypes(name: str) -> None:
+    mesh = st.make_mesh((4, 2), ("x", "y"))
+    for fn, given in CASES[name]:
+        argnums = tuple(range(len(given)))
+        wanted = st.grad(weighted(fn), argnums=argnums)(*arguments(given, st.P("x")))
+        for single, *specs in ((False, st.P("y", "x"), st.P(("x", "y"))), (True, st.P(None, "y"), st.P("y"))):
+            xs = [np.asarray(x) for x in given]
+            xs = [x.astype("complex64" if x.dtype.kind == "c" else "float32") if single else x for x in xs]
+            xs = [st.device_put(x, st.NamedSharding(mesh, specs[x.ndim < 2] if x.ndim else st.P())) for x in xs]
+            found, limit = st.grad(weighted(fn, single=single), argnums=argnums)(*xs), 2e-3 if single else 1e-10
+            for x, g, w in zip(xs, found, wanted, strict=True):
+                assert (g.dtype, g.sharding) == (x.dtype, x.sharding)
+                scale = 1 + float(np.abs(np.asarray(w)).max())
+                np.testing.assert_allclose(np.asarray(g), np.asarray(w), rtol=limit, atol=limit * scale)
 
 
 @pytest.mark.full
