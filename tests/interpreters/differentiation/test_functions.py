@@ -361,11 +361,12 @@ def test_functions_without_derivatives(name: str) -> None:
     assert isinstance(caught.value, st.ShardTensorError)
 
 
-def test_random_numbers_by_their_parameters() -> None:
+@everywhere
+def test_random_numbers_by_their_parameters(backend: str) -> None:
     """The derivative is that at the same probability, as in JAX: other numbers are drawn for other parameters."""
     jax = pytest.importorskip("jax")
     key = st.random.key(3)
-    a = put(np.array([0.05, 0.5, 1.0, 2.7, 30.0, 500.0, 3e4]), "numpy")
+    a = put(np.array([0.05, 0.5, 1.0, 2.7, 30.0, 500.0, 3e4]), backend)
     y, pull = st.vjp(lambda a: st.random.gamma(key, a), a)
     with jax.enable_x64(True):
         wanted = jax.lax.random_gamma_grad(np.asarray(a), np.asarray(y))
@@ -374,7 +375,7 @@ def test_random_numbers_by_their_parameters() -> None:
 
     inf = np.inf
     ends = np.array([[-inf, inf], [-1, 2], [5, inf], [-8, -6], [-inf, 1], [-3, inf], [-inf, -5], [0.1, 0.2]]).T
-    x, pull = st.vjp(lambda a, b: st.random.truncated_normal(key, a, b), *[put(e, "numpy") for e in ends])
+    x, pull = st.vjp(lambda a, b: st.random.truncated_normal(key, a, b), *[put(e, backend) for e in ends])
     found = [np.asarray(g).tolist() for g in pull(np.ones(8))]
     for n, given in enumerate(zip(*ends.tolist(), np.asarray(x).tolist(), strict=True)):
         by_lower, by_upper, by_number = [
