@@ -16,6 +16,7 @@ from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import implements, operator
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import Operand, layout_of
+from shardtensor.host import memory_pool
 from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Grid, as_sharding
 from shardtensor.sharding.mesh import Mesh
@@ -255,14 +256,13 @@ def _lines_copied(operands: Sequence[Operand], mesh: Mesh, *, axis: int, lines: 
         for line in own
     ]
 
-    def whole(x: Any, rest: Any) -> Any:
-        made, at = np.array(rest), (slice(None),) * axis
-        for line in lines:
-            count = line.end - line.begin
-            last = line.start + count * line.step
-            made[(*at, slice(line.begin, line.end))] = x[
-                (*at, slice(line.start, None if last < 0 else last, line.step))
-            ]
+    def whole(*arrays: Any) -> Any:
+        made, at = memory_pool.empty(shape, arrays[1].dtype), (slice(None),) * axis
+        for array, own in zip(arrays, (lines, kept), strict=True):
+            for line in own:
+                end = line.start + (line.end - line.begin) * line.step
+                source = slice(line.start, None if end < 0 else end, line.step)
+                made[(*at, slice(line.begin, line.end))] = array[(*at, source)]
         return made
 
     return DataMovement(shape, layout_of(operands[1], mesh), regions, whole, copies=True)
