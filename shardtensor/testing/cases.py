@@ -232,5 +232,7 @@ ELSEWHERE = {
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
     "words",
     # What only gradients call.
-    "scatter_add",
+    "bessel_i1", "gamma_slope", "lines_copied", "mills_ratio", "scatter_add",
+    # What functions of other packages, and of lines, are declared as, for their derivatives.
+    "convolved", "lines_applied",
 }  # fmt: skip

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.core import OPS
+from shardtensor.functions.derivatives import derivative_of
 from tests.layouts import everywhere, mesh_of
 
 jax = pytest.importorskip("jax")
@@ -66,3 +68,60 @@ def test_a_block_of_a_transformer(backend: str, compiled: bool) -> None:
     for name, g in found.items():
         assert g.sharding == put[name].sharding
         np.testing.assert_allclose(np.asarray(g), np.asarray(wanted[name]), rtol=1e-9, atol=1e-12)
+
+
+# -- a convolutional network -----------------------------------------------------------------------
+
+
+def convolution(np: Any, x: Any, w: Any, depth: int = 1) -> Any:
+    """The sums of products of each element and its neighbours, of images with channels in the last dimension: those of
+    a block with a halo, without the halo.
+    """
+    height, width = x.shape[0] - 2 * depth, x.shape[1] - 2 * depth
+    taps = [x[i : i + height, j : j + width] @ w[i, j] for i in range(2 * depth + 1) for j in range(2 * depth + 1)]
+    total = taps[0]
+    for tap in taps[1:]:
+        total = total + tap
+    return np.maximum(total, 0)
+
+
+def images() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((3, 3, 2, 2)) / 3, rng.standard_normal((9, 7, 2))
+
+
+BOUNDARIES = {"periodic": "wrap", "reflect": "symmetric", "nearest": "edge", 0.5: "constant"}
+"""The boundaries of `map_overlap`, and the modes of padding that repeat the same elements."""
+
+
+def sharded_network(p: Any, x: Any, boundary: Any) -> Any:
+    for w in (p["first"], p["second"]):
+        x = st.map_overlap(lambda block, w=w: convolution(st, block, w), x, depth=(1, 1, 0), boundary=boundary)
+    return (x * x).mean()
+
+
+def network(p: Any, x: Any, boundary: Any) -> Any:
+    more = {"constant_values": boundary} if not isinstance(boundary, str) else {}
+    for w in (p["first"], p["second"]):
+        padded = jax.numpy.pad(x, ((1, 1), (1, 1), (0, 0)), BOUNDARIES[boundary], **more)
+        x = convolution(jax.numpy, padded, w)
+    return (x * x).mean()
+
+
+@pytest.mark.skipif(derivative_of(OPS["map_shards"]) is None, reason="maps have no derivatives yet")
+@pytest.mark.parametrize("boundary", list(BOUNDARIES))
+def test_a_convolutional_network_by_map_overlap(boundary: Any) -> None:
+    w, x = images()
+    p = {"first": w, "second": w[::-1] + 0.1}
+    with jax.enable_x64(True):
+        wanted = jax.grad(lambda p, x: network(p, x, boundary), argnums=(0, 1))(p, x)
+    for axes, spec in (((2, 2), st.P("x", "y")), ((4,), st.P("x"))):
+        mesh = mesh_of(axes, "numpy")
+        put = {k: st.device_put(v, st.NamedSharding(mesh, st.P())) for k, v in p.items()}
+        image = st.device_put(x, st.NamedSharding(mesh, spec))
+        fn = st.grad(lambda p, x: sharded_network(p, x, boundary), argnums=(0, 1))
+        for found in (fn(put, image), st.jit(fn)(put, image)):
+            assert found[1].sharding == image.sharding
+            for g, h in ((found[0]["first"], wanted[0]["first"]), (found[0]["second"], wanted[0]["second"])):
+                np.testing.assert_allclose(np.asarray(g), np.asarray(h), rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(np.asarray(found[1]), np.asarray(wanted[1]), rtol=1e-10, atol=1e-12)
