@@ -24,7 +24,7 @@ from shardtensor.functions.algorithms.blocked import (
     blocked_solve,
     is_blocked,
 )
-from shardtensor.functions.algorithms.tsqr import is_solvable, small_factor
+from shardtensor.functions.algorithms.tsqr import is_solvable
 from shardtensor.functions.creation import zeros_like
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.decompositions import SlogdetResult, slogdet, svd
@@ -49,7 +49,6 @@ from shardtensor.functions.linalg import (
     cholesky,
     cond,
     det,
-    gathered,
     inv,
     solve,
     svdvals,
@@ -188,15 +187,19 @@ def norm(
 
 @implements(cond, "composite")
 def _cond(x: Any, p: Any) -> Any:
-    if 0 in shape_of(x):
-        return NotImplemented
+    check_matrices("x", shape_of(x))
+    if 0 in shape_of(x)[-2:]:
+        raise LinearAlgebraError(f"x has shape {shape_of(x)}, of matrices without elements; wanted some")
     if p in (None, 2, -2):
-        factor = small_factor(x)
-        return gathered(x) if factor is None else cond(factor, p)
-    check_square("x", shape_of(x))
-    singular = equal(slogdet(x).sign, 0)
-    regular = where(expand_dims(singular, axis=(-2, -1)), np.eye(shape_of(x)[-1], dtype=dtype_of(x)), x)
-    size = multiply(matrix_norm(x, ord=p), matrix_norm(inv(regular), ord=p))
+        values = svdvals(x)
+        size, other = [call("getitem", values, (..., k)) for k in ((-1, 0) if p == -2 else (0, -1))]
+        singular = equal(other, 0)
+        size = divide(size, where(singular, 1, other))
+    else:
+        check_square("x", shape_of(x))
+        singular = equal(slogdet(x).sign, 0)
+        regular = where(expand_dims(singular, axis=(-2, -1)), np.eye(shape_of(x)[-1], dtype=dtype_of(x)), x)
+        size = multiply(matrix_norm(x, ord=p), matrix_norm(inv(regular), ord=p))
     size = where(singular, np.inf, size)
     undefined = logical_and(isnan(size), logical_not(any_of(isnan(x), axis=(-2, -1))))
     return where(undefined, np.inf, size)
