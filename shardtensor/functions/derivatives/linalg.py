@@ -211,7 +211,7 @@ def _zeros_like(x: Any) -> Any:
 
 def _of_square_qr(g_q: Any, g_r: Any, q: Any, r: Any) -> Any:
     """Returns the cotangent of a matrix whose factor R is square."""
-    middle = _mean_of_triangle("triu", 1, _product(g_r, _adjoint(r)) - _product(_adjoint(g_q), q))
+    middle = _mean_of_triangle("triu", 1, _product(g_r, _adjoint(r)) - _product(_adjoint(q), g_q))
     return _adjoint(call("solve", r, _adjoint(g_q + _product(q, middle))))
 
 
