@@ -30,6 +30,7 @@ import shardtensor.functions.derivatives.reductions  # noqa: F401 - it has the r
 from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call, unbroadcast, whole
 from shardtensor.functions.derivatives.forms import General, rows, vjp
+from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import shape_of
 
 
@@ -62,15 +63,24 @@ def _columns(x: Any) -> Any:
     return call("expand_dims", x, axis=-2)
 
 
-def _of_columns(columns: Any, others: Any) -> Any:
-    """Returns a matrix with the diagonal of a vector, and the other elements of another matrix."""
-    return call("where", np.eye(others.shape[-1], dtype=bool), _columns(columns), others)
+def _identity(x: Any, dtype: Any = bool) -> Any:
+    """Returns the identity matrix of the size of x's last dimension, on every device."""
+    return call("eye", x.shape[-1], dtype=dtype, device=x.sharding.with_spec(P()))
+
+
+def _numbers(x: Any) -> Any:
+    """Returns the numbers of the rows of matrices, as a column."""
+    return call("arange", x.shape[-2], device=x.sharding.with_spec(P()))[:, None]
+
+
+def _with_diagonal(diagonal: Any, x: Any) -> Any:
+    """Returns matrices with another diagonal."""
+    return call("where", _identity(x), _columns(diagonal), x)
 
 
 def _reciprocal_differences(x: Any) -> Any:
     """Returns the matrix of 1 / (x[j] - x[i]), with the diagonal 1."""
-    differences = _columns(x) - call("expand_dims", x, axis=-1)
-    return 1 / call("where", np.eye(x.shape[-1], dtype=bool), 1, differences)
+    return 1 / call("where", _identity(x), 1, _columns(x) - call("expand_dims", x, axis=-1))
 
 
 def _conjugated(function: Callable[[Sequence[Any], Call], Any], *saved: str) -> General:
@@ -121,8 +131,8 @@ def _of_determinant(g: Any, recorded: Call) -> Any:
     """Multiplies the cotangent by the transposed adjugate, that is det(x) inv(x) unless x is singular.
 
     For any vectors u and v, and n = x + u vᵀ, the adjugate is det(n) ((1 - vᵀ inv(n) u) inv(n) + inv(n) u vᵀ inv(n)), by
-    the formula of Sherman and Morrison. Unless x is singular, u is zero. If n is singular, too, so that the rank of x
-    is less by two than its size, the adjugate is zero.
+    the formula of Sherman and Morrison. Unless x is singular, u is zero. If n is nearly singular, too, so that the rank
+    of x is less by two than its size, the adjugate is zero.
     """
     x, y = recorded.saved["x"], recorded.saved["y"]
     size = x.shape[-1]
@@ -132,14 +142,20 @@ def _of_determinant(g: Any, recorded: Call) -> Any:
     def of_each(number: Any) -> Any:
         return call("expand_dims", number, axis=(-2, -1))
 
-    scale = call("where", y == 0, call("max", call("abs", x), axis=(-2, -1)), 0)
-    u, v = np.cos(np.arange(1.0, size + 1)), np.cos(np.arange(1.5, 2 * size + 1, 2))[None].astype(x.dtype)
-    u = of_each(scale) * u[:, None].astype(scale.dtype)
+    def greatest(x: Any) -> Any:
+        return call("max", call("abs", x), axis=(-2, -1))
+
+    is_singular = y == 0
+    scale = call("where", is_singular, greatest(x), 0)
+    numbers = call("astype", _numbers(x), scale.dtype)
+    u, v = of_each(scale) * call("cos", numbers + 1), _transpose(call("cos", 2 * numbers + 1))
     changed = x + u * v
     number = of_each(call("det", changed))
-    inverse = call("inv", call("where", number == 0, np.eye(size, dtype=x.dtype), changed))
+    inverse = call("inv", call("where", number == 0, _identity(x, x.dtype), changed))
     left, right = _product(inverse, u), _product(v, inverse)
     adjugate = number * ((1 - _product(v, left)) * inverse + left * right)
+    condition = greatest(changed) * greatest(inverse) * (size * float(np.finfo(scale.dtype).eps))
+    adjugate = call("where", of_each(call("logical_and", is_singular, condition > 0.1)), 0, adjugate)
     return of_each(whole(g, recorded.results[0])) * _transpose(adjugate)
 
 
@@ -230,7 +246,7 @@ def _of_eigh(g: Sequence[Any], recorded: Call) -> Any:
     if g_vectors is None:
         return _product(vectors * _columns(g_values), adjoint)
     middle = _product(adjoint, g_vectors) * _reciprocal_differences(values)
-    middle = _of_columns(0 * values if g_values is None else g_values, (middle + _adjoint(middle)) / 2)
+    middle = _with_diagonal(0 * values if g_values is None else g_values, (middle + _adjoint(middle)) / 2)
     return _product(vectors, middle, adjoint)
 
 
@@ -254,11 +270,11 @@ def _of_eigenvectors(g_values: Any, g_vectors: Any, values: Any, vectors: Any) -
     # Vectors have the length 1, and their greatest element is real: they change by no multiple of themselves.
     along = call("sum", _conj(vectors) * g_vectors, axis=-2, keepdims=True)
     size = call("where", call("imag", vectors) == 0, call("abs", vectors), 0)
-    is_real = np.arange(size.shape[-2])[:, None] == _columns(call("argmax", size, axis=-2))
+    is_real = _numbers(size) == _columns(call("argmax", size, axis=-2))
     angles = call("where", is_real, call("imag", along) / call("where", is_real, call("real", vectors), 1), 0)
     g_vectors = g_vectors - call("real", along) * vectors - 1j * angles
     middle = _product(adjoint, g_vectors) * _conj(_reciprocal_differences(values))
-    middle = _of_columns(0 * values if g_values is None else g_values, middle)
+    middle = _with_diagonal(0 * values if g_values is None else g_values, middle)
     return call("solve", adjoint, _product(middle, adjoint))
 
 
@@ -294,7 +310,7 @@ def _of_singular_vectors(g_left: Any, g_values: Any, g_right: Any, left: Any, va
         middle = middle + _transpose(row) * (inner - _adjoint(inner)) * factors
         if right.shape[-2] > right.shape[-1]:
             more.append(_product(left, _adjoint((g_right - _product(right, inner)) / row)))
-    total = _product(left, _of_columns(diagonal, middle), adjoint)
+    total = _product(left, _with_diagonal(diagonal, middle), adjoint)
     for part in more:
         total = total + part
     return total

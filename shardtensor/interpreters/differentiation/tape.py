@@ -90,6 +90,8 @@ class Tape(CallInterpreter):
     def variable(self, primal: Any) -> ShardedTensor:
         """Returns a tensor of the tape for a value, to which no other object may refer."""
         if type(primal) is ShardedTensor:
+            if type(primal._storage) is View:  # As `solve` of a vector returns, a column of a matrix.
+                primal = bind_by(self.outer, OPS["copy"], (primal,), ())
             made = tensor(primal._aval, Taped(self, primal))
             return made if primal._is_scalar else mark_array(made)
         return tensor(_aval_of_scalar(primal), Taped(self, primal))
