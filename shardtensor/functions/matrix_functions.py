@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.small_floats import is_small_float, promoted
-from shardtensor.core import call, composition, hinted, implements, named, recorded
+from shardtensor.core import call, composition, hinted, implements, named, operator, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError, type_text
 from shardtensor.functions import products
 from shardtensor.functions.algorithms.blocked import (
@@ -382,16 +382,32 @@ def lstsq(
     return reshape(solution, (shape[1],)) if len(right) == 1 else solution, residuals, rank, values
 
 
-@composition(recorded)
-def _least_squares(a: Any, columns: Any, rcond: float | None) -> tuple[Any, Any, Any]:
-    """Returns the solution of `lstsq`, the rank and the singular values."""
+@operator(operands=("a", "b"), error_name="lstsq")
+def least_squares(
+    a: ArrayLike, b: ArrayLike, /, *, rcond: float | None
+) -> tuple[ShardedTensor, ShardedTensor, ShardedTensor]:
+    """Returns the solution of `lstsq`, the rank and the singular values.
+
+    >>> from shardtensor.functions.matrix_functions import least_squares
+    >>> [x.tolist() for x in least_squares(st.eye(2), st.ones((2, 1)), rcond=None)]
+    [[[1.0], [1.0]], 2, [1.0, 1.0]]
+    """
+
+
+@implements(least_squares, "composite")
+def _by_singular_values(a: Any, b: Any, rcond: float | None) -> tuple[Any, Any, Any]:
     left, values, rows = svd(a, full_matrices=False)
     epsilon = float(np.finfo(dtype_of(values)).eps)
     limit = epsilon * (1 if rcond == -1 else max(shape_of(a))) if rcond in (None, -1) else rcond
     large = greater(values, multiply(vector_norm(values, ord=np.inf), limit))
     factors = where(large, divide(1, where(large, values, 1)), 0)
-    scaled = multiply(expand_dims(factors, axis=1), matmul(conj(matrix_transpose(left)), columns))
+    scaled = multiply(expand_dims(factors, axis=1), matmul(conj(matrix_transpose(left)), b))
     return matmul(conj(matrix_transpose(rows)), scaled), sum_over(large), values
+
+
+@composition(recorded)
+def _least_squares(a: Any, b: Any, rcond: float | None) -> tuple[Any, Any, Any]:
+    return least_squares(a, b, rcond=rcond)
 
 
 @composition(recorded)

@@ -20,7 +20,7 @@ _CHAPTERS = {
         "shard_lists dlpack_methods"
     ),
     "indexing": "indexing take_along scatter counts",
-    "linalg": "linalg decompositions",
+    "linalg": "linalg decompositions matrix_functions",
     "fourier": "fft",
     "ordering": "sorting sets split_search scans lines distributions",
 }

@@ -85,7 +85,7 @@ def _reciprocal_differences(x: Any) -> Any:
 
 def _conjugated(function: Callable[[Sequence[Any], Call], Any], *saved: str) -> General:
     """Returns the derivative of an operator whose row is a function of a list of the cotangents of all results, None
-    for those that have none, and of the call. Neither these nor its result are conjugated.
+    for those that have none, and of the call; it returns the cotangent of the operand, or a list of them. Neither these nor its result are conjugated.
     """
 
     def transposed(g: Any, recorded: Call) -> Any:
@@ -94,7 +94,8 @@ def _conjugated(function: Callable[[Sequence[Any], Call], Any], *saved: str) -> 
         given = g if type(g) is list else [g]
         pairs = zip(given, recorded.results, strict=True)
         found = function([None if g is None else _conj(whole(g, kind)) for g, kind in pairs], recorded)
-        return None if found is None else _conj(found)
+        made = found if type(found) is list else [found]
+        return [None if g is None else _conj(g) for g in made] + [None] * (len(recorded.kinds) - len(made))
 
     return vjp(transposed, *saved)
 
@@ -173,10 +174,48 @@ def _of_logarithm(g: Any, recorded: Call) -> Any:
 
 
 def _of_pseudo_inverse(g: Sequence[Any], recorded: Call) -> Any:
-    x, y = recorded.saved["x"], recorded.saved["y"]
+    x, y, rtol = [recorded.saved[n] for n in ("x", "y", "rtol")]
+    if rtol is not None:
+        return _of_cut_inverse(_adjoint(g[0]), None, x, rtol)
     if x.shape[-2] < x.shape[-1]:
         return _adjoint(_of_tall_pseudo_inverse(_adjoint(g[0]), _adjoint(x), _adjoint(y)))
     return _of_tall_pseudo_inverse(g[0], x, y)
+
+
+def _of_cut_inverse(g: Any, g_values: Any, x: Any, rtol: Any) -> Any:
+    """Returns the cotangent of x, of which small singular values count as zero, given that of the adjoint of the
+    pseudo-inverse and that of the singular values.
+
+    The adjoint is f(x), where f has the values 1 / s or 0. The derivatives of functions of singular values have the
+    divided differences of f, which are finite, as factors.
+    """
+    left, s, right = call("svd", x, full_matrices=False)
+    right, limit = _adjoint(right), call("max", s, axis=-1, keepdims=True) * _last(rtol)
+    f = call("where", s > limit, 1 / call("where", s > limit, s, 1), 0)
+    rows, columns, large = _last(s), _columns(s), _columns(f) * _last(f)
+    # Of two values that are kept, the difference of 1 / s is known without a division by that of s.
+    is_one = large == 0
+    difference = call("where", is_one, rows - columns, 1)
+    falls = (_last(f) - _columns(f)) / call("where", difference == 0, 1, difference)
+    falls = call("where", is_one, falls, -large)
+    total = rows + columns
+    rises = (_last(f) + _columns(f)) / call("where", total == 0, 1, total)
+    inner = _product(_adjoint(left), g, right)
+    middle = (falls * (inner + _adjoint(inner)) + rises * (inner - _adjoint(inner))) / 2
+    if g_values is not None:
+        middle = middle + call("where", _identity(s), _columns(g_values), 0)
+    found = _product(left, middle, _adjoint(right))
+    if x.shape[-2] > x.shape[-1]:
+        found = found + _product((_product(g, right) - _product(left, inner)) * _columns(f * f), _adjoint(right))
+    elif x.shape[-2] < x.shape[-1]:
+        more = _product(_adjoint(left), g) - _product(inner, _adjoint(right))
+        found = found + _product(left * _columns(f * f), more)
+    return found
+
+
+def _last(x: Any) -> Any:
+    """Returns the numbers of a stack, or those by which the rows of matrices are multiplied, as columns."""
+    return call("expand_dims", x, axis=-1) if getattr(x, "ndim", 0) else x
 
 
 def _of_tall_pseudo_inverse(g: Any, x: Any, y: Any) -> Any:
@@ -186,6 +225,24 @@ def _of_tall_pseudo_inverse(g: Any, x: Any, y: Any) -> Any:
     return _product(adjoint, k - _adjoint(k) - _product(k, _product(y, x))) + _product(
         g - _product(x, k), _product(y, adjoint)
     )
+
+
+def _of_least_squares(g: Sequence[Any], recorded: Call) -> Any:
+    """Differentiates the product of the pseudo-inverse of a and of b, so that singular values may be equal."""
+    a, b, rcond = recorded.saved["a"], recorded.saved["b"], recorded.params["rcond"]
+    (solution, _, _), (g_solution, _, g_values) = recorded.saved["y"], g
+    if g_solution is None:
+        return [_of_singular_values(g_values, a), None]
+    rtol = float(np.finfo(solution.dtype).eps) if rcond == -1 else rcond
+    inverse = call("pinv", a, rtol=rtol)
+    adjoint = _adjoint(inverse)
+    g_right = _product(adjoint, g_solution)
+    if rcond not in (None, -1):
+        return [_of_cut_inverse(_product(b, _adjoint(g_solution)), g_values, a, rtol), g_right]
+    rest, others = b - _product(a, solution), g_solution - _product(inverse, a, g_solution)
+    g_matrix = _product(rest, _adjoint(_product(inverse, g_right))) - _product(g_right, _adjoint(solution))
+    g_matrix = g_matrix + _product(adjoint, solution, _adjoint(others))
+    return [g_matrix if g_values is None else g_matrix + _of_singular_values(g_values, a), g_right]
 
 
 # -- factorizations --------------------------------------------------------------------------------
@@ -317,8 +374,12 @@ def _of_singular_vectors(g_left: Any, g_values: Any, g_right: Any, left: Any, va
 
 
 def _of_svdvals(g: Sequence[Any], recorded: Call) -> Any:
-    left, _, right = call("svd", recorded.saved["x"], full_matrices=False)
-    return _product(left * _columns(g[0]), right)
+    return _of_singular_values(g[0], recorded.saved["x"])
+
+
+def _of_singular_values(g: Any, x: Any) -> Any:
+    left, _, right = call("svd", x, full_matrices=False)
+    return _product(left * _columns(g), right)
 
 
 rows(
@@ -329,7 +390,8 @@ rows(
     eigvals=_conjugated(_of_eigvals, "x"),
     eigvalsh=_conjugated(_of_eigvalsh, "x"),
     inv=vjp(_of_inverse, "y"),
-    pinv=_conjugated(_of_pseudo_inverse, "x", "y"),
+    least_squares=_conjugated(_of_least_squares, "a", "b", "y"),
+    pinv=_conjugated(_of_pseudo_inverse, "x", "rtol", "y"),
     qr=_conjugated(_of_qr, "y"),
     slogdet=vjp(_of_logarithm, "x", "y"),
     solve=vjp(_of_solution, "x1", "y"),
