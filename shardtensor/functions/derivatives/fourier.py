@@ -11,13 +11,13 @@ from typing import Any
 
 from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call, whole
-from shardtensor.functions.derivatives.forms import General, linear, rows
+from shardtensor.functions.derivatives.forms import Derivative, linear, rows
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import shape_of
 
 
-def _transposed(name: str, *, to_half: bool = False, from_half: bool = False) -> General:
+def _transposed(name: str, *, to_half: bool = False, from_half: bool = False) -> Derivative:
     """Returns the derivative of a transform.
 
     Args:

@@ -29,7 +29,7 @@ import numpy as np
 import shardtensor.functions.derivatives.reductions  # noqa: F401 - it has the rows of vector_norm and matrix_rank
 from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call, unbroadcast, whole
-from shardtensor.functions.derivatives.forms import General, rows, vjp
+from shardtensor.functions.derivatives.forms import Derivative, rows, vjp
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import shape_of
 
@@ -83,9 +83,13 @@ def _reciprocal_differences(x: Any) -> Any:
     return 1 / call("where", _identity(x), 1, _columns(x) - call("expand_dims", x, axis=-1))
 
 
-def _conjugated(function: Callable[[Sequence[Any], Call], Any], *saved: str) -> General:
-    """Returns the derivative of an operator whose row is a function of a list of the cotangents of all results, None
-    for those that have none, and of the call; it returns the cotangent of the operand, or a list of them. Neither these nor its result are conjugated.
+def _conjugated(function: Callable[[Sequence[Any], Call], Any], *saved: str) -> Derivative:
+    """Returns the derivative of an operator, of which nothing is conjugated.
+
+    Args:
+        function: a function of a list of the cotangents of all results, None for those that have none, and of the call;
+            it returns the cotangent of the first operand, or a list with one for each of the first operands.
+        saved: see `vjp`.
     """
 
     def transposed(g: Any, recorded: Call) -> Any:
@@ -131,9 +135,9 @@ def _of_solution(g: Any, recorded: Call) -> list[Any]:
 def _of_determinant(g: Any, recorded: Call) -> Any:
     """Multiplies the cotangent by the transposed adjugate, that is det(x) inv(x) unless x is singular.
 
-    For any vectors u and v, and n = x + u vᵀ, the adjugate is det(n) ((1 - vᵀ inv(n) u) inv(n) + inv(n) u vᵀ inv(n)), by
-    the formula of Sherman and Morrison. Unless x is singular, u is zero. If n is nearly singular, too, so that the rank
-    of x is less by two than its size, the adjugate is zero.
+    For any vectors u and v, and n = x + u vᵀ, it is det(n) ((1 - vᵀ inv(n) u) inv(n) + inv(n) u vᵀ inv(n)), by the
+    formula of Sherman and Morrison. Unless x is singular, u is zero. If n is nearly singular, too, so that the rank of
+    x is less by two than its size, the adjugate is zero.
     """
     x, y = recorded.saved["x"], recorded.saved["y"]
     size = x.shape[-1]

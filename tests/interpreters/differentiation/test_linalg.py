@@ -192,17 +192,17 @@ def test_gradients_are_those_of_jax(name: str) -> None:
                 continue  # JAX's are those of the vectors that LAPACK chooses to complete the basis.
             x = numbers(shape, dtype, k)
             with jax.enable_x64(True):
-                wanted = jax.grad(lambda x: function(jax.numpy, x))(x)  # noqa: B023
-                found = st.grad(lambda x: function(st, x))(put(x, "numpy", "x"))  # noqa: B023
+                wanted = jax.grad(lambda x: function(jax.numpy, x))(x)
+                found = st.grad(lambda x: function(st, x))(put(x, "numpy", "x"))
                 np.testing.assert_allclose(np.asarray(found), np.asarray(wanted), rtol=1e-9, atol=1e-9)
                 if name == "eigvals":
                     continue
 
                 def second(np: Any, grad: Any, x: Any) -> Any:
-                    return np.real(grad(lambda x: function(np, x))(x) ** 2).sum()  # noqa: B023
+                    return np.real(grad(lambda x: function(np, x))(x) ** 2).sum()
 
-                wanted = jax.grad(lambda x: second(jax.numpy, jax.grad, x))(x)  # noqa: B023
-                found = st.grad(lambda x: second(st, st.grad, x))(put(x, "numpy", "x"))  # noqa: B023
+                wanted = jax.grad(lambda x: second(jax.numpy, jax.grad, x))(x)
+                found = st.grad(lambda x: second(st, st.grad, x))(put(x, "numpy", "x"))
                 scale = 1 + np.abs(np.asarray(wanted)).max()
                 np.testing.assert_allclose(np.asarray(found) / scale, np.asarray(wanted) / scale, rtol=0, atol=1e-9)
 
@@ -218,7 +218,10 @@ def test_the_gradient_of_a_cholesky_factor_is_symmetric() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_the_determinant_of_a_singular_matrix_has_a_gradient(rank: int) -> None:
-    x = np.zeros((3, 3)) + np.asarray([[0, 1], [1, 2], [1, -1.0]])[:, :rank] @ np.asarray([[1, 2, 0], [0, 4, 1.0]])[:rank]
+    x = (
+        np.zeros((3, 3))
+        + np.asarray([[0, 1], [1, 2], [1, -1.0]])[:, :rank] @ np.asarray([[1, 2, 0], [0, 4, 1.0]])[:rank]
+    )
     minors = [[np.delete(np.delete(x, i, 0), j, 1) for j in range(3)] for i in range(3)]
     adjugate = [[(-1) ** (i + j) * np.linalg.det(minors[i][j]) for j in range(3)] for i in range(3)]
     stack = put(np.stack([x, np.eye(3) * 2]), "numpy", "x")
@@ -294,7 +297,9 @@ def test_a_stack_that_is_split_is_not_gathered(name: str) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("name", ["cholesky", "cholesky, upper", "inv", "det", "slogdet", "solve", "solve, vector", "qr"])
+@pytest.mark.parametrize(
+    "name", ["cholesky", "cholesky, upper", "inv", "det", "slogdet", "solve", "solve, vector", "qr"]
+)
 def test_gradients_of_split_matrices(monkeypatch: pytest.MonkeyPatch, backend: str, name: str) -> None:
     monkeypatch.setattr(panels, "GATHERED", 0)
     monkeypatch.setattr(panels, "PANEL", 3)
