@@ -46,10 +46,6 @@ def _adjoint(x: Any) -> Any:
     return _conj(_transpose(x))
 
 
-def _real(x: Any) -> Any:
-    return call("real", x) if x.dtype.kind == "c" else x
-
-
 def _product(*factors: Any) -> Any:
     """Returns the product of matrices, from the left to the right."""
     first, *others = factors
@@ -241,6 +237,8 @@ def _of_least_squares(g: Sequence[Any], recorded: Call) -> Any:
     inverse = call("pinv", a, rtol=rtol)
     adjoint = _adjoint(inverse)
     g_right = _product(adjoint, g_solution)
+    if not recorded.active[0]:
+        return [None, g_right]
     if rcond not in (None, -1):
         return [_of_cut_inverse(_product(b, _adjoint(g_solution)), g_values, a, rtol), g_right]
     rest, others = b - _product(a, solution), g_solution - _product(inverse, a, g_solution)
