@@ -190,6 +190,11 @@ def _cond(x: Any, p: Any) -> Any:
     check_matrices("x", shape_of(x))
     if 0 in shape_of(x)[-2:]:
         raise LinearAlgebraError(f"x has shape {shape_of(x)}, of matrices without elements; wanted some")
+    return _condition(x, p)
+
+
+@composition(recorded, error_name="cond")
+def _condition(x: Any, p: Any) -> Any:
     if p in (None, 2, -2):
         values = svdvals(x)
         size, other = [call("getitem", values, (..., k)) for k in ((-1, 0) if p == -2 else (0, -1))]
