@@ -37,8 +37,7 @@ from shardtensor.functions.elementwise import (
     exp,
     greater,
     isnan,
-    logical_and,
-    logical_not,
+    logical_or,
     multiply,
     square,
     subtract,
@@ -205,9 +204,8 @@ def _condition(x: Any, p: Any) -> Any:
         singular = equal(slogdet(x).sign, 0)
         regular = where(expand_dims(singular, axis=(-2, -1)), np.eye(shape_of(x)[-1], dtype=dtype_of(x)), x)
         size = multiply(matrix_norm(x, ord=p), matrix_norm(inv(regular), ord=p))
-    size = where(singular, np.inf, size)
-    undefined = logical_and(isnan(size), logical_not(any_of(isnan(x), axis=(-2, -1))))
-    return where(undefined, np.inf, size)
+    size = where(logical_or(singular, isnan(size)), np.inf, size)
+    return where(any_of(isnan(x), axis=(-2, -1)), np.nan, size)
 
 
 # -- split matrices ---------------------------------------------------------------------------------
