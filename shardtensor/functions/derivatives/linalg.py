@@ -193,11 +193,11 @@ def _of_cut_inverse(g: Any, g_values: Any, x: Any, rtol: Any) -> Any:
     right, limit = _adjoint(right), call("max", s, axis=-1, keepdims=True) * _last(rtol)
     f = call("where", s > limit, 1 / call("where", s > limit, s, 1), 0)
     rows, columns, large = _last(s), _columns(s), _columns(f) * _last(f)
-    # Of two values that are kept, the difference of 1 / s is known without a division by that of s.
-    is_one = large == 0
-    difference = call("where", is_one, rows - columns, 1)
+    # If no value is cut off, the quotient of the differences of 1 / s and of s is known, also of equal values.
+    is_cut = large == 0
+    difference = call("where", is_cut, rows - columns, 1)
     falls = (_last(f) - _columns(f)) / call("where", difference == 0, 1, difference)
-    falls = call("where", is_one, falls, -large)
+    falls = call("where", is_cut, falls, -large)
     total = rows + columns
     rises = (_last(f) + _columns(f)) / call("where", total == 0, 1, total)
     inner = _product(_adjoint(left), g, right)
