@@ -13,13 +13,15 @@ from shardtensor.functions.derivatives.forms import ROWS, Derivative
 
 _CHAPTERS = {
     "elementwise": "elementwise ufuncs number_parts data_types searching comparisons",
-    "reductions": "statistical nan_reductions linalg",
+    "reductions": "statistical nan_reductions",
     "products": "linear_algebra products differences",
     "movement": (
         "manipulation joining placement conversion triangles repetition unsplit_lines creation partial_sums grids "
         "shard_lists dlpack_methods"
     ),
     "indexing": "indexing take_along scatter counts",
+    "linalg": "linalg decompositions matrix_functions",
+    "fourier": "fft",
     "ordering": "sorting sets split_search scans",
     "order_statistics": "order_statistics",
     "ufunc_methods": "ufunc_methods",

@@ -82,7 +82,7 @@ def _of_norm(g: Any, recorded: Call) -> Any:
     """Where the norm is zero, it has a kink, of which 0 is a slope."""
     x, ord = recorded.saved["x"], recorded.params["ord"]
     g, y = _kept(g, recorded), _kept(recorded.saved["y"], recorded)
-    if ord == 0:
+    if ord == 0 or not x.size:
         return None
     if ord == 2:
         return g / call("where", y == 0, 1, y) * (call("conj", x) if x.dtype.kind == "c" else x)

@@ -92,6 +92,8 @@ class Tape(CallInterpreter):
     def variable(self, primal: Any) -> ShardedTensor:
         """Returns a tensor of the tape for a value, to which no other object may refer."""
         if type(primal) is ShardedTensor:
+            if type(primal._storage) is View:  # As `solve` of a vector returns, a column of a matrix.
+                primal = bind_by(self.outer, OPS["copy"], (primal,), ())
             made = tensor(primal._aval, Taped(self, primal))
             return made if primal._is_scalar else mark_array(made)
         return tensor(_aval_of_scalar(primal), Taped(self, primal))
@@ -435,7 +437,8 @@ class Tape(CallInterpreter):
         old = base if state is None else state.primal
         is_in_place = state is not None and not state.is_saved
         new = old if is_in_place else mark_array(bind_by(self.outer, OPS["copy"], (old,), ()))
-        target = new if view_spec.boxes[-1].is_whole and len(view_spec.boxes) == 1 else window(new, view_spec)
+        is_whole = view_spec.part is None and len(view_spec.boxes) == 1 and view_spec.boxes[0].is_whole
+        target = new if is_whole else window(new, view_spec)
         with self.outside():
             bind_into(target, OPS["setitem"], (target, given, ...), ())
         if 0 in view_spec.shape:

@@ -31,6 +31,15 @@ def in_domain(name: str, number: int, x: np.ndarray, rng: np.random.Generator) -
     return x + noise + (0.5j * noise if x.dtype.kind == "c" else 0)
 
 
+HERMITIAN = ("cholesky", "eigh", "eigvalsh")
+"""The operators of which the operand counts as the mean of x and of its conjugate transpose, but a triangle is read."""
+
+
+def taken(name: str, xs: Sequence[Any]) -> list[Any]:
+    """Returns the operands of an operator that are given to it in place of others."""
+    return [(x + st.conj(st.matrix_transpose(x))) / 2 if name in HERMITIAN else x for x in xs]
+
+
 def direction(x: Any, rng: np.random.Generator) -> np.ndarray:
     made = np.asarray(rng.standard_normal(np.shape(x)))
     return np.asarray(made + 1j * rng.standard_normal(np.shape(x))) if np.asarray(x).dtype.kind == "c" else made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import shardtensor as st
 from shardtensor.core import OPS
 from shardtensor.functions.derivatives import derivative_of
+from shardtensor.functions.algorithms import panels
 from tests.layouts import everywhere, mesh_of
 
 jax = pytest.importorskip("jax")
@@ -125,3 +127,37 @@ def test_a_convolutional_network_by_map_overlap(boundary: Any) -> None:
             for g, h in ((found[0]["first"], wanted[0]["first"]), (found[0]["second"], wanted[0]["second"])):
                 np.testing.assert_allclose(np.asarray(g), np.asarray(h), rtol=1e-10, atol=1e-12)
             np.testing.assert_allclose(np.asarray(found[1]), np.asarray(wanted[1]), rtol=1e-10, atol=1e-12)
+def log_likelihood(np: Any, p: Any, x: Any, y: Any) -> Any:
+    """The log marginal likelihood of a Gaussian process with one length scale for each dimension."""
+    scaled = x * np.exp(p["scales"])
+    squares = (scaled**2).sum(axis=-1)
+    distances = squares[:, None] + squares - 2 * scaled @ np.matrix_transpose(scaled)
+    kernel = np.exp(2 * p["size"] - distances / 2) + np.exp(2 * p["noise"]) * np.eye(len(y))
+    half = np.linalg.solve(np.linalg.cholesky(kernel), y - p["mean"])
+    found = np.linalg.solve(kernel, y - p["mean"])
+    fits = 0.25 * (half @ half) + 0.25 * ((y - p["mean"]) @ found)
+    return -fits - 0.5 * np.linalg.slogdet(kernel)[1] - 0.5 * len(y) * math.log(2 * math.pi)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gaussian_process(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    monkeypatch.setattr(panels, "GATHERED", 16)  # The kernel matrix is factorized panel by panel.
+    monkeypatch.setattr(panels, "PANEL", 5)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((48, 3))
+    y = np.sin(x.sum(axis=-1)) + 0.1 * rng.standard_normal(48)
+    p = {"scales": np.asarray([0.1, -0.2, 0.3]), "size": 0.2, "noise": -1.0, "mean": 0.1}
+    with jax.enable_x64(True):
+        theirs = jax.jit(jax.value_and_grad(lambda *args: log_likelihood(jax.numpy, *args), argnums=(0, 1)))
+        value, wanted = theirs(p, x, y)
+    mesh = mesh_of((8,), "numpy")
+    data = [st.device_put(a, st.NamedSharding(mesh, st.P("x"))) for a in (x, y)]
+    put = {k: st.device_put(np.asarray(v), st.NamedSharding(mesh, st.P())) for k, v in p.items()}
+    fn = st.value_and_grad(lambda *args: log_likelihood(st, *args), argnums=(0, 1))
+    found_value, found = (st.jit(fn) if compiled else fn)(put, *data)
+    assert abs(float(found_value) - float(value)) < 1e-10 * abs(float(value))
+    for name, g in found[0].items():
+        assert g.sharding == put[name].sharding
+        np.testing.assert_allclose(np.asarray(g), np.asarray(wanted[0][name]), rtol=1e-10, atol=1e-10)
+    assert found[1].sharding == data[0].sharding
+    np.testing.assert_allclose(np.asarray(found[1]), np.asarray(wanted[1]), rtol=1e-10, atol=1e-10)
