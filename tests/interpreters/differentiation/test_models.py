@@ -10,8 +10,8 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS
-from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.algorithms import panels
+from shardtensor.functions.derivatives import derivative_of
 from tests.layouts import everywhere, mesh_of
 
 jax = pytest.importorskip("jax")
