@@ -6,7 +6,7 @@ import functools
 import importlib
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,11 +86,12 @@ class TorchBackend(Backend):
         return _On(self._torch, device, self._streams[device.id] if self._streams else None)
 
     def capture_modes(self) -> Callable[[], None]:
-        """Returns a function that restores the current gradient mode.
+        """Returns a function that restores the current gradient modes.
 
         Raises:
-            BackendError: another stream, a `torch.func` transformation or `torch.inference_mode` is active. None of
-                them can be suspended and resumed.
+            BackendError: another stream or `torch.inference_mode` is active, or a `torch.func` transformation of a
+                function that calls a collective elsewhere than in the transformed function. None of them can be
+                suspended and resumed.
         """
         torch, device = self._torch, current_device()
         if device is not None and self._streams:
@@ -105,7 +106,20 @@ class TorchBackend(Backend):
             raise BackendError(
                 "a collective inside torch.func.grad or torch.func.vmap, which do not support it; apply it to results"
             )
-        return functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
+        functorch = torch._C._functorch
+        return functools.partial(
+            self._set_modes,
+            torch.is_grad_enabled(),
+            torch._C._is_fwd_grad_enabled(),
+            functorch.get_single_level_autograd_function_allowed(),
+        )
+
+    def _set_modes(self, recording: bool, forward: bool, single_level: bool) -> None:
+        """Sets the gradient modes, and one that a `torch.func` transformation sets around a collective."""
+        torch = self._torch
+        torch._C._set_grad_enabled(recording)
+        torch._C._set_fwd_grad_enabled(forward)
+        torch._C._functorch.set_single_level_autograd_function_allowed(single_level)
 
     def memory_info(self, device: Device) -> tuple[int, int] | None:
         """Returns the bytes (free, total) of the device's GPU, or None on the host."""
@@ -150,19 +164,46 @@ class TorchBackend(Backend):
         return self._dtypes.resolved(x)
 
     def contribution(self, x: Any) -> Any:
-        """Returns what `asarray` does, since collectives pass on no gradient.
+        """Returns what `asarray` does.
 
         Raises:
-            BackendError: the gradient of ``x`` is recorded; it would end at the collective.
+            BackendError: the gradient of ``x`` is recorded, in a call that is not (see `record_call`).
         """
-        recorded = x.requires_grad and self._torch.is_grad_enabled()
-        # Inside of torch.func, `capture_modes` raises its own error.
-        if recorded and self._torch._C._functorch.peek_interpreter_stack() is None:
-            raise BackendError(
-                "x requires a gradient, which collectives do not support; apply the collective to gradients, such as "
-                "those of torch.func.grad, or to x.detach(), which has none"
-            )
+        if self.is_recorded((x,)):
+            raise BackendError("x requires a gradient, which would be lost; give x.detach(), which has none")
         return self.asarray(x)
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def is_recorded(self, leaves: Sequence[Any]) -> bool:
+        """Whether PyTorch records a gradient of one of the leaves: in its default mode, if the leaf requires it, and
+        always in `torch.func` transformations and in forward-mode differentiation.
+        """
+        torch = self._torch
+        if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+            return True
+        tensor = torch.Tensor
+        return torch.is_grad_enabled() and any([isinstance(x, tensor) and x.requires_grad for x in leaves])
+
+    @property
+    def _gradients(self) -> Any:
+        return importlib.import_module("shardtensor_torch.gradients")
+
+    def record_call(
+        self,
+        function: Callable[..., Sequence[Any]],
+        transpose: Callable[..., Mapping[int, Any]],
+        leaves: Sequence[Any],
+        *,
+        number: int,
+        saves: bool,
+    ) -> Sequence[Any]:
+        """See `Backend`."""
+        return self._gradients.record_call(function, transpose, leaves, number, saves)  # type: ignore[no-any-return]
+
+    def vjp(self, function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, Callable[..., Sequence[Any]]]:
+        """See `Backend`."""
+        return self._gradients.vjp(function, arrays)  # type: ignore[no-any-return]
 
     def dtype_of(self, array: Any) -> np.dtype[Any]:
         """The NumPy dtype that corresponds to the tensor's."""

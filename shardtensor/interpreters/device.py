@@ -23,6 +23,7 @@ from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import name_sizes, parse
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import as_operand, host_aval
+from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
@@ -42,6 +43,7 @@ class DeviceInterpreter(Interpreter):
         sharding: the sharding of a 0-d array on the device.
         avals: the avals of arrays of the device, by shape and dtype; see `aval_of`.
         stateless: whether the backend has neither a current device nor modes.
+        records: whether the backend's library records gradients.
     """
 
     def __init__(self, device: Device) -> None:
@@ -50,6 +52,7 @@ class DeviceInterpreter(Interpreter):
         self.sharding = as_sharding(device, 0, "map")
         made = type(self.backend)
         self.stateless = made.on is Backend.on and made.capture_modes is Backend.capture_modes
+        self.records = made.is_recorded is not Backend.is_recorded
         self.avals: dict[Any, Aval] = {}
 
     def aval_of(self, array: Any) -> Aval | None:
@@ -69,6 +72,8 @@ class DeviceInterpreter(Interpreter):
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Runs ``op`` on the device and returns an array of its backend."""
         if op.spmd:
+            if self.records and op.recorded is not None and self.backend.is_recorded(leaves(operands[0])):
+                return op.recorded(self.backend, *operands, *params)
             return op.algorithm(*operands, *params)  # type: ignore[misc]
         named = dict(zip(op.params, params, strict=True))
         named.pop("layout", None)  # An array of one device has no layout, and `place_result` then raises an error.

@@ -1,0 +1,203 @@
+"""Gradients of collectives by PyTorch's automatic differentiation. Importing this module imports torch.
+
+A collective is a `torch.autograd.Function` whose backward pass calls the transposed collective. There, a program waits
+for the others, which its thread may have to run meanwhile. PyTorch keeps the queue of a backward pass for each thread,
+so that two of one thread would take the work of each other. Therefore the backward passes of programs that have recorded
+a collective run in threads of their own (`shardtensor.backend.beside_program`), those of GPUs too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.variable import Variable
+
+from shardtensor.backend import beside_program, lock
+from shardtensor.errors import BackendError
+
+__all__ = ["record_call", "vjp"]
+
+Transpose = Callable[..., Mapping[int, Any]]
+
+_recorded: ContextVar[int] = ContextVar("shardtensor_torch_recorded", default=0)
+"""How many collectives the program has recorded."""
+
+_lock = lock()
+
+
+class _Call(NamedTuple):
+    """A collective: what computes it, and its transpose; see `shardtensor.backend.Backend.record_call`."""
+
+    function: Callable[..., Sequence[Any]]
+    transpose: Transpose
+    saves: bool
+
+
+class Collective(torch.autograd.Function):
+    """A collective as a function of its leaves, the first argument being a `_Call`."""
+
+    @staticmethod
+    def forward(call: _Call, *leaves: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        """Calls the collective. Programs may receive the same tensor, of which each needs an object of its own."""
+        return tuple([y.detach() if isinstance(y, torch.Tensor) else y for y in call.function(*leaves)])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:  # type: ignore[override]
+        """Saves what the transpose needs."""
+        call, *leaves = inputs
+        ctx.call = call
+        ctx.shapes = {k: tuple(x.shape) for k, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
+        constant = [
+            y
+            for x, y in zip(leaves, output, strict=True)
+            if isinstance(y, torch.Tensor) and not (isinstance(x, torch.Tensor) and x.requires_grad)
+        ]
+        ctx.mark_non_differentiable(*constant)
+        if call.saves:
+            ctx.save_for_backward(*[x for x in (*leaves, *output) if isinstance(x, torch.Tensor)])
+            ctx.saved = [k for k, x in enumerate((*leaves, *output)) if isinstance(x, torch.Tensor)]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        """Calls the transposed collective."""
+        count = len(cotangents)
+        wanted = {k: g for k, g in enumerate(cotangents) if ctx.needs_input_grad[k + 1]}
+        known = dict(zip(ctx.saved, ctx.saved_tensors, strict=True)) if ctx.call.saves else {}
+        leaves = {k: x for k, x in known.items() if k < count}
+        results = {k - count: x for k, x in known.items() if k >= count}
+        made = ctx.call.transpose(wanted, ctx.shapes, leaves, results)
+        return (None, *[made.get(k) for k in range(count)])
+
+    @staticmethod
+    def vmap(*_: Any) -> Any:
+        """Raises BackendError."""
+        raise BackendError(
+            "a collective inside torch.func.vmap, which does not support it; apply it to the results of vmap"
+        )
+
+    @staticmethod
+    def jvp(*_: Any) -> Any:
+        """Raises BackendError."""
+        raise BackendError(
+            "a collective inside forward-mode differentiation (torch.func.jvp), which does not support it; use "
+            "torch.func.grad or torch.func.vjp"
+        )
+
+
+def record_call(
+    function: Callable[..., Sequence[Any]], transpose: Transpose, leaves: Sequence[Any], number: int, saves: bool
+) -> Sequence[Any]:
+    """See `shardtensor.backend.Backend.record_call`."""
+    _install()
+    _recorded.set(number + 1)
+    results: Sequence[Any] = Collective.apply(_Call(function, transpose, saves), *leaves)
+    for y in results:
+        if isinstance(y, torch.Tensor) and y.grad_fn is not None:
+            # The engine takes the node of the greatest number first, so that collectives come after all other nodes,
+            # and in the same order in all programs: nodes that were made earlier have smaller numbers.
+            y.grad_fn._set_sequence_nr(number)
+            break
+    return results
+
+
+# -- the engine ------------------------------------------------------------------------------------
+
+
+class Engine(type(Variable._execution_engine)):  # type: ignore[misc]
+    """PyTorch's engine of backward passes, which runs those with collectives beside their programs."""
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """See PyTorch."""
+        count = _recorded.get()
+        if not count:
+            return super().run_backward(*args, **kwargs)
+        return _beside(functools.partial(super().run_backward, *args, **kwargs), count)
+
+
+def _install() -> None:
+    """Replaces PyTorch's engine by an `Engine`, once."""
+    if type(Variable._execution_engine) is not Engine:
+        with _lock:
+            if type(Variable._execution_engine) is not Engine:
+                Variable._execution_engine = Engine()
+
+
+def _beside(function: Callable[[], Any], count: int) -> Any:
+    """Calls a function that runs a backward pass in a thread beside the program, with the modes of this thread."""
+    layers = _pop_layers()
+    recording, streams = torch.is_grad_enabled(), _streams()
+
+    def run() -> Any:
+        _push_layers(layers)
+        try:
+            # All nodes run in this thread, also those of a GPU, whose own thread would serve several programs.
+            with torch.autograd.set_multithreading_enabled(False), torch.set_grad_enabled(recording), streams:
+                _count_nodes(count)
+                return function()
+        finally:
+            _pop_layers()
+
+    try:
+        return beside_program(run)
+    finally:
+        _push_layers(layers)
+
+
+def _streams() -> Any:
+    """Returns a context manager in which the stream of this thread is current."""
+    return torch.cuda.stream(torch.cuda.current_stream() if torch.cuda.is_available() else None)
+
+
+def _pop_layers() -> list[Any]:
+    """Removes the `torch.func` transformations from this thread and returns them, outermost first."""
+    functorch, layers = torch._C._functorch, []
+    while functorch.peek_interpreter_stack() is not None:
+        layers.append(functorch.pop_dynamic_layer_stack())
+    return layers[::-1]
+
+
+def _push_layers(layers: Sequence[Any]) -> None:
+    for layer in layers:
+        torch._C._functorch.push_dynamic_layer_stack(layer)
+
+
+def _count_nodes(count: int) -> None:
+    """Creates nodes until their numbers, which are counted by thread, are greater than those of recorded collectives."""
+    one = torch.ones((), requires_grad=True)
+    with torch.enable_grad():
+        while torch._C._autograd._get_sequence_nr() <= count:
+            one * 1  # noqa: B018 - the node is the effect
+
+
+# -- functions that call PyTorch directly ----------------------------------------------------------
+
+
+def vjp(function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, Callable[..., Sequence[Any]]]:
+    """See `shardtensor.backend.Backend.vjp`."""
+    inputs = [x.detach().requires_grad_(x.dtype.is_floating_point or x.dtype.is_complex) for x in arrays]
+    with torch.enable_grad():
+        # An input that the function returns, or writes to, must be no leaf.
+        results = function(*[x.view_as(x) if x.requires_grad else x for x in inputs])
+    count = _recorded.get()
+    taped = [y for y in results if isinstance(y, torch.Tensor) and y.requires_grad]
+    wanted = [x for x in inputs if x.requires_grad]
+
+    def pull(cotangents: Sequence[Any]) -> Sequence[Any]:
+        given = [
+            torch.zeros_like(y) if g is None else g
+            for y, g in zip(results, cotangents, strict=True)
+            if isinstance(y, torch.Tensor) and y.requires_grad
+        ]
+        token = _recorded.set(max(count, _recorded.get()))
+        try:
+            found = torch.autograd.grad(taped, wanted, given, allow_unused=True) if taped and wanted else ()
+        finally:
+            _recorded.reset(token)
+        made = iter(found or [None] * len(wanted))
+        return [next(made) if x.requires_grad else None for x in inputs]
+
+    return [y.detach() if isinstance(y, torch.Tensor) else y for y in results], pull
