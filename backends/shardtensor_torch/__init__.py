@@ -45,6 +45,7 @@ class TorchBackend(Backend):
             self._torch: Any = importlib.import_module("torch")
             self._dtypes: Any = importlib.import_module("shardtensor_torch.elementwise")
             namespace = importlib.import_module("shardtensor_torch.namespace")
+            self._gradients: Any = importlib.import_module("shardtensor_torch.gradients")
         except ModuleNotFoundError as error:
             name = {"torch": "torch", "array_api_compat": "array-api-compat"}.get(str(error.name).partition(".")[0])
             if name is None:
@@ -64,6 +65,7 @@ class TorchBackend(Backend):
         if gpus:
             self.helper_delay = 10e-3  # Calls are asynchronous but launch many kernels.
             self.pinned_host = True
+        self._gradients.install()
         self._xp = namespace.Namespace(self._kind)
         self._uses = getattr(self._torch._C, "_storage_Use_Count", None)
         self._weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
@@ -184,10 +186,6 @@ class TorchBackend(Backend):
             return True
         tensor = torch.Tensor
         return torch.is_grad_enabled() and any([isinstance(x, tensor) and x.requires_grad for x in leaves])
-
-    @property
-    def _gradients(self) -> Any:
-        return importlib.import_module("shardtensor_torch.gradients")
 
     def record_call(
         self,

@@ -9,6 +9,7 @@ a collective run in threads of their own (`shardtensor.backend.beside_program`),
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -16,17 +17,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.variable import Variable
 
-from shardtensor.backend import beside_program, lock
+from shardtensor.backend import beside_program, current_device
 from shardtensor.errors import BackendError
 
-__all__ = ["record_call", "vjp"]
+__all__ = ["install", "record_call", "vjp"]
 
 Transpose = Callable[..., Mapping[int, Any]]
 
 _recorded: ContextVar[int] = ContextVar("shardtensor_torch_recorded", default=0)
 """How many collectives the program has recorded."""
-
-_lock = lock()
 
 
 class _Call(NamedTuple):
@@ -92,7 +91,6 @@ def record_call(
     function: Callable[..., Sequence[Any]], transpose: Transpose, leaves: Sequence[Any], number: int, saves: bool
 ) -> Sequence[Any]:
     """See `shardtensor.backend.Backend.record_call`."""
-    _install()
     _recorded.set(number + 1)
     results: Sequence[Any] = Collective.apply(_Call(function, transpose, saves), *leaves)
     for y in results:
@@ -108,22 +106,40 @@ def record_call(
 
 
 class Engine(type(Variable._execution_engine)):  # type: ignore[misc]
-    """PyTorch's engine of backward passes, which runs those with collectives beside their programs."""
+    """PyTorch's engine of backward passes, which runs some of them beside their programs.
+
+    That is necessary where a program has recorded a collective. Other backward passes may call collectives, too, in hooks
+    and in functions of the user: while such a program is suspended, the backward passes of others in its thread run
+    elsewhere. On GPUs, all those of programs do, since the nodes would run in threads of the engine, which programs share.
+    """
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """See PyTorch."""
-        count = _recorded.get()
-        if not count:
-            return super().run_backward(*args, **kwargs)
-        return _beside(functools.partial(super().run_backward, *args, **kwargs), count)
+        function, count = functools.partial(super().run_backward, *args, **kwargs), _recorded.get()
+        if current_device() is None:
+            return function()
+        running = getattr(_thread, "running", None)
+        if count or torch.cuda.is_available() or running not in (None, _running.get()):
+            return _beside(function, count)
+        token = _running.set(_running.get() or object())
+        _thread.running = _running.get()
+        try:
+            return function()
+        finally:
+            _thread.running = running
+            _running.reset(token)
 
 
-def _install() -> None:
-    """Replaces PyTorch's engine by an `Engine`, once."""
+_running: ContextVar[object | None] = ContextVar("shardtensor_torch_running", default=None)
+"""Identifies the program whose backward pass runs in its own thread."""
+
+_thread = threading.local()  # Its attribute `running` is that of the program whose backward pass runs in the thread.
+
+
+def install() -> None:
+    """Replaces PyTorch's engine by an `Engine`."""
     if type(Variable._execution_engine) is not Engine:
-        with _lock:
-            if type(Variable._execution_engine) is not Engine:
-                Variable._execution_engine = Engine()
+        Variable._execution_engine = Engine()
 
 
 def _beside(function: Callable[[], Any], count: int) -> Any:

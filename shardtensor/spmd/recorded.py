@@ -13,12 +13,11 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shardtensor.backend.protocol import Backend, call_beside_by
+from shardtensor.backend.protocol import Backend
 from shardtensor.core import Op, call
 from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.sharding.layout import Shape, offsets
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.spmd.assistant import call_beside
 from shardtensor.spmd.axes import axis_position
 from shardtensor.spmd.program import current
 from shardtensor.tensor.pytree import leaves, replaced
@@ -236,6 +235,3 @@ def _of_all(recorded: Recorded, what: str, mine: tuple[int, ...]) -> list[tuple[
     found[recorded.index] = list(mine)
     made = call("psum", {f"{recorded.tag}, {what}": found}, **params)
     return [tuple(row) for row in made[f"{recorded.tag}, {what}"]]
-
-
-call_beside_by(call_beside)  # Backward passes call the transposes.
