@@ -22,8 +22,9 @@ from shardtensor.backend import (
     references,
 )
 from shardtensor.errors import BackendError, DeviceMemoryError
+from shardtensor_torch.modules import replicate
 
-__all__ = ["TorchBackend"]
+__all__ = ["TorchBackend", "replicate"]
 
 
 class TorchBackend(Backend):

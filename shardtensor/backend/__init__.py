@@ -9,6 +9,7 @@ from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import is_exclusive, lend, memory_of, read_only, references
 from shardtensor.backend.protocol import Backend, beside_program, logical_device_count, own_hardware
 from shardtensor.backend.registry import current_device_of_plugin as current_device
+from shardtensor.backend.registry import is_remote, load
 from shardtensor.backend.small_floats import SMALL_FLOATS, is_small_float, small_float
 from shardtensor.backend.strides import loop_strides, merged
 from shardtensor.host.blockwise import copied
@@ -31,8 +32,10 @@ __all__ = [
     "function_of",
     "host_memory",
     "is_exclusive",
+    "is_remote",
     "is_small_float",
     "lend",
+    "load",
     "lock",
     "logical_device_count",
     "loop_strides",

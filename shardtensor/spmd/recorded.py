@@ -31,6 +31,7 @@ class Recorded(NamedTuple):
 
     Attributes:
         op: the collective.
+        backend: the backend of the arrays.
         params: its parameters, by name.
         index, size: the position of the program among those that meet, and how many they are.
         tag: names the call. All calls in its transpose have trees of it, so that programs whose backward passes call
@@ -40,6 +41,7 @@ class Recorded(NamedTuple):
     """
 
     op: Op
+    backend: Backend
     params: dict[str, Any]
     index: int
     size: int
@@ -103,7 +105,7 @@ def record(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
         return leaves([op.algorithm(replaced(x, list(arrays)), *params)])
 
     def transposed(cotangents: dict[int, Any], shapes: Mapping[int, Shape], xs: Arrays, ys: Arrays) -> Any:
-        return transpose(cotangents, Recorded(op, named, at.index, at.size, tag, shapes, xs, ys))
+        return transpose(cotangents, Recorded(op, backend, named, at.index, at.size, tag, shapes, xs, ys))
 
     made = backend.record_call(function, transposed, leaves(x), number=program.recorded - 1, saves=saves)
     return replaced(x, list(made))
@@ -120,7 +122,8 @@ def _same(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
 @transposes("pmax", "pmin", saves=True)
 def _of_extremum(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     """Equal extremes share the cotangent, as those of `st.max` do."""
-    chosen = {k: call("astype", recorded.x[k] == recorded.y[k], total.dtype) for k, total in g.items()}
+    dtype_of = recorded.backend.dtype_of
+    chosen = {k: call("astype", recorded.x[k] == recorded.y[k], dtype_of(g[k])) for k in g}
     totals, counts = recorded.along("psum", g), recorded.along("psum", chosen)
     return {k: totals[k] / counts[k] * chosen[k] for k in g}
 
@@ -182,7 +185,7 @@ def _of_permute(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     perm = [(b, a) for a, b in recorded.params["perm"]]
     made = recorded.along("ppermute", g, perm=perm)
     if recorded.index not in [b for _, b in perm]:  # Nothing has received the array.
-        return {k: _zeros(made[k], recorded.shapes[k]) for k in made}
+        return {k: _zeros(recorded, k, made[k]) for k in made}
     return made
 
 
@@ -197,14 +200,18 @@ def _of_broadcast(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     totals = recorded.along("psum", g)
     if recorded.index == int(recorded.params["source"]):
         return totals
-    return {k: _zeros(totals[k], recorded.shapes[k]) for k in totals}
+    return {k: _zeros(recorded, k, totals[k]) for k in totals}
 
 
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def _zeros(like: Any, shape: Shape) -> Any:
-    return call("zeros", tuple(shape), dtype=call("result_type", like))
+def _zeros(recorded: Recorded, number: int, like: Any) -> Any:
+    """Returns zeros in the shape of an array of x, which depend on an array: a second backward pass calls the transpose
+    of the collective that has returned it, in all programs.
+    """
+    nothing = like.reshape(-1)[:0].sum()
+    return call("zeros", recorded.shapes[number], dtype=recorded.backend.dtype_of(like)) + nothing
 
 
 def _follow_the_split_rule(recorded: Recorded, joined: Mapping[int, tuple[Shape, int]]) -> bool:
