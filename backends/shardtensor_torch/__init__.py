@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 import weakref
@@ -89,12 +88,11 @@ class TorchBackend(Backend):
         return _On(self._torch, device, self._streams[device.id] if self._streams else None)
 
     def capture_modes(self) -> Callable[[], None]:
-        """Returns a function that restores the current gradient modes.
+        """Returns a function that restores the current modes: of gradients, of saved tensors, and of autocast.
 
         Raises:
-            BackendError: another stream or `torch.inference_mode` is active, or a `torch.func` transformation of a
-                function that calls a collective elsewhere than in the transformed function. None of them can be
-                suspended and resumed.
+            BackendError: another stream, `torch.inference_mode` or a `torch.func` transformation is active. None of
+                them can be suspended and resumed. (A collective of a transformed function leaves the transformation.)
         """
         torch, device = self._torch, current_device()
         if device is not None and self._streams:
@@ -109,20 +107,7 @@ class TorchBackend(Backend):
             raise BackendError(
                 "a collective inside torch.func.grad or torch.func.vmap, which do not support it; apply it to results"
             )
-        functorch = torch._C._functorch
-        return functools.partial(
-            self._set_modes,
-            torch.is_grad_enabled(),
-            torch._C._is_fwd_grad_enabled(),
-            functorch.get_single_level_autograd_function_allowed(),
-        )
-
-    def _set_modes(self, recording: bool, forward: bool, single_level: bool) -> None:
-        """Sets the gradient modes, and one that a `torch.func` transformation sets around a collective."""
-        torch = self._torch
-        torch._C._set_grad_enabled(recording)
-        torch._C._set_fwd_grad_enabled(forward)
-        torch._C._functorch.set_single_level_autograd_function_allowed(single_level)
+        return self._gradients.Modes().restore  # type: ignore[no-any-return]
 
     def memory_info(self, device: Device) -> tuple[int, int] | None:
         """Returns the bytes (free, total) of the device's GPU, or None on the host."""
@@ -172,7 +157,7 @@ class TorchBackend(Backend):
         Raises:
             BackendError: the gradient of ``x`` is recorded, in a call that is not (see `record_call`).
         """
-        if self.is_recorded((x,)):
+        if x.requires_grad and self._torch.is_grad_enabled():
             raise BackendError("x requires a gradient, which would be lost; give x.detach(), which has none")
         return self.asarray(x)
 

@@ -102,6 +102,76 @@ def record_call(
     return results
 
 
+# -- modes -----------------------------------------------------------------------------------------
+
+_KINDS = ("cpu", "cuda")
+"""The kinds of devices of which PyTorch's autocast has a mode each."""
+
+
+class Modes:
+    """The modes of PyTorch in this thread that concern gradients, and those of autocast, as they are now."""
+
+    __slots__ = ("_autocast", "_flags", "_hooks", "_hooks_error")
+
+    def __init__(self) -> None:
+        c = torch._C
+        self._flags = (
+            torch.is_grad_enabled(),
+            c._is_fwd_grad_enabled(),
+            c._functorch.get_single_level_autograd_function_allowed(),
+        )
+        self._hooks_error = c._autograd._saved_tensors_hooks_get_disabled_error_message()
+        self._hooks = _pop_hooks()
+        _push_hooks(self._hooks)
+        self._autocast = _autocast() if c._is_any_autocast_enabled() else None
+
+    def restore(self) -> None:
+        """Sets the modes of the calling thread."""
+        c = torch._C
+        recording, forward, single_level = self._flags
+        c._set_grad_enabled(recording)
+        c._set_fwd_grad_enabled(forward)
+        c._functorch.set_single_level_autograd_function_allowed(single_level)  # `torch.func` sets it in a collective.
+        if _pop_hooks() or self._hooks:
+            _push_hooks(self._hooks)
+        if self._hooks_error != c._autograd._saved_tensors_hooks_get_disabled_error_message():
+            if self._hooks_error is None:
+                c._autograd._saved_tensors_hooks_enable()
+            else:
+                c._autograd._saved_tensors_hooks_disable(self._hooks_error)
+        if self._autocast is not None:
+            _set_autocast(*self._autocast)
+        elif c._is_any_autocast_enabled():
+            for kind in _KINDS:
+                torch.set_autocast_enabled(kind, False)
+
+
+def _pop_hooks() -> list[Any]:
+    """Removes the default hooks of saved tensors and returns them, outermost first."""
+    autograd, found = torch._C._autograd, []
+    while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        found.append(hooks)
+        autograd._pop_saved_tensors_default_hooks()
+    return found[::-1]
+
+
+def _push_hooks(hooks: Sequence[Any]) -> None:
+    for pack, unpack in hooks:
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def _autocast() -> tuple[list[tuple[bool, Any]], bool]:
+    modes = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
+    return modes, torch.is_autocast_cache_enabled()
+
+
+def _set_autocast(modes: Sequence[tuple[bool, Any]], cache: bool) -> None:
+    for kind, (enabled, dtype) in zip(_KINDS, modes, strict=True):
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+    torch.set_autocast_cache_enabled(cache)
+
+
 # -- the engine ------------------------------------------------------------------------------------
 
 
@@ -145,13 +215,14 @@ def install() -> None:
 def _beside(function: Callable[[], Any], count: int) -> Any:
     """Calls a function that runs a backward pass in a thread beside the program, with the modes of this thread."""
     layers = _pop_layers()
-    recording, streams = torch.is_grad_enabled(), _streams()
+    modes, streams = Modes(), _streams()
 
     def run() -> Any:
+        modes.restore()
         _push_layers(layers)
         try:
             # All nodes run in this thread, also those of a GPU, whose own thread would serve several programs.
-            with torch.autograd.set_multithreading_enabled(False), torch.set_grad_enabled(recording), streams:
+            with torch.autograd.set_multithreading_enabled(False), streams:
                 _count_nodes(count)
                 return function()
         finally:
@@ -192,12 +263,30 @@ def _count_nodes(count: int) -> None:
 # -- functions that call PyTorch directly ----------------------------------------------------------
 
 
+class _Same(torch.autograd.Function):
+    """Returns its argument as another tensor in the same memory, of which PyTorch does not know that it is a view."""
+
+    @staticmethod
+    def forward(x: Any) -> Any:  # type: ignore[override]
+        """See the class."""
+        return x.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # type: ignore[override]
+        """Saves nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:  # type: ignore[override]
+        """Passes the cotangent on."""
+        return g
+
+
 def vjp(function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, Callable[..., Sequence[Any]]]:
     """See `shardtensor.backend.Backend.vjp`."""
     inputs = [x.detach().requires_grad_(x.dtype.is_floating_point or x.dtype.is_complex) for x in arrays]
     with torch.enable_grad():
-        # An input that the function returns, or writes to, must be no leaf.
-        results = function(*[x.view_as(x) if x.requires_grad else x for x in inputs])
+        # The function may write to its arguments, which must be no leaves then, nor views of them.
+        results = function(*[_Same.apply(x) if x.requires_grad else x for x in inputs])
     count = _recorded.get()
     taped = [y for y in results if isinstance(y, torch.Tensor) and y.requires_grad]
     wanted = [x for x in inputs if x.requires_grad]

@@ -183,3 +183,436 @@ def test_every_collective_has_a_transpose() -> None:
     from shardtensor.spmd.recorded import TRANSPOSES
 
     assert set(TRANSPOSES) == {name for name, op in OPS.items() if op.spmd and op.operands == ("x",)} & set(st.__all__)
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+
+def test_leaves_without_a_gradient_pass_beside_others() -> None:
+    """A tree may have integers, numbers, constants and None beside tensors that require a gradient."""
+
+    def fn(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        given = {"w": w, "n": torch.arange(2), "c": x, "one": 1, "none": None, "host": np.ones(2)}
+        made = st.psum(given, "i")
+        assert made["one"] == 2
+        assert made["none"] is None
+        assert not made["c"].requires_grad
+        assert made["n"].tolist() == [0, 2]
+        (made["w"] * made["c"]).sum().backward()
+        with torch.no_grad():
+            assert not st.psum(w, "i").requires_grad
+        assert not st.psum(w.detach(), "i").requires_grad
+        return w.grad
+
+    found = st.pmap(fn, [np.ones(3), np.full(3, 2.0)], axis_name="i", devices=row(2))
+    assert [g.tolist() for g in found] == [[6.0] * 3] * 2
+
+
+def test_results_of_collectives_are_tensors_of_each_program() -> None:
+    """Devices that share a memory receive one array, but every program has a graph of its own."""
+
+    def fn(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        y = st.psum(w, "i")
+        node = y.grad_fn
+        st.psum(1, "i")
+        assert y.grad_fn is node
+        return y
+
+    found = st.pmap(fn, [np.ones(3)] * 3, axis_name="i", devices=row(3))
+    assert [y.tolist() for y in found] == [[3.0] * 3] * 3
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_independent_collectives_are_transposed_in_one_order(threads: int) -> None:
+    """PyTorch chooses among nodes that it can take: programs have to agree, whichever thread they run in."""
+    weights = np.random.default_rng(0).normal(size=(COUNT, 5, 3))
+
+    def fn(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        parts = [st.psum(row * (k + 1), "i").sum() * (k + st.axis_index("i")) for k, row in enumerate(w)]
+        parts += [st.all_gather(torch.sin(w), "i").sum(), (w * w).sum()]
+        total(parts).backward()
+        return w.grad
+
+    with st.set_num_threads(threads):
+        for _ in range(drawn(30, fast=3)):
+            found = st.pmap(fn, weights, axis_name="i", devices=row())
+            rows = np.arange(5)[:, None]
+            wanted = (rows + 1) * (COUNT * rows + sum(range(COUNT))) + COUNT * np.cos(weights) + 2 * weights
+            np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_hooks_and_functions_of_the_user_call_collectives(threads: int) -> None:
+    """Their backward passes run although no collective was recorded before."""
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return st.psum(g, "i")
+
+    def fn(x: Any) -> Any:
+        v, w = x.clone().requires_grad_(), x.clone().requires_grad_()
+        v.register_hook(lambda g: 10 * st.pmean(g, "i"))
+        for _ in range(3):
+            ((Same.apply(w) ** 2).sum() + (v**2).sum()).backward()
+        return v.grad, w.grad
+
+    x = np.arange(8.0).reshape(COUNT, 2)
+    with st.set_num_threads(threads):
+        v, w = st.pmap(fn, x, axis_name="i", devices=row())
+    np.testing.assert_allclose(np.asarray(v), np.broadcast_to(60 * x.mean(0), x.shape))
+    np.testing.assert_allclose(np.asarray(w), np.broadcast_to(6 * x.sum(0), x.shape))
+
+
+def test_checkpoints_call_collectives_again() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def fn(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        y = checkpoint(lambda w: torch.sin(st.psum(w * w, "i")), w, use_reentrant=False)
+        y.sum().backward()
+        return w.grad
+
+    x = np.arange(6.0).reshape(3, 2)
+    found = st.pmap(fn, x, axis_name="i", devices=row(3))
+    np.testing.assert_allclose(np.asarray(found), 3 * np.cos((x * x).sum(0)) * 2 * x)
+
+
+def test_programs_take_turns_with_modes_of_their_own() -> None:
+    """Hooks of saved tensors, autocast, and what `torch.func` sets around a function, belong to one program."""
+    saved: list[int] = []
+
+    def fn(x: Any) -> Any:
+        k = st.axis_index("i")
+        w = x.clone().requires_grad_()
+        autograd = torch._C._autograd
+        if k == 0:
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(k) or t, lambda t: t):
+                st.psum(w * w, "i")
+        elif k == 1:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                st.psum(w * w, "i")
+                assert (x.float() @ x.float()).dtype == torch.bfloat16
+        elif k == 2:
+            torch.func.grad(lambda w: st.psum(w * w, "i").sum())(x)
+        else:
+            st.psum(w * w, "i")
+            assert (x.float() @ x.float()).dtype == torch.float32
+        if k == 2:  # Its backward pass has called the second one.
+            return autograd._saved_tensors_hooks_is_enabled()
+        st.psum({"gradient of psum 1, leaf 0": w * w}, "i")
+        return autograd._saved_tensors_hooks_is_enabled()
+
+    for threads in (1, 2):
+        saved.clear()
+        with st.set_num_threads(threads):
+            assert st.pmap(fn, [np.ones(2)] * COUNT, axis_name="i", devices=row()) == [True] * COUNT
+        assert saved == [0, 0]
+        assert torch._C._autograd._saved_tensors_hooks_is_enabled()
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_tensor_parallel_layers_as_in_megatron() -> None:
+    """f passes x on, and its transpose sums; g sums, and its transpose passes on."""
+
+    def f(x: Any) -> Any:
+        x = x.view_as(x)
+        x.register_hook(lambda cotangent: st.psum(cotangent, "model"))
+        return x
+
+    def g(x: Any) -> Any:
+        return x - x.detach() + st.psum(x.detach(), "model")
+
+    rng = np.random.default_rng(0)
+    x, a, b = rng.normal(size=(5, 3)), rng.normal(size=(3, 6)), rng.normal(size=(6, 2))
+
+    def fn(x: Any, a: Any, b: Any) -> Any:
+        given = [t.clone().requires_grad_() for t in (x, a, b)]
+        y = g(torch.tanh(f(given[0] * 1) @ given[1]) @ given[2])
+        (y**2).sum().backward()
+        return tuple([t.grad for t in given])
+
+    mesh = st.make_mesh((2,), ("model",), devices=row(2))
+    columns, rows = st.P(None, "model"), st.P("model")
+    mapped = st.shard_map(fn, mesh=mesh, in_specs=(st.P(), columns, rows), out_specs=(st.P(), columns, rows))
+    with st.transfers() as log:
+        found = mapped(x, a, b)
+    messages = [record for record in log if record.operator == "psum"]
+    assert {record.bytes for record in messages} == {5 * 2 * 8, 5 * 3 * 8}  # one all-reduce each way
+    given = [torch.from_numpy(t).requires_grad_() for t in (x, a, b)]
+    ((torch.tanh(given[0] @ given[1]) @ given[2]) ** 2).sum().backward()
+    for mine, there in zip(found, given, strict=True):
+        np.testing.assert_allclose(np.asarray(mine), there.grad.numpy(), rtol=1e-12)
+
+
+def test_collectives_along_the_axes_of_a_mesh() -> None:
+    """The transposes are those along the same axes, in maps of maps too."""
+    x = np.arange(1.0, 17.0).reshape(4, 4)
+
+    def fn(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        y = st.psum(w * w, "a") * st.axis_index("b") + st.pmean(w, ("b", "a"))
+        y.sum().backward()
+        return w.grad
+
+    mesh = st.make_mesh((2, 2), ("a", "b"), devices=row())
+    found = st.shard_map(fn, mesh=mesh, in_specs=st.P("a", "b"), out_specs=st.P("a", "b"))(x)
+    wanted = 2 * np.repeat([0, 1], 2) * 2 * x + 1
+    np.testing.assert_allclose(np.asarray(found), wanted)
+    nested = st.pmap(st.pmap(fn, axis_name="b"), axis_name="a", devices=np.array(row()).reshape(2, 2))
+    blocks = x.reshape(2, 2, 2, 2).swapaxes(1, 2)
+    np.testing.assert_allclose(np.asarray(nested(blocks)), wanted.reshape(2, 2, 2, 2).swapaxes(1, 2))
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def test_programs_whose_backward_passes_differ_get_an_error() -> None:
+    def only_one(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        y = st.psum(w * w, "i").sum()
+        if st.axis_index("i") == 0:
+            y.backward()
+
+    def other_order(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        a, b = st.psum(w, "i").sum(), st.psum(w * w, "i").sum()
+        for y in (a, b) if st.axis_index("i") else (b, a):
+            y.backward()
+
+    def other_leaf(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        a, b = st.psum((w, x) if st.axis_index("i") else (x, w), "i")
+        (a + b).sum().backward()
+
+    for fn, message in ((only_one, "returned without"), (other_order, "gradient of psum 2"), (other_leaf, "leaf 1")):
+        with pytest.raises(st.CollectiveError, match=message):
+            st.pmap(fn, [np.ones(2)] * 2, axis_name="i", devices=row(2))
+
+
+def test_an_error_in_a_backward_pass_ends_the_map() -> None:
+    def fn(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        y = st.psum(w * w, "i")
+        if st.axis_index("i") == 1:
+            y.register_hook(lambda g: 1 / 0)
+        y.sum().backward()
+
+    with pytest.raises(ZeroDivisionError):
+        st.pmap(fn, [np.ones(2)] * 3, axis_name="i", devices=row(3))
+
+
+def test_a_graph_that_leaves_its_program_has_no_collectives() -> None:
+    held: list[Any] = []
+
+    def fn(x: Any) -> None:
+        w = x.clone().requires_grad_()
+        held.append(st.psum(w, "i").sum())
+
+    st.pmap(fn, [np.ones(2)] * 2, axis_name="i", devices=row(2))
+    with pytest.raises(st.ShardingError, match="no mapped function around"):
+        held[0].backward()
+
+
+@collective
+def pnorm(x: Any, axis_name: Any) -> Any:
+    """A collective of a user."""
+
+
+@implements(pnorm, "algorithm", "infer")
+def _pnorm(x: Any, axis_name: Any) -> Any:
+    from shardtensor.spmd.axes import axis_position
+
+    at = axis_position("pnorm", axis_name)
+    return rendezvous("pnorm", at, x, (), lambda communicator, arrays: communicator.all_reduce(arrays, "add"))
+
+
+def test_a_collective_without_a_transpose_is_an_error() -> None:
+    def fn(x: Any) -> Any:
+        assert pnorm(x, "i").tolist() == [2.0, 2.0]
+        return pnorm(x.clone().requires_grad_(), "i")
+
+    with pytest.raises(st.ArgumentTypeError, match=r"pnorm: x requires a gradient.*no transpose.*x\.detach"):
+        st.pmap(fn, [np.ones(2)] * 2, axis_name="i", devices=row(2))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # one of PyTorch's own
+@pytest.mark.parametrize("way", ["vmap", "jvp", "dual"])
+def test_other_transformations_of_collectives_raise(way: str) -> None:
+    def fn(x: Any) -> Any:
+        f = functools.partial(st.psum, axis_name="i")
+        if way == "vmap":
+            return torch.func.vmap(f)(x)
+        if way == "jvp":
+            return torch.func.jvp(f, (x,), (x,))
+        forward = torch.autograd.forward_ad
+        with forward.dual_level():
+            return forward.unpack_dual(f(forward.make_dual(x, x))).tangent
+
+    with pytest.raises(st.BackendError, match=r"collective inside.*(vmap|forward-mode)"):
+        st.pmap(fn, [np.ones(2)] * 2, axis_name="i", devices=row(2))
+    assert st.pmap(lambda x: st.psum(x, "i"), [np.ones(2)] * 2, axis_name="i", devices=row(2))[0].tolist() == [2, 2]
+
+
+def test_transposes_of_uneven_exchanges_raise() -> None:
+    def fn(x: Any) -> Any:
+        w = x.clone().requires_grad_()
+        st.all_to_all(w, "i", 1, 0, tiled=True).sum().backward()
+
+    with pytest.raises(st.ShapeError, match=r"all_to_all.*split rule"):
+        st.pmap(fn, [np.ones((1, 4)), np.ones((3, 4))], axis_name="i", devices=row(2))
+
+
+# -- modules ---------------------------------------------------------------------------------------
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+
+
+def test_data_parallel_training_equals_that_on_one_device() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(16, 3)), rng.normal(size=(16, 1))
+    model = network()
+    replicas = shardtensor_torch.replicate(model, row())
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in replicas]
+
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        for p, g in zip(model.parameters(), st.pmean([p.grad for p in model.parameters()], "batch"), strict=True):
+            p.grad.copy_(g)
+        optimizer.step()
+        return st.pmean(loss.detach(), "batch")
+
+    one = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    xs, ys = st.shard(x, devices=row()), st.shard(y, devices=row())
+    for _ in range(3):
+        losses = st.pmap(step, replicas, optimizers, xs, ys, axis_name="batch")
+        one.zero_grad()
+        wanted = ((model(torch.from_numpy(x)) - torch.from_numpy(y)) ** 2).mean()
+        wanted.backward()
+        one.step()
+        np.testing.assert_allclose([float(loss) for loss in losses], wanted.item(), rtol=1e-12)
+    states = [replica.state_dict() for replica in replicas]
+    for name, parameter in model.state_dict().items():
+        np.testing.assert_allclose(states[0][name].numpy(), parameter.numpy(), rtol=1e-12, atol=1e-13)
+        assert all(torch.equal(state[name], states[0][name]) for state in states)
+    model.load_state_dict(states[0])
+
+
+def test_replicas_have_buffers_and_modes_of_their_own() -> None:
+    """A batch normalization over all programs, by collectives in the forward pass, equals that of one device."""
+
+    class Normalized(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor([2.0, 3.0], dtype=torch.float64))
+            self.register_buffer("mean", torch.zeros(2, dtype=torch.float64))
+
+        def forward(self, x: Any) -> Any:
+            if not self.training:
+                return (x - self.mean) * self.scale
+            mean = st.pmean(x.mean(0), "batch")
+            variance = st.pmean(((x - mean) ** 2).mean(0), "batch")
+            self.mean.copy_(mean.detach())
+            return (x - mean) / variance.sqrt() * self.scale
+
+    x = np.random.default_rng(0).normal(size=(8, 2))
+    modules = shardtensor_torch.replicate(Normalized(), row(2))
+
+    def fn(module: Any, x: Any) -> Any:
+        assert module.training
+        w = x.clone().requires_grad_()
+        (module(w) ** 3).sum().backward()
+        return w.grad, st.psum(module.scale.grad, "batch")
+
+    found = st.pmap(fn, modules, st.shard(x, devices=row(2)), axis_name="batch")
+    w = torch.from_numpy(x).requires_grad_()
+    scale = torch.tensor([2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    ((((w - w.mean(0)) / w.var(0, correction=0).sqrt()) * scale) ** 3).sum().backward()
+    np.testing.assert_allclose(np.concatenate([np.asarray(g) for g, _ in found]), w.grad.numpy(), rtol=1e-11)
+    np.testing.assert_allclose(np.asarray(found[1][1]), scale.grad.numpy(), rtol=1e-11)
+    assert modules[0].mean is not modules[1].mean
+    np.testing.assert_allclose(modules[1].mean.numpy(), x.mean(0), rtol=1e-12)
+    for module in modules:
+        module.eval()
+    (made,) = st.pmap(lambda module, x: module(x), modules[:1], [x[:1]], devices=row(1))
+    np.testing.assert_allclose(np.asarray(made), (x[:1] - x.mean(0)) * [2, 3])
+
+
+def test_arguments_of_replicate_are_checked() -> None:
+    assert len(shardtensor_torch.replicate(network())) == len(st.devices("torch"))
+    with pytest.raises(st.ArgumentTypeError, match=r"replicate: module is function"):
+        shardtensor_torch.replicate(network)
+    with pytest.raises(st.ArgumentTypeError, match=r"replicate: devices has Device\('numpy:0'\)"):
+        shardtensor_torch.replicate(network(), st.devices("numpy"))
+
+
+# -- functions of tensors as derivatives -----------------------------------------------------------
+
+
+def test_vjp_of_a_function_of_tensors() -> None:
+    """`Backend.vjp`: what a map needs of a function that computes with PyTorch."""
+    backend = load("torch")
+    x, n = torch.arange(3.0, dtype=torch.float64), torch.arange(3)
+
+    def fn(x: Any, n: Any) -> Any:
+        y = x * 3
+        x += 1  # in place
+        return [y * n, x, n, "text", x * 0 + y]
+
+    made, pull = backend.vjp(fn, [x.clone(), n])
+    assert not any(isinstance(y, torch.Tensor) and y.requires_grad for y in made)
+    assert made[3] == "text"
+    np.testing.assert_array_equal(made[1].numpy(), [1, 2, 3])
+    ones = torch.ones_like(x)
+    gradient, none = pull([ones, 10 * ones, None, None, None])
+    assert none is None
+    np.testing.assert_allclose(gradient.numpy(), 3 * np.arange(3) + 10)
+    made, pull = backend.vjp(lambda x: [x.detach()], [x])
+    assert pull([ones]) == [None]
+    with torch.no_grad():
+        made, pull = backend.vjp(lambda x: [x, x * 2], [x])
+        np.testing.assert_array_equal(pull([ones, None])[0].numpy(), 1)
+
+
+def test_vjp_with_collectives_in_another_map() -> None:
+    """The forward pass of a map keeps the graph, and a second map pulls cotangents back, with collectives."""
+    backend = load("torch")
+    x = np.arange(1.0, 5.0).reshape(2, 2)
+
+    def forward(x: Any) -> Any:
+        (y,), pull = backend.vjp(lambda x: [st.psum(x * x, "i") * x], [x])
+        return y, [pull]
+
+    forwarded = st.pmap(forward, list(x), axis_name="i", devices=row(2))
+    cotangents = [np.array([1.0, 2.0]), np.array([3.0, 4.0])]
+    found = st.pmap(
+        lambda held, g: held[0]([g])[0], [held for _, held in forwarded], cotangents, axis_name="i", devices=row(2)
+    )
+    g = np.array(cotangents)
+    wanted = g * (x * x).sum(0) + 2 * x * (g * x).sum(0)
+    np.testing.assert_allclose(np.stack([np.asarray(part) for part in found]), wanted, rtol=1e-12)
+
+
+# -- tensors of this library under st.grad ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("take", [torch.from_dlpack, torch.asarray, torch.as_tensor, torch.tensor], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_a_differentiated_tensor_does_not_become_one_of_pytorch(take: Any, name: str) -> None:
+    x = st.device_put(np.arange(3.0), st.devices(name)[0])
+    with pytest.raises(st.ConcretizationError, match="stop_gradient"):
+        st.grad(lambda x: float(take(x).sum()) * x.sum())(x)
+    found = st.grad(lambda x: float(take(st.stop_gradient(x)).sum()) * x.sum())(x)
+    assert found.tolist() == [3.0] * 3
