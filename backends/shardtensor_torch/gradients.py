@@ -78,19 +78,28 @@ class Collective(torch.autograd.Function):
             "a collective inside torch.func.vmap, which does not support it; apply it to the results of vmap"
         )
 
-    @staticmethod
-    def jvp(*_: Any) -> Any:
-        """Raises BackendError."""
-        raise BackendError(
-            "a collective inside forward-mode differentiation (torch.func.jvp), which does not support it; use "
-            "torch.func.grad or torch.func.vjp"
-        )
+
+def have_tangents(leaves: Sequence[Any]) -> bool:
+    """Whether forward-mode differentiation is active for one of the leaves, which may be no tensors."""
+    forward = torch.autograd.forward_ad
+    if forward._current_level < 0:  # The level is that of all threads.
+        return False
+    return any(isinstance(x, torch.Tensor) and forward.unpack_dual(x).tangent is not None for x in leaves)
 
 
 def record_call(
     function: Callable[..., Sequence[Any]], transpose: Transpose, leaves: Sequence[Any], number: int, saves: bool
 ) -> Sequence[Any]:
-    """See `shardtensor.backend.Backend.record_call`."""
+    """See `shardtensor.backend.Backend.record_call`.
+
+    Raises:
+        BackendError: a tensor has a tangent.
+    """
+    if have_tangents(leaves):
+        raise BackendError(
+            "a collective inside forward-mode differentiation (torch.func.jvp), which does not support it; use "
+            "torch.func.grad or torch.func.vjp"
+        )
     _recorded.set(number + 1)
     results: Sequence[Any] = Collective.apply(_Call(function, transpose, saves), *leaves)
     for y in results:
