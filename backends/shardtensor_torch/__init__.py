@@ -107,7 +107,7 @@ class TorchBackend(Backend):
             raise BackendError(
                 "a collective inside torch.func.grad or torch.func.vmap, which do not support it; apply it to results"
             )
-        return self._gradients.Modes().restore  # type: ignore[no-any-return]
+        return self._gradients.modes()  # type: ignore[no-any-return]
 
     def memory_info(self, device: Device) -> tuple[int, int] | None:
         """Returns the bytes (free, total) of the device's GPU, or None on the host."""

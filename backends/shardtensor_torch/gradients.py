@@ -8,9 +8,10 @@ a collective run in threads of their own (`shardtensor.backend.beside_program`),
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from torch.autograd.variable import Variable
 from shardtensor.backend import beside_program, current_device
 from shardtensor.errors import BackendError
 
-__all__ = ["install", "record_call", "vjp"]
+__all__ = ["have_tangents", "install", "modes", "record_call", "vjp"]
 
 Transpose = Callable[..., Mapping[int, Any]]
 
@@ -42,7 +43,9 @@ class Collective(torch.autograd.Function):
     @staticmethod
     def forward(call: _Call, *leaves: Any) -> tuple[Any, ...]:  # type: ignore[override]
         """Calls the collective. Programs may receive the same tensor, of which each needs an object of its own."""
-        return tuple([y.detach() if isinstance(y, torch.Tensor) else y for y in call.function(*leaves)])
+        with _outside_of_functions():
+            results = call.function(*leaves)
+        return tuple([y.detach() if isinstance(y, torch.Tensor) else y for y in results])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:  # type: ignore[override]
@@ -116,69 +119,82 @@ def record_call(
 _KINDS = ("cpu", "cuda")
 """The kinds of devices of which PyTorch's autocast has a mode each."""
 
+_autograd, _functorch = torch._C._autograd, torch._C._functorch
 
-class Modes:
-    """The modes of PyTorch in this thread that concern gradients, and those of autocast, as they are now."""
+_is_recording, _set_recording = torch.is_grad_enabled, torch._C._set_grad_enabled
+_top_hooks = _autograd._top_saved_tensors_default_hooks
+_is_casting = torch._C._is_any_autocast_enabled
 
-    __slots__ = ("_autocast", "_flags", "_hooks", "_hooks_error")
 
-    def __init__(self) -> None:
-        c = torch._C
-        self._flags = (
-            torch.is_grad_enabled(),
-            c._is_fwd_grad_enabled(),
-            c._functorch.get_single_level_autograd_function_allowed(),
-        )
-        self._hooks_error = c._autograd._saved_tensors_hooks_get_disabled_error_message()
-        self._hooks = _pop_hooks()
-        _push_hooks(self._hooks)
-        self._autocast = _autocast() if c._is_any_autocast_enabled() else None
+def modes() -> Callable[[], None]:
+    """Returns a function that sets the present modes of this thread in the thread that calls it: whether gradients are
+    recorded, the default hooks of saved tensors, and autocast.
+    """
+    if _top_hooks(True) is None and not _is_casting():
+        return _recording if _is_recording() else _not_recording
+    hooks = _pop_hooks()
+    _push_hooks(hooks)
+    casts = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
+    return functools.partial(_set_modes, _is_recording(), hooks, casts, torch.is_autocast_cache_enabled())
 
-    def restore(self) -> None:
-        """Sets the modes of the calling thread."""
-        c = torch._C
-        recording, forward, single_level = self._flags
-        c._set_grad_enabled(recording)
-        c._set_fwd_grad_enabled(forward)
-        c._functorch.set_single_level_autograd_function_allowed(single_level)  # `torch.func` sets it in a collective.
-        if _pop_hooks() or self._hooks:
-            _push_hooks(self._hooks)
-        if self._hooks_error != c._autograd._saved_tensors_hooks_get_disabled_error_message():
-            if self._hooks_error is None:
-                c._autograd._saved_tensors_hooks_enable()
-            else:
-                c._autograd._saved_tensors_hooks_disable(self._hooks_error)
-        if self._autocast is not None:
-            _set_autocast(*self._autocast)
-        elif c._is_any_autocast_enabled():
-            for kind in _KINDS:
-                torch.set_autocast_enabled(kind, False)
+
+def _set_modes(recording: bool, hooks: Sequence[Any], casts: Sequence[tuple[bool, Any]], caches: bool) -> None:
+    _set_recording(recording)
+    _pop_hooks()
+    _push_hooks(hooks)
+    for kind, (enabled, dtype) in zip(_KINDS, casts, strict=True):
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+    torch.set_autocast_cache_enabled(caches)
+
+
+_NO_CASTS = [(False, torch.get_autocast_dtype(kind)) for kind in _KINDS]
+
+
+def _recording() -> None:
+    _set_recording(True)
+    if _top_hooks(True) is not None or _is_casting():
+        _set_modes(True, (), _NO_CASTS, True)
+
+
+def _not_recording() -> None:
+    _set_recording(False)
+    if _top_hooks(True) is not None or _is_casting():
+        _set_modes(False, (), _NO_CASTS, True)
+
+
+@contextlib.contextmanager
+def _outside_of_functions() -> Iterator[None]:
+    """Sets the modes that PyTorch and `torch.func` set around a `torch.autograd.Function`, other than that of recording,
+    to their defaults, since other programs may run in the block.
+    """
+    forward, error = torch._C._is_fwd_grad_enabled(), _autograd._saved_tensors_hooks_get_disabled_error_message()
+    single_level = _functorch.get_single_level_autograd_function_allowed()
+    torch._C._set_fwd_grad_enabled(True)
+    _functorch.set_single_level_autograd_function_allowed(False)
+    if error is not None:
+        _autograd._saved_tensors_hooks_enable()
+    try:
+        yield
+    finally:
+        torch._C._set_fwd_grad_enabled(forward)
+        _functorch.set_single_level_autograd_function_allowed(single_level)
+        if error is not None:
+            _autograd._saved_tensors_hooks_disable(error)
 
 
 def _pop_hooks() -> list[Any]:
     """Removes the default hooks of saved tensors and returns them, outermost first."""
-    autograd, found = torch._C._autograd, []
-    while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
+    found = []
+    while (hooks := _top_hooks(True)) is not None:
         found.append(hooks)
-        autograd._pop_saved_tensors_default_hooks()
+        _autograd._pop_saved_tensors_default_hooks()
     return found[::-1]
 
 
 def _push_hooks(hooks: Sequence[Any]) -> None:
     for pack, unpack in hooks:
-        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-
-def _autocast() -> tuple[list[tuple[bool, Any]], bool]:
-    modes = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS]
-    return modes, torch.is_autocast_cache_enabled()
-
-
-def _set_autocast(modes: Sequence[tuple[bool, Any]], cache: bool) -> None:
-    for kind, (enabled, dtype) in zip(_KINDS, modes, strict=True):
-        torch.set_autocast_enabled(kind, enabled)
-        torch.set_autocast_dtype(kind, dtype)
-    torch.set_autocast_cache_enabled(cache)
+        _autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 # -- the engine ------------------------------------------------------------------------------------
@@ -224,10 +240,10 @@ def install() -> None:
 def _beside(function: Callable[[], Any], count: int) -> Any:
     """Calls a function that runs a backward pass in a thread beside the program, with the modes of this thread."""
     layers = _pop_layers()
-    modes, streams = Modes(), _streams()
+    restore, streams = modes(), _streams()
 
     def run() -> Any:
-        modes.restore()
+        restore()
         _push_layers(layers)
         try:
             # All nodes run in this thread, also those of a GPU, whose own thread would serve several programs.
@@ -238,7 +254,8 @@ def _beside(function: Callable[[], Any], count: int) -> Any:
             _pop_layers()
 
     try:
-        return beside_program(run)
+        with _outside_of_functions():
+            return beside_program(run)
     finally:
         _push_layers(layers)
 
