@@ -164,16 +164,17 @@ class TorchBackend(Backend):
     # -- gradients ---------------------------------------------------------------------------------
 
     def is_recorded(self, leaves: Sequence[Any]) -> bool:
-        """Whether PyTorch records a gradient of one of the leaves, if it requires one, or has a tangent. In a `torch.func`
-        transformation the answer is always True: only recorded calls leave it.
+        """Whether PyTorch records a gradient of one of the leaves, or one has a tangent.
+
+        In a `torch.func` transformation the answer is always True: only recorded calls leave it.
         """
         torch = self._torch
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return True
         tensor = torch.Tensor
-        if torch.is_grad_enabled() and any([isinstance(x, tensor) and x.requires_grad for x in leaves]):
+        if torch.is_grad_enabled() and any(isinstance(x, tensor) and x.requires_grad for x in leaves):
             return True
-        return torch.autograd.forward_ad._current_level >= 0 and self._gradients.have_tangents(leaves)
+        return bool(self._gradients.have_tangents(leaves))
 
     def record_call(
         self,

@@ -1,9 +1,9 @@
 """Gradients of collectives by PyTorch's automatic differentiation. Importing this module imports torch.
 
 A collective is a `torch.autograd.Function` whose backward pass calls the transposed collective. There, a program waits
-for the others, which its thread may have to run meanwhile. PyTorch keeps the queue of a backward pass for each thread,
-so that two of one thread would take the work of each other. Therefore the backward passes of programs that have recorded
-a collective run in threads of their own (`shardtensor.backend.beside_program`), those of GPUs too.
+for the others, which its thread may have to run meanwhile. PyTorch has one queue for all backward passes of a thread,
+which would take the work of each other. Therefore those of programs that have recorded a collective run in threads of
+their own (`shardtensor.backend.beside_program`).
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class _Call(NamedTuple):
     saves: bool
 
 
-class Collective(torch.autograd.Function):
+class Collective(torch.autograd.Function):  # type: ignore[misc]
     """A collective as a function of its leaves, the first argument being a `_Call`."""
 
     @staticmethod
-    def forward(call: _Call, *leaves: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def forward(call: _Call, *leaves: Any) -> tuple[Any, ...]:
         """Calls the collective. Programs may receive the same tensor, of which each needs an object of its own."""
         with _outside_of_functions():
             results = call.function(*leaves)
         return tuple([y.detach() if isinstance(y, torch.Tensor) else y for y in results])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:  # type: ignore[override]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         """Saves what the transpose needs."""
         call, *leaves = inputs
         ctx.call = call
@@ -64,7 +64,7 @@ class Collective(torch.autograd.Function):
             ctx.saved = [k for k, x in enumerate((*leaves, *output)) if isinstance(x, torch.Tensor)]
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Calls the transposed collective."""
         count = len(cotangents)
         wanted = {k: g for k, g in enumerate(cotangents) if ctx.needs_input_grad[k + 1]}
@@ -165,8 +165,9 @@ def _not_recording() -> None:
 
 @contextlib.contextmanager
 def _outside_of_functions() -> Iterator[None]:
-    """Sets the modes that PyTorch and `torch.func` set around a `torch.autograd.Function`, other than that of recording,
-    to their defaults, since other programs may run in the block.
+    """Sets the modes that PyTorch and `torch.func` set around a `torch.autograd.Function` to their defaults.
+
+    Other programs may run in the block. The mode of recording is left to `modes`.
     """
     forward, error = torch._C._is_fwd_grad_enabled(), _autograd._saved_tensors_hooks_get_disabled_error_message()
     single_level = _functorch.get_single_level_autograd_function_allowed()
@@ -203,9 +204,10 @@ def _push_hooks(hooks: Sequence[Any]) -> None:
 class Engine(type(Variable._execution_engine)):  # type: ignore[misc]
     """PyTorch's engine of backward passes, which runs some of them beside their programs.
 
-    That is necessary where a program has recorded a collective. Other backward passes may call collectives, too, in hooks
-    and in functions of the user: while such a program is suspended, the backward passes of others in its thread run
-    elsewhere. On GPUs, all those of programs do, since the nodes would run in threads of the engine, which programs share.
+    That is necessary where a program has recorded a collective. Other backward passes may call collectives, too, in
+    hooks and in functions of the user: while such a program is suspended, the backward passes of others in its thread
+    run elsewhere. On GPUs, all those of programs do: the engine has one thread for the nodes of a GPU, which programs
+    share.
     """
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
@@ -279,30 +281,30 @@ def _push_layers(layers: Sequence[Any]) -> None:
 
 
 def _count_nodes(count: int) -> None:
-    """Creates nodes until their numbers, which are counted by thread, are greater than those of recorded collectives."""
+    """Creates nodes until their numbers, counted in each thread, are greater than those of recorded collectives."""
     one = torch.ones((), requires_grad=True)
     with torch.enable_grad():
         while torch._C._autograd._get_sequence_nr() <= count:
-            one * 1  # noqa: B018 - the node is the effect
+            one * 1
 
 
 # -- functions that call PyTorch directly ----------------------------------------------------------
 
 
-class _Same(torch.autograd.Function):
+class _Same(torch.autograd.Function):  # type: ignore[misc]
     """Returns its argument as another tensor in the same memory, of which PyTorch does not know that it is a view."""
 
     @staticmethod
-    def forward(x: Any) -> Any:  # type: ignore[override]
+    def forward(x: Any) -> Any:
         """See the class."""
         return x.detach()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # type: ignore[override]
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         """Saves nothing."""
 
     @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, g: Any) -> Any:
         """Passes the cotangent on."""
         return g
 
@@ -317,7 +319,7 @@ def vjp(function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, Calla
     taped = [y for y in results if isinstance(y, torch.Tensor) and y.requires_grad]
     wanted = [x for x in inputs if x.requires_grad]
 
-    def pull(cotangents: Sequence[Any]) -> Sequence[Any]:
+    def pull(cotangents: Sequence[Any], keep: bool = False) -> Sequence[Any]:
         given = [
             torch.zeros_like(y) if g is None else g
             for y, g in zip(results, cotangents, strict=True)
@@ -325,7 +327,7 @@ def vjp(function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, Calla
         ]
         token = _recorded.set(max(count, _recorded.get()))
         try:
-            found = torch.autograd.grad(taped, wanted, given, allow_unused=True) if taped and wanted else ()
+            found = torch.autograd.grad(taped, wanted, given, keep, allow_unused=True) if taped and wanted else ()
         finally:
             _recorded.reset(token)
         made = iter(found or [None] * len(wanted))

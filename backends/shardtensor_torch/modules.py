@@ -36,7 +36,7 @@ def replicate(module: Any, devices: Sequence[Device] | None = None) -> list[Any]
     for device in chosen:
         if getattr(device, "backend", None) != "torch":
             raise ArgumentTypeError(
-                f"replicate: devices has {device!r}; wanted devices of the backend torch, such as st.devices('torch')[:4]"
+                f"replicate: devices has {device!r}; wanted devices of the backend torch, as st.devices('torch') has"
             )
     on_gpu = backend.dlpack_device(chosen[0])[0] == 2 if chosen else False
     copies: list[Any] = []

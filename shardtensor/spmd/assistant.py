@@ -1,8 +1,8 @@
 """Threads that call a function for a program, which waits for it and makes its collective calls.
 
-A program is suspended by a switch to another greenlet of its thread. That is not possible inside of a function of another
-library that keeps state of the thread in C++, as PyTorch's backward pass does: the backward passes of two programs in one
-thread would take the work of each other. Such a function runs in a thread of its own instead.
+A program is suspended by a switch to another greenlet of its thread. That is not possible inside of a function of
+another library that keeps state of the thread in C++, as PyTorch's backward pass does: the backward passes of two
+programs in one thread would take the work of each other. Such a function runs in a thread of its own instead.
 """
 
 from __future__ import annotations

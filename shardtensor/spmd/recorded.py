@@ -1,8 +1,8 @@
 """Collectives of arrays whose gradients the array library records, as PyTorch does: their transposes.
 
-The library records a collective as one function, whose derivative is another collective. In a backward pass, all programs
-compute the gradient of the sum of what they differentiate, each with respect to its own arrays: `psum` is its own
-transpose. (`st.grad` of a map follows rules of its own, since its result has one gradient, not one for each program.)
+The library records a collective as one function, whose derivative is another collective. In a backward pass, all
+programs compute the gradient of the sum of what they differentiate, each with respect to its own arrays: `psum` is its
+own transpose. (`st.grad` of a map has rules of its own, since its arguments have one gradient for all programs.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from shardtensor.backend.protocol import Backend
 from shardtensor.core import Op, call
@@ -26,7 +27,8 @@ Arrays = Mapping[Any, Any]
 """Arrays by the numbers of the leaves to which they belong."""
 
 
-class Recorded(NamedTuple):
+@dataclass(frozen=True)
+class Recorded:
     """A collective call that was recorded.
 
     Attributes:
@@ -47,8 +49,8 @@ class Recorded(NamedTuple):
     size: int
     tag: str
     shapes: Mapping[int, Shape]
-    x: Arrays = {}
-    y: Arrays = {}
+    x: Arrays
+    y: Arrays
 
     def along(self, name: str, arrays: Arrays, /, **changed: Any) -> dict[int, Any]:
         """Calls a collective along the same axes, on arrays by number."""
@@ -156,7 +158,7 @@ def _of_gather(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     totals, made = recorded.along("psum", g), {}
     for k, total in totals.items():
         at = normalize_axis(axis, total.ndim)
-        sizes = [size for size, in _of_all(recorded, f"sizes of leaf {k}", (recorded.shapes[k][at],))]
+        sizes = [size for (size,) in _of_all(recorded, f"sizes of leaf {k}", (recorded.shapes[k][at],))]
         begin = sum(sizes[: recorded.index])
         made[k] = total[(slice(None),) * at + (slice(begin, begin + sizes[recorded.index]),)]
     return made
@@ -169,8 +171,8 @@ def _of_exchange(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
         fits = _follow_the_split_rule(recorded, {k: (array.shape, join) for k, array in g.items()})
         if not fits:
             raise ShapeError(
-                "all_to_all: the sizes of x along concat_axis are not those into which the split rule splits their sum; "
-                "wanted blocks of a split dimension, or blocks of equal size, where a gradient is recorded"
+                "all_to_all: a gradient of x is recorded, and the sizes along concat_axis are not those into which the "
+                "split rule splits their sum; wanted the blocks of a split dimension, or blocks of equal size"
             )
     return recorded.along("all_to_all", g, split_axis=join, concat_axis=cut, tiled=tiled)
 

@@ -13,8 +13,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'shardtensor[torch]'")
 pytest.importorskip("array_api_compat", reason="array-api-compat is not installed: pip install 'shardtensor[torch]'")
 
-import shardtensor as st  # noqa: E402 - what follows wants torch
 import shardtensor_torch  # noqa: E402
+
+import shardtensor as st  # noqa: E402 - what follows wants torch
 from shardtensor.backend.registry import load  # noqa: E402
 from shardtensor.core import implements  # noqa: E402
 from shardtensor.spmd.collectives import collective  # noqa: E402
@@ -127,7 +128,9 @@ def wanted_gradients(case: Case, xs: list[Any], twice: bool) -> list[Any]:
     gradients = torch.autograd.grad(value, given, create_graph=twice, materialize_grads=True)
     if not twice:
         return list(gradients)
-    return list(torch.autograd.grad(total([(g * g.conj()).real.sum() for g in gradients]), given, materialize_grads=True))
+    return list(
+        torch.autograd.grad(total([(g * g.conj()).real.sum() for g in gradients]), given, materialize_grads=True)
+    )
 
 
 def by_backward(value: Callable[[Any], Any], x: Any) -> Any:
@@ -608,7 +611,9 @@ def test_vjp_with_collectives_in_another_map() -> None:
 # -- tensors of this library under st.grad ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("take", [torch.from_dlpack, torch.asarray, torch.as_tensor, torch.tensor], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "take", [torch.from_dlpack, torch.asarray, torch.as_tensor, torch.tensor], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_a_differentiated_tensor_does_not_become_one_of_pytorch(take: Any, name: str) -> None:
     x = st.device_put(np.arange(3.0), st.devices(name)[0])
