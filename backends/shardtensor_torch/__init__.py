@@ -39,6 +39,7 @@ class TorchBackend(Backend):
     name = "torch"
     priority = -2
     negative_strides = False
+    records = True
 
     def __init__(self) -> None:
         try:

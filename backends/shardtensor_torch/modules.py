@@ -11,6 +11,9 @@ from shardtensor.errors import ArgumentTypeError
 
 __all__ = ["replicate"]
 
+_CUDA = 2
+"""The type of the memory of CUDA's devices in DLPack."""
+
 
 def replicate(module: Any, devices: Sequence[Device] | None = None) -> list[Any]:
     """Returns a copy of a module for each device, on that device, as a list over which `st.pmap` maps.
@@ -38,7 +41,6 @@ def replicate(module: Any, devices: Sequence[Device] | None = None) -> list[Any]
             raise ArgumentTypeError(
                 f"replicate: devices has {device!r}; wanted devices of the backend torch, as st.devices('torch') has"
             )
-    on_gpu = backend.dlpack_device(chosen[0])[0] == 2 if chosen else False
     copies: list[Any] = []
     for device in chosen:
         if is_remote(device):
@@ -46,6 +48,6 @@ def replicate(module: Any, devices: Sequence[Device] | None = None) -> list[Any]
             continue
         with backend.on(device):
             made = copy.deepcopy(module)
-            copies.append(made.to("cuda") if on_gpu else made)
+            copies.append(made.to("cuda") if backend.dlpack_device(device)[0] == _CUDA else made)
         backend.make_caller_wait(device)
     return copies

@@ -303,10 +303,12 @@ class Backend(abc.ABC):
 
     # -- gradients of the library ------------------------------------------------------------------
 
+    records = False  # Whether the array library records gradients: the methods `is_recorded`, `record_call` and `vjp`.
+
     def is_recorded(self, leaves: Sequence[Any]) -> bool:
         """Whether the array library records a gradient of one of ``leaves``, which may be no arrays of this backend.
 
-        A backend that defines it also defines `record_call`. Collectives of such arrays are then recorded.
+        Collectives are then called by `record_call`.
         """
         return False
 

@@ -52,7 +52,7 @@ class DeviceInterpreter(Interpreter):
         self.sharding = as_sharding(device, 0, "map")
         made = type(self.backend)
         self.stateless = made.on is Backend.on and made.capture_modes is Backend.capture_modes
-        self.records = made.is_recorded is not Backend.is_recorded
+        self.records = self.backend.records
         self.avals: dict[Any, Aval] = {}
 
     def aval_of(self, array: Any) -> Aval | None:

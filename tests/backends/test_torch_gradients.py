@@ -20,6 +20,7 @@ from shardtensor.backend.registry import load  # noqa: E402
 from shardtensor.core import implements  # noqa: E402
 from shardtensor.spmd.collectives import collective  # noqa: E402
 from shardtensor.spmd.rendezvous import rendezvous  # noqa: E402
+from tests.communication.test_distributed import launch  # noqa: E402
 from tests.draws import drawn  # noqa: E402
 
 COUNT = 4
@@ -621,3 +622,56 @@ def test_a_differentiated_tensor_does_not_become_one_of_pytorch(take: Any, name:
         st.grad(lambda x: float(take(x).sum()) * x.sum())(x)
     found = st.grad(lambda x: float(take(st.stop_gradient(x)).sum()) * x.sum())(x)
     assert found.tolist() == [3.0] * 3
+
+
+IN_A_JOB = """
+import os
+os.environ |= {"SHARDTENSOR_BACKEND": "torch", "SHARDTENSOR_NUM_DEVICES": "2"}
+import numpy as np
+import shardtensor as st
+import shardtensor_torch
+import torch
+
+st.distributed.initialize()
+mesh = st.make_mesh((4,), ("i",))
+x = st.device_put(np.arange(1.0, 9.0).reshape(4, 2), st.NamedSharding(mesh, st.P("i")))
+
+
+def fn(x):
+    w = x.clone().requires_grad_()
+    a, b, c = st.psum(w**2, "i"), st.all_gather(w, "i"), st.all_gather(w, "i", tiled=True)
+    ((a**2).sum() * (1 + st.axis_index("i")) + (b**3).sum() + (c * a.sum()).sum()).backward()
+    return w.grad
+
+
+found = st.pmap(fn, x, axis_name="i", devices=st.devices())
+print(np.asarray(st.reshard(found, st.NamedSharding(mesh, st.P()))).tolist())
+
+layer = torch.nn.Linear(2, 1, bias=False).double()
+torch.nn.init.ones_(layer.weight)
+layers = shardtensor_torch.replicate(layer)
+print([one is None for one in layers])
+
+
+def step(layer, x):
+    st.pmean(layer(x), "i").sum().backward()
+    return st.psum(layer.weight.grad, "i")
+
+
+made = st.pmap(step, layers, st.shard(x, devices=st.devices()), axis_name="i")
+print([y.tolist() for y in made if y.is_fully_addressable])
+"""
+
+
+@pytest.mark.full
+def test_gradients_in_programs_of_several_processes(tmp_path: Any) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(IN_A_JOB)
+    status, text = launch("gloo", 2, str(script))
+    assert status == 0, text
+    x = torch.arange(1.0, 9.0, dtype=torch.float64).reshape(4, 2).requires_grad_()
+    a = (x**2).sum(0)
+    ((a**2).sum() * 10 + 4 * (x**3).sum() + 4 * x.sum() * a.sum()).backward()
+    sums = [[x.detach().sum(0).tolist()]] * 2
+    wanted = [str(x.grad.tolist()), *map(str, ([False] * 2 + [True] * 2, [True] * 2 + [False] * 2)), str(sums)]
+    assert all(line in text for line in wanted), text
