@@ -22,6 +22,8 @@ from shardtensor.spmd.collectives import collective  # noqa: E402
 from shardtensor.spmd.rendezvous import rendezvous  # noqa: E402
 from tests.communication.test_distributed import launch  # noqa: E402
 from tests.draws import drawn  # noqa: E402
+from tests.project.test_docs_pages import DOCS, program  # noqa: E402
+from tests.scripts import LAPTOP, output_of, run_script  # noqa: E402
 
 COUNT = 4
 
@@ -180,6 +182,83 @@ def test_gradients_of_collectives(name: str) -> None:
             wanted = wanted_gradients(case, xs, way in (twice, twice_by_func))
             for mine, there in zip(found, wanted, strict=True):
                 np.testing.assert_allclose(np.asarray(mine), there.numpy(), rtol=1e-12, err_msg=f"{dtype} {way}")
+
+
+Step = tuple[Callable[..., Any], Callable[..., list[Any]], int]
+"""A function of tensors in a program, the same function of the tensors of all programs, and the number of arguments."""
+
+
+def each(function: Callable[..., Any]) -> Callable[..., list[Any]]:
+    return lambda *lists: [function(*parts, k) for k, parts in enumerate(zip(*lists, strict=True))]
+
+
+def local(function: Callable[..., Any], count: int) -> Step:
+    """A function without collectives, whose last argument is the number of the program."""
+    return lambda *args: function(*args, st.axis_index("i")), each(function), count
+
+
+SQUARE = [(COUNT, COUNT)] * COUNT
+STEPS: list[Step] = [
+    *[(CASES[n][0], CASES[n][1], 1) for n in ("psum", "psum in groups", "pmean", "pmax", "pprod", "pshuffle")],
+    *[(CASES[n][0], CASES[n][1], 1) for n in ("ppermute", "pbroadcast", "pswapaxes", "all_to_all")],
+    (
+        lambda x: st.psum_scatter(st.all_gather(x, "i", axis=1, tiled=True), "i", scatter_dimension=1, tiled=True),
+        lambda xs: [COUNT * x for x in xs],
+        1,
+    ),
+    local(lambda x, k: torch.sin(x * (k + 1)), 1),
+    local(lambda x, k: x / (1 + x * x), 1),
+    local(lambda x, y, k: x + (k - 1) * y, 2),
+    local(lambda x, y, k: x * y, 2),
+    local(lambda x, y, k: x @ y / COUNT, 2),
+]
+
+
+def drawn_steps(rng: np.random.Generator) -> list[tuple[Step, list[int]]]:
+    """Steps, each with the numbers of the earlier results that are its arguments."""
+    made = []
+    for n in range(1, int(rng.integers(4, 14))):
+        step = STEPS[rng.integers(len(STEPS))]
+        made.append((step, [int(k) for k in rng.integers(0, n, step[2])]))
+    return made
+
+
+def test_gradients_of_drawn_programs() -> None:
+    """Any collectives, on any paths to the loss, in programs of one thread and of several: eager, and twice."""
+    for seed in range(drawn(500, fast=12)):
+        rng = np.random.default_rng(seed)
+        steps = drawn_steps(rng)
+        scales = rng.normal(size=len(steps) + 1).tolist()
+        xs = [torch.from_numpy(rng.normal(size=shape)) for shape in SQUARE]
+
+        def loss(w: Any, steps: Any = steps, scales: Any = scales) -> Any:
+            values = [w]
+            for (function, _, _), numbers in steps:
+                values.append(torch.tanh(function(*[values[k] for k in numbers])))
+            return total([(v * scale).sum() for v, scale in zip(values, scales, strict=True)])
+
+        given = [x.clone().requires_grad_() for x in xs]
+        lists = [given]
+        for (_, function, _), numbers in steps:
+            lists.append([torch.tanh(y) for y in function(*[lists[k] for k in numbers])])
+        value = total([(v * scale).sum() for vs, scale in zip(lists, scales, strict=True) for v in vs])
+        gradients = torch.autograd.grad(value, given, create_graph=True)
+        second = torch.autograd.grad(total([g.sin().sum() for g in gradients]), given, materialize_grads=True)
+
+        def both(x: Any, loss: Any = loss) -> Any:
+            w = x.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(loss(w), w, create_graph=True)
+            if not gradient.requires_grad:
+                return gradient, torch.zeros_like(gradient)
+            return gradient, torch.autograd.grad(gradient.sin().sum(), w, materialize_grads=True)[0]
+
+        with st.set_num_threads(1 + seed % 2):
+            found = st.pmap(both, [x.numpy() for x in xs], axis_name="i", devices=row())
+        for wanted, mine in zip((gradients, second), zip(*found, strict=True), strict=True):
+            for there, here in zip(wanted, mine, strict=True):
+                np.testing.assert_allclose(
+                    np.asarray(here), there.detach().numpy(), rtol=1e-7, atol=1e-9, err_msg=f"seed {seed}"
+                )
 
 
 def test_every_collective_has_a_transpose() -> None:
@@ -675,3 +754,9 @@ def test_gradients_in_programs_of_several_processes(tmp_path: Any) -> None:
     sums = [[x.detach().sum(0).tolist()]] * 2
     wanted = [str(x.grad.tolist()), *map(str, ([False] * 2 + [True] * 2, [True] * 2 + [False] * 2)), str(sums)]
     assert all(line in text for line in wanted), text
+
+
+@pytest.mark.parametrize("page", ["pytorch.md", "programs.md"])
+def test_the_page_runs_with_pytorch(page: str) -> None:
+    code, printed = program((DOCS / page).read_text().replace("```python torch", "```python"))
+    assert output_of(run_script(LAPTOP + code, seconds=300)) == printed
