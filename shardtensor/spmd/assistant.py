@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from shardtensor.errors import CollectiveError
-from shardtensor.spmd.program import Assistant, Program, around
+from shardtensor.host.fork import in_children
+from shardtensor.spmd.program import Program, around
 
 
 class _Outcome(NamedTuple):
@@ -41,18 +43,48 @@ def _outcome_of(function: Callable[[], Any]) -> _Outcome:
         return _Outcome(None, error)
 
 
+_KEPT = 64
+"""The maximum number of idle threads."""
+
+
 class _Thread:
-    """The thread of one call; see the module. It ends with the call."""
+    """A thread that calls one function after the other, until it gets None."""
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="shardtensor: assistant", daemon=True)
+        self._thread.start()
+
+    def is_here(self) -> bool:
+        """Whether the calling thread is this one."""
+        return threading.current_thread() is self._thread
+
+    def _work(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            job()
+            del job  # It refers to the program.
+
+
+_idle: deque[_Thread] = deque()  # Other threads may take one at any time, by one call.
+in_children(_idle.clear)
+
+
+class _Call:
+    """One call of a function for a program; see `shardtensor.spmd.program.Assistant`."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._requests: SimpleQueue[Callable[[], Any] | _Outcome] = SimpleQueue()
         self._answers: SimpleQueue[_Outcome] = SimpleQueue()
         self._left = False
+        try:
+            self._thread = _idle.pop()
+        except IndexError:
+            self._thread = _Thread()
 
     def is_here(self) -> bool:
         """See `Assistant`."""
-        return threading.current_thread() is self._thread
+        return self._thread.is_here()
 
     def ask(self, request: Callable[[], Any]) -> Any:
         """See `Assistant`."""
@@ -61,22 +93,22 @@ class _Thread:
         self._requests.put(request)
         return self._answers.get().get()
 
-    def call(self, function: Callable[[], Any]) -> Any:
+    def run(self, function: Callable[[], Any]) -> Any:
         """Calls the function in the thread, and meanwhile what that asks for in the program."""
         context = contextvars.copy_context()
-        self._thread = threading.Thread(
-            target=lambda: self._requests.put(_outcome_of(lambda: context.run(function))),
-            name=f"shardtensor: {self._program}",
-            daemon=True,
-        )
-        self._thread.start()
+        self._thread.jobs.put(lambda: self._requests.put(_outcome_of(lambda: context.run(function))))
         try:
             while not isinstance(request := self._requests.get(), _Outcome):
                 self._answers.put(_outcome_of(request))
-        except BaseException as error:  # That of a signal handler. The thread ends at its next request.
+        except BaseException as error:  # That of a signal handler. The call ends at its next request.
             self._left = True
             self._answers.put(_Outcome(None, CollectiveError(f"the program was interrupted: {error!r}")))
+            self._thread.jobs.put(None)
             raise
+        if len(_idle) < _KEPT:
+            _idle.append(self._thread)
+        else:
+            self._thread.jobs.put(None)
         return request.get()
 
 
@@ -85,9 +117,9 @@ def call_beside(function: Callable[[], Any]) -> Any:
     program = around()
     if program is None:
         return function()
-    thread: Assistant = (made := _Thread(program))
-    program.assistant = thread
+    call = _Call(program)
+    program.assistant = call
     try:
-        return made.call(function)
+        return call.run(function)
     finally:
         program.assistant = None
