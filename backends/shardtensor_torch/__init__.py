@@ -39,7 +39,6 @@ class TorchBackend(Backend):
     name = "torch"
     priority = -2
     negative_strides = False
-    records = True
 
     def __init__(self) -> None:
         try:
@@ -67,6 +66,7 @@ class TorchBackend(Backend):
             self.helper_delay = 10e-3  # Calls are asynchronous but launch many kernels.
             self.pinned_host = True
         self._gradients.install()
+        self.records = self._torch.Tensor
         self._xp = namespace.Namespace(self._kind)
         self._uses = getattr(self._torch._C, "_storage_Use_Count", None)
         self._weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
@@ -169,13 +169,7 @@ class TorchBackend(Backend):
 
         In a `torch.func` transformation the answer is always True: only recorded calls leave it.
         """
-        torch = self._torch
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return True
-        tensor = torch.Tensor
-        if torch.is_grad_enabled() and any(isinstance(x, tensor) and x.requires_grad for x in leaves):
-            return True
-        return bool(self._gradients.have_tangents(leaves))
+        return self._gradients.is_recorded(leaves)  # type: ignore[no-any-return]
 
     def record_call(
         self,

@@ -21,7 +21,7 @@ from torch.autograd.variable import Variable
 from shardtensor.backend import beside_program, current_device
 from shardtensor.errors import BackendError
 
-__all__ = ["have_tangents", "install", "modes", "record_call", "vjp"]
+__all__ = ["install", "is_recorded", "modes", "record_call", "vjp"]
 
 Transpose = Callable[..., Mapping[int, Any]]
 
@@ -82,12 +82,23 @@ class Collective(torch.autograd.Function):  # type: ignore[misc]
         )
 
 
+_interpreter = torch._C._functorch.peek_interpreter_stack
+_forward_mode = torch.autograd.forward_ad
+
+
+def is_recorded(leaves: Sequence[Any]) -> bool:
+    """See `TorchBackend.is_recorded`."""
+    for x in leaves:
+        if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
+            return True
+    return _interpreter() is not None or (_forward_mode._current_level >= 0 and have_tangents(leaves))
+
+
 def have_tangents(leaves: Sequence[Any]) -> bool:
     """Whether forward-mode differentiation is active for one of the leaves, which may be no tensors."""
-    forward = torch.autograd.forward_ad
-    if forward._current_level < 0:  # The level is that of all threads.
+    if _forward_mode._current_level < 0:  # The level is that of all threads.
         return False
-    return any(isinstance(x, torch.Tensor) and forward.unpack_dual(x).tangent is not None for x in leaves)
+    return any(isinstance(x, torch.Tensor) and _forward_mode.unpack_dual(x).tangent is not None for x in leaves)
 
 
 def record_call(

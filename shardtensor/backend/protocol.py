@@ -303,7 +303,8 @@ class Backend(abc.ABC):
 
     # -- gradients of the library ------------------------------------------------------------------
 
-    records = False  # Whether the array library records gradients: the methods `is_recorded`, `record_call` and `vjp`.
+    records: type | None = None
+    """The class of arrays, if the library records gradients of them: by `is_recorded`, `record_call` and `vjp`."""
 
     def is_recorded(self, leaves: Sequence[Any]) -> bool:
         """Whether the array library records a gradient of one of ``leaves``, which may be no arrays of this backend.

@@ -43,7 +43,7 @@ class DeviceInterpreter(Interpreter):
         sharding: the sharding of a 0-d array on the device.
         avals: the avals of arrays of the device, by shape and dtype; see `aval_of`.
         stateless: whether the backend has neither a current device nor modes.
-        records: whether the backend's library records gradients.
+        records: the class of the backend's arrays, if its library records gradients.
     """
 
     def __init__(self, device: Device) -> None:
@@ -72,8 +72,10 @@ class DeviceInterpreter(Interpreter):
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Runs ``op`` on the device and returns an array of its backend."""
         if op.spmd:
-            if self.records and op.recorded is not None and self.backend.is_recorded(leaves(operands[0])):
-                return op.recorded(self.backend, *operands, *params)
+            if self.records is not None and op.recorded is not None:
+                x = operands[0]
+                if self.backend.is_recorded((x,) if type(x) is self.records else leaves(x)):
+                    return op.recorded(self.backend, x, *params)
             return op.algorithm(*operands, *params)  # type: ignore[misc]
         named = dict(zip(op.params, params, strict=True))
         named.pop("layout", None)  # An array of one device has no layout, and `place_result` then raises an error.

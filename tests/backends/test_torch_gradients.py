@@ -354,6 +354,30 @@ def test_hooks_and_functions_of_the_user_call_collectives(threads: int) -> None:
     np.testing.assert_allclose(np.asarray(w), np.broadcast_to(6 * x.sum(0), x.shape))
 
 
+def test_transformations_of_torch_func_call_collectives() -> None:
+    """Numbers and constants in a transformed function, auxiliary results, modules, and `torch.func.vjp`."""
+    layer = torch.nn.Linear(2, 1, bias=False).double()
+    layers = shardtensor_torch.replicate(layer, row(2))
+
+    def fn(module: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            y = st.psum(torch.func.functional_call(module, {"weight": w}, (x,)), "i") / st.psum(1, "i")
+            return (y * st.psum(x, "i").sum()).sum(), st.pmax(2, "i")
+
+        w = torch.ones(1, 2, dtype=torch.float64)
+        gradient, aux = torch.func.grad(loss, has_aux=True)(w)
+        y, pull = torch.func.vjp(lambda w: st.all_gather(w, "i"), w)
+        return gradient, aux, pull(y)[0]
+
+    x = np.arange(4.0).reshape(2, 2)
+    for (gradient, aux, pulled), part in zip(
+        st.pmap(fn, layers, list(x), axis_name="i", devices=row(2)), x, strict=True
+    ):
+        assert gradient.tolist() == [(x.sum() * part).tolist()]
+        assert aux == 2
+        assert pulled.tolist() == [[2.0, 2.0]]
+
+
 def test_checkpoints_call_collectives_again() -> None:
     from torch.utils.checkpoint import checkpoint
 
