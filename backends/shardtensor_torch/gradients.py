@@ -51,7 +51,7 @@ class Collective(torch.autograd.Function):  # type: ignore[misc]
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         """Saves what the transpose needs."""
         call, *leaves = inputs
-        ctx.call = call
+        ctx.transpose, ctx.saved = call.transpose, []  # Its function refers to the leaves, which need not be kept.
         ctx.shapes = {k: tuple(x.shape) for k, x in enumerate(leaves) if isinstance(x, torch.Tensor)}
         constant = [
             y
@@ -68,10 +68,10 @@ class Collective(torch.autograd.Function):  # type: ignore[misc]
         """Calls the transposed collective."""
         count = len(cotangents)
         wanted = {k: g for k, g in enumerate(cotangents) if ctx.needs_input_grad[k + 1]}
-        known = dict(zip(ctx.saved, ctx.saved_tensors, strict=True)) if ctx.call.saves else {}
+        known = dict(zip(ctx.saved, ctx.saved_tensors, strict=True))
         leaves = {k: x for k, x in known.items() if k < count}
         results = {k - count: x for k, x in known.items() if k >= count}
-        made = ctx.call.transpose(wanted, ctx.shapes, leaves, results)
+        made = ctx.transpose(wanted, ctx.shapes, leaves, results)
         return (None, *[made.get(k) for k in range(count)])
 
     @staticmethod
@@ -133,7 +133,7 @@ _KINDS = ("cpu", "cuda")
 _autograd, _functorch = torch._C._autograd, torch._C._functorch
 
 _is_recording, _set_recording = torch.is_grad_enabled, torch._C._set_grad_enabled
-_top_hooks = _autograd._top_saved_tensors_default_hooks
+_top_hooks = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda _: None)  # PyTorch 2.6 may lack it.
 _is_casting = torch._C._is_any_autocast_enabled
 
 
@@ -331,8 +331,9 @@ def vjp(function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, Calla
     wanted = [x for x in inputs if x.requires_grad]
 
     def pull(cotangents: Sequence[Any], keep: bool = False) -> Sequence[Any]:
+        # PyTorch multiplies by the conjugate of the Jacobian.
         given = [
-            torch.zeros_like(y) if g is None else g
+            torch.zeros_like(y) if g is None else torch.conj_physical(g)
             for y, g in zip(results, cotangents, strict=True)
             if isinstance(y, torch.Tensor) and y.requires_grad
         ]
@@ -342,6 +343,7 @@ def vjp(function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, Calla
         finally:
             _recorded.reset(token)
         made = iter(found or [None] * len(wanted))
-        return [next(made) if x.requires_grad else None for x in inputs]
+        gradients = [next(made) if x.requires_grad else None for x in inputs]
+        return [None if g is None else torch.conj_physical(g) for g in gradients]
 
     return [y.detach() if isinstance(y, torch.Tensor) else y for y in results], pull

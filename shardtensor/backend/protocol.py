@@ -350,8 +350,9 @@ class Backend(abc.ABC):
             The list of results, which have no gradients of the library, and ``pull(cotangents)``, which takes a
             cotangent, or None for zero, for each of the results, and returns one for each of ``arrays``, None for those
             that have none. It is called in a program at the same position of the same axes, once, unless each call but
-            the last is ``pull(cotangents, True)``. Collectives in the function have the transposes with which all
-            programs together compute the gradient of the sum of their products of results and cotangents.
+            the last is ``pull(cotangents, True)``. Complex numbers follow JAX's conventions. Collectives in the
+            function have the transposes with which all programs together compute the gradient of the sum of their
+            products of results and cotangents.
         """
         raise self._lacks("vjp")
 

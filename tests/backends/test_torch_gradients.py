@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -290,6 +292,20 @@ def test_leaves_without_a_gradient_pass_beside_others() -> None:
 
     found = st.pmap(fn, [np.ones(3), np.full(3, 2.0)], axis_name="i", devices=row(2))
     assert [g.tolist() for g in found] == [[6.0] * 3] * 2
+
+
+def test_graphs_do_not_keep_the_operands_of_sums() -> None:
+    def fn(x: Any) -> bool:
+        w = x.clone().requires_grad_()
+        product = w * 2
+        kept = weakref.ref(product)
+        y = st.psum(product, "i")
+        del product
+        gc.collect()
+        y.sum().backward()
+        return kept() is None
+
+    assert st.pmap(fn, [np.ones(3)] * 2, axis_name="i", devices=row(2)) == [True, True]
 
 
 def test_results_of_collectives_are_tensors_of_each_program() -> None:
@@ -686,6 +702,10 @@ def test_vjp_of_a_function_of_tensors() -> None:
     gradient, none = pull([ones, 10 * ones, None, None, None])
     assert none is None
     np.testing.assert_allclose(gradient.numpy(), 3 * np.arange(3) + 10)
+    made, pull = backend.vjp(lambda x: [x * 2j, x], [x * 1j])
+    np.testing.assert_allclose(pull([ones + 0j, ones * 1j])[0].numpy(), [3j] * 3)  # as JAX: no conjugates
+    made, pull = backend.vjp(lambda x: [x * x], [x])
+    assert all(pull([ones], True)[0].tolist() == pull([ones], keep)[0].tolist() for keep in (True, False))
     made, pull = backend.vjp(lambda x: [x.detach()], [x])
     assert pull([ones]) == [None]
     with torch.no_grad():
