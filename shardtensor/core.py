@@ -94,6 +94,8 @@ class Op:
         blockwise: for elementwise operators that are no ufuncs: the function of the same operands and parameters that
             computes blocks of host arrays (see `shardtensor.host.blockwise`); for reductions and products, the kernel
             of blocks, where it is not that of shards.
+        recorded: for collectives: ``recorded(backend, operand, *params)`` is called in place of ``algorithm`` in a
+            mapped function where the array library records a gradient of an array in the operand.
         derivative: how the operator is differentiated (see `shardtensor.functions.derivatives.forms`); None for an
             operator that is composed of others, whose derivatives are used, and before the row is loaded.
         dtype: the dtype of the result: a dtype, or a function of the operands, with one element each, and of the params
@@ -162,6 +164,7 @@ class Op:
     infer: Function | None = dataclasses.field(default=None, init=False)
     view_spec: Function | None = dataclasses.field(default=None, init=False)
     blockwise: Function | None = dataclasses.field(default=None, init=False)
+    recorded: Function | None = dataclasses.field(default=None, init=False)
     derivative: Any = dataclasses.field(default=None, init=False)
     name: str = dataclasses.field(init=False)
     optional: tuple[str, ...] = dataclasses.field(init=False)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,9 @@ from shardtensor.backend import (
     references,
 )
 from shardtensor.errors import BackendError, DeviceMemoryError
+from shardtensor_torch.modules import replicate
 
-__all__ = ["TorchBackend"]
+__all__ = ["TorchBackend", "replicate"]
 
 
 class TorchBackend(Backend):
@@ -45,6 +45,7 @@ class TorchBackend(Backend):
             self._torch: Any = importlib.import_module("torch")
             self._dtypes: Any = importlib.import_module("shardtensor_torch.elementwise")
             namespace = importlib.import_module("shardtensor_torch.namespace")
+            self._gradients: Any = importlib.import_module("shardtensor_torch.gradients")
         except ModuleNotFoundError as error:
             name = {"torch": "torch", "array_api_compat": "array-api-compat"}.get(str(error.name).partition(".")[0])
             if name is None:
@@ -64,6 +65,8 @@ class TorchBackend(Backend):
         if gpus:
             self.helper_delay = 10e-3  # Calls are asynchronous but launch many kernels.
             self.pinned_host = True
+        self._gradients.install()
+        self.records = self._torch.Tensor
         self._xp = namespace.Namespace(self._kind)
         self._uses = getattr(self._torch._C, "_storage_Use_Count", None)
         self._weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
@@ -86,11 +89,11 @@ class TorchBackend(Backend):
         return _On(self._torch, device, self._streams[device.id] if self._streams else None)
 
     def capture_modes(self) -> Callable[[], None]:
-        """Returns a function that restores the current gradient mode.
+        """Returns a function that restores the current modes: of gradients, of saved tensors, and of autocast.
 
         Raises:
-            BackendError: another stream, a `torch.func` transformation or `torch.inference_mode` is active. None of
-                them can be suspended and resumed.
+            BackendError: another stream, `torch.inference_mode` or a `torch.func` transformation is active. None of
+                them can be suspended and resumed. (A collective of a transformed function leaves the transformation.)
         """
         torch, device = self._torch, current_device()
         if device is not None and self._streams:
@@ -105,7 +108,7 @@ class TorchBackend(Backend):
             raise BackendError(
                 "a collective inside torch.func.grad or torch.func.vmap, which do not support it; apply it to results"
             )
-        return functools.partial(torch.set_grad_enabled, torch.is_grad_enabled())
+        return self._gradients.modes()  # type: ignore[no-any-return]
 
     def memory_info(self, device: Device) -> tuple[int, int] | None:
         """Returns the bytes (free, total) of the device's GPU, or None on the host."""
@@ -150,19 +153,39 @@ class TorchBackend(Backend):
         return self._dtypes.resolved(x)
 
     def contribution(self, x: Any) -> Any:
-        """Returns what `asarray` does, since collectives pass on no gradient.
+        """Returns what `asarray` does.
 
         Raises:
-            BackendError: the gradient of ``x`` is recorded; it would end at the collective.
+            BackendError: the gradient of ``x`` is recorded, in a call that is not (see `record_call`).
         """
-        recorded = x.requires_grad and self._torch.is_grad_enabled()
-        # Inside of torch.func, `capture_modes` raises its own error.
-        if recorded and self._torch._C._functorch.peek_interpreter_stack() is None:
-            raise BackendError(
-                "x requires a gradient, which collectives do not support; apply the collective to gradients, such as "
-                "those of torch.func.grad, or to x.detach(), which has none"
-            )
+        if x.requires_grad and self._torch.is_grad_enabled():
+            raise BackendError("x requires a gradient, which would be lost; give x.detach(), which has none")
         return self.asarray(x)
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def is_recorded(self, leaves: Sequence[Any]) -> bool:
+        """Whether PyTorch records a gradient of one of the leaves, or one has a tangent.
+
+        In a `torch.func` transformation the answer is always True: only recorded calls leave it.
+        """
+        return self._gradients.is_recorded(leaves)  # type: ignore[no-any-return]
+
+    def record_call(
+        self,
+        function: Callable[..., Sequence[Any]],
+        transpose: Callable[..., Mapping[int, Any]],
+        leaves: Sequence[Any],
+        *,
+        number: int,
+        saves: bool,
+    ) -> Sequence[Any]:
+        """See `Backend`."""
+        return self._gradients.record_call(function, transpose, leaves, number, saves)  # type: ignore[no-any-return]
+
+    def vjp(self, function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, Callable[..., Sequence[Any]]]:
+        """See `Backend`."""
+        return self._gradients.vjp(function, arrays)  # type: ignore[no-any-return]
 
     def dtype_of(self, array: Any) -> np.dtype[Any]:
         """The NumPy dtype that corresponds to the tensor's."""

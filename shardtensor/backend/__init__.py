@@ -7,8 +7,9 @@ the names that plugin authors use. Tensors and shardings must not be imported he
 from shardtensor.backend.device import HOST, HOST_MEMORY, MEMORY_KINDS, Device, HostArray
 from shardtensor.backend.functions import function_of
 from shardtensor.backend.ownership import is_exclusive, lend, memory_of, read_only, references
-from shardtensor.backend.protocol import Backend, logical_device_count, own_hardware
+from shardtensor.backend.protocol import Backend, beside_program, logical_device_count, own_hardware
 from shardtensor.backend.registry import current_device_of_plugin as current_device
+from shardtensor.backend.registry import is_remote, load
 from shardtensor.backend.small_floats import SMALL_FLOATS, is_small_float, small_float
 from shardtensor.backend.strides import loop_strides, merged
 from shardtensor.host.blockwise import copied
@@ -24,14 +25,17 @@ __all__ = [
     "Backend",
     "Device",
     "HostArray",
+    "beside_program",
     "cached_property",
     "copied",
     "current_device",
     "function_of",
     "host_memory",
     "is_exclusive",
+    "is_remote",
     "is_small_float",
     "lend",
+    "load",
     "lock",
     "logical_device_count",
     "loop_strides",

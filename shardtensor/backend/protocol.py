@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -301,6 +301,61 @@ class Backend(abc.ABC):
         """
         return self.asarray(x)
 
+    # -- gradients of the library ------------------------------------------------------------------
+
+    records: type | None = None
+    """The class of arrays, if the library records gradients of them: by `is_recorded`, `record_call` and `vjp`."""
+
+    def is_recorded(self, leaves: Sequence[Any]) -> bool:
+        """Whether the array library records a gradient of one of ``leaves``, which may be no arrays of this backend.
+
+        Collectives are then called by `record_call`.
+        """
+        return False
+
+    def record_call(
+        self,
+        function: Callable[..., Sequence[Any]],
+        transpose: Callable[..., Mapping[int, Any]],
+        leaves: Sequence[Any],
+        *,
+        number: int,
+        saves: bool,
+    ) -> Sequence[Any]:
+        """Returns ``function(*leaves)``, of which the library records the gradient.
+
+        Args:
+            function: takes arrays, of which the library records nothing, and other leaves as they are; returns a result
+                for each of them. It may suspend the program.
+            transpose: ``transpose(cotangents, shapes, leaves, results)`` returns the cotangents of those leaves of
+                which a gradient is wanted, given those of their results; both are dicts by the numbers of the leaves.
+                ``shapes`` are those of the arrays in ``leaves``. It may suspend the program, too, which the library's
+                backward pass may not permit: then that has to run in `beside_program`.
+            leaves: the arguments.
+            number: how many calls the program has recorded before. The backward pass has to take calls that it can
+                take in any order in the order of their numbers, the greatest first, so that all programs agree.
+            saves: whether ``transpose`` needs the elements of the leaves and of the results.
+        """
+        raise self._lacks("record_call")
+
+    def vjp(self, function: Callable[..., Any], arrays: Sequence[Any]) -> tuple[Any, Callable[..., Sequence[Any]]]:
+        """Returns the result of a function and the function that multiplies cotangents by its Jacobian, both computed
+        by the library's own differentiation: for functions that call the library directly.
+
+        Args:
+            function: takes the arrays, and returns a list of arrays and other objects.
+            arrays: the arguments: arrays of this backend.
+
+        Returns:
+            The list of results, which have no gradients of the library, and ``pull(cotangents)``, which takes a
+            cotangent, or None for zero, for each of the results, and returns one for each of ``arrays``, None for those
+            that have none. It is called in a program at the same position of the same axes, once, unless each call but
+            the last is ``pull(cotangents, True)``. Complex numbers follow JAX's conventions. Collectives in the
+            function have the transposes with which all programs together compute the gradient of the sum of their
+            products of results and cotangents.
+        """
+        raise self._lacks("vjp")
+
     def dtype_of(self, array: Any) -> np.dtype[Any]:
         """Returns the NumPy dtype of an array's elements."""
         dtype: np.dtype[Any] = np.dtype(array.dtype)
@@ -543,6 +598,27 @@ def current_device() -> Device | None:
     """Returns the device on which the enclosing mapped function runs; None outside of mapped functions."""
     device: Device | None = getattr(innermost(), "device", None)
     return device
+
+
+Beside: TypeAlias = Callable[[Callable[[], Any]], Any]
+
+_beside: Beside | None = None
+
+
+def call_beside_by(beside: Beside) -> None:
+    """Sets what `beside_program` does; the package of maps calls it."""
+    global _beside
+    _beside = beside
+
+
+def beside_program(function: Callable[[], Any]) -> Any:
+    """Calls a function of an array library that calls collectives from where a program cannot be suspended, such as
+    from a C++ function that keeps state of the thread. Returns its result.
+
+    The function runs in a thread of its own, with a copy of the context of the program, which waits and makes the
+    collective calls. Outside of programs, and in such a thread, it is called directly.
+    """
+    return function() if _beside is None else _beside(function)
 
 
 MOST_DEVICES = 1 << 16

@@ -74,6 +74,25 @@ def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any, *, before: int, b
     return total
 
 
+@operator(operands=("a", "v"), error_name="convolve")
+def convolved(a: ArrayLike, v: ArrayLike, /, mode: str) -> ShardedTensor:
+    """Returns the convolution of an array of one dimension and one that is not longer, of the same dtype: see
+    `shardtensor.spmd.stencils.convolve`, which composes it.
+
+    >>> import shardtensor.spmd.stencils
+    >>> from shardtensor.functions.differences import convolved
+    >>> convolved(st.asarray([1, 2, 3]), np.asarray([1, 1]), "valid").tolist()
+    [3, 5]
+    """
+
+
+def windows_of_convolution(n: int, m: int, mode: str) -> tuple[int, int]:
+    """Returns the number of results of a convolution of arrays of sizes n and m, and how many elements are absent
+    before the longer array in the first of them.
+    """
+    return {"full": (n + m - 1, m - 1), "same": (n, m // 2), "valid": (n - m + 1, 0)}[mode]
+
+
 _BLOCK = 1 << 15
 """The sums that NumPy computes at a time: their memory is used again, and they are copied within the cache."""
 

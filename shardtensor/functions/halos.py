@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,12 @@ from shardtensor.communication.transfer import announce_reading, pieces_of
 from shardtensor.communication.transfer_log import is_recording
 from shardtensor.communication.transfer_plan import TransferPlan
 from shardtensor.core import implements, operator
+from shardtensor.functions.data_movement import DataMovement
+from shardtensor.functions.manipulation import Operand, layout_of
+from shardtensor.host import memory_pool
 from shardtensor.sharding.copy_plan import Line, Region
 from shardtensor.sharding.layout import Grid, as_sharding
+from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
@@ -139,7 +143,7 @@ class Windows(NamedTuple):
     before: int
 
 
-@operator()
+@operator(error_name="convolve")
 def with_windows(x: ArrayLike, /, windows: Windows) -> list[ShardedTensor]:
     """Returns for each device the elements of an array of one dimension that are in its part of the windows, which are
     split like the array.
@@ -219,3 +223,53 @@ def _windows_regions(x: Aval, windows: Windows) -> list[Region]:
 @functools.lru_cache(256)
 def _windows_plan(x: Aval, windows: Windows) -> TransferPlan:
     return TransferPlan(_windows_regions(x, windows), (x.grid,), _windows_grid(x, windows))
+
+
+# -- halos added back ------------------------------------------------------------------------------
+
+
+@operator(variadic=True, error_name="with_halos")
+def lines_copied(arrays: Sequence[ArrayLike], /, axis: int, lines: tuple[Line, ...]) -> ShardedTensor:
+    """Returns the second of two arrays, with the lines of the first one in place of its own elements along an axis.
+
+    It is what the derivative of `with_halos` consists of. The result is sharded as the second array.
+
+    >>> from shardtensor.functions.halos import lines_copied
+    >>> from shardtensor.sharding.copy_plan import Line
+    >>> lines_copied((st.arange(4), st.zeros(3, dtype=int)), 0, (Line(1, 3, 0, 3, -1),)).tolist()
+    [0, 3, 2]
+    """
+
+
+@implements(lines_copied, "movement")
+def _lines_copied(operands: Sequence[Operand], mesh: Mesh, *, axis: int, lines: tuple[Line, ...]) -> DataMovement:
+    shape = operands[1].shape
+    kept, end = [], 0
+    for line in sorted(lines):
+        kept += [Line(end, line.begin, axis, end)] if end < line.begin else []
+        end = line.end
+    kept += [Line(end, shape[axis], axis, end)] if end < shape[axis] else []
+    others = [Line(0, n, d) for d, n in enumerate(shape)]
+    regions = [
+        Region(operand, (*others[:axis], line, *others[axis + 1 :]))
+        for operand, own in enumerate((lines, kept))
+        for line in own
+    ]
+
+    def whole(*arrays: Any) -> Any:
+        made, at = memory_pool.empty(shape, arrays[1].dtype), (slice(None),) * axis
+        for array, own in zip(arrays, (lines, kept), strict=True):
+            for line in own:
+                end = line.start + (line.end - line.begin) * line.step
+                source = slice(line.start, None if end < 0 else end, line.step)
+                made[(*at, slice(line.begin, line.end))] = array[(*at, source)]
+        return made
+
+    return DataMovement(shape, layout_of(operands[1], mesh), regions, whole, copies=True)
+
+
+def lines_of_halos(x: Aval, depth: int, boundary: str | complex, axis: int) -> list[Line]:
+    """Returns the lines of the parts of x with their halos along an axis, one behind another: see `Line`."""
+    bounds = x.grid.offsets[axis]
+    kept = boundary if isinstance(boundary, str) else None
+    return [line for part in range(len(bounds) - 1) for line in _lines(axis, bounds, part, depth, kept)]

@@ -358,14 +358,7 @@ def svdvals(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-def _cond_rule(shapes: Sequence[Shape], *, p: Any = None) -> str:
-    check_matrices("x", shapes[0])
-    if 0 in shapes[0][-2:]:
-        raise LinearAlgebraError(f"x has shape {shapes[0]}, of matrices without elements; wanted some")
-    return "... i! j! -> ..."
-
-
-@operator(_cond_rule, operands=("x",), dtype=_real, gathers=SPECTRAL)
+@operator(operands=("x",), gathers=SPECTRAL)
 def cond(x: ArrayLike, /, p: float | str | None = None) -> ShardedTensor:
     """Computes the condition number of matrices in the norm ``p``: shape (...) for x of shape (..., m, n).
 
@@ -380,19 +373,6 @@ def cond(x: ArrayLike, /, p: float | str | None = None) -> ShardedTensor:
     >>> st.linalg.cond(st.asarray([[4.0, 0.0], [0.0, 2.0]])).item()
     2.0
     """
-
-
-@implements(cond, "kernel")
-def _cond(xp: Any, context: ShardContext, x: Any, *, p: Any) -> Any:
-    if 0 in context.local_shape:
-        return xp.zeros(context.local_shape, dtype=context.dtype)
-    values = xp.linalg.svdvals(inexact(xp, x))
-    first, last = values[..., 0], values[..., -1]
-    with np.errstate(all="ignore"):
-        size = xp.divide(last, first) if p == -2 else xp.divide(first, last)
-    # NaN comes from zeros, unless the matrix has it.
-    undefined = xp.logical_and(xp.isnan(size), xp.logical_not(xp.any(xp.isnan(x), axis=(-2, -1))))
-    return xp.where(undefined, np.inf, size)
 
 
 @implements(svdvals, "composite")

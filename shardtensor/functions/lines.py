@@ -94,11 +94,25 @@ def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: ArrayLike, *arg
     if 0 in (*shape[:along], *shape[along + 1 :]):
         raise ShapeError(f"apply_along_axis: arr has shape {shape}, and no lines along axis {axis}")
 
-    function = _Function(lambda line: func1d(line, *args, **kwargs))
-    first = call("getitem", given, (0,) * along + (slice(None),) + (0,) * (len(shape) - along - 1))
+    return lines_applied(given, _Function(lambda line: func1d(line, *args, **kwargs)), along)
+
+
+@operator(error_name="apply_along_axis")
+def lines_applied(x: ArrayLike, /, function: _Function, along: int) -> ShardedTensor:
+    """Returns `apply_along_axis` of a function along a dimension, after all checks.
+
+    >>> from shardtensor.functions.lines import _Function, lines_applied
+    >>> lines_applied(st.asarray([[1, 2], [3, 4]]), _Function(np.flip), 1).tolist()
+    [[2, 1], [4, 3]]
+    """
+
+
+@implements(lines_applied, "composite")
+def _lines_applied(x: Any, function: _Function, along: int) -> Any:
+    first = call("getitem", x, (0,) * along + (slice(None),) + (0,) * (len(shape_of(x)) - along - 1))
     sample = function.call(first if current_device() is not None else on_host(first))
     dtype = result_type(sample) if hasattr(sample, "dtype") else np.asarray(sample).dtype
-    return _applied(given, along, function, shape_of(sample), dtype)  # type: ignore[no-any-return]
+    return _applied(x, along, function, shape_of(sample), dtype)
 
 
 class _Function:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.small_floats import is_small_float, promoted
-from shardtensor.core import call, composition, hinted, implements, named, recorded
+from shardtensor.core import call, composition, hinted, implements, named, operator, recorded
 from shardtensor.errors import ArgumentError, ArgumentTypeError, LinearAlgebraError, ShapeError, type_text
 from shardtensor.functions import products
 from shardtensor.functions.algorithms.blocked import (
@@ -24,7 +24,7 @@ from shardtensor.functions.algorithms.blocked import (
     blocked_solve,
     is_blocked,
 )
-from shardtensor.functions.algorithms.tsqr import is_solvable, small_factor
+from shardtensor.functions.algorithms.tsqr import is_solvable
 from shardtensor.functions.creation import zeros_like
 from shardtensor.functions.data_types import astype
 from shardtensor.functions.decompositions import SlogdetResult, slogdet, svd
@@ -37,8 +37,7 @@ from shardtensor.functions.elementwise import (
     exp,
     greater,
     isnan,
-    logical_and,
-    logical_not,
+    logical_or,
     multiply,
     square,
     subtract,
@@ -49,7 +48,6 @@ from shardtensor.functions.linalg import (
     cholesky,
     cond,
     det,
-    gathered,
     inv,
     solve,
     svdvals,
@@ -188,18 +186,26 @@ def norm(
 
 @implements(cond, "composite")
 def _cond(x: Any, p: Any) -> Any:
-    if 0 in shape_of(x):
-        return NotImplemented
+    check_matrices("x", shape_of(x))
+    if 0 in shape_of(x)[-2:]:
+        raise LinearAlgebraError(f"x has shape {shape_of(x)}, of matrices without elements; wanted some")
+    return _condition(x, p)
+
+
+@composition(recorded, error_name="cond")
+def _condition(x: Any, p: Any) -> Any:
     if p in (None, 2, -2):
-        factor = small_factor(x)
-        return gathered(x) if factor is None else cond(factor, p)
-    check_square("x", shape_of(x))
-    singular = equal(slogdet(x).sign, 0)
-    regular = where(expand_dims(singular, axis=(-2, -1)), np.eye(shape_of(x)[-1], dtype=dtype_of(x)), x)
-    size = multiply(matrix_norm(x, ord=p), matrix_norm(inv(regular), ord=p))
-    size = where(singular, np.inf, size)
-    undefined = logical_and(isnan(size), logical_not(any_of(isnan(x), axis=(-2, -1))))
-    return where(undefined, np.inf, size)
+        values = svdvals(x)
+        size, other = [call("getitem", values, (..., k)) for k in ((-1, 0) if p == -2 else (0, -1))]
+        singular = equal(other, 0)
+        size = divide(size, where(singular, 1, other))
+    else:
+        check_square("x", shape_of(x))
+        singular = equal(slogdet(x).sign, 0)
+        regular = where(expand_dims(singular, axis=(-2, -1)), np.eye(shape_of(x)[-1], dtype=dtype_of(x)), x)
+        size = multiply(matrix_norm(x, ord=p), matrix_norm(inv(regular), ord=p))
+    size = where(logical_or(singular, isnan(size)), np.inf, size)
+    return where(any_of(isnan(x), axis=(-2, -1)), np.nan, size)
 
 
 # -- split matrices ---------------------------------------------------------------------------------
@@ -379,16 +385,32 @@ def lstsq(
     return reshape(solution, (shape[1],)) if len(right) == 1 else solution, residuals, rank, values
 
 
-@composition(recorded)
-def _least_squares(a: Any, columns: Any, rcond: float | None) -> tuple[Any, Any, Any]:
-    """Returns the solution of `lstsq`, the rank and the singular values."""
+@operator(operands=("a", "b"), error_name="lstsq")
+def least_squares(
+    a: ArrayLike, b: ArrayLike, /, *, rcond: float | None
+) -> tuple[ShardedTensor, ShardedTensor, ShardedTensor]:
+    """Returns the solution of `lstsq`, the rank and the singular values.
+
+    >>> from shardtensor.functions.matrix_functions import least_squares
+    >>> [x.tolist() for x in least_squares(st.eye(2), st.ones((2, 1)), rcond=None)]
+    [[[1.0], [1.0]], 2, [1.0, 1.0]]
+    """
+
+
+@implements(least_squares, "composite")
+def _by_singular_values(a: Any, b: Any, rcond: float | None) -> tuple[Any, Any, Any]:
     left, values, rows = svd(a, full_matrices=False)
     epsilon = float(np.finfo(dtype_of(values)).eps)
     limit = epsilon * (1 if rcond == -1 else max(shape_of(a))) if rcond in (None, -1) else rcond
     large = greater(values, multiply(vector_norm(values, ord=np.inf), limit))
     factors = where(large, divide(1, where(large, values, 1)), 0)
-    scaled = multiply(expand_dims(factors, axis=1), matmul(conj(matrix_transpose(left)), columns))
+    scaled = multiply(expand_dims(factors, axis=1), matmul(conj(matrix_transpose(left)), b))
     return matmul(conj(matrix_transpose(rows)), scaled), sum_over(large), values
+
+
+@composition(recorded)
+def _least_squares(a: Any, b: Any, rcond: float | None) -> tuple[Any, Any, Any]:
+    return least_squares(a, b, rcond=rcond)
 
 
 @composition(recorded)

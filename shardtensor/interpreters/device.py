@@ -23,6 +23,7 @@ from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import name_sizes, parse
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import as_operand, host_aval
+from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
@@ -42,6 +43,7 @@ class DeviceInterpreter(Interpreter):
         sharding: the sharding of a 0-d array on the device.
         avals: the avals of arrays of the device, by shape and dtype; see `aval_of`.
         stateless: whether the backend has neither a current device nor modes.
+        records: the class of the backend's arrays, if its library records gradients.
     """
 
     def __init__(self, device: Device) -> None:
@@ -50,6 +52,7 @@ class DeviceInterpreter(Interpreter):
         self.sharding = as_sharding(device, 0, "map")
         made = type(self.backend)
         self.stateless = made.on is Backend.on and made.capture_modes is Backend.capture_modes
+        self.records = self.backend.records
         self.avals: dict[Any, Aval] = {}
 
     def aval_of(self, array: Any) -> Aval | None:
@@ -69,6 +72,10 @@ class DeviceInterpreter(Interpreter):
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Runs ``op`` on the device and returns an array of its backend."""
         if op.spmd:
+            if self.records is not None and op.recorded is not None:
+                x = operands[0]
+                if self.backend.is_recorded((x,) if type(x) is self.records else leaves(x)):
+                    return op.recorded(self.backend, x, *params)
             return op.algorithm(*operands, *params)  # type: ignore[misc]
         named = dict(zip(op.params, params, strict=True))
         named.pop("layout", None)  # An array of one device has no layout, and `place_result` then raises an error.

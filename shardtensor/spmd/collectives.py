@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 import numpy as np
 
 from shardtensor.backend.device import Device
+from shardtensor.backend.protocol import Backend
 from shardtensor.communication.communicator import Communicator
-from shardtensor.core import implements, operator
+from shardtensor.core import OPS, Op, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError
 from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
@@ -49,7 +50,17 @@ Groups = Sequence[Sequence[int]] | None
 
 def collective(function: Callable[Concatenate[Any, Arguments], Any]) -> Collective[Arguments]:
     """Declares a collective. The communicator of the program defines what it does: it is inferred as it is executed."""
-    return cast("Collective[Arguments]", operator(operands=("x",), trees=("x",), spmd=True)(function))
+    declared = operator(operands=("x",), trees=("x",), spmd=True)(function)
+    op = OPS[function.__name__]
+    op.recorded = functools.partial(_recorded, op)
+    return cast("Collective[Arguments]", declared)
+
+
+def _recorded(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
+    """Calls a collective of arrays of which the library records a gradient."""
+    from shardtensor.spmd.recorded import record  # Few programs need it.
+
+    return record(op, backend, x, *params)
 
 
 # -- reductions ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardtensor.backend.device import Device
-from shardtensor.backend.protocol import Backend
+from shardtensor.backend.protocol import Backend, call_beside_by
 from shardtensor.backend.registry import backend_of, in_job, is_remote, memory_space
 from shardtensor.communication.abstract_communicator import AbstractCommunicator, array_without_elements, on_device
 from shardtensor.communication.array_communicator import received
@@ -439,6 +439,15 @@ def _adopted(device: Device, caller: str, leaf: Any) -> Any:
     if lacks_elements(leaf) and leaf.device == device:
         return without_elements(leaf._aval)
     return on_device(as_operand(leaf, caller), device) if is_data(leaf) else leaf
+
+
+def _call_beside(function: Callable[[], Any]) -> Any:
+    from shardtensor.spmd.assistant import call_beside  # Few programs need it.
+
+    return call_beside(function)
+
+
+call_beside_by(_call_beside)
 
 
 class _Places(NamedTuple):

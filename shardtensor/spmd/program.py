@@ -169,6 +169,16 @@ def leave_maps(scheduler: SchedulerProtocol) -> None:
         _current = contextvars.ContextVar(_current.name, default=None)
 
 
+class Assistant(Protocol):
+    """A thread that calls a function for a program, which waits for it; see `shardtensor.spmd.assistant`."""
+
+    def is_here(self) -> bool:
+        """Whether the calling thread is this one."""
+
+    def ask(self, request: Callable[[], Any]) -> Any:
+        """Has the program call a function, and returns its result or raises its error."""
+
+
 class MapRun:
     """The programs of one map.
 
@@ -280,6 +290,9 @@ class Program:
         suspended: the greenlet in which it is suspended.
         pending: the rendezvous or the inner map for which it waits.
         result, error: the result of that, or the error with which it is resumed.
+        assistant: the thread that calls a function for the program; None if there is none.
+        recorded: how many of its collectives the array library has recorded for gradients.
+        recorded_along: the same for each set of programs that meet.
     """
 
     devices: tuple[Device, ...] = ()
@@ -290,6 +303,9 @@ class Program:
     pending: Rendezvous | MapRun | None = None
     result: Any = None
     error: BaseException | None = None
+    assistant: Assistant | None = None
+    recorded = 0
+    recorded_along: dict[Any, int] | None = None
 
     def __init__(self, run: MapRun, thread: WorkerThread) -> None:
         """Starts the next program of a map in the calling greenlet, as the current one of a context of its own. The
@@ -334,6 +350,8 @@ class Program:
             ShardTensorError: ``call.work`` failed; every program gets the error.
         """
         if not self.is_running():
+            if self.assistant is not None and self.assistant.is_here():
+                return self.assistant.ask(lambda: self.meet(call, position, contribution))
             raise CollectiveError(
                 f"{call.description}: called beside {self}, in a copy of its context: in another thread, or "
                 "after its end; only a program itself can call collectives"

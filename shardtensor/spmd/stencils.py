@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from shardtensor.core import composition, hinted
+from shardtensor.core import composition, hinted, implements
 from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError, ShapeError, ShardTensorError, type_text
-from shardtensor.functions.differences import convolve_part, same_dtype
+from shardtensor.functions.differences import convolve_part, convolved, same_dtype, windows_of_convolution
 from shardtensor.functions.elementwise import conj
 from shardtensor.functions.halos import BOUNDARIES, Windows, parts_of_windows, with_halos, with_windows
 from shardtensor.functions.manipulation import flip
@@ -193,7 +193,7 @@ def convolve(a: ArrayLike, v: ArrayLike, mode: str = "full") -> ShardedTensor:
     [1, 3, 5, 3]
     """
     first, second = _signals(a, v, mode, "convolve")
-    return _convolved(first, second, mode) if len(first) >= len(second) else _convolved(second, first, mode)
+    return convolved(first, second, mode) if len(first) >= len(second) else convolved(second, first, mode)
 
 
 @composition(lambda a, v, mode="valid": _on_host(a, v, mode, "correlate"))
@@ -209,8 +209,8 @@ def correlate(a: ArrayLike, v: ArrayLike, mode: str = "valid") -> ShardedTensor:
     first, second = _signals(a, v, mode, "correlate")
     second = conj(second) if second.dtype.kind == "c" else second
     if len(second) > len(first):  # The factors are those of NumPy, and with them the signs of zeros.
-        return flip(_convolved(second, flip(first), mode))
-    return _convolved(first, flip(second), mode)
+        return flip(convolved(second, flip(first), mode))
+    return convolved(first, flip(second), mode)
 
 
 def _signals(a: Any, v: Any, mode: str, caller: str) -> tuple[Any, Any]:
@@ -224,12 +224,12 @@ def _signals(a: Any, v: Any, mode: str, caller: str) -> tuple[Any, Any]:
     return same_dtype(*arrays)
 
 
+@implements(convolved, "composite")
 def _convolved(a: Any, v: Any, mode: str) -> ShardedTensor:
-    """Returns the convolution of an array and one that is not longer."""
     n, m = len(a), len(v)
     if not isinstance(a, ShardedTensor):
         a = transfer_to(a, as_sharding(default_mesh(), 1, "convolve"), "convolve", committed=False)
-    count, before = {"full": (n + m - 1, m - 1), "same": (n, m // 2), "valid": (n - m + 1, 0)}[mode]
+    count, before = windows_of_convolution(n, m, mode)
     if are_whole(a, (0,)):
         return convolve_part(a, v, before=before, behind=count + m - 1 - before - n)
     windows = Windows(count, m, before)

@@ -218,8 +218,8 @@ ELSEWHERE = {
     "nanquantile", "nanstd", "nansum", "nanvar", "partition", "percentile", "rollaxis", "swapaxes",
     # Several results, or eigenvalues in no particular order.
     "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "dsplit", "eig", "eigh", "eigvals",
-    "hsplit", "meshgrid", "nonzero", "qr", "slogdet", "spanned", "split", "svd", "topk", "unique", "unique_all",
-    "unique_counts", "unique_inverse", "unique_values", "vsplit", "divmod", "frexp", "isnat", "modf",
+    "hsplit", "least_squares", "meshgrid", "nonzero", "qr", "slogdet", "spanned", "split", "svd", "topk", "unique",
+    "unique_all", "unique_counts", "unique_inverse", "unique_values", "vsplit", "divmod", "frexp", "isnat", "modf",
     # Halos, copies, and views and writes by view specs.
     "copy", "put", "split_over", "unsqueeze", "view", "with_halos", "with_windows",
     # The steps of distributed algorithms.
@@ -232,5 +232,7 @@ ELSEWHERE = {
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
     "words",
     # What only gradients call.
-    "scatter_add",
+    "bessel_i1", "gamma_slope", "lines_copied", "mills_ratio", "scatter_add",
+    # What functions of other packages, and of lines, are declared as, for their derivatives.
+    "convolved", "lines_applied",
 }  # fmt: skip

@@ -720,53 +720,15 @@ def test_programs_take_turns_with_their_own_modes() -> None:
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("inside", ["inference_mode", "func"])
-def test_collectives_raise_where_programs_cannot_be_suspended(inside: str) -> None:
+def test_collectives_raise_where_programs_cannot_be_suspended() -> None:
     def work(x: Any) -> Any:
-        if inside == "func":
-            return torch.func.grad(lambda y: st.psum(y, "i").sum())(x)
         with torch.inference_mode():
             return st.psum(x, "i")
 
     parts = [st.device_put(np.ones(3), d) for d in st.devices("torch")[:2]]
-    with pytest.raises(st.BackendError, match=r"a collective inside torch\."):
+    with pytest.raises(st.BackendError, match=r"a collective inside torch\.inference_mode"):
         st.pmap(work, parts, axis_name="i")
     assert st.pmap(lambda x: st.psum(x, "i"), parts, axis_name="i")[0].tolist() == [2.0] * 3
-
-
-COLLECTIVES: dict[str, Any] = {
-    "psum": lambda x: st.psum(x, "i"),
-    "pmean": lambda x: st.pmean({"w": x}, "i"),
-    "pmax": lambda x: st.pmax(x, "i"),
-    "psum_scatter": lambda x: st.psum_scatter(x, "i", tiled=True),
-    "all_gather": lambda x: st.all_gather(x, "i"),
-    "all_to_all": lambda x: st.all_to_all(x, "i", 0, 0, tiled=True),
-    "ppermute": lambda x: st.ppermute(x, "i", [(0, 1)]),
-    "pbroadcast": lambda x: st.pbroadcast(x, "i", 0),
-}
-
-
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_of_tensors_that_require_a_gradient_raise(name: str) -> None:
-    """They would end the gradient without a word. Gradients, and tensors whose gradient is not recorded, pass."""
-    parts = [st.device_put(np.ones(2), d) for d in st.devices("torch")[:2]]
-    call = COLLECTIVES[name]
-
-    def recorded(x: Any) -> Any:
-        w = x.clone().requires_grad_()
-        call(w * x)
-
-    def passed(x: Any) -> Any:
-        w = x.clone().requires_grad_()
-        call((w * x).detach())
-        with torch.no_grad():
-            call(w)
-        (gradient,) = torch.autograd.grad((w * x).sum(), w)
-        return call(gradient)
-
-    with pytest.raises(st.BackendError, match=r"requires a gradient.*torch\.func\.grad.*x\.detach"):
-        st.pmap(recorded, parts, axis_name="i")
-    assert len(st.pmap(passed, parts, axis_name="i")) == 2
 
 
 def test_programs_call_modules_of_their_own() -> None:

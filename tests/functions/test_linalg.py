@@ -389,3 +389,10 @@ def test_tensors_as_matrices_of_wrong_sizes() -> None:
         linalg.tensorinv(st.ones((3, 2)), 1)
     with pytest.raises(st.ArgumentError, match=r"tensorinv: ind is 0"):
         linalg.tensorinv(st.ones((3, 2)), 0)
+
+
+@pytest.mark.parametrize("p", [1, "fro", np.inf])
+def test_the_condition_number_of_a_matrix_with_nan_is_nan(p: Any) -> None:
+    host = np.asarray([[[np.nan, 1], [1, 1]], [[1, 1], [1, 1]], [[np.inf, 1], [1, 1]]], np.float32)
+    with np.errstate(all="ignore"):
+        assert_same(st.linalg.cond(st.asarray(host), p), np.linalg.cond(host, p))

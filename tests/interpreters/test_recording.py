@@ -19,8 +19,9 @@ import shardtensor as st
 from shardtensor import demo
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, innermost
-from shardtensor.functions import unsplit_lines
+from shardtensor.functions import halos, unsplit_lines
 from shardtensor.functions.algorithms import blocked, blocked_qr, chirp_fft, transpose_fft, tsqr
+from shardtensor.sharding.copy_plan import Line
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.interpreters.recording import Trace, jacobi, write_views
@@ -197,6 +198,7 @@ def steps(x: Any) -> Any:
         blocked.blocked_solve(st.eye(2), x[:2]), blocked_qr.blocked_qr(x, complete=False),
         unsplit_lines.padded(x, widths=((0, 1), (2, 0)), value=np.float64(7).tobytes()),
         unsplit_lines.central_differences(x, axis=0, spacing=1.0),
+        halos.lines_copied((x[:2], x), 0, (Line(1, 2, 0, 0),)),
     ]  # fmt: skip
 
 

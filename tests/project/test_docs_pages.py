@@ -16,6 +16,7 @@ ELSEWHERE = {
     "from_cupy": "backends/test_gpu.py",
     "from_pmap_and_xmap": "project/test_docs_xmap.py",
     "gpus": "backends/test_gpu.py",
+    "pytorch": "backends/test_torch_gradients.py",
     "writing_a_backend": "testing/test_kit.py",
     "writing_an_engine": "communication/test_engines.py",
 }

@@ -142,11 +142,13 @@ def test_every_operator_is_exported_or_listed_here() -> None:
     internal |= {"accumulated", "bitcast", "exponent", "fold", "mantissa", "running", "segments", "updated"}
     internal |= {"counts_between", "counts_of_integers", "take_along_split", "elements_of_ranks", "between", "words"}
     internal |= {"nan_quantiles", "searchsorted_split", "isin_sorted", "padded", "central_differences"}
-    internal |= {"interpolated", "mapped_lines", "packed", "unpacked"}
+    internal |= {"interpolated", "mapped_lines", "lines_applied", "packed", "unpacked", "convolved"}
+    internal |= {"bessel_i1", "gamma_slope", "lines_copied", "mills_ratio"}
     internal |= {"chirp_filter", "fft_added", "fft_chirped", "fft_columns", "fft_of_real", "fft_packed"}
     internal |= {"fft_real_columns"}
     internal |= {"fft_rotated", "fft_to_real", "fft_transposed", "fft_unpacked", "tall_qr", "tall_r"}
     internal |= {"blocked_cholesky", "blocked_inv", "blocked_slogdet", "blocked_solve", "blocked_qr"}
+    internal |= {"least_squares"}
     assert set(OPS) - {*st.__all__, *st.linalg.__all__, *st.fft.__all__, *st.random.__all__} == internal
 
 

@@ -12,15 +12,21 @@ from shardtensor.core import Op
 from shardtensor.functions.derivatives.forms import ROWS, Derivative
 
 _CHAPTERS = {
-    "elementwise": "elementwise ufuncs mathematical number_parts data_types searching comparisons",
-    "reductions": "statistical nan_reductions linalg",
-    "products": "linear_algebra products",
+    "elementwise": "elementwise ufuncs number_parts data_types searching comparisons",
+    "reductions": "statistical nan_reductions",
+    "products": "linear_algebra products differences",
     "movement": (
         "manipulation joining placement conversion triangles repetition unsplit_lines creation partial_sums grids "
         "shard_lists dlpack_methods"
     ),
     "indexing": "indexing take_along scatter counts",
-    "ordering": "sorting sets split_search scans lines distributions",
+    "linalg": "linalg decompositions matrix_functions",
+    "fourier": "fft",
+    "ordering": "sorting sets split_search scans",
+    "order_statistics": "order_statistics",
+    "ufunc_methods": "ufunc_methods",
+    "mathematical": "mathematical special histograms distributions lines",
+    "halos": "halos",
 }
 """The modules of rows, and the modules that declare their operators."""
 

@@ -13,6 +13,7 @@ from shardtensor.functions.derivatives.cotangents import Call, Into, unbroadcast
 from shardtensor.functions.derivatives.forms import linear, rows, vjp
 from shardtensor.functions.scatter import scatter_add
 from shardtensor.sharding.index import Index
+from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
 from shardtensor.tensor.operands import dtype_of, shape_of
@@ -134,16 +135,31 @@ def _of_setitem(g: Any, recorded: Call) -> list[Any]:
     return made
 
 
+def of_elements_along(g: Any, indices: Any, axis: int, shape: Shape) -> Any:
+    """Returns the cotangent of an array of the given shape, of which the elements at ``indices`` along an axis were
+    taken, which have the other dimensions of the array and the cotangent ``g``.
+    """
+    axis, n = axis % len(shape), shape[axis]
+    indices = call("where", indices < 0, indices + n, indices)
+    if indices.shape[axis] == 1:  # One element of each line, as in a cross entropy.
+        lines = call("reshape", call("arange", n), tuple([n if d == axis else 1 for d in range(len(shape))]))
+        return call("where", lines == indices, g, 0)
+    # Lines of which the results are the rows of one array, in which each line has a part of its own.
+    to = call("moveaxis", indices, axis, -1)
+    first = n * call("reshape", call("arange", math.prod(to.shape[:-1])), (*to.shape[:-1], 1))
+    rows_of = call("reshape", call("moveaxis", g, axis, -1), (-1,))
+    flat = scatter_add(call("reshape", to + first, (-1,)), rows_of, size=math.prod(shape))
+    others = [size for d, size in enumerate(shape) if d != axis]
+    return call("moveaxis", call("reshape", flat, (*others, n)), -1, axis)
+
+
 def _of_take_along(g: Any, recorded: Call) -> list[Any]:
     indices, axis, kind = recorded.saved["indices"], recorded.params["axis"], recorded.kinds[0]
-    if axis is not None and shape_of(indices)[axis] == 1 and len(shape_of(indices)) == len(shape_of(kind)):
-        # One element of each line, as in a cross entropy.
-        along = normalize_axis(axis, len(shape_of(kind)))
-        n = shape_of(kind)[along]
-        indices = call("where", indices < 0, indices + n, indices)
-        lines = call("reshape", call("arange", n), tuple([n if d == along else 1 for d in range(g.ndim)]))
-        over = tuple([n if d == along else size for d, size in enumerate(shape_of(recorded.results[0]))])
-        return [unbroadcast(call("where", lines == indices, g, 0), recorded, 0, over), None]
+    shape = shape_of(kind)
+    if axis is not None and shape_of(indices)[axis] == 1 and len(shape_of(indices)) == len(shape):
+        along = normalize_axis(axis, len(shape))
+        over = tuple([shape[d] if d == along else n for d, n in enumerate(shape_of(recorded.results[0]))])
+        return [unbroadcast(of_elements_along(g, indices, along, over), recorded, 0, over), None]
     return [scattered(g, recorded, lambda places: call("take_along_axis", places, indices, axis=axis)), None]
 
 

@@ -10,6 +10,7 @@ from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call, whole
 from shardtensor.functions.derivatives.forms import Cotangents, Derivative, rows, vjp
 from shardtensor.functions.derivatives.indexing import scattered
+from shardtensor.functions.differences import windows_of_convolution
 from shardtensor.sharding.rules import Rule, parse
 from shardtensor.tensor.operands import dtype_of, shape_of
 
@@ -54,7 +55,7 @@ def _factor(g: Any, recorded: Call, rule: Rule, k: int) -> Any:
         g, of_g, other, of_other, own, theirs = other, of_other, g, of_g, theirs, own
     order = [*both, *own, *theirs]
     if not of_g or not of_other:
-        made = g * other
+        made, order = g * other, [*of_g, *of_other]
     else:
         label = {n: f"n{i}" for i, n in enumerate(dict.fromkeys([*of_g, *of_other]))}
         terms = [" ".join([label[n] for n in names]) for names in (of_g, of_other, order)]
@@ -112,7 +113,43 @@ def _of_cross(g: Any, recorded: Call) -> list[Any]:
     return made
 
 
+_FEW_PRODUCTS = 32
+"""The most elements of the shorter array of a convolution of which each has a sum of its own as derivative, for which
+no device gets a copy of the longer array.
+"""
+
+
+def _of_convolution(g: Any, recorded: Call) -> list[Any]:
+    (n,), (m,) = map(shape_of, recorded.kinds)
+    before = windows_of_convolution(n, m, recorded.params["mode"])[1]
+    a, v = recorded.saved["a"], recorded.saved["v"]
+    g = _of_full_convolution(g, recorded, before)
+    of_a = call("convolved", g, call("flip", v), mode="valid") if recorded.active[0] else None
+    if not recorded.active[1]:
+        return [of_a, None]
+    if m > _FEW_PRODUCTS:
+        return [of_a, call("convolved", g, call("flip", a), mode="valid")]
+    return [of_a, call("stack", [call("sum", g[k : k + n] * a) for k in range(m)])]
+
+
+def _of_part_of_convolution(g: Any, recorded: Call) -> list[Any]:
+    g = _of_full_convolution(g, recorded, recorded.params["before"])
+    others = recorded.saved["v"], recorded.saved["a"]
+    return [
+        call("convolve_part", g, call("flip", x)) if a else None for a, x in zip(recorded.active, others, strict=True)
+    ]
+
+
+def _of_full_convolution(g: Any, recorded: Call, before: int) -> Any:
+    """Returns the cotangent of all sums of products of two arrays, given that of some of them."""
+    (n,), (m,) = map(shape_of, recorded.kinds)
+    g, first = whole(g, recorded.results[0]), m - 1 - before
+    return call("pad", g, ((first, n + m - 1 - first - g.shape[0]),))
+
+
 rows(
+    convolved=vjp(_of_convolution, "a", "v"),
+    convolve_part=vjp(_of_part_of_convolution, "a", "v"),
     cross=vjp(_of_cross, "a", "b"),
     matmul=Product(),
     contract=Product(),

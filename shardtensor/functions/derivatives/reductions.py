@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from shardtensor.core import call
@@ -53,23 +54,35 @@ def _of_deviation(g: Any, recorded: Call) -> Any:
     return _kept(g, recorded) / call("where", y == 0, 1, scale) * _centered(recorded)
 
 
-def _of_product(g: Any, recorded: Call) -> Any:
-    """The product of the other elements, which is no quotient where elements are zero."""
-    x, y, axes = recorded.saved["x"], _kept(recorded.saved["y"], recorded), _axes(recorded)
+def of_product(g: Any, x: Any, y: Any, total: Callable[[str, Any], Any]) -> Any:
+    """Returns the cotangents of factors: those of the products times the other factors, which are no quotients where
+    elements are zero.
+
+    Args:
+        g, y: the cotangents of the products, and the products.
+        x: the factors.
+        total: returns the sums or the products of elements: ``total("add", a)``.
+    """
     is_zero = x == 0
-    zeros = call("sum", call("astype", is_zero, "int64"), axis=axes, keepdims=True)
+    zeros = total("add", call("astype", is_zero, "int64"))
     ones = call("where", is_zero, 1, x)
-    others = call("prod", ones, axis=axes, keepdims=True)
-    quotient = call("where", zeros == 0, y, others) / ones
+    quotient = call("where", zeros == 0, y, total("multiply", ones)) / ones
     is_counted = call("logical_or", zeros == 0, call("logical_and", zeros == 1, is_zero))
-    return _kept(g, recorded) * call("where", is_counted, quotient, 0)
+    return g * call("where", is_counted, quotient, 0)
+
+
+def _of_product(g: Any, recorded: Call) -> Any:
+    def total(ufunc: str, a: Any) -> Any:
+        return call("sum" if ufunc == "add" else "prod", a, axis=_axes(recorded), keepdims=True)
+
+    return of_product(_kept(g, recorded), recorded.saved["x"], _kept(recorded.saved["y"], recorded), total)
 
 
 def _of_norm(g: Any, recorded: Call) -> Any:
     """Where the norm is zero, it has a kink, of which 0 is a slope."""
     x, ord = recorded.saved["x"], recorded.params["ord"]
     g, y = _kept(g, recorded), _kept(recorded.saved["y"], recorded)
-    if ord == 0:
+    if ord == 0 or not x.size:
         return None
     if ord == 2:
         return g / call("where", y == 0, 1, y) * (call("conj", x) if x.dtype.kind == "c" else x)

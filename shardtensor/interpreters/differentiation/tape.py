@@ -8,6 +8,7 @@ happens in place otherwise.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.mutation.writes import check_result
 from shardtensor.interpreters.programs.trace import PYTHON
+from shardtensor.places import is_in_package
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
@@ -90,6 +92,8 @@ class Tape(CallInterpreter):
     def variable(self, primal: Any) -> ShardedTensor:
         """Returns a tensor of the tape for a value, to which no other object may refer."""
         if type(primal) is ShardedTensor:
+            if type(primal._storage) is View:  # As `solve` of a vector returns, a column of a matrix.
+                primal = bind_by(self.outer, OPS["copy"], (primal,), ())
             made = tensor(primal._aval, Taped(self, primal))
             return made if primal._is_scalar else mark_array(made)
         return tensor(_aval_of_scalar(primal), Taped(self, primal))
@@ -157,6 +161,8 @@ class Tape(CallInterpreter):
                 if self.taped(x) is not None:
                     break
             elif isinstance(x, (tuple, list, dict)) and any(self.taped(leaf) is not None for leaf in leaves(x)):
+                if op.name == "asarray":
+                    operands = self._stacked(x), *operands[1:]
                 break
         else:
             return bind_by(self.outer, op, operands, params)
@@ -343,10 +349,16 @@ class Tape(CallInterpreter):
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
         """Executes a call of which the result leaves the library, or has a shape that depends on elements."""
-        is_read = op.name in ("to_host", "dlpack_device") and operands[0].size <= 1
+        is_read = op.name == "to_host" and operands[0].size <= 1 and _is_read_by_user()
         if not is_read and derivative_of(op) is not ZERO:
             raise ConcretizationError(f"{op.error_name}: the elements of a tensor are taken out, {LEAVES}")
         return bind_by(self.outer, op, self.constants(operands), params)
+
+    def _stacked(self, x: Any) -> Any:
+        """Returns nested lists of tensors and numbers as one tensor."""
+        if not isinstance(x, (list, tuple)):
+            return x if type(x) is ShardedTensor else bind_by(self.outer, OPS["asarray"], (x,), (None, None, None))
+        return self.apply(OPS["stack"], tuple(map(self._stacked, x)), (0,))
 
     # -- writes --------------------------------------------------------------------------------------
 
@@ -425,7 +437,8 @@ class Tape(CallInterpreter):
         old = base if state is None else state.primal
         is_in_place = state is not None and not state.is_saved
         new = old if is_in_place else mark_array(bind_by(self.outer, OPS["copy"], (old,), ()))
-        target = new if view_spec.boxes[-1].is_whole and len(view_spec.boxes) == 1 else window(new, view_spec)
+        is_whole = view_spec.part is None and len(view_spec.boxes) == 1 and view_spec.boxes[0].is_whole
+        target = new if is_whole else window(new, view_spec)
         with self.outside():
             bind_into(target, OPS["setitem"], (target, given, ...), ())
         if 0 in view_spec.shape:
@@ -454,6 +467,22 @@ class Tape(CallInterpreter):
         """Returns the cotangents of inputs, given those of results; see `pulled_back`."""
         steps = list(self.steps) if keep else self.steps
         return pulled_back(steps, self.uses, cotangents, inputs)
+
+
+_DISPATCH = ("shardtensor.core", "shardtensor.interpreters.", "shardtensor.tensor.")
+"""The modules whose functions are called between a conversion and the tape."""
+
+
+def _is_read_by_user() -> bool:
+    """Whether a function of the user converts a tensor to a Python number, for its control flow. Where a function of
+    the library takes an argument for a number, or NumPy makes an array of it, the gradient would be lost.
+    """
+    frame = sys._getframe(1)
+    while (name := frame.f_globals.get("__name__") or "").startswith(_DISPATCH) and frame.f_back is not None:
+        if frame.f_code.co_name == "__array__":
+            return False
+        frame = frame.f_back
+    return not is_in_package(name)
 
 
 def innermost_of(apply: Callable[..., Any] | None) -> Any:

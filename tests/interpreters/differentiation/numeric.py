@@ -31,18 +31,30 @@ def in_domain(name: str, number: int, x: np.ndarray, rng: np.random.Generator) -
     return x + noise + (0.5j * noise if x.dtype.kind == "c" else 0)
 
 
+HERMITIAN = ("cholesky", "eigh", "eigvalsh")
+"""The operators of which the operand counts as the mean of x and of its conjugate transpose, but a triangle is read."""
+
+
+def taken(name: str, xs: Sequence[Any]) -> list[Any]:
+    """Returns the operands of an operator that are given to it in place of others."""
+    return [(x + st.conj(st.matrix_transpose(x))) / 2 if name in HERMITIAN else x for x in xs]
+
+
 def direction(x: Any, rng: np.random.Generator) -> np.ndarray:
     made = np.asarray(rng.standard_normal(np.shape(x)))
     return np.asarray(made + 1j * rng.standard_normal(np.shape(x))) if np.asarray(x).dtype.kind == "c" else made
 
 
-def weighted(fn: Callable[..., Any], seed: int = 0) -> Callable[..., Any]:
-    """Returns the function that adds up the results in double precision of another one, each times a fixed number."""
+def weighted(fn: Callable[..., Any], seed: int = 0, *, single: bool = False) -> Callable[..., Any]:
+    """Returns the function that adds up the results of another one, each times a fixed number: those in double
+    precision, or with ``single`` those in single precision, too.
+    """
+    dtypes = ("float64", "complex128", *(("float32", "complex64") if single else ()))
 
     def total(*xs: Any) -> Any:
         rng, found = np.random.default_rng(seed), 0.0
         for y in leaves(fn(*xs)):
-            if isinstance(y, st.ShardedTensor) and y.dtype in (np.float64, np.complex128):
+            if isinstance(y, st.ShardedTensor) and y.dtype in dtypes:
                 weight = direction(np.empty(y.shape, y.dtype), rng)
                 found = found + st.real(y * weight).sum()
         return found

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.core import OPS
+from shardtensor.functions.algorithms import panels
+from shardtensor.functions.derivatives import derivative_of
 from tests.layouts import everywhere, mesh_of
 
 jax = pytest.importorskip("jax")
@@ -66,3 +70,94 @@ def test_a_block_of_a_transformer(backend: str, compiled: bool) -> None:
     for name, g in found.items():
         assert g.sharding == put[name].sharding
         np.testing.assert_allclose(np.asarray(g), np.asarray(wanted[name]), rtol=1e-9, atol=1e-12)
+
+
+# -- a convolutional network -----------------------------------------------------------------------
+
+
+def convolution(np: Any, x: Any, w: Any, depth: int = 1) -> Any:
+    """The sums of products of each element and its neighbours, of images with channels in the last dimension: those of
+    a block with a halo, without the halo.
+    """
+    height, width = x.shape[0] - 2 * depth, x.shape[1] - 2 * depth
+    taps = [x[i : i + height, j : j + width] @ w[i, j] for i in range(2 * depth + 1) for j in range(2 * depth + 1)]
+    total = taps[0]
+    for tap in taps[1:]:
+        total = total + tap
+    return np.maximum(total, 0)
+
+
+def images() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((3, 3, 2, 2)) / 3, rng.standard_normal((9, 7, 2))
+
+
+BOUNDARIES = {"periodic": "wrap", "reflect": "symmetric", "nearest": "edge", 0.5: "constant"}
+"""The boundaries of `map_overlap`, and the modes of padding that repeat the same elements."""
+
+
+def sharded_network(p: Any, x: Any, boundary: Any) -> Any:
+    for w in (p["first"], p["second"]):
+        x = st.map_overlap(lambda block, w=w: convolution(st, block, w), x, depth=(1, 1, 0), boundary=boundary)
+    return (x * x).mean()
+
+
+def network(p: Any, x: Any, boundary: Any) -> Any:
+    more = {"constant_values": boundary} if not isinstance(boundary, str) else {}
+    for w in (p["first"], p["second"]):
+        padded = jax.numpy.pad(x, ((1, 1), (1, 1), (0, 0)), BOUNDARIES[boundary], **more)
+        x = convolution(jax.numpy, padded, w)
+    return (x * x).mean()
+
+
+@pytest.mark.skipif(derivative_of(OPS["map_shards"]) is None, reason="maps have no derivatives yet")
+@pytest.mark.parametrize("boundary", list(BOUNDARIES))
+def test_a_convolutional_network_by_map_overlap(boundary: Any) -> None:
+    w, x = images()
+    p = {"first": w, "second": w[::-1] + 0.1}
+    with jax.enable_x64(True):
+        wanted = jax.grad(lambda p, x: network(p, x, boundary), argnums=(0, 1))(p, x)
+    for axes, spec in (((2, 2), st.P("x", "y")), ((4,), st.P("x"))):
+        mesh = mesh_of(axes, "numpy")
+        put = {k: st.device_put(v, st.NamedSharding(mesh, st.P())) for k, v in p.items()}
+        image = st.device_put(x, st.NamedSharding(mesh, spec))
+        fn = st.grad(lambda p, x: sharded_network(p, x, boundary), argnums=(0, 1))
+        for found in (fn(put, image), st.jit(fn)(put, image)):
+            assert found[1].sharding == image.sharding
+            for g, h in ((found[0]["first"], wanted[0]["first"]), (found[0]["second"], wanted[0]["second"])):
+                np.testing.assert_allclose(np.asarray(g), np.asarray(h), rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(np.asarray(found[1]), np.asarray(wanted[1]), rtol=1e-10, atol=1e-12)
+def log_likelihood(np: Any, p: Any, x: Any, y: Any) -> Any:
+    """The log marginal likelihood of a Gaussian process with one length scale for each dimension."""
+    scaled = x * np.exp(p["scales"])
+    squares = (scaled**2).sum(axis=-1)
+    distances = squares[:, None] + squares - 2 * scaled @ np.matrix_transpose(scaled)
+    kernel = np.exp(2 * p["size"] - distances / 2) + np.exp(2 * p["noise"]) * np.eye(len(y))
+    half = np.linalg.solve(np.linalg.cholesky(kernel), y - p["mean"])
+    found = np.linalg.solve(kernel, y - p["mean"])
+    fits = 0.25 * (half @ half) + 0.25 * ((y - p["mean"]) @ found)
+    return -fits - 0.5 * np.linalg.slogdet(kernel)[1] - 0.5 * len(y) * math.log(2 * math.pi)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gaussian_process(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    monkeypatch.setattr(panels, "GATHERED", 16)  # The kernel matrix is factorized panel by panel.
+    monkeypatch.setattr(panels, "PANEL", 5)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((48, 3))
+    y = np.sin(x.sum(axis=-1)) + 0.1 * rng.standard_normal(48)
+    p = {"scales": np.asarray([0.1, -0.2, 0.3]), "size": 0.2, "noise": -1.0, "mean": 0.1}
+    with jax.enable_x64(True):
+        theirs = jax.jit(jax.value_and_grad(lambda *args: log_likelihood(jax.numpy, *args), argnums=(0, 1)))
+        value, wanted = theirs(p, x, y)
+    mesh = mesh_of((8,), "numpy")
+    data = [st.device_put(a, st.NamedSharding(mesh, st.P("x"))) for a in (x, y)]
+    put = {k: st.device_put(np.asarray(v), st.NamedSharding(mesh, st.P())) for k, v in p.items()}
+    fn = st.value_and_grad(lambda *args: log_likelihood(st, *args), argnums=(0, 1))
+    found_value, found = (st.jit(fn) if compiled else fn)(put, *data)
+    assert abs(float(found_value) - float(value)) < 1e-10 * abs(float(value))
+    for name, g in found[0].items():
+        assert g.sharding == put[name].sharding
+        np.testing.assert_allclose(np.asarray(g), np.asarray(wanted[0][name]), rtol=1e-10, atol=1e-10)
+    assert found[1].sharding == data[0].sharding
+    np.testing.assert_allclose(np.asarray(found[1]), np.asarray(wanted[1]), rtol=1e-10, atol=1e-10)
