@@ -205,6 +205,7 @@ _CHAPTERS = {
     "spmd.shard_map": "shard_map",
     "spmd.smap": "smap",
     "spmd.stencils": "convolve correlate map_overlap",
+    "tensor.memory": "MemoryInfo memory_info reset_peak_memory",
 }
 """The modules that are imported when one of their public names is first used."""
 
@@ -556,6 +557,11 @@ if _typing.TYPE_CHECKING:
         convolve as convolve,
         correlate as correlate,
         map_overlap as map_overlap,
+    )
+    from shardtensor.tensor.memory import (
+        MemoryInfo as MemoryInfo,
+        memory_info as memory_info,
+        reset_peak_memory as reset_peak_memory,
     )
     from shardtensor.sharding.visualize import visualize_sharding as visualize_sharding
     from ml_dtypes import (
