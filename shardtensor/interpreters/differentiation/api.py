@@ -82,19 +82,9 @@ class _Run:
                     f"{self.caller}: the function returns {type_text(result)}; wanted the pair (result, aux), since "
                     "has_aux is true"
                 )
-            result, self.aux = result[0], map_leaves(self._value, result[1])
+            result, self.aux = result[0], map_leaves(self.tape.result, result[1])
         self._numbers = [number_of(s) for s in map(self.tape.active, leaves(result))]
-        self.value = map_leaves(self._value, result)
-
-    def _value(self, x: Any) -> Any:
-        """Returns a leaf of the result without the tape. What a derivative has saved is not given to the caller, who
-        may write it.
-        """
-        state = self.tape.taped(x)
-        if state is None:
-            return x
-        primal = self.tape.constant(x)
-        return call("copy", primal) if state.is_saved or primal is not state.primal else primal
+        self.value = map_leaves(self.tape.result, result)
 
     def pulled(self, cotangents: Sequence[Any], *, keep: bool) -> Any:
         """Returns the gradients of the arguments, given cotangents of the leaves of the result."""

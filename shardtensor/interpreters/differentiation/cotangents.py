@@ -101,10 +101,11 @@ def pulled_back(
         del given
         if not step.derivative.takes_partial_sums:
             found = [reduced_sum(g, kind) for g, kind in zip(found, step.results, strict=True)]
-        made = step.derivative.transposed(found.pop() if len(found) == 1 else found, step)
+        made: Any = step.derivative.transposed(found.pop() if len(found) == 1 else found, step)
         for n, g, kind in zip(step.inputs, made, step.kinds, strict=True):
             if n is not None and g is not None:
                 cotangents.setdefault(n, []).append(g if type(g) is Into else cast_to(g, kind))
+        made = g = None  # The next transpose may take long: a cotangent that it has used is freed at once.
     return [gradient(cotangents[n], kind) if n in cotangents else None for n, kind in inputs]
 
 

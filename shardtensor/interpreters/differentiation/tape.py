@@ -8,6 +8,7 @@ happens in place otherwise.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from shardtensor.core import (
     Params,
     bind_by,
     bind_into,
+    call,
     innermost,
     interpreted_by,
     outermost,
@@ -58,16 +60,18 @@ class Tape(CallInterpreter):
         steps: the recorded calls.
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
-        known_as: for values of another tape, which the function has closed over, those that stand for them here.
+        around: for a function that is a part of another one, a weak reference to the tape of that.
+        known_as: by the numbers of values of that tape, which the function closes over, those that stand for them here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, around: Tape | None = None) -> None:
         found = innermost()
         self.outer: Callable[..., Any] | None = None if found is None else found.apply
         self.steps: list[Step] = []
         self.uses: dict[int, int] = {}
         self.ended = False
-        self.known_as: dict[Taped, Taped] = {}
+        self.around = (lambda: None) if around is None else weakref.ref(around)
+        self.known_as: dict[int, Taped] = {}
         self._count = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
 
@@ -107,11 +111,23 @@ class Tape(CallInterpreter):
             return None
         if storage.tape is self:
             return storage
-        if storage in self.known_as:
-            return self.known_as[storage]
+        if (known := self.from_outside(storage)) is not None:
+            return known
         if storage.tape.ended:
             raise ConcretizationError(LEFT)
         return None
+
+    def from_outside(self, state: Taped) -> Taped | None:
+        """Returns the value of this tape that stands for one of another tape; None if there is none."""
+        around = self.around()
+        if around is None:
+            return None
+        found = state if state.tape is around else around.from_outside(state)
+        return None if found is None else self.closed_over(found)
+
+    def closed_over(self, state: Taped) -> Taped | None:
+        """Returns the value that stands for one of the tape around this one; None if there is none."""
+        return self.known_as.get(state.number)
 
     def active(self, x: Any) -> Taped | None:
         """Returns the value of this tape that a tensor or a view has, None if it has no gradient here."""
@@ -131,6 +147,16 @@ class Tape(CallInterpreter):
         if not hasattr(x._storage, "view_spec"):
             return base.primal
         return tensor(x._aval, View(base.primal, x._base_and_view()[1]))
+
+    def result(self, x: Any) -> Any:
+        """Returns a leaf of the function's result without the tape. What a derivative has saved is not given to the
+        caller, who may write it.
+        """
+        state = self.taped(x)
+        if state is None:
+            return x
+        primal = self.constant(x)
+        return call("copy", primal) if state.is_saved or primal is not state.primal else primal
 
     def _view(self, base: Taped, view_spec: ViewSpec, value: Aval) -> Taped:
         """Returns the value of a view, which is recorded when it is first read."""
@@ -297,12 +323,12 @@ class Tape(CallInterpreter):
         self.steps.append(step)
 
     def add_function(
-        self, function: Callable[[Any, Any], Any], states: Sequence[Taped | None], results: Sequence[Any]
+        self, function: Callable[[Any, Any], Any] | Derivative, states: Sequence[Taped | None], results: Sequence[Any]
     ) -> list[Any]:
         """Records a call of a function of the user, and returns its results as tensors of the tape.
 
         Args:
-            function: its derivative, as in `shardtensor.functions.derivatives.forms.vjp`.
+            function: its derivative, or a function as in `shardtensor.functions.derivatives.forms.vjp`.
             states: the values of the tape on which the results depend, which are saved.
             results: what it has returned.
         """
@@ -312,7 +338,8 @@ class Tape(CallInterpreter):
         made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
         new = [y._storage if self.taped(y) else None for y in made]
         kinds = [None if s is None else _kind(s.primal) for s in states]
-        self._add(OPS["copy"], {}, vjp(function), states, kinds, new, list(map(_kind, results)), {})
+        derivative = function if isinstance(function, Derivative) else vjp(function)
+        self._add(OPS["copy"], {}, derivative, states, kinds, new, list(map(_kind, results)), {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
