@@ -308,6 +308,7 @@ class _Again(Derivative):
         replaying = _Replaying(self._saving) if self._saving is not None else None
         with interpreting(replaying) if replaying is not None else contextlib.nullcontext():
             sub = Tape(self._around())
+        sub.gathers_again = False  # What it gathers is used soon.
         outside = [sub.variable(_own(x)) for x in self._closed.values()]
         sub.known_as = {n: box._storage for n, box in zip(self._closed, outside, strict=True)}
         try:

@@ -31,7 +31,14 @@ from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
-from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
+from shardtensor.interpreters.differentiation.cotangents import (
+    WRITTEN,
+    Gathered,
+    Step,
+    is_gathered,
+    pulled_back,
+    window,
+)
 from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped, number_of
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.mutation.write_ops import is_view
@@ -61,6 +68,7 @@ class Tape(CallInterpreter):
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
         around: for a function that is a part of another one, a weak reference to the tape of that.
+        gathers_again: whether values that a gather has made are saved as its source.
         known_as: by the numbers of values of that tape, which the function closes over, those that stand for them here.
     """
 
@@ -71,6 +79,7 @@ class Tape(CallInterpreter):
         self.uses: dict[int, int] = {}
         self.ended = False
         self.around = (lambda: None) if around is None else weakref.ref(around)
+        self.gathers_again = True
         self.known_as: dict[int, Taped] = {}
         self._count = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
@@ -241,6 +250,10 @@ class Tape(CallInterpreter):
         outs = [result] if type(result) is ShardedTensor else leaves(result)
         made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in outs]
         new = [y._storage if self.taped(y) else None for y in made]
+        if op.name == "transfer_to" and self.gathers_again and states[0] is not None and new[0] is not None:
+            source = states[0].source or states[0]
+            if source.viewed is None and is_gathered(source.primal, result):
+                new[0].source = source
         if any(new):
             saved = self._saved(op, derivative, states, operands, given, outs, new)
             named = dict(zip(op.params, params, strict=True))
@@ -281,8 +294,14 @@ class Tape(CallInterpreter):
                 x = operands[at]
                 if type(x) is ShardedTensor:
                     base = self.taped(x)
-                    held = (base,)
-                    saved[name] = self._kept(given[at]) if base is None else given[at]
+                    source = None if base is None else base.source
+                    if base is not None and source is not None and source.primal is not None:
+                        view_spec = x._base_and_view()[1] if hasattr(x._storage, "view_spec") else None
+                        saved[name] = Gathered(source.primal, base.primal._aval, x._aval, view_spec)
+                        held = (source,)
+                    else:
+                        saved[name] = self._kept(given[at]) if base is None else given[at]
+                        held = (base,)
                 else:
                     assert not any(map(self.taped, leaves(x)))
                     held = ()

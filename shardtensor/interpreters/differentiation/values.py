@@ -20,9 +20,10 @@ class Taped(NoElements):
         is_saved: whether a derivative needs the value.
         viewed: the value of which it is a view.
         views: the views of it that have been read, by their boxes and parts.
+        source: the value from which a gather has made it.
     """
 
-    __slots__ = ("is_saved", "number", "primal", "tape", "viewed", "views")
+    __slots__ = ("is_saved", "number", "primal", "source", "tape", "viewed", "views")
 
     def __init__(self, tape: Any, primal: Any, viewed: Taped | None = None) -> None:
         self.tape = tape
@@ -31,6 +32,7 @@ class Taped(NoElements):
         self.is_saved = False
         self.viewed = viewed
         self.views: dict[Any, Taped] | None = None
+        self.source: Taped | None = None
 
     def save(self) -> None:
         """Notes that a derivative needs the value, and hence that of which it is a view."""
