@@ -53,12 +53,12 @@ class _Run:
         self.given = tuple([args[n] for n in argnums])
         names = [path for n in argnums for path in paths(args[n], f"argument {n}")]
         found = leaves(self.given)
-        self._primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, found, strict=True)]
-        self._boxes = [x if x is None else self.tape.variable(x) for x in self._primals]
-        self._inputs = [None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in self._boxes]
-        before = [None if b is None else b._storage for b in self._boxes]
+        primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, found, strict=True)]
+        boxes = [x if x is None else self.tape.variable(x) for x in primals]
+        self._inputs = [None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in boxes]
+        before = [None if b is None else b._storage for b in boxes]
         every = list(args)
-        boxed = replaced(self.given, [x if b is None else b for x, b in zip(found, self._boxes, strict=True)])
+        boxed = replaced(self.given, [x if b is None else b for x, b in zip(found, boxes, strict=True)])
         for n, x in zip(argnums, boxed, strict=True):
             every[n] = x
         try:
@@ -67,7 +67,7 @@ class _Run:
             self._take(result, has_aux)
         finally:
             self.tape.end()
-            for x, b, storage in zip(found, self._boxes, before, strict=True):
+            for x, b, storage in zip(found, boxes, before, strict=True):
                 if isinstance(x, (ShardedTensor, np.ndarray)) and b is not None and b._storage is not storage:
                     x[...] = self.tape.constant(b)  # The function has written an argument.
 

@@ -252,7 +252,7 @@ class Tape(CallInterpreter):
         new = [y._storage if self.taped(y) else None for y in made]
         if op.name == "transfer_to" and self.gathers_again and states[0] is not None and new[0] is not None:
             source = states[0].source or states[0]
-            if source.viewed is None and is_gathered(source.primal, result):
+            if is_gathered(source.primal, result):
                 new[0].source = source
         if any(new):
             saved = self._saved(op, derivative, states, operands, given, outs, new)
@@ -295,7 +295,7 @@ class Tape(CallInterpreter):
                 if type(x) is ShardedTensor:
                     base = self.taped(x)
                     source = None if base is None else base.source
-                    if base is not None and source is not None and source.primal is not None:
+                    if base is not None and source is not None and source.exists():
                         view_spec = x._base_and_view()[1] if hasattr(x._storage, "view_spec") else None
                         saved[name] = Gathered(source.primal, base.primal._aval, x._aval, view_spec)
                         held = (source,)
@@ -487,6 +487,7 @@ class Tape(CallInterpreter):
     def end(self) -> None:
         """Ends the recording. Tensors from outside that the function has written get their values."""
         written = [(base, storage, self.constant(base)) for base, storage in self._written.values()]
+        self._written.clear()
         self.ended = True
         for base, storage, _ in written:
             base._storage = storage

@@ -73,6 +73,7 @@ def with_remat(params: Any, x: Any) -> Any:
 GATHERED: dict[str, tuple[Any, int]] = {
     "saved as their sources": (lambda params, x: loss([whole(w) for w in params], x), AGAIN),
     "used transposed": (lambda params, x: loss([whole(w).T for w in params], x), AGAIN),
+    "views": (lambda params, x: loss([whole(w[0]) for w in [p[None] for p in params]], x), AGAIN),
     "saved themselves": (lambda params, x: loss([whole(w).copy() for w in params], x), 0),
     "recomputed": (with_remat, (N - 1) * BYTES),
 }
@@ -94,20 +95,24 @@ def test_gathered_parameters_get_a_reduce_scatter(wrap: Any, name: str) -> None:
         np.testing.assert_allclose(np.asarray(g), np.asarray(h), rtol=1e-12)
 
 
-def test_a_gathered_parameter_whose_source_is_written() -> None:
+@pytest.mark.parametrize("when", ["before it is saved", "after it is saved"])
+@pytest.mark.parametrize("part", [..., slice(0, WIDTH)], ids=["whole", "view"])
+def test_a_gathered_parameter_whose_source_is_written(when: str, part: Any) -> None:
     mesh = mesh_of((N,), "numpy")
     (w, *_), x = layers(st.P("x"), mesh), batch(mesh)
 
-    def f(w: Any, *, is_written: bool) -> Any:
+    def f(w: Any, at: str) -> Any:
         w = w * 1
-        y = x @ whole(w)
-        z = (st.tanh(y) @ whole(w)).sum()
-        if is_written:
+        gathered = whole(w[part])
+        if at == "before it is saved":
+            w *= 0
+        z = (st.tanh(x @ gathered) @ gathered).sum()
+        if at == "after it is saved":
             w *= 0
         return z + (w * 0).sum()
 
-    wanted = st.grad(lambda w: f(w, is_written=False))(w)
-    _, pull = st.vjp(lambda w: f(w, is_written=True), w)
+    wanted = st.grad(lambda w: f(w, "never"))(w)
+    _, pull = st.vjp(lambda w: f(w, when), w)
     for _ in range(2):
         np.testing.assert_allclose(np.asarray(pull(1.0)[0]), np.asarray(wanted), rtol=1e-13)
 

@@ -1,0 +1,117 @@
+"""The memory of gradients: what is saved, when it is freed, and what is never copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardtensor as st
+from shardtensor.tensor import memory
+from tests.layouts import everywhere, mesh_of, put
+
+N, ROWS = 4, 1 << 12
+ARRAY = ROWS * 8
+"""The bytes of the argument, and of each value of the chain."""
+
+
+@pytest.fixture(autouse=True)
+def measured() -> Iterator[None]:
+    yield
+    memory.stop_measuring()
+
+
+def used(backend: str) -> tuple[int, int]:
+    """Returns the bytes in use on the devices of a backend, and the sum of their peaks."""
+    found = [st.memory_info(d) for d in mesh_of((N,), backend).flat]
+    return sum(m.bytes_in_use for m in found), sum(m.peak_bytes_in_use or 0 for m in found)
+
+
+def peak(fn: Callable[..., Any], *args: Any, backend: str = "numpy") -> float:
+    """Returns the largest number of arrays that exist at the same time in a call besides those before it."""
+    st.reset_peak_memory()
+    before = used(backend)[0]
+    result = fn(*args)
+    found = (used(backend)[1] - before) / ARRAY
+    del result
+    assert used(backend)[0] == before  # All of it has been freed.
+    return found
+
+
+def chain(x: Any, count: int) -> Any:
+    for _ in range(count):
+        x = st.tanh(x) * 0.9
+    return x
+
+
+@everywhere
+def test_the_peak_is_what_is_saved_and_two_arrays(backend: str) -> None:
+    x = put(np.linspace(0, 1, ROWS), backend)
+    assert peak(st.grad(lambda x: chain(x, 30).sum()), x, backend=backend) == pytest.approx(30 + 2, abs=0.1)
+
+
+def recomputed(x: Any, **options: Any) -> Any:
+    for _ in range(5):
+        x = st.remat(lambda x: chain(x, 6), **options)(x)
+    return x.sum()
+
+
+@everywhere
+def test_the_peak_of_recomputed_functions(backend: str) -> None:
+    x = put(np.linspace(0, 1, ROWS), backend)
+    # The arguments of the last four, the results within one of them, and two arrays.
+    assert peak(st.grad(recomputed), x, backend=backend) == pytest.approx(4 + 6 + 2, abs=0.1)
+
+
+def test_functions_of_vjp_hold_what_is_saved_until_they_end() -> None:
+    x = put(np.linspace(0, 1, ROWS), "numpy")
+    st.reset_peak_memory()
+    before = used("numpy")[0]
+    _, pull = st.vjp(lambda x: chain(x, 10).sum(), x)
+    assert (used("numpy")[0] - before) / ARRAY == pytest.approx(10, abs=0.1)
+    pull(1.0)
+    assert (used("numpy")[0] - before) / ARRAY == pytest.approx(10, abs=0.1)
+    del pull, _
+    assert used("numpy")[0] == before
+    _, pull = st.vjp(recomputed, x)
+    assert (used("numpy")[0] - before) / ARRAY == pytest.approx(4, abs=0.1)
+    del pull, _
+    assert used("numpy")[0] == before
+
+
+@everywhere
+def test_updates_in_place_copy_the_argument_once(backend: str) -> None:
+    def decayed(x: Any) -> Any:
+        y = x.copy()
+        for _ in range(20):
+            y *= 0.9
+        return y.sum()
+
+    x = put(np.linspace(0, 1, ROWS), backend)
+    assert peak(st.grad(decayed), x, backend=backend) <= 2 + 0.1
+
+
+@pytest.mark.parametrize("argument", ["tensor", "pytree", "second"])
+def test_an_argument_is_not_copied(argument: str) -> None:
+    x = put(np.linspace(0, 1, ROWS), "numpy")
+    fn: Any
+    if argument == "tensor":
+        fn = lambda: st.grad(lambda x: (x[:8] * x[:8]).sum())(x)  # noqa: E731
+    elif argument == "pytree":
+        fn = lambda: st.grad(lambda t: (t["x"][:8] * 2).sum())({"x": x})  # noqa: E731
+    else:
+        fn = lambda: st.grad(lambda a, x: (a * x[:8]).sum())(x[:8], x)  # noqa: E731
+    assert peak(fn) <= (1.1 if argument != "second" else 0.1)  # The gradient itself.
+
+
+def test_an_argument_that_is_written_is_copied_once() -> None:
+    x = put(np.linspace(0, 1, ROWS), "numpy")
+
+    def written(x: Any) -> Any:
+        x[0] = 0
+        x *= 2
+        return x.sum()
+
+    assert peak(st.grad(written), x) <= 2.1
