@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,28 +98,39 @@ class _Saving(_Calls):
     """Saves the results that a policy chooses.
 
     Attributes:
-        saved: by the numbers of calls: the operator, the forms of the operands, the result, and its layout if it was
-            offloaded.
+        saved: by the numbers of calls: the operator, the forms of the operands, and the result.
     """
 
     def __init__(self, policy: Callable[..., Any]) -> None:
         super().__init__()
         self._policy = policy
+        self._made: dict[int, tuple[weakref.ref[ShardedTensor], int, Op, list[Any]]] = {}
         self.saved: dict[int, tuple[Op, Any, Any]] = {}
 
     def numbered(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Executes one call, and saves the result if the policy says so."""
-        number = self.count
+        """Executes one call, and saves the result if the policy says so. A value that has got a name is saved as the
+        result of the call that has made it, which need not be executed again then.
+        """
+        number, forms = self.count, _forms(operands)
         result = bind_by(self.outer, op, operands, params)
         if not any(type(y) is ShardedTensor for y in leaves(result)):
             return result
         kinds = [x._aval if type(x) is ShardedTensor else x for x in leaves(operands)]
         chosen = self._policy(op, *kinds, **dict(zip(op.params, params, strict=True)))
         if chosen:
+            if op.name == "name" and (found := self._made.get(id(operands[0]))) and found[0]() is operands[0]:
+                _, number, op, forms = found
             kind = chosen.dst if isinstance(chosen, Offloadable) else None
             with self._outside():
-                self.saved[number] = op, _forms(operands), map_leaves(lambda y: _moved(y, kind), result)
+                self.saved[number] = op, forms, map_leaves(lambda y: _moved(y, kind), result)
+        elif type(result) is ShardedTensor:
+            self._made[id(result)] = weakref.ref(result), number, op, forms
         return result
+
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """Executes a write, after which a value is no longer the result of the call that has made it."""
+        self._made.pop(id(out._base_and_view()[0]), None)
+        super().write(out, op, operands, params)
 
 
 class _Replaying(_Calls):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.backend.device import HOST
 from shardtensor.tensor import memory
-from tests.layouts import everywhere, mesh_of, put
+from tests.layouts import assert_close, everywhere, mesh_of, put
 
 N, ROWS = 4, 1 << 12
 ARRAY = ROWS * 8
@@ -168,3 +170,37 @@ def test_values_that_a_gather_has_made_are_freed() -> None:
     # Of the gathered parameters, and of their gradients before they are split, one exists at a time on four devices.
     assert found < 6 + 4
     assert kept > 5 * 4
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, st.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("backend", ["checked", "cupy"], indirect=True)
+def test_offloaded_values_are_in_the_memory_of_the_host(wrap: Any, backend: str) -> None:
+    x = put(np.linspace(0, 1, ROWS), backend)
+    options = {"offload_src": "device", "offload_dst": "pinned_host"}
+
+    def loss(x: Any, saved: list[str], offloaded: list[str]) -> Any:
+        policy = st.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=saved, names_which_can_be_offloaded=offloaded, **options
+        )
+
+        @functools.partial(st.remat, policy=policy)
+        def f(x: Any) -> Any:
+            for _ in range(8):
+                x = st.checkpoint_name(st.sin(x * 1.1), "x")
+            return x
+
+        return f(x).sum()
+
+    found = []
+    for names in ((["x"], []), ([], ["x"])):
+        fn = wrap(st.grad(lambda x, names=names: loss(x, *names)))
+        g = fn(x)
+        st.reset_peak_memory()
+        host = st.memory_info(HOST).bytes_in_use
+        before = used(backend)[0]
+        assert_close(fn(x), g, False)
+        peaks = used(backend)[1], st.memory_info(HOST).peak_bytes_in_use or 0
+        found.append([(peaks[0] - before) / ARRAY, (peaks[1] - host) / ARRAY])
+    (saved, _), (offloaded, on_host) = found
+    assert on_host == pytest.approx(8, abs=0.1)
+    assert saved >= offloaded
