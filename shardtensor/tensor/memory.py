@@ -14,7 +14,7 @@ import math
 import weakref
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.backend.registry import is_remote, local_devices
@@ -189,7 +189,15 @@ _measured: _Tensors | None = None
 """The tensors that exist, while the peak is measured."""
 
 
-def memory_info(device: Device | None = None) -> Any:
+@overload
+def memory_info(device: None = None) -> dict[Device, MemoryInfo]: ...
+
+
+@overload
+def memory_info(device: Device) -> MemoryInfo: ...
+
+
+def memory_info(device: Device | None = None) -> MemoryInfo | dict[Device, MemoryInfo]:
     """Returns how many bytes of memory tensors use on each device, and their peak.
 
     A buffer that several devices share counts on each of them by the size of its shard: a replicated tensor in memory

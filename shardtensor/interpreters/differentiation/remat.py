@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -194,6 +194,7 @@ def remat(
     prevent_cse: bool = True,
     policy: Callable[..., Any] | None = None,
     static_argnums: int | tuple[int, ...] = (),
+    static_argnames: str | Iterable[str] = (),
 ) -> Callable[..., Any]:
     """Returns a function with the same results that saves its arguments only: the gradient calls it again.
 
@@ -205,7 +206,8 @@ def remat(
         prevent_cse: has no effect. The second call is never merged with the first one, also under `st.jit`.
         policy: which results of operators the first call saves besides, so that the second one need not compute them:
             a function of `st.checkpoint_policies`, or one that is called as they are; by default none.
-        static_argnums: the positional arguments that are passed on as they are, and have no gradient.
+        static_argnums, static_argnames: positional arguments, and some that are given by name, that are passed on as
+            they are, and have no gradient.
 
     >>> f = st.remat(lambda x: st.sin(st.sin(x)))
     >>> st.grad(lambda x: f(x).sum())(st.zeros(2)).tolist()
@@ -225,6 +227,7 @@ def remat(
         raise ArgumentTypeError(
             f"remat: static_argnums is {static_argnums!r}; wanted an integer, or several in a tuple"
         )
+    names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
 
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> Any:
@@ -237,12 +240,14 @@ def remat(
                 "arguments"
             )
         static = {int(n) % len(args): args[n] for n in numbers}
+        others = {name: kwargs[name] for name in kwargs.keys() & names}
 
         def with_static(*args: Any, **kwargs: Any) -> Any:
-            return fun(*[static.get(k, x) for k, x in enumerate(args)], **kwargs)
+            return fun(*[static.get(k, x) for k, x in enumerate(args)], **kwargs, **others)
 
         args = tuple([None if k in static else x for k, x in enumerate(args)])
-        return _recorded(tape, with_static if static else fun, args, kwargs, policy)
+        kwargs = {name: x for name, x in kwargs.items() if name not in names}
+        return _recorded(tape, with_static if static or others else fun, args, kwargs, policy)
 
     return computed
 

@@ -210,12 +210,15 @@ def test_static_arguments_and_trees() -> None:
 
     x = put(X, "numpy")
 
-    def f(setting: Any, tree: Any, n: int, *, more: Any = 0.0) -> Any:
+    def f(setting: Any, tree: Any, n: int, *, more: Any = 0.0, modes: Any) -> Any:
         assert type(setting) is Setting
+        assert modes is kinds
         assert type(n) is int
         return {"y": tree["x"] * setting.scale * n + more, "n": n}
 
-    g = st.grad(lambda x: st.remat(f, static_argnums=(0, -1))(Setting(), {"x": x}, 2, more=x)["y"].sum())(x)
+    kinds = ["fast", "exact"]
+    fn = st.remat(f, static_argnums=(0, -1), static_argnames="modes")
+    g = st.grad(lambda x: fn(Setting(), {"x": x}, 2, more=x, modes=kinds)["y"].sum())(x)
     assert_equal(g, np.full_like(X, 7.0))
     with pytest.raises(ValueError, match="remat: static_argnums is 3, and the function is called with 1 positional"):
         st.grad(lambda x: st.remat(st.sin, static_argnums=3)(x).sum())(x)
