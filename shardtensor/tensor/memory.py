@@ -219,6 +219,7 @@ def memory_info(device: Device | None = None) -> MemoryInfo | dict[Device, Memor
     >>> info = st.memory_info(st.devices()[0])
     >>> info.bytes_in_use - before.bytes_in_use, info.peak_bytes_in_use - before.bytes_in_use
     (2000, 4000)
+    >>> st.reset_peak_memory(measure=False)
     """
     if device is not None and type(device) is not Device:
         raise ArgumentTypeError(f"memory_info: device is {type_text(device)}; wanted a device, such as st.devices()[0]")
@@ -234,28 +235,27 @@ def memory_info(device: Device | None = None) -> MemoryInfo | dict[Device, Memor
     return dict(sorted(found.items()))
 
 
-def reset_peak_memory() -> None:
+def reset_peak_memory(*, measure: bool = True) -> None:
     """Sets the peak of the memory of each device, which `memory_info` returns, to the bytes that are in use now.
 
-    From the first call on, the tensors that a program makes are counted, which takes some microseconds for each.
+    From then on the tensors that a program makes are counted, which takes some microseconds for each.
+
+    Args:
+        measure: False ends the measurement; then no peak is known, and nothing takes longer.
 
     >>> st.reset_peak_memory()
     >>> info = st.memory_info(st.devices()[0])
     >>> info.peak_bytes_in_use == info.bytes_in_use
     True
+    >>> st.reset_peak_memory(measure=False)
     """
     global _measured
-    if _measured is None:
-        tensors = _Tensors()
-        _measured = tensors
+    if measure and _measured is None:
+        _measured = _Tensors()
         type.__setattr__(ShardedTensor, "_storage", _Noting(Handle.__dict__["_storage"]))
-        tensors.note_all()
-    _measured.reset()
-
-
-def stop_measuring() -> None:
-    """Ends the measurement of the peak."""
-    global _measured
-    if _measured is not None:
+        _measured.note_all()
+    elif not measure and _measured is not None:
         type.__delattr__(ShardedTensor, "_storage")
         _measured = None
+    if _measured is not None:
+        _measured.reset()

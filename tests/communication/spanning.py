@@ -30,7 +30,6 @@ from shardtensor.functions.algorithms import chirp_fft, panels, requests, transp
 from shardtensor.interpreters.jit import groups
 from shardtensor.interpreters.jit.compiler import find_compiler
 from shardtensor.interpreters.jit.fused_devices import FusedInProcesses
-from shardtensor.tensor import memory
 from shardtensor.testing.layouts import on_host
 from tests import fakecupy
 
@@ -832,7 +831,7 @@ def memory_is_counted_for_local_devices() -> None:
     again = st.grad(lambda w: st.remat(layer, policy=st.checkpoint_policies.dots_saveable)(w).sum())(w)
     assert g.sharding == again.sharding == w.sharding
     assert_gathered(again, distributed.process_allgather(g))
-    memory.stop_measuring()
+    st.reset_peak_memory(measure=False)
 
 
 CHECKS = [

@@ -10,7 +10,6 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend.device import HOST
-from shardtensor.tensor import memory
 from tests.layouts import everywhere, mesh_of, put
 
 N = 4
@@ -19,7 +18,7 @@ N = 4
 @pytest.fixture(autouse=True)
 def measured() -> Iterator[None]:
     yield
-    memory.stop_measuring()
+    st.reset_peak_memory(measure=False)
 
 
 class Change:

@@ -11,7 +11,6 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend.device import HOST
-from shardtensor.tensor import memory
 from tests.layouts import assert_close, everywhere, mesh_of, put
 
 N, ROWS = 4, 1 << 12
@@ -22,7 +21,7 @@ ARRAY = ROWS * 8
 @pytest.fixture(autouse=True)
 def measured() -> Iterator[None]:
     yield
-    memory.stop_measuring()
+    st.reset_peak_memory(measure=False)
 
 
 def used(backend: str) -> tuple[int, int]:
