@@ -95,6 +95,23 @@ def test_gathered_parameters_get_a_reduce_scatter(wrap: Any, name: str) -> None:
         np.testing.assert_allclose(np.asarray(g), np.asarray(h), rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", list(GATHERED))
+def test_gathered_parameters_in_simulations_and_of_second_order(name: str) -> None:
+    mesh, abstract = mesh_of((N,), "numpy"), st.AbstractMesh((N,), ("x",))
+    params, x, fn = layers(st.P("x"), mesh), batch(mesh), GATHERED[name][0]
+    given = [st.empty_like(a, device=st.NamedSharding(abstract, a.sharding.spec)) for a in (*params, x)]
+    assert st.simulate(st.grad(fn), given[:-1], given[-1]).bytes == moved(st.grad(fn), params, x)
+
+    def along(fn: Any) -> Any:
+        return lambda params, x: sum([(g * g).sum() for g in st.grad(fn)(params, x)])
+
+    found = st.grad(along(fn))(params, x)
+    wanted = st.grad(along(loss if "transposed" not in name else GATHERED[name][0]))([whole(w) for w in params], x)
+    for g, w, h in zip(found, params, wanted, strict=True):
+        assert g.sharding == w.sharding
+        np.testing.assert_allclose(np.asarray(g), np.asarray(h), rtol=1e-10)
+
+
 @pytest.mark.parametrize("when", ["before it is saved", "after it is saved"])
 @pytest.mark.parametrize("part", [..., slice(0, WIDTH)], ids=["whole", "view"])
 def test_a_gathered_parameter_whose_source_is_written(when: str, part: Any) -> None:
