@@ -76,6 +76,10 @@ def test_functions_of_vjp_hold_what_is_saved_until_they_end() -> None:
     assert (used("numpy")[0] - before) / ARRAY == pytest.approx(10, abs=0.1)
     del pull, _
     assert used("numpy")[0] == before
+    value, pull, aux = st.vjp(lambda x: (x * 2, x + 1), x * 1, has_aux=True)
+    del value, aux
+    assert used("numpy")[0] == before  # Neither the argument nor the results.
+    del pull
     _, pull = st.vjp(recomputed, x)
     assert (used("numpy")[0] - before) / ARRAY == pytest.approx(4, abs=0.1)
     del pull, _
