@@ -167,6 +167,7 @@ _CHAPTERS = {
     "functions.nan_reductions": (
         "nanargmax nanargmin nancumprod nancumsum nanmax nanmean nanmin nanprod nanstd nansum nanvar"
     ),
+    "functions.names": "checkpoint_name",
     "functions.number_parts": "divmod frexp modf",
     "functions.order_statistics": "median nanmedian nanpercentile nanquantile percentile quantile",
     "functions.polynomials": "poly polyadd polyder polydiv polyfit polyint polymul polysub polyval roots vander",
@@ -207,12 +208,13 @@ _CHAPTERS = {
     "spmd.shard_map": "shard_map",
     "spmd.smap": "smap",
     "spmd.stencils": "convolve correlate map_overlap",
+    "tensor.memory": "MemoryInfo memory_info reset_peak_memory",
 }
 """The modules that are imported when one of their public names is first used."""
 
 OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTERS.items() for name in names.split()})
 
-_EXTENSIONS = ("distributed", "fft", "lib", "linalg", "random", "tree")
+_EXTENSIONS = ("checkpoint_policies", "distributed", "fft", "lib", "linalg", "random", "tree")
 """The modules that are imported on first use."""
 
 _loaded = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
@@ -235,6 +237,7 @@ _after_loading.append(_remind)
 
 if _typing.TYPE_CHECKING:
     from shardtensor import (
+        checkpoint_policies as checkpoint_policies,
         distributed as distributed,
         fft as fft,
         lib as lib,
@@ -344,6 +347,7 @@ if _typing.TYPE_CHECKING:
         nansum as nansum,
         nanvar as nanvar,
     )
+    from shardtensor.functions.names import checkpoint_name as checkpoint_name
     from shardtensor.functions.number_parts import (
         divmod as divmod,
         frexp as frexp,
@@ -558,6 +562,11 @@ if _typing.TYPE_CHECKING:
         convolve as convolve,
         correlate as correlate,
         map_overlap as map_overlap,
+    )
+    from shardtensor.tensor.memory import (
+        MemoryInfo as MemoryInfo,
+        memory_info as memory_info,
+        reset_peak_memory as reset_peak_memory,
     )
     from shardtensor.sharding.visualize import visualize_sharding as visualize_sharding
     from ml_dtypes import (

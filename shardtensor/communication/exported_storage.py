@@ -24,7 +24,7 @@ class Exported(DeferredStorage):
         leases: the leases of the consumers; none is added after all have ended.
     """
 
-    __slots__ = ("_lock", "_value", "exported", "leases")
+    __slots__ = ("__weakref__", "_lock", "_value", "exported", "leases")
 
     def __init__(self, value: Aval, storage: Storage, leases: Leases) -> None:
         self._value = value

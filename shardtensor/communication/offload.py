@@ -27,7 +27,7 @@ class OffloadedStorage(DeferredStorage):
         hosts: one host array for each part; devices that hold the same part share it.
     """
 
-    __slots__ = ("_tokens", "_value", "hosts")
+    __slots__ = ("__weakref__", "_tokens", "_value", "hosts")
 
     def __init__(self, value: Aval, hosts: dict[int, Any], tokens: dict[int, Any]) -> None:
         self._value = value
@@ -116,7 +116,7 @@ the garbage collector calls meanwhile.
 class PrefetchedStorage(DeferredStorage):
     """A storage whose shards are being copied to their devices; each device waits for its copy on the first read."""
 
-    __slots__ = ("_arrays", "_storage", "_tokens", "_value")
+    __slots__ = ("__weakref__", "_arrays", "_storage", "_tokens", "_value")
 
     def __init__(self, value: Aval, arrays: tuple[Any, ...], tokens: Sequence[Any]) -> None:
         self._value = value
@@ -128,6 +128,12 @@ class PrefetchedStorage(DeferredStorage):
     def memory(self) -> Storage | None:  # type: ignore[override]
         """See `DeferredStorage`."""
         return self._storage
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays of the devices, which may still be written by the copies."""
+        storage = self._storage
+        return (self._arrays or ()) if storage is None else storage.buffers
 
     def stored(self) -> Storage:
         """Returns the storage, ordered after the copies."""

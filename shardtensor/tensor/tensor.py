@@ -277,11 +277,11 @@ def tensor(value: Aval, storage: Any) -> ShardedTensor:
 def tensor_of(value: Aval, buffers: tuple[Any, ...], leases: tuple[Leases | None, ...] = ()) -> ShardedTensor:
     """Creates a tensor from its aval and the arguments of its `Storage`, in one call."""
     x, storage = _new(ShardedTensor), _new_storage(Storage)
-    x._aval = value
-    x._storage = storage
-    x._write_state = None
     storage.buffers = buffers
     storage.leases = leases
+    x._aval = value
+    x._storage = storage  # Last: `memory.reset_peak_memory` notes the buffers then.
+    x._write_state = None
     return x
 
 

@@ -813,6 +813,27 @@ def local_tensors_concern_nobody_else() -> None:
         assert st.sort(x, descending=True).tolist()[0] == 9.0
 
 
+def memory_is_counted_for_local_devices() -> None:
+    own, count = st.local_devices(), st.device_count()
+    st.reset_peak_memory()
+    before = st.memory_info()
+    assert set(own) <= set(before)
+    assert not any(d in before for d in set(st.devices()) - set(own))
+    w = tensor(np.ones((8 * count, 8)))
+    layout, batch = st.NamedSharding(everything(), st.P()), tensor(np.ones((8 * count, 8 * count)))
+
+    def layer(w: Any) -> Any:
+        return st.tanh(batch @ st.reshard(w, layout))
+
+    found = {d: m.bytes_in_use - before[d].bytes_in_use for d, m in st.memory_info().items()}
+    assert [found[d] for d in own] == [8 * 8 * 8 + 8 * 8 * count * 8] * len(own)
+    g = st.grad(lambda w: layer(w).sum())(w)
+    again = st.grad(lambda w: st.remat(layer, policy=st.checkpoint_policies.dots_saveable)(w).sum())(w)
+    assert g.sharding == again.sharding == w.sharding
+    assert_gathered(again, distributed.process_allgather(g))
+    st.reset_peak_memory(measure=False)
+
+
 CHECKS = [
     devices_are_numbered_over_all_processes, a_tensor_knows_what_is_here, reads_of_what_is_elsewhere_are_errors,
     memory_is_a_share, tensors_are_made_of_parts, transfers_move_what_is_needed, replicas_are_sent_once,
@@ -824,7 +845,7 @@ CHECKS = [
     gradients_are_added_in_one_message, kernels_run_in_each_process, compiled_functions_write_in_place,
     a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,
     what_needs_one_array_is_an_error, what_differs_by_right_is_no_error, values_that_differ_are_errors, calls_that_differ_are_errors,
-    local_tensors_concern_nobody_else,
+    local_tensors_concern_nobody_else, memory_is_counted_for_local_devices,
 ]  # fmt: skip
 
 if __name__ == "__main__":

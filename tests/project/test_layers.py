@@ -24,7 +24,7 @@ from tests.scripts import ROOT, new_process, output_of
 PACKAGE = ROOT / "shardtensor"
 
 LAYERS = [
-    "errors", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "einops", "distributed", "interpreters", "spmd", "",
+    "errors", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "einops", "distributed", "interpreters", "spmd", "",
     "engine", "job_output", "launcher", "demo", "testing", "cli", "__main__",
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
@@ -136,7 +136,7 @@ def test_every_operator_is_exported_or_listed_here() -> None:
         "map_shards",
         "contract",
     }
-    internal |= {"branch", "conditional_loop", "counted_loop"}
+    internal |= {"branch", "conditional_loop", "counted_loop", "name"}
     internal |= {"add_partials", "partial_sums", "place_result"}
     internal |= {"with_halos", "with_windows", "convolve_part", "coordinate", "spanned"}
     internal |= {"accumulated", "bitcast", "exponent", "fold", "mantissa", "running", "segments", "updated"}

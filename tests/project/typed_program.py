@@ -33,6 +33,9 @@ def creation(mesh: st.Mesh) -> None:
     typing.assert_type((st.backend_names(), st.current_device()), tuple[list[str], st.Device | None])
     typing.assert_type(st.cache_info(), st.CacheInfo)
     st.set_cache_limit(st.cache_info().limit)
+    st.reset_peak_memory(measure=False)
+    typing.assert_type(st.memory_info(), dict[st.Device, st.MemoryInfo])
+    typing.assert_type(st.memory_info(st.devices()[0]), st.MemoryInfo)
     st.set_num_threads(st.num_threads())
     st.free_cache()
 

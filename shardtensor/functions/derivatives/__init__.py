@@ -17,7 +17,7 @@ _CHAPTERS = {
     "products": "linear_algebra products differences",
     "movement": (
         "manipulation joining placement conversion triangles repetition unsplit_lines creation partial_sums grids "
-        "shard_lists dlpack_methods"
+        "shard_lists dlpack_methods names"
     ),
     "indexing": "indexing take_along scatter counts",
     "linalg": "linalg decompositions matrix_functions",

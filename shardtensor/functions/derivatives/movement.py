@@ -113,6 +113,7 @@ rows(
     spanned=linear(_along_grid),
     transfer_to=linear(_moved_back, partial_sums=True),
     copy=linear(_same, partial_sums=True),
+    name=linear(_same, partial_sums=True),
     asarray=linear(_same, after_composition=True),
     full=linear(_total),
     full_like=linear(_total),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import shardtensor.functions.products  # noqa: F401 - it declares `contract`, which the transposes call
-from shardtensor.core import call
+from shardtensor.core import Op, call
 from shardtensor.functions.derivatives.cotangents import Call, whole
 from shardtensor.functions.derivatives.forms import Cotangents, Derivative, rows, vjp
 from shardtensor.functions.derivatives.indexing import scattered
 from shardtensor.functions.differences import windows_of_convolution
+from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import Rule, parse
 from shardtensor.tensor.operands import dtype_of, shape_of
 
@@ -24,13 +25,14 @@ class Product(Derivative):
 
     def transposed(self, g: Any, call: Call) -> Cotangents:
         """Returns the products of the cotangent and of the other factors."""
-        rule, g = _rule_of(call), whole(g, call.results[0])
+        rule = rule_of(call.op, call.params, [shape_of(kind) for kind in call.kinds])
+        g = whole(g, call.results[0])
         return [_factor(g, call, rule, k) if call.active[k] else None for k in range(2)]
 
 
-def _rule_of(recorded: Call) -> Rule:
-    op, shapes = recorded.op, [shape_of(kind) for kind in recorded.kinds]
-    params = {name: value for name, value in recorded.params.items() if name != "layout"}
+def rule_of(op: Op, params: Mapping[str, Any], shapes: Sequence[Shape]) -> Rule:
+    """Returns the rule of a call, which names the dimensions of the factors and of the result."""
+    params = {name: value for name, value in params.items() if name != "layout"}
     text = op.rule(shapes, **params) if callable(op.rule) else op.rule
     return parse(text[0] if isinstance(text, tuple) else text, tuple(map(len, shapes)), op.operands)
 

@@ -16,7 +16,7 @@ from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
 from shardtensor.interpreters.differentiation.values import number_of
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, map_leaves, paths, replaced
-from shardtensor.tensor.tensor import ShardedTensor, check_not_donated
+from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, without_elements
 from shardtensor.tensor.value import reduced
 
 _FLOAT0 = np.dtype([("float0", np.void, 0)])
@@ -50,15 +50,16 @@ class _Run:
             )
         self.caller = caller
         self.tape = Tape()
-        self.given = tuple([args[n] for n in argnums])
+        given = tuple([args[n] for n in argnums])
+        self._given = map_leaves(_without_elements, given)
         names = [path for n in argnums for path in paths(args[n], f"argument {n}")]
-        found = leaves(self.given)
-        self._primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, found, strict=True)]
-        self._boxes = [x if x is None else self.tape.variable(x) for x in self._primals]
-        self._inputs = [None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in self._boxes]
-        before = [None if b is None else b._storage for b in self._boxes]
+        found = leaves(given)
+        primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, found, strict=True)]
+        boxes = [x if x is None else self.tape.variable(x) for x in primals]
+        self._inputs = [None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in boxes]
+        before = [None if b is None else b._storage for b in boxes]
         every = list(args)
-        boxed = replaced(self.given, [x if b is None else b for x, b in zip(found, self._boxes, strict=True)])
+        boxed = replaced(given, [x if b is None else b for x, b in zip(found, boxes, strict=True)])
         for n, x in zip(argnums, boxed, strict=True):
             every[n] = x
         try:
@@ -67,7 +68,7 @@ class _Run:
             self._take(result, has_aux)
         finally:
             self.tape.end()
-            for x, b, storage in zip(found, self._boxes, before, strict=True):
+            for x, b, storage in zip(found, boxes, before, strict=True):
                 if isinstance(x, (ShardedTensor, np.ndarray)) and b is not None and b._storage is not storage:
                     x[...] = self.tape.constant(b)  # The function has written an argument.
 
@@ -82,19 +83,9 @@ class _Run:
                     f"{self.caller}: the function returns {type_text(result)}; wanted the pair (result, aux), since "
                     "has_aux is true"
                 )
-            result, self.aux = result[0], map_leaves(self._value, result[1])
+            result, self.aux = result[0], map_leaves(self.tape.result, result[1])
         self._numbers = [number_of(s) for s in map(self.tape.active, leaves(result))]
-        self.value = map_leaves(self._value, result)
-
-    def _value(self, x: Any) -> Any:
-        """Returns a leaf of the result without the tape. What a derivative has saved is not given to the caller, who
-        may write it.
-        """
-        state = self.tape.taped(x)
-        if state is None:
-            return x
-        primal = self.tape.constant(x)
-        return call("copy", primal) if state.is_saved or primal is not state.primal else primal
+        self.value = map_leaves(self.tape.result, result)
 
     def pulled(self, cotangents: Sequence[Any], *, keep: bool) -> Any:
         """Returns the gradients of the arguments, given cotangents of the leaves of the result."""
@@ -106,9 +97,14 @@ class _Run:
         found = iter(self.tape.pull(start, inputs, keep=keep))
         made = [
             _no_gradient(x) if i is None else _or_zeros(next(found), i[1])
-            for x, i in zip(leaves(self.given), self._inputs, strict=True)
+            for x, i in zip(leaves(self._given), self._inputs, strict=True)
         ]
-        return replaced(self.given, made)
+        return replaced(self._given, made)
+
+
+def _without_elements(x: Any) -> Any:
+    """Returns a leaf that stands for another one, whose memory it does not hold."""
+    return without_elements(x._aval) if type(x) is ShardedTensor else x
 
 
 def _kind(primal: Any) -> Any:
@@ -305,12 +301,15 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """
     _checked_function("vjp", fun)
     run = _Run("vjp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True)
+    value, aux = run.value, run.aux
+    result = map_leaves(_without_elements, value)
+    run.value = run.aux = None  # The function below holds what derivatives need, and nothing else.
 
     def pull(cotangents: Any) -> Any:
-        found = _checked_tangents("vjp", "the cotangent", cotangents, "the result", run.value)
+        found = _checked_tangents("vjp", "the cotangent", cotangents, "the result", result)
         return run.pulled(found, keep=True)
 
-    return (run.value, pull, run.aux) if has_aux else (run.value, pull)
+    return (value, pull, aux) if has_aux else (value, pull)
 
 
 def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) -> list[Any]:

@@ -6,8 +6,9 @@ reached. Where they are partial sums along the same mesh axes, they are added as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardtensor.core import OPS, bind, bind_into, call, innermost
 from shardtensor.functions.derivatives.cotangents import (
@@ -69,6 +70,46 @@ class Step(Call):
         return bind(op.placed, given, (*values, target))
 
 
+class Gathered(NamedTuple):
+    """Stands for a saved value that a gather has made: the backward pass gathers it again from its source, which has
+    fewer elements on each device.
+
+    Attributes:
+        source: the source.
+        base: the aval of the gathered value.
+        value: that of the saved value, which may be a view of it.
+        view_spec: the view spec of the view.
+    """
+
+    source: ShardedTensor
+    base: Aval
+    value: Aval
+    view_spec: ViewSpec | None
+
+    def again(self) -> ShardedTensor:
+        """Gathers the value."""
+        made: ShardedTensor = call(
+            "transfer_to", self.source, self.base.sharding, "grad", committed=self.base.committed
+        )
+        return made if self.view_spec is None else tensor(self.value, View(made, self.view_spec))
+
+
+def is_gathered(source: Any, made: ShardedTensor) -> bool:
+    """Whether a transfer on one mesh has made a tensor of which devices have more elements than of its source."""
+    if type(source) is not ShardedTensor:
+        return False
+    here, there = source._aval, made._aval
+    if here.sharding.mesh != there.sharding.mesh or here.sharding.memory_kind != there.sharding.memory_kind:
+        return False
+    return _parts(there) < _parts(here)
+
+
+def _parts(value: Aval) -> int:
+    """Returns the number of different shards of a value."""
+    mesh, chains = value.sharding.mesh, value.sharding.spec.chains_of(value.ndim)
+    return math.prod([mesh.shape[axis] for chain in chains for axis in chain])
+
+
 PLAIN = "the layout that the operator's rule gives"
 """The target of sums in programs, which decide themselves where partial sums are added."""
 
@@ -101,10 +142,15 @@ def pulled_back(
         del given
         if not step.derivative.takes_partial_sums:
             found = [reduced_sum(g, kind) for g, kind in zip(found, step.results, strict=True)]
-        made = step.derivative.transposed(found.pop() if len(found) == 1 else found, step)
+        saved = step.saved
+        if any(type(x) is Gathered for x in saved.values()):
+            step.saved = {name: x.again() if type(x) is Gathered else x for name, x in saved.items()}
+        made: Any = step.derivative.transposed(found.pop() if len(found) == 1 else found, step)
+        step.saved = saved  # It is used again by the function that `vjp` returns.
         for n, g, kind in zip(step.inputs, made, step.kinds, strict=True):
             if n is not None and g is not None:
                 cotangents.setdefault(n, []).append(g if type(g) is Into else cast_to(g, kind))
+        made = g = None  # The next transpose may take long: a cotangent that it has used is freed at once.
     return [gradient(cotangents[n], kind) if n in cotangents else None for n, kind in inputs]
 
 

@@ -1,45 +1,201 @@
-"""`remat`: functions that are called again in the backward pass, in place of saving what their derivatives need."""
+"""`remat`: functions that are called again in the backward pass, in place of saving what their derivatives need.
+
+The first call runs on a tape that saves nothing (`_Trial`), so that it makes the same calls of operators as the second
+one, which records them. A policy chooses results that the first call saves, by their number (`_Saving`), and the second
+call gets them in place of computing them (`_Replaying`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
+from shardtensor.checkpoint_policies import Offloadable
 from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape
+from shardtensor.functions.derivatives.cotangents import Call
+from shardtensor.functions.derivatives.forms import Cotangents, Derivative
+from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
 from shardtensor.interpreters.differentiation.values import Taped, number_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 
+_DIFFERS = (
+    "remat: the second call of the function differs from the first one: {}; the function must not depend on what "
+    "changes meanwhile, such as global variables"
+)
 
-class _Noting(Interpreter):
-    """Executes calls outside of a tape, and notes the values of the tape that the function closes over."""
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
-        self.found: dict[Taped, None] = {}
+class _Trial(Tape):
+    """The tape of the first call, which saves nothing.
+
+    Attributes:
+        closed: the values of the tape around it that the function closes over, which it finds.
+    """
+
+    def __init__(self, around: Tape) -> None:
+        super().__init__(around)
+        self.closed: list[Taped] = []
+
+    def closed_over(self, state: Taped) -> Taped | None:
+        """See `Tape`."""
+        if state.number not in self.known_as:
+            primal = state.primal
+            if type(primal) is ShardedTensor:
+                primal = bind_by(self.outer, OPS["copy"], (primal,), ())
+            self.known_as[state.number] = self.variable(primal)._storage
+            self.closed.append(state)
+        return self.known_as[state.number]
+
+    def _add(self, *_: Any) -> None:
+        """Records nothing."""
+
+
+class _Calls(Interpreter):
+    """Numbers the calls that it passes to the interpreter around it."""
+
+    def __init__(self) -> None:
+        found = innermost()
+        self.outer = None if found is None else found.apply
+        self.count = 0
+
+    @property
+    def only_infers(self) -> bool:  # type: ignore[override]
+        """See `Interpreter`."""
+        return bool(innermost_of(self.outer).only_infers)
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Executes one call."""
-        return bind_by(self._tape.outer, op, map_leaves(self._noted, operands), params)
+        """Executes one call. Views and copies have no number."""
+        if op.name == "copy" or op.view_spec:
+            return bind_by(self.outer, op, operands, params)
+        self.count += 1
+        return self.numbered(op, operands, params)
+
+    def numbered(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Returns the result of the call with the number ``count``."""
+        return bind_by(self.outer, op, operands, params)
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write to a tensor that the function has made."""
-        if self._tape.taped(out) is not None:
-            raise ArgumentError(WRITES_OUTSIDE)
-        with self._tape.outside():
-            bind_into(out, op, map_leaves(self._noted, operands), params)
+        with self._outside():
+            bind_into(out, op, operands, params)
 
-    def _noted(self, x: Any) -> Any:
-        base = self._tape.taped(x)
-        if base is not None:
-            self.found[base] = None
-        return self._tape.constant(x)
+    def run(self, program: Any, given: Any, /) -> Any:
+        """Runs a program as one call, which has no number."""
+        with self._outside():
+            return innermost_of(self.outer).run(program, given)
+
+    def _outside(self) -> contextlib.AbstractContextManager[None]:
+        return interpreting(innermost_of(self.outer))
 
 
-def remat(fun: Callable[..., Any]) -> Callable[..., Any]:
+class _Saving(_Calls):
+    """Saves the results that a policy chooses.
+
+    Attributes:
+        saved: by the numbers of calls: the operator, the forms of the operands, and the result.
+    """
+
+    def __init__(self, policy: Callable[..., Any]) -> None:
+        super().__init__()
+        self._policy = policy
+        self._made: dict[int, tuple[weakref.ref[ShardedTensor], int, Op, list[Any]]] = {}
+        self.saved: dict[int, tuple[Op, Any, Any]] = {}
+
+    def numbered(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes one call, and saves the result if the policy says so. A value that has got a name is saved as the
+        result of the call that has made it, which need not be executed again then.
+        """
+        number, forms = self.count, _forms(operands)
+        result = bind_by(self.outer, op, operands, params)
+        if not any(type(y) is ShardedTensor for y in leaves(result)):
+            return result
+        kinds = [x._aval if type(x) is ShardedTensor else x for x in leaves(operands)]
+        chosen = self._policy(op, *kinds, **dict(zip(op.params, params, strict=True)))
+        if chosen:
+            if op.name == "name" and (found := self._made.get(id(operands[0]))) and found[0]() is operands[0]:
+                _, number, op, forms = found
+            kind = chosen.dst if isinstance(chosen, Offloadable) else None
+            with self._outside():
+                self.saved[number] = op, forms, map_leaves(lambda y: _moved(y, kind), result)
+        elif type(result) is ShardedTensor:
+            self._made[id(result)] = weakref.ref(result), number, op, forms
+        return result
+
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """Executes a write, after which a value is no longer the result of the call that has made it."""
+        self._made.pop(id(out._base_and_view()[0]), None)
+        super().write(out, op, operands, params)
+
+
+class _Replaying(_Calls):
+    """Returns saved results in place of computing them.
+
+    Raises:
+        ArgumentError: the calls differ from those of which results were saved.
+    """
+
+    def __init__(self, saving: _Saving) -> None:
+        super().__init__()
+        self._saving = saving
+
+    def numbered(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes one call, or returns its saved result."""
+        found = self._saving.saved.get(self.count)
+        if found is None:
+            return bind_by(self.outer, op, operands, params)
+        before, forms, result = found
+        if op is not before or _forms(operands) != forms:
+            raise ArgumentError(
+                _DIFFERS.format(
+                    f"call {self.count} is {_text(op, _forms(operands))}, and it was {_text(before, forms)}"
+                )
+            )
+        with self._outside():
+            return map_leaves(lambda y: _moved(y, "device"), result)
+
+    def check_count(self) -> None:
+        """Raises ArgumentError if the second call of the function has made more or fewer calls than the first one."""
+        if self.count != self._saving.count:
+            raise ArgumentError(_DIFFERS.format(f"it calls {self.count} operators in place of {self._saving.count}"))
+
+
+def _moved(x: Any, kind: str | None) -> Any:
+    """Returns a tensor of its own with the elements of another one, in the memory of a kind."""
+    if type(x) is not ShardedTensor:
+        return x
+    if kind is None or x.sharding.memory_kind == kind:
+        return call("copy", x)
+    return call("transfer_to", x, x.sharding.with_memory_kind(kind), "remat", committed=x.committed)
+
+
+def _forms(operands: Any) -> list[Any]:
+    """Returns the shapes, dtypes and layouts of operands."""
+    return [
+        x._aval if type(x) is ShardedTensor else (x.shape, x.dtype) if isinstance(x, np.ndarray) else type(x)
+        for x in leaves(operands)
+    ]
+
+
+def _text(op: Op, forms: Sequence[Any]) -> str:
+    """Describes a call."""
+    shapes = [f"{x.dtype}{list(x.shape)}" if hasattr(x, "sharding") else str(x) for x in forms]
+    return f"{op.name}({', '.join(shapes)})"
+
+
+def remat(
+    fun: Callable[..., Any],
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., Any] | None = None,
+    static_argnums: int | tuple[int, ...] = (),
+    static_argnames: str | Iterable[str] = (),
+) -> Callable[..., Any]:
     """Returns a function with the same results that saves its arguments only: the gradient calls it again.
 
     The second call must do what the first one did: the function must not depend on what changes meanwhile, nor write
@@ -47,64 +203,146 @@ def remat(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         fun: the function; its arguments and results are pytrees.
+        prevent_cse: has no effect. The second call is never merged with the first one, also under `st.jit`.
+        policy: which results of operators the first call saves besides, so that the second one need not compute them:
+            a function of `st.checkpoint_policies`, or one that is called as they are; by default none.
+        static_argnums, static_argnames: positional arguments, and some that are given by name, that are passed on as
+            they are, and have no gradient.
 
     >>> f = st.remat(lambda x: st.sin(st.sin(x)))
     >>> st.grad(lambda x: f(x).sum())(st.zeros(2)).tolist()
     [1.0, 1.0]
+    >>> f = st.remat(lambda x, w: st.tanh(x @ w), policy=st.checkpoint_policies.dots_saveable)
+    >>> st.grad(lambda w: f(st.ones((2, 3)), w).sum())(st.zeros((3, 1))).tolist()
+    [[2.0], [2.0], [2.0]]
     """
     if not callable(fun):
         raise ArgumentTypeError(f"remat: fun is {type_text(fun)}; wanted a function")
+    if policy is not None and not callable(policy):
+        raise ArgumentTypeError(
+            f"remat: policy is {type_text(policy)}; wanted a function, such as st.checkpoint_policies.dots_saveable"
+        )
+    numbers = static_argnums if isinstance(static_argnums, (tuple, list)) else (static_argnums,)
+    if any(not isinstance(n, (int, np.integer)) or isinstance(n, bool) for n in numbers):
+        raise ArgumentTypeError(
+            f"remat: static_argnums is {static_argnums!r}; wanted an integer, or several in a tuple"
+        )
+    names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
 
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> Any:
         tape = innermost()
-        return _recorded(tape, fun, args, kwargs) if isinstance(tape, Tape) else fun(*args, **kwargs)
+        if not isinstance(tape, Tape):
+            return fun(*args, **kwargs)
+        if not all(-len(args) <= n < len(args) for n in numbers):
+            raise ArgumentError(
+                f"remat: static_argnums is {static_argnums!r}, and the function is called with {len(args)} positional "
+                "arguments"
+            )
+        static = {int(n) % len(args): args[n] for n in numbers}
+        others = {name: kwargs[name] for name in kwargs.keys() & names}
+
+        def with_static(*args: Any, **kwargs: Any) -> Any:
+            return fun(*[static.get(k, x) for k, x in enumerate(args)], **kwargs, **others)
+
+        args = tuple([None if k in static else x for k, x in enumerate(args)])
+        kwargs = {name: x for name, x in kwargs.items() if name not in names}
+        return _recorded(tape, with_static if static or others else fun, args, kwargs, policy)
 
     return computed
 
 
-def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any, policy: Callable[..., Any] | None) -> Any:
     """Calls a function outside of a tape, and records the call as one step."""
     tree = args, kwargs
     states = [tape.active(x) for x in leaves(tree)]
-    kept = [_copied(tape, x) for x in leaves(tree)]
-    noting = _Noting(tape)
-    with interpreting(noting):
-        given, named = replaced(tree, list(map(_own, kept)))
-        result = fun(*given, **named)
-    closed = list(noting.found)
-    if not closed and not any(states):
-        return result
-    values = [state.primal for state in closed]
-
-    def backward(g: Any, _: Any) -> list[Any]:
-        sub = Tape()
-        boxes = [x if s is None else sub.variable(_own(x)) for x, s in zip(kept, states, strict=True)]
-        outside = [sub.variable(_own(x)) for x in values]
-        sub.known_as = {state: box._storage for state, box in zip(closed, outside, strict=True)}
-        variables = [b for b, s in zip(boxes, states, strict=True) if s is not None] + outside
-        inputs = [(b._storage.number, b._aval) for b in variables]
-        given, named = replaced(tree, boxes)
+    with tape.outside():
+        kept = [_own(tape.constant(x)) for x in leaves(tree)]
+        saving = _Saving(policy) if policy is not None else None
+        with interpreting(saving) if saving is not None else contextlib.nullcontext():
+            trial = _Trial(tape)
         try:
-            with interpreting(sub):
-                again = leaves(fun(*given, **named))
+            result = _called(trial, fun, tree, kept, [s is not None for s in states])[1]
+            made = map_leaves(trial.result, result)
+            del result
+        finally:
+            trial.end()
+    if not trial.closed and not any(states):
+        return made
+    again = _Again(fun, tree, kept, [s is not None for s in states], trial, saving)
+    return replaced(made, tape.add_function(again, [*states, *trial.closed], leaves(made)))
+
+
+def _called(
+    tape: Tape, fun: Callable[..., Any], tree: Any, kept: Sequence[Any], active: Sequence[bool]
+) -> tuple[list[Any], Any]:
+    """Calls the function on a tape. Returns the tensors of the tape that stand for the arguments that have gradients,
+    and the result.
+    """
+    given = [tape.variable(_own(x)) if a else _own(x) for x, a in zip(kept, active, strict=True)]
+    boxes = [x for x, a in zip(given, active, strict=True) if a]
+    args, kwargs = replaced(tree, given)
+    with interpreting(tape):
+        return boxes, fun(*args, **kwargs)
+
+
+class _Again(Derivative):
+    """The derivative of a function that is called again."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        tree: Any,
+        kept: Sequence[Any],
+        active: Sequence[bool],
+        trial: _Trial,
+        saving: _Saving | None,
+    ) -> None:
+        self._fun = fun
+        self._tree = map_leaves(lambda _: None, tree)
+        self._kept = kept
+        self._active = active
+        self._around = trial.around
+        self._closed = {state.number: state.primal for state in trial.closed}
+        self._saving = saving
+
+    def transposed(self, g: Any, call: Call) -> Cotangents:
+        """Calls the function again, and returns the cotangents of its arguments and of what it closes over."""
+        sub, numbers, inputs = self._recorded(call)
+        start: dict[int, list[Any]] = {}
+        given = g if isinstance(g, list) else [g]
+        del g  # The backward pass frees cotangents as soon as they have been used.
+        while given:
+            one, n = given.pop(), numbers.pop()
+            if n is not None and one is not None:
+                start.setdefault(n, []).append(one)
+        del one
+        found = iter(sub.pull(start, inputs, keep=False))
+        return [next(found) if a else None for a in self._active] + list(found)
+
+    def _recorded(self, call: Call) -> tuple[Tape, list[int | None], list[tuple[int, Any]]]:
+        """Calls the function again. Returns the tape, the numbers of the results, and the inputs."""
+        replaying = _Replaying(self._saving) if self._saving is not None else None
+        with interpreting(replaying) if replaying is not None else contextlib.nullcontext():
+            sub = Tape(self._around())
+        sub.gathers_again = False  # What it gathers is used soon.
+        outside = [sub.variable(_own(x)) for x in self._closed.values()]
+        sub.known_as = {n: box._storage for n, box in zip(self._closed, outside, strict=True)}
+        try:
+            boxes, result = _called(sub, self._fun, self._tree, self._kept, self._active)
+            again = leaves(result)
+            if [_shape(y) for y in again] != [_shape(y) for y in call.results]:
+                raise ArgumentError(_DIFFERS.format("it returns other arrays"))
             numbers = [number_of(state) for state in map(sub.active, again)]
         finally:
             sub.end()
-        start: dict[int, list[Any]] = {}
-        for n, one in zip(numbers, g if isinstance(g, list) else [g], strict=True):
-            if n is not None and one is not None:
-                start.setdefault(n, []).append(one)
-        found = iter(sub.pull(start, inputs, keep=False))
-        return [None if s is None else next(found) for s in states] + list(found)
-
-    return replaced(result, tape.add_function(backward, [*states, *closed], leaves(result)))
+        if replaying is not None:
+            replaying.check_count()
+        return sub, numbers, [(b._storage.number, b._aval) for b in (*boxes, *outside)]
 
 
-def _copied(tape: Tape, x: Any) -> Any:
-    """Returns a leaf of the arguments without the tape, which later writes do not change."""
-    x = tape.constant(x)
-    return bind_by(tape.outer, OPS["copy"], (x,), ()) if type(x) is ShardedTensor else x
+def _shape(x: Any) -> Any:
+    return getattr(x, "shape", ())
 
 
 def _own(x: Any) -> Any:

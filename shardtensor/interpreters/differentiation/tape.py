@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from shardtensor.core import (
     Params,
     bind_by,
     bind_into,
+    call,
     innermost,
     interpreted_by,
     outermost,
@@ -30,7 +32,14 @@ from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
-from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
+from shardtensor.interpreters.differentiation.cotangents import (
+    WRITTEN,
+    Gathered,
+    Step,
+    is_gathered,
+    pulled_back,
+    window,
+)
 from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped, number_of
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.mutation.write_ops import is_view
@@ -60,16 +69,20 @@ class Tape(CallInterpreter):
         steps: the recorded calls.
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
-        known_as: for values of another tape, which the function has closed over, those that stand for them here.
+        around: for a function that is a part of another one, a weak reference to the tape of that.
+        gathers_again: whether values that a gather has made are saved as its source.
+        known_as: by the numbers of values of that tape, which the function closes over, those that stand for them here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, around: Tape | None = None) -> None:
         found = innermost()
         self.outer: Callable[..., Any] | None = None if found is None else found.apply
         self.steps: list[Step] = []
         self.uses: dict[int, int] = {}
         self.ended = False
-        self.known_as: dict[Taped, Taped] = {}
+        self.around = (lambda: None) if around is None else weakref.ref(around)
+        self.gathers_again = True
+        self.known_as: dict[int, Taped] = {}
         self._count = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
 
@@ -111,11 +124,23 @@ class Tape(CallInterpreter):
             return None
         if storage.tape is self:
             return storage
-        if storage in self.known_as:
-            return self.known_as[storage]
+        if (known := self.from_outside(storage)) is not None:
+            return known
         if storage.tape.ended:
             raise ConcretizationError(LEFT)
         return None
+
+    def from_outside(self, state: Taped) -> Taped | None:
+        """Returns the value of this tape that stands for one of another tape; None if there is none."""
+        around = self.around()
+        if around is None:
+            return None
+        found = state if state.tape is around else around.from_outside(state)
+        return None if found is None else self.closed_over(found)
+
+    def closed_over(self, state: Taped) -> Taped | None:
+        """Returns the value that stands for one of the tape around this one; None if there is none."""
+        return self.known_as.get(state.number)
 
     def active(self, x: Any) -> Taped | None:
         """Returns the value of this tape that a tensor or a view has, None if it has no gradient here."""
@@ -135,6 +160,16 @@ class Tape(CallInterpreter):
         if not hasattr(x._storage, "view_spec"):
             return base.primal
         return tensor(x._aval, View(base.primal, x._base_and_view()[1]))
+
+    def result(self, x: Any) -> Any:
+        """Returns a leaf of the function's result without the tape. What a derivative has saved is not given to the
+        caller, who may write it.
+        """
+        state = self.taped(x)
+        if state is None:
+            return x
+        primal = self.constant(x)
+        return call("copy", primal) if state.is_saved or primal is not state.primal else primal
 
     def _view(self, base: Taped, view_spec: ViewSpec, value: Aval) -> Taped:
         """Returns the value of a view, which is recorded when it is first read."""
@@ -221,6 +256,10 @@ class Tape(CallInterpreter):
         outs = [result] if type(result) is ShardedTensor else leaves(result)
         made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in outs]
         new = [y._storage if self.taped(y) else None for y in made]
+        if op.name == "transfer_to" and self.gathers_again and states[0] is not None and new[0] is not None:
+            source = states[0].source or states[0]
+            if is_gathered(source.primal, result):
+                new[0].source = source
         if any(new):
             saved = self._saved(op, derivative, states, operands, given, outs, new)
             named = dict(zip(op.params, params, strict=True))
@@ -261,8 +300,14 @@ class Tape(CallInterpreter):
                 x = operands[at]
                 if type(x) is ShardedTensor:
                     base = self.taped(x)
-                    held = (base,)
-                    saved[name] = self._kept(given[at]) if base is None else given[at]
+                    source = None if base is None else base.source
+                    if base is not None and source is not None and source.exists():
+                        view_spec = x._base_and_view()[1] if hasattr(x._storage, "view_spec") else None
+                        saved[name] = Gathered(source.primal, base.primal._aval, x._aval, view_spec)
+                        held = (source,)
+                    else:
+                        saved[name] = self._kept(given[at]) if base is None else given[at]
+                        held = (base,)
                 else:
                     assert not any(map(self.taped, leaves(x)))
                     held = ()
@@ -303,12 +348,12 @@ class Tape(CallInterpreter):
         self.steps.append(step)
 
     def add_function(
-        self, function: Callable[[Any, Any], Any], states: Sequence[Taped | None], results: Sequence[Any]
+        self, function: Callable[[Any, Any], Any] | Derivative, states: Sequence[Taped | None], results: Sequence[Any]
     ) -> list[Any]:
         """Records a call of a function of the user, and returns its results as tensors of the tape.
 
         Args:
-            function: its derivative, as in `shardtensor.functions.derivatives.forms.vjp`.
+            function: its derivative, or a function as in `shardtensor.functions.derivatives.forms.vjp`.
             states: the values of the tape on which the results depend, which are saved.
             results: what it has returned.
         """
@@ -318,7 +363,8 @@ class Tape(CallInterpreter):
         made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
         new = [y._storage if self.taped(y) else None for y in made]
         kinds = [None if s is None else _kind(s.primal) for s in states]
-        self._add(OPS["copy"], {}, vjp(function), states, kinds, new, list(map(_kind, results)), {})
+        derivative = function if isinstance(function, Derivative) else vjp(function)
+        self._add(OPS["copy"], {}, derivative, states, kinds, new, list(map(_kind, results)), {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
@@ -454,6 +500,7 @@ class Tape(CallInterpreter):
     def end(self) -> None:
         """Ends the recording. Tensors from outside that the function has written get their values."""
         written = [(base, storage, self.constant(base)) for base, storage in self._written.values()]
+        self._written.clear()
         self.ended = True
         for base, storage, _ in written:
             base._storage = storage

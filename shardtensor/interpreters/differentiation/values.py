@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NoReturn
 
 from shardtensor.errors import ConcretizationError
@@ -18,25 +19,34 @@ class Taped(NoElements):
         primal: the value as the interpreter around the tape has it: a tensor, or a Python scalar. No other object has
             this handle, so that a write may change it; then it is None, since this value exists no longer.
         is_saved: whether a derivative needs the value.
-        viewed: the value of which it is a view.
+        viewed: a weak reference to the value of which it is a view, if it is one. A strong one would keep the memory of
+            both until the garbage collector runs.
         views: the views of it that have been read, by their boxes and parts.
+        source: the value from which a gather has made it.
     """
 
-    __slots__ = ("is_saved", "number", "primal", "tape", "viewed", "views")
+    __slots__ = ("__weakref__", "is_saved", "number", "primal", "source", "tape", "viewed", "views")
 
     def __init__(self, tape: Any, primal: Any, viewed: Taped | None = None) -> None:
         self.tape = tape
         self.primal = primal
         self.number = tape.new_number()
         self.is_saved = False
-        self.viewed = viewed
+        self.viewed = None if viewed is None else weakref.ref(viewed)
         self.views: dict[Any, Taped] | None = None
+        self.source: Taped | None = None
 
     def save(self) -> None:
         """Notes that a derivative needs the value, and hence that of which it is a view."""
         self.is_saved = True
-        if self.viewed is not None:
-            self.viewed.save()
+        if self.viewed is not None and (base := self.viewed()) is not None:
+            base.save()
+
+    def exists(self) -> bool:
+        """Whether no write has changed the value, or that of which it is a view."""
+        if self.primal is None:
+            return False
+        return self.viewed is None or ((base := self.viewed()) is not None and base.exists())
 
     def stored(self) -> NoReturn:
         """Raises ConcretizationError: elements are read through operators, which the tape sees."""

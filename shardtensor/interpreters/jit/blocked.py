@@ -83,6 +83,7 @@ def run(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[H
         )
         return
     arrays, in_place = separated(arrays, outputs)
+    program = _program(kernel, in_place)
     arrays, targets, outer, inner = _in_memory_order(kernel, shape, arrays, outputs)
     size = max(longest // max(math.prod(inner), 1), 1)
     sides = [1] * len(outer)
@@ -98,7 +99,7 @@ def run(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[H
         scratch = _Scratch(program.slots, elements)
         with errors.step() as step:
             for b in range(k * per_task, min((k + 1) * per_task, len(blocks))):
-                _block(program, blocks[b], inner, arrays, targets, scratch, step, in_place, fixed)
+                _block(program, blocks[b], inner, arrays, targets, scratch, step, fixed)
 
     with Interrupts(), FloatingPointErrors(*names) as errors:
         with errors.step() as first:
@@ -108,7 +109,7 @@ def run(kernel: Kernel, shape: Shape, inputs: Sequence[Any], outputs: Sequence[H
 
 def _block(
     program: _Program, here: tuple[slice, ...], row: Shape, arrays: Sequence[HostArray],
-    targets: Sequence[HostArray], scratch: _Scratch, step: Step, in_place: bool, fixed: dict[Value, HostArray],
+    targets: Sequence[HostArray], scratch: _Scratch, step: Step, fixed: dict[Value, HostArray],
 ) -> None:  # fmt: skip
     """Computes one block."""
     kernel = program.kernel
@@ -117,11 +118,7 @@ def _block(
     ]  # fmt: skip
     index: Any = (*here, ...)  # The ellipsis makes a 0-d block an array.
     outs = [out[index] for out in targets]
-    direct = {}
-    for out, given in zip(outs, kernel.outputs, strict=True):
-        is_last = given.value == kernel.values - 1
-        if not given.per_row and kernel.is_whole[given.value] and (is_last or not in_place):
-            direct[given.value] = out
+    direct = {o.value: out for out, o in zip(outs, kernel.outputs, strict=True) if o.value in program.direct}
     _store(program, program.evaluate(parts, row, scratch, direct, step, fixed), outs)
 
 
@@ -195,17 +192,27 @@ class _Program:
 
     Attributes:
         kernel: the kernel.
+        direct: the values that are computed into outputs. Others may be read after an output that shares memory with an
+            input has been written.
         slots: the item sizes of the slots of scratch memory.
     """
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, in_place: bool) -> None:
         self.kernel = kernel
+        last = kernel.values - 1
+        self.direct = {
+            out.value
+            for out in kernel.outputs
+            if not out.per_row and kernel.is_whole[out.value] and (out.value == last or not in_place)
+        }
         self.slots: list[int] = []
         self._functions = [_function(node, kernel.row_ndim) for node in kernel.nodes]
         self._slot_of = self._assign()
 
     def _assign(self) -> list[int]:
-        """Returns the slot of each node's result. A slot is used again after the last use of its value."""
+        """Returns the slot of each node's result, -1 for one that is computed into an output. A slot is used again
+        after the last use of its value.
+        """
         kernel, first = self.kernel, len(self.kernel.inputs)
         last = {v: k for k, node in enumerate(kernel.nodes) for v in node.operands}
         last |= dict.fromkeys([out.value for out in kernel.outputs], len(kernel.nodes))
@@ -214,6 +221,10 @@ class _Program:
         for k, node in enumerate(kernel.nodes):
             itemsize = np.dtype(node.dtype).itemsize
             dying = [v for v in set(node.operands) if v >= first and last[v] == k]
+            if first + k in self.direct:
+                slot_of.append(-1)
+                free += [slot_of[v - first] for v in dying]
+                continue
             # A function of whole blocks may overwrite its operand; `where` and `astype` read it in another order.
             if not node.reduces and node.name not in ("where", "astype") and kernel.is_whole[first + k]:
                 kept = [v for v in dying if kernel.is_whole[v] and kernel.dtype(v) == node.dtype]
@@ -284,8 +295,8 @@ class _Program:
 
 
 @functools.lru_cache(1 << 8)
-def _program(kernel: Kernel) -> _Program:
-    return _Program(kernel)
+def _program(kernel: Kernel, in_place: bool = False) -> _Program:
+    return _Program(kernel, in_place)
 
 
 # -- functions: of arrays and ``out=``, an array or None -------------------------------------------

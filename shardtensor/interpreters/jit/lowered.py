@@ -219,19 +219,38 @@ def _written(equation: Equation) -> int:
 
 
 def _peak(program: Program, nodes: Sequence[Sequence[Equation]]) -> int:
-    """Returns the largest sum of the bytes of values that are needed at the same time."""
-    last = last_uses(program, nodes)
+    """Returns the largest sum of the bytes of values that are needed at the same time. Views and copies share memory
+    until one of them is written.
+    """
+    last, roots = last_uses(program, nodes), dict[Var, Var]()
+    for node in nodes:
+        if (source := _shared_by(node)) is not None:
+            roots |= dict.fromkeys(node[0].makes(), roots.get(source, source))
+    for v, root in roots.items():
+        last[root] = max(last.get(root, 0), last[v])
     held = {*program.inputs, *program.captured}
     live = {v: _nbytes(v) for v in held}
     most = sum(live.values())
     for k, node in enumerate(nodes):
-        if node[0].op.name == "view":
-            continue
+        made = {v: _nbytes(v) for e in node for v in e.makes() if v not in roots and (len(node) == 1 or last[v] > k)}
         base = node[0].operands[0] if node[0].writes else None
+        base = roots.get(base, base) if isinstance(base, Var) else None
         in_place = base is not None and last.get(base) == k and base not in held
-        made = {v: _nbytes(v) for e in node for v in e.makes() if len(node) == 1 or last[v] > k}
         most = max(most, sum(live.values()) + (0 if in_place else sum(made.values())))
         live |= made
         for v in [v for v in live if last.get(v) == k and v not in held]:
             del live[v]
     return most
+
+
+def _shared_by(node: Sequence[Equation]) -> Var | None:
+    """Returns the operand of which an equation makes a view, a copy, or a tensor in the same layout; else None."""
+    equation = node[0]
+    if len(node) > 1 or equation.op.name not in ("view", "copy", "transfer_to") or equation.writes:
+        return None
+    source, made = equation.operands[0], equation.results
+    if not isinstance(source, Var) or not isinstance(made, Var):
+        return None
+    if equation.op.name == "transfer_to" and getattr(source.kind, "sharding", 0) != getattr(made.kind, "sharding", 1):
+        return None
+    return source

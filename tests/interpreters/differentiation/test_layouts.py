@@ -51,17 +51,87 @@ def test_data_parallel_gradients_are_one_all_reduce(wrap: Any) -> None:
     assert moved(fn, params, x) in (2 * (N - 1) * BYTES, 2 * (N - 1) * BYTES + SCALAR)
 
 
+AGAIN = (N - 1) * 2 * WIDTH * WIDTH * 8
+"""The bytes of gathering again those parameters that the backward pass needs: all but those of the first layer."""
+
+
+def whole(w: Any) -> Any:
+    return st.reshard(w, st.NamedSharding(w.sharding.mesh, st.P()))
+
+
+@st.remat
+def recomputed(w: Any, x: Any) -> Any:
+    return st.tanh(x @ whole(w))
+
+
+def with_remat(params: Any, x: Any) -> Any:
+    for w in params:
+        x = recomputed(w, x)
+    return (x * x).sum()
+
+
+GATHERED: dict[str, tuple[Any, int]] = {
+    "saved as their sources": (lambda params, x: loss([whole(w) for w in params], x), AGAIN),
+    "used transposed": (lambda params, x: loss([whole(w).T for w in params], x), AGAIN),
+    "views": (lambda params, x: loss([whole(w[0]) for w in [p[None] for p in params]], x), AGAIN),
+    "saved themselves": (lambda params, x: loss([whole(w).copy() for w in params], x), 0),
+    "recomputed": (with_remat, (N - 1) * BYTES),
+}
+
+
+@pytest.mark.parametrize("name", list(GATHERED))
 @pytest.mark.parametrize("wrap", [lambda f: f, st.jit], ids=["eager", "jit"])
-def test_gathered_parameters_get_a_reduce_scatter(wrap: Any) -> None:
+def test_gathered_parameters_get_a_reduce_scatter(wrap: Any, name: str) -> None:
     mesh = mesh_of((N,), "numpy")
-
-    def gathered(params: Any, x: Any) -> Any:
-        return loss([st.reshard(w, st.NamedSharding(mesh, st.P())) for w in params], x)
-
+    gathered, more = GATHERED[name]
     fn = wrap(st.grad(gathered))
     params, x = layers(st.P("x"), mesh), batch(mesh)
-    fn(params, x)
-    assert moved(fn, params, x) in (2 * (N - 1) * BYTES, 2 * (N - 1) * BYTES + SCALAR)
+    found = fn(params, x)
+    total = 2 * (N - 1) * BYTES + more
+    assert moved(fn, params, x) in (total, total + SCALAR)
+    wanted = st.grad(gathered)([whole(w) for w in params], x)
+    for g, w, h in zip(found, params, wanted, strict=True):
+        assert g.sharding == w.sharding
+        np.testing.assert_allclose(np.asarray(g), np.asarray(h), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", list(GATHERED))
+def test_gathered_parameters_in_simulations_and_of_second_order(name: str) -> None:
+    mesh, abstract = mesh_of((N,), "numpy"), st.AbstractMesh((N,), ("x",))
+    params, x, fn = layers(st.P("x"), mesh), batch(mesh), GATHERED[name][0]
+    given = [st.empty_like(a, device=st.NamedSharding(abstract, a.sharding.spec)) for a in (*params, x)]
+    assert st.simulate(st.grad(fn), given[:-1], given[-1]).bytes == moved(st.grad(fn), params, x)
+
+    def along(fn: Any) -> Any:
+        return lambda params, x: sum([(g * g).sum() for g in st.grad(fn)(params, x)])
+
+    found = st.grad(along(fn))(params, x)
+    wanted = st.grad(along(loss if "transposed" not in name else GATHERED[name][0]))([whole(w) for w in params], x)
+    for g, w, h in zip(found, params, wanted, strict=True):
+        assert g.sharding == w.sharding
+        np.testing.assert_allclose(np.asarray(g), np.asarray(h), rtol=1e-10)
+
+
+@pytest.mark.parametrize("when", ["before it is saved", "after it is saved"])
+@pytest.mark.parametrize("part", [..., slice(0, WIDTH)], ids=["whole", "view"])
+def test_a_gathered_parameter_whose_source_is_written(when: str, part: Any) -> None:
+    mesh = mesh_of((N,), "numpy")
+    (w, *_), x = layers(st.P("x"), mesh), batch(mesh)
+
+    def f(w: Any, at: str) -> Any:
+        w = w * 1
+        gathered = whole(w[part])
+        if at == "before it is saved":
+            w *= 0
+        z = (st.tanh(x @ gathered) @ gathered).sum()
+        if at == "after it is saved":
+            w *= 0
+        return z + (w * 0).sum()
+
+    wanted = st.grad(lambda w: f(w, "never"))(w)
+    _, pull = st.vjp(lambda w: f(w, when), w)
+    for _ in range(2):
+        np.testing.assert_allclose(np.asarray(pull(1.0)[0]), np.asarray(wanted), rtol=1e-13)
 
 
 def test_the_gradients_of_microbatches_are_added_before_they_are_reduced() -> None:

@@ -127,6 +127,8 @@ def test_a_convolutional_network_by_map_overlap(boundary: Any) -> None:
             for g, h in ((found[0]["first"], wanted[0]["first"]), (found[0]["second"], wanted[0]["second"])):
                 np.testing.assert_allclose(np.asarray(g), np.asarray(h), rtol=1e-10, atol=1e-12)
             np.testing.assert_allclose(np.asarray(found[1]), np.asarray(wanted[1]), rtol=1e-10, atol=1e-12)
+
+
 def log_likelihood(np: Any, p: Any, x: Any, y: Any) -> Any:
     """The log marginal likelihood of a Gaussian process with one length scale for each dimension."""
     scaled = x * np.exp(p["scales"])

@@ -19,7 +19,7 @@ from shardtensor.tensor.pytree import leaves
 from tests.draws import all_of_them, drawn
 from tests.interpreters.jit.test_operators import agrees, assert_same_trees
 from tests.interpreters.test_infer import split
-from tests.layouts import MESHES, array, mesh_of, specs, strided
+from tests.layouts import MESHES, allocated, array, mesh_of, specs, strided
 
 IN_C = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
 
@@ -336,3 +336,20 @@ def test_powers_that_are_other_functions(dtype: str) -> None:
             np.testing.assert_array_equal(np.asarray(b), np.asarray(a))
             np.testing.assert_array_equal(np.signbit(np.asarray(b)), np.signbit(np.asarray(a)))
         np.testing.assert_allclose(np.asarray(found[5]), np.asarray(wanted[5]), rtol=1e-6)
+
+
+def test_results_need_no_scratch_memory() -> None:
+    def chain(x: Any) -> list[Any]:
+        found = [x]
+        for _ in range(20):
+            found.append(np.tanh(found[-1]) * 0.9)
+        return found[1:]
+
+    x = st.zeros(1 << 17, device=mesh_of((4,), "numpy"))
+    fn = st.jit(chain, executor="numpy")
+    fn(x)
+    st.free_cache()
+    with allocated("numpy") as peak:
+        found = fn(x)
+    results = sum(y.nbytes for y in found)
+    assert results <= peak[0] < 1.25 * results
