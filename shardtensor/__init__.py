@@ -514,6 +514,12 @@ if _typing.TYPE_CHECKING:
         hanning as hanning,
         kaiser as kaiser,
     )
+    from shardtensor.interpreters.batching.api import vmap as vmap
+    from shardtensor.interpreters.batching.jacobians import (
+        hessian as hessian,
+        jacfwd as jacfwd,
+        jacrev as jacrev,
+    )
     from shardtensor.interpreters.differentiation.api import (
         grad as grad,
         jvp as jvp,

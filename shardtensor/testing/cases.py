@@ -230,9 +230,9 @@ ELSEWHERE = {
     "add_partials", "partial_sums", "place_result",
     # Random numbers.
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
-    "words",
-    # What only gradients call.
-    "bessel_i1", "gamma_slope", "lines_copied", "mills_ratio", "scatter_add",
+    "words", "draws_of_examples",
+    # What only gradients call, and what names a value for them.
+    "name", "bessel_i1", "gamma_slope", "lines_copied", "mills_ratio", "scatter_add",
     # What functions of other packages, and of lines, are declared as, for their derivatives.
     "convolved", "lines_applied",
 }  # fmt: skip

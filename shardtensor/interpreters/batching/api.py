@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+import shardtensor.interpreters.batching.collectives
+import shardtensor.interpreters.batching.loops  # noqa: F401 - both extend the batcher
 from shardtensor.core import call, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.functions.random_keys import Key, KeyBatch

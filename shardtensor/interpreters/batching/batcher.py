@@ -33,6 +33,11 @@ from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval, aval, reduced
 
+SPECIAL: dict[str, Callable[[Any, Op, Operands, dict[str, Any]], Any]] = {}
+"""The functions that call loops, branches and collectives for all examples, by the names of these: they need the
+batcher, which rules do not know.
+"""
+
 
 class Batcher(CallInterpreter):
     """Calls operators once for all examples of a batch, by the interpreter around it.
@@ -130,14 +135,15 @@ class Batcher(CallInterpreter):
         return super().apply(op, operands, params)
 
     def _collective(self, op: Op, operands: Operands, params: Params) -> Any:
-        """Calls a collective."""
-        from shardtensor.interpreters.batching.collectives import called, names_of  # Few functions have some.
-
+        """Calls a collective, of which the axis may be that of the examples."""
         named = dict(zip(op.params, params, strict=True))
-        if self.axis_name not in names_of(named) and not self._has_batched(operands):
+        name = named["axis_name"]
+        if not self._has_batched(operands) and self.axis_name not in (
+            name if isinstance(name, (tuple, list)) else (name,)
+        ):
             return bind_by(self.outer, op, operands, params)
         try:
-            return called(self, op, operands[0], named)
+            return SPECIAL[op.name](self, op, operands, named)
         except ShardTensorError as error:
             raise_named(op, error)
 
@@ -171,11 +177,9 @@ class Batcher(CallInterpreter):
         Raises:
             ArgumentTypeError: it has none.
         """
-        if op.functions:
-            from shardtensor.interpreters.batching.loops import called  # Few functions have loops.
-
+        if op.name in SPECIAL:
             with self.outside():
-                return called(self, op, operands, dict(zip(op.params, params, strict=True)))
+                return SPECIAL[op.name](self, op, operands, dict(zip(op.params, params, strict=True)))
         rule = rule_of(op)
         if rule is None:
             raise ArgumentTypeError(

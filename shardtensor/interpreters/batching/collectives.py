@@ -6,28 +6,28 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardtensor.core import Op, bind, call
+from shardtensor.core import Op, Operands, bind, call
 from shardtensor.errors import ArgumentError, ShapeError
-from shardtensor.interpreters.batching.batcher import Batcher
+from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.pytree import leaves, replaced
 from shardtensor.tensor.tensor import SCALARS
 
 
-def names_of(params: dict[str, Any]) -> tuple[str, ...]:
+def _names(params: dict[str, Any]) -> tuple[str, ...]:
     """Returns the names of the axes of a collective."""
     name = params["axis_name"]
     return tuple(name) if isinstance(name, (tuple, list)) else (name,)
 
 
-def called(batcher: Batcher, op: Op, x: Any, params: dict[str, Any]) -> Any:
+def _called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]) -> Any:
     """Returns the result of a collective, of which the axes may be the examples, or those of maps around them.
 
     Raises:
         ArgumentError: groups of indices, or several axes of a collective that is no reduction.
         ShapeError: a dimension does not have the size that the collective splits.
     """
-    names = names_of(params)
+    names, x = _names(params), operands[0]
     if batcher.axis_name not in names:
         return _of_each(batcher, op, x, params)
     if params.get("axis_index_groups") is not None:
@@ -169,3 +169,4 @@ _RULES: dict[str, Callable[..., Any]] = {
     "pshuffle": _shuffled,
     "pbroadcast": _broadcast,
 }
+SPECIAL.update(dict.fromkeys(_RULES, _called))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.core import OPS, Op, Operands, bind_by, call
-from shardtensor.errors import ArgumentError, ArgumentTypeError
-from shardtensor.interpreters.batching.batcher import Batcher, with_examples
+from shardtensor.errors import ArgumentError
+from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher, with_examples
 from shardtensor.interpreters.control_flow.operators import Function, converted, kind_of, text_of
 from shardtensor.interpreters.infer import inferring
 from shardtensor.interpreters.mutation.views import stand_in
@@ -22,18 +22,6 @@ from shardtensor.tensor.value import Aval, aval
 
 Flags = list[bool]
 """For each leaf of a tree, whether it differs from one example to another."""
-
-
-def called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]) -> Any:
-    """Returns the result of a loop or a branch.
-
-    Raises:
-        ArgumentError: the results of branches differ, or the number of trips does from one example to another.
-        ArgumentTypeError: the operator is none of these.
-    """
-    if op.name not in _RULES:
-        raise ArgumentTypeError(f"{params['caller']}: vmap cannot call it for all examples at once; call vmap in it")
-    return _RULES[op.name](batcher, *operands, **params)
 
 
 class _Function:
@@ -218,8 +206,11 @@ def _selected(index: Any, results: Sequence[Any], caller: str) -> Any:
     return made
 
 
-_RULES: dict[str, Callable[..., Any]] = {
-    "counted_loop": _counted,
-    "conditional_loop": _conditional,
-    "branch": _branch,
-}
+def _rule(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]) -> Any:
+        return function(batcher, *operands, **params)
+
+    return called
+
+
+SPECIAL.update(counted_loop=_rule(_counted), conditional_loop=_rule(_conditional), branch=_rule(_branch))

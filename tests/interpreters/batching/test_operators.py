@@ -103,7 +103,7 @@ NO_RULE = {
     # Maps, collectives, loops and branches.
     "all_gather", "all_to_all", "branch", "check_equal", "conditional_loop", "counted_loop", "map_shards",
     "pbroadcast", "pmax", "pmean", "pmin", "ppermute", "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes",
-    "assemble", "split_over", "unsqueeze", "with_halos", "with_windows",
+    "assemble", "split_over", "unsqueeze", "with_halos", "with_windows", "lines_copied",
 }  # fmt: skip
 """The operators that have no rule yet."""
 
