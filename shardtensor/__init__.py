@@ -193,7 +193,7 @@ _CHAPTERS = {
     ),
     "functions.windows": "bartlett blackman hamming hanning kaiser",
     "interpreters.control_flow": "associative_scan cond fori_loop map scan switch while_loop",
-    "interpreters.differentiation.api": "grad jvp stop_gradient value_and_grad vjp",
+    "interpreters.differentiation.api": "grad jvp linearize stop_gradient value_and_grad vjp",
     "interpreters.differentiation.remat": "remat",
     "interpreters.explain": "Explanation explain",
     "interpreters.jit.api": "disable_jit jit",
@@ -511,6 +511,7 @@ if _typing.TYPE_CHECKING:
     from shardtensor.interpreters.differentiation.api import (
         grad as grad,
         jvp as jvp,
+        linearize as linearize,
         stop_gradient as stop_gradient,
         value_and_grad as value_and_grad,
         vjp as vjp,

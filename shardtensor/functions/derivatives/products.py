@@ -8,7 +8,7 @@ from typing import Any
 import shardtensor.functions.products  # noqa: F401 - it declares `contract`, which the transposes call
 from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call, whole
-from shardtensor.functions.derivatives.forms import Cotangents, Derivative, rows, vjp
+from shardtensor.functions.derivatives.forms import Cotangents, Derivative, linear, rows, vjp
 from shardtensor.functions.derivatives.indexing import scattered
 from shardtensor.sharding.rules import Rule, parse
 from shardtensor.tensor.operands import dtype_of, shape_of
@@ -25,6 +25,19 @@ class Product(Derivative):
         """Returns the products of the cotangent and of the other factors."""
         rule, g = _rule_of(call), whole(g, call.results[0])
         return [_factor(g, call, rule, k) if call.active[k] else None for k in range(2)]
+
+    def pushed(self, tangents: Sequence[Any], call: Call) -> Any:
+        """Returns the sum of the products of one tangent and of the other factor."""
+        return _of_factors(tangents, call)
+
+
+def _of_factors(tangents: Sequence[Any], recorded: Call) -> Any:
+    (a, b), saved = recorded.op.operands, recorded.saved
+    terms = [
+        *([] if tangents[0] is None else [recorded.again(tangents[0], saved[b])]),
+        *([] if tangents[1] is None else [recorded.again(saved[a], tangents[1])]),
+    ]
+    return terms[0] if len(terms) == 1 else call("add", *terms)
 
 
 def _rule_of(recorded: Call) -> Rule:
@@ -113,11 +126,11 @@ def _of_cross(g: Any, recorded: Call) -> list[Any]:
 
 
 rows(
-    cross=vjp(_of_cross, "a", "b"),
+    cross=vjp(_of_cross, "a", "b", pushed=_of_factors),
     matmul=Product(),
     contract=Product(),
     tensordot=Product(),
     vecdot=Product(),
-    diagonal=vjp(_of_diagonal),
-    trace=vjp(_of_trace),
+    diagonal=linear(_of_diagonal),
+    trace=linear(_of_trace),
 )

@@ -182,6 +182,16 @@ class Written(Derivative):
         bind_into(target, OPS["setitem"], (target, 0, ...), ())
         return [g, of_value]
 
+    def pushed(self, tangents: Sequence[Any], call: Call) -> Any:
+        """Returns the tangent of the base with that of the value in it: in place if nothing else holds it."""
+        assert isinstance(tangents, list)
+        value, g = tangents.pop(), tangents.pop()
+        value, g = 0 if value is None else value, zeros_of(call.kinds[0]) if g is None else g
+        g = mark_array(bind(OPS["copy"], (g,), ()))
+        target = window(g, call.params["view_spec"])
+        bind_into(target, OPS["setitem"], (target, value, ...), ())
+        return g
+
 
 WRITTEN = Written()
 

@@ -58,7 +58,7 @@ def remat(fun: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> Any:
         tape = innermost()
-        return _recorded(tape, fun, args, kwargs) if isinstance(tape, Tape) else fun(*args, **kwargs)
+        return _recorded(tape, fun, args, kwargs) if type(tape) is Tape else fun(*args, **kwargs)
 
     return computed
 

@@ -27,7 +27,7 @@ from shardtensor.core import (
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Refused, vjp
+from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
 from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped, number_of
@@ -218,7 +218,9 @@ class Tape(CallInterpreter):
         if any(new):
             saved = self._saved(op, derivative, states, operands, given, outs, new)
             named = dict(zip(op.params, params, strict=True))
-            self._add(op, named, derivative, states, list(map(_kind, primals)), new, list(map(_kind, outs)), saved)
+            kinds, results = list(map(_kind, primals)), list(map(_kind, outs))
+            tree = replaced(operands, kinds) if in_trees else None
+            self._add(op, named, derivative, states, kinds, new, results, saved, tree)
         return made[0] if type(result) is ShardedTensor else replaced(result, made)
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -282,11 +284,12 @@ class Tape(CallInterpreter):
         outputs: Sequence[Taped | None],
         results: Sequence[Any],
         saved: dict[str, Any],
+        tree: Any = None,
     ) -> None:
         """Records a call."""
         step = Step()
         step.op, step.params, step.derivative = op, params, derivative
-        step.kinds, step.results, step.saved = kinds, results, saved
+        step.kinds, step.results, step.saved, step.tree = kinds, results, saved, tree
         step.active = [s is not None for s in inputs]
         step.inputs = numbers = list(map(number_of, inputs))
         step.outputs = list(map(number_of, outputs))
@@ -297,7 +300,11 @@ class Tape(CallInterpreter):
         self.steps.append(step)
 
     def add_function(
-        self, function: Callable[[Any, Any], Any], states: Sequence[Taped | None], results: Sequence[Any]
+        self,
+        function: Callable[[Any, Any], Any],
+        states: Sequence[Taped | None],
+        results: Sequence[Any],
+        pushed: Pushed | None = None,
     ) -> list[Any]:
         """Records a call of a function of the user, and returns its results as tensors of the tape.
 
@@ -305,6 +312,7 @@ class Tape(CallInterpreter):
             function: its derivative, as in `shardtensor.functions.derivatives.forms.vjp`.
             states: the values of the tape on which the results depend, which are saved.
             results: what it has returned.
+            pushed: its derivative in the other direction, as in ``vjp``.
         """
         for state in states:
             if state is not None:
@@ -312,7 +320,8 @@ class Tape(CallInterpreter):
         made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
         new = [y._storage if self.taped(y) else None for y in made]
         kinds = [None if s is None else _kind(s.primal) for s in states]
-        self._add(OPS["copy"], {}, vjp(function), states, kinds, new, list(map(_kind, results)), {})
+        row = vjp(function, pushed=pushed)
+        self._add(OPS["copy"], {}, row, states, kinds, new, list(map(_kind, results)), {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:

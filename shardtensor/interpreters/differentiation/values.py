@@ -17,17 +17,19 @@ class Taped(NoElements):
         number: the number of the value on the tape.
         primal: the value as the interpreter around the tape has it: a tensor, or a Python scalar. No other object has
             this handle, so that a write may change it; then it is None, since this value exists no longer.
+        tangent: its derivative in the direction of forward mode, which is never written; None for zeros.
         is_saved: whether a derivative needs the value.
         viewed: the value of which it is a view.
         views: the views of it that have been read, by their boxes and parts.
     """
 
-    __slots__ = ("is_saved", "number", "primal", "tape", "viewed", "views")
+    __slots__ = ("is_saved", "number", "primal", "tangent", "tape", "viewed", "views")
 
     def __init__(self, tape: Any, primal: Any, viewed: Taped | None = None) -> None:
         self.tape = tape
         self.primal = primal
         self.number = tape.new_number()
+        self.tangent: Any = None
         self.is_saved = False
         self.viewed = viewed
         self.views: dict[Any, Taped] | None = None
