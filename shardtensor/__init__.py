@@ -193,6 +193,7 @@ _CHAPTERS = {
     ),
     "functions.windows": "bartlett blackman hamming hanning kaiser",
     "interpreters.control_flow": "associative_scan cond fori_loop map scan switch while_loop",
+    "interpreters.differentiation.custom": "custom_jvp custom_vjp",
     "interpreters.differentiation.api": "grad jvp linearize stop_gradient value_and_grad vjp",
     "interpreters.differentiation.remat": "remat",
     "interpreters.explain": "Explanation explain",
@@ -515,6 +516,10 @@ if _typing.TYPE_CHECKING:
         stop_gradient as stop_gradient,
         value_and_grad as value_and_grad,
         vjp as vjp,
+    )
+    from shardtensor.interpreters.differentiation.custom import (
+        custom_jvp as custom_jvp,
+        custom_vjp as custom_vjp,
     )
     from shardtensor.interpreters.differentiation.remat import remat as remat
     from shardtensor.interpreters.jit.api import (

@@ -12,6 +12,7 @@ from shardtensor.backend.protocol import current_device
 from shardtensor.core import OPS, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.interpreters.differentiation.remat import Outside
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
 from shardtensor.interpreters.differentiation.values import number_of
@@ -121,9 +122,7 @@ class _Run:
     def pushed(self, tangents: Sequence[Any]) -> Any:
         """Returns the tangents of the results, given those of the leaves of the arguments."""
         start = {
-            i[0]: like(t, i[1])
-            for i, t in zip(self._inputs, tangents, strict=True)
-            if i is not None and t is not None
+            i[0]: like(t, i[1]) for i, t in zip(self._inputs, tangents, strict=True) if i is not None and t is not None
         }
         return self.in_results(pushed_forward(self.tape, start, self._numbers))
 
@@ -389,9 +388,7 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
     directions = _checked_tangents("jvp", "tangents", tuple(tangents), "primals", primals)
     kinds = [None if t is None else _kind(x) for x, t in zip(leaves(primals), directions, strict=True)]
     directions = [None if t is None else like(t, kind) for t, kind in zip(directions, kinds, strict=True)]
-    run = _Run(
-        "jvp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True, tangents=directions
-    )
+    run = _Run("jvp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True, tangents=directions)
     tangent = run.in_results(run.tangents)
     return (run.value, tangent, run.aux) if has_aux else (run.value, tangent)
 
@@ -438,9 +435,9 @@ def stop_gradient(x: Any) -> Any:
         found: Any = leaf
         apply: Any = None
         interpreter = innermost()
-        while isinstance(interpreter, Tape):
-            apply = interpreter.outer
-            found = interpreter.constant(found)
+        while isinstance(interpreter, (Tape, Outside)):
+            tape = interpreter if isinstance(interpreter, Tape) else interpreter.tape
+            apply, found = tape.outer, tape.constant(found)
             interpreter = innermost_of(apply)
         if found is leaf or type(found) is not ShardedTensor:
             return found

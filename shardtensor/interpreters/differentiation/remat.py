@@ -14,29 +14,43 @@ from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 
 
-class _Noting(Interpreter):
-    """Executes calls outside of a tape, and notes the values of the tape that the function closes over."""
+class Outside(Interpreter):
+    """Executes calls of a function outside of a tape, and notes the values of the tape that it closes over.
+
+    Attributes:
+        tape: the tape.
+        found: the values, in the order of their use.
+    """
+
+    writes = WRITES_OUTSIDE
+    """The message of the error if the function writes such a value."""
 
     def __init__(self, tape: Tape) -> None:
-        self._tape = tape
+        self.tape = tape
         self.found: dict[Taped, None] = {}
+
+    @property
+    def only_infers(self) -> bool:  # type: ignore[override]
+        """See `Interpreter`."""
+        return self.tape.only_infers
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call."""
-        return bind_by(self._tape.outer, op, map_leaves(self._noted, operands), params)
+        return bind_by(self.tape.outer, op, map_leaves(self.noted, operands), params)
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write to a tensor that the function has made."""
-        if self._tape.taped(out) is not None:
-            raise ArgumentError(WRITES_OUTSIDE)
-        with self._tape.outside():
-            bind_into(out, op, map_leaves(self._noted, operands), params)
+        if self.tape.taped(out) is not None:
+            raise ArgumentError(self.writes)
+        with self.tape.outside():
+            bind_into(out, op, map_leaves(self.noted, operands), params)
 
-    def _noted(self, x: Any) -> Any:
-        base = self._tape.taped(x)
+    def noted(self, x: Any) -> Any:
+        """Returns what the interpreter around the tape takes for an operand."""
+        base = self.tape.taped(x)
         if base is not None:
             self.found[base] = None
-        return self._tape.constant(x)
+        return self.tape.constant(x)
 
 
 def remat(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,11 +82,11 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
     tree = args, kwargs
     states = [tape.active(x) for x in leaves(tree)]
     kept = [_copied(tape, x) for x in leaves(tree)]
-    noting = _Noting(tape)
-    with interpreting(noting):
+    outside = Outside(tape)
+    with interpreting(outside):
         given, named = replaced(tree, list(map(_own, kept)))
         result = fun(*given, **named)
-    closed = list(noting.found)
+    closed = list(outside.found)
     if not closed and not any(states):
         return result
     values = [state.primal for state in closed]
@@ -80,9 +94,9 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
     def backward(g: Any, _: Any) -> list[Any]:
         sub = Tape()
         boxes = [x if s is None else sub.variable(_own(x)) for x, s in zip(kept, states, strict=True)]
-        outside = [sub.variable(_own(x)) for x in values]
-        sub.known_as = {state: box._storage for state, box in zip(closed, outside, strict=True)}
-        variables = [b for b, s in zip(boxes, states, strict=True) if s is not None] + outside
+        others = [sub.variable(_own(x)) for x in values]
+        sub.known_as = {state: box._storage for state, box in zip(closed, others, strict=True)}
+        variables = [b for b, s in zip(boxes, states, strict=True) if s is not None] + others
         inputs = [(b._storage.number, b._aval) for b in variables]
         given, named = replaced(tree, boxes)
         try:

@@ -35,6 +35,16 @@ class Forward(Tape):
         state = self.active(x)
         return None if state is None else bind_by(self.outer, OPS["copy"], (state.tangent,), ())
 
+    def dual(self, primal: Any, tangent: Any) -> Any:
+        """Returns a tensor for a value, to which no other object may refer, and for its tangent; the value itself if
+        that is None.
+        """
+        if tangent is None:
+            return primal
+        made = self.variable(primal)
+        made._storage.tangent = tangent
+        return made
+
     def _saved(
         self,
         op: Op,
