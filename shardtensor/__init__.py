@@ -211,7 +211,7 @@ _CHAPTERS = {
 
 OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTERS.items() for name in names.split()})
 
-_EXTENSIONS = ("distributed", "fft", "lib", "linalg", "random", "tree")
+_EXTENSIONS = ("distributed", "fft", "lib", "linalg", "random", "testing", "tree")
 """The modules that are imported on first use."""
 
 _loaded = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
@@ -239,6 +239,7 @@ if _typing.TYPE_CHECKING:
         lib as lib,
         linalg as linalg,
         random as random,
+        testing as testing,
         tree as tree,
     )
     from shardtensor.communication.simulation import (

@@ -113,7 +113,7 @@ def _zeros(kind: Any) -> Any:
     """Returns the tangent of an operand that does not change."""
     if isinstance(kind, Aval):
         return zeros_of(kind)
-    return type(kind)(0) if type(kind) in SCALARS else kind * 0 if isinstance(kind, np.generic) else kind
+    return type(kind)(0) if type(kind) in SCALARS or isinstance(kind, np.generic) else kind
 
 
 def whole(g: Any, kind: Any) -> Any:

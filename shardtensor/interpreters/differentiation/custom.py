@@ -72,7 +72,7 @@ class _Custom(Generic[Arguments, Result]):
         functools.update_wrapper(self, fun, updated=())
         self.fun = fun
         self._name = f"{kind} {getattr(fun, '__name__', None) or type_text(fun)}"
-        numbers = [nondiff_argnums] if isinstance(nondiff_argnums, int) else list(nondiff_argnums)
+        numbers: list[int] = [nondiff_argnums] if isinstance(nondiff_argnums, int) else list(nondiff_argnums)
         for name in [nondiff_argnames] if isinstance(nondiff_argnames, str) else nondiff_argnames:
             known = list(inspect.signature(fun).parameters)
             if name not in known:

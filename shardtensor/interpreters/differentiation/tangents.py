@@ -1,4 +1,4 @@
-"""Forward mode: the interpreter that computes tangents together with the values, and the tangents of a recorded tape."""
+"""Forward mode: the interpreter that computes tangents with the values, and the tangents of a recorded tape."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from shardtensor.functions.derivatives.cotangents import Call, Into, cast_to, is
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.interpreters.differentiation.cotangents import Step, reduced_sum
 from shardtensor.interpreters.differentiation.tape import Tape
-from shardtensor.interpreters.differentiation.values import Taped, number_of
+from shardtensor.interpreters.differentiation.values import Taped
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.tensor.operands import dtype_of
-from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, reduced
 
