@@ -211,7 +211,7 @@ _CHAPTERS = {
 
 OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTERS.items() for name in names.split()})
 
-_EXTENSIONS = ("distributed", "fft", "lib", "linalg", "random", "testing", "tree")
+_EXTENSIONS = ("distributed", "fft", "lib", "linalg", "random", "tree")
 """The modules that are imported on first use."""
 
 _loaded = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
@@ -239,7 +239,6 @@ if _typing.TYPE_CHECKING:
         lib as lib,
         linalg as linalg,
         random as random,
-        testing as testing,
         tree as tree,
     )
     from shardtensor.communication.simulation import (
@@ -591,7 +590,7 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             _hide_from_pytest(module)
             value = globals()[name] = _without_quotes(getattr(module, name))
             return value
-        if name in _EXTENSIONS:
+        if name in _EXTENSIONS or name == "testing":
             module = _importlib.import_module(f"shardtensor.{name}")
             _hide_from_pytest(module)
             return _without_quotes(module)

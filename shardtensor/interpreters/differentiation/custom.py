@@ -14,6 +14,7 @@ from shardtensor.backend.protocol import current_device
 from shardtensor.core import call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact, zeros_of
+from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.remat import Outside
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Tape
@@ -72,9 +73,10 @@ class _Custom(Generic[Arguments, Result]):
         functools.update_wrapper(self, fun, updated=())
         self.fun = fun
         self._name = f"{kind} {getattr(fun, '__name__', None) or type_text(fun)}"
+        self._signature = _signature(fun)
         numbers: list[int] = [nondiff_argnums] if isinstance(nondiff_argnums, int) else list(nondiff_argnums)
         for name in [nondiff_argnames] if isinstance(nondiff_argnames, str) else nondiff_argnames:
-            known = list(inspect.signature(fun).parameters)
+            known = list(self._signature.parameters) if self._signature else []
             if name not in known:
                 raise ArgumentError(f"{self._name}: nondiff_argnames has {name!r}; wanted names among {known}")
             numbers.append(known.index(name))
@@ -111,19 +113,19 @@ class _Custom(Generic[Arguments, Result]):
 
     def _positional(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Returns the arguments by position, with defaults, which the rules get."""
+        if self._signature is None:
+            if kwargs:
+                raise ArgumentTypeError(f"{self._name}: called with names of arguments; give them by position")
+            return tuple(args)
         try:
-            bound = inspect.signature(self.fun).bind(*args, **kwargs)
-        except ValueError:  # A function without a signature.
-            if not kwargs:
-                return tuple(args)
-            raise ArgumentTypeError(f"{self._name}: called with names of arguments; give them by position") from None
+            bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise ArgumentTypeError(f"{self._name}: {error}") from None
         bound.apply_defaults()
         if self.nondiff_argnums and self.nondiff_argnums[-1] >= len(bound.args):
             raise ArgumentError(
-                f"{self._name}: nondiff_argnums is {self.nondiff_argnums}, and the function has {len(bound.args)} "
-                "arguments"
+                f"{self._name}: nondiff_argnums is {self.nondiff_argnums}, and the function has "
+                f"{counted(len(bound.args), 'argument')}"
             )
         if bound.kwargs:
             raise ArgumentTypeError(
@@ -237,10 +239,10 @@ class custom_vjp(_Custom[Arguments, Result]):  # noqa: N801
     def _cotangents(self, made: Any, primals: _Arguments) -> list[Any]:
         """Returns the leaves of what the backward rule returns; None for zeros."""
         if not isinstance(made, (tuple, list)) or len(made) != len(primals.tree):
-            what = f"{len(made)} items" if isinstance(made, (tuple, list)) else type_text(made)
+            what = counted(len(made), "item") if isinstance(made, (tuple, list)) else type_text(made)
             raise ArgumentTypeError(
-                f"{self._name}: the rule bwd returns {what}; wanted a tuple of {len(primals.tree)} cotangents, one for "
-                "each argument"
+                f"{self._name}: the rule bwd returns {what}; wanted a tuple of "
+                f"{counted(len(primals.tree), 'cotangent')}, one for each argument"
             )
         spread = [g for one, x in zip(made, primals.tree, strict=True) for g in self._spread(one, x)]
         found: list[Any] = []
@@ -332,7 +334,8 @@ class custom_jvp(_Custom[Arguments, Result]):  # noqa: N801
         def rule(primals: Any, tangents: Any) -> Any:
             if len(jvps) != len(primals):
                 raise ArgumentTypeError(
-                    f"{self._name}: defjvps got {len(jvps)} functions; wanted one for each of {len(primals)} arguments"
+                    f"{self._name}: defjvps got {counted(len(jvps), 'function')}; wanted one for each of "
+                    f"{counted(len(primals), 'argument')}"
                 )
             value = self._called(primals)
             terms = [leaves(f(t, value, *primals)) for f, t in zip(jvps, tangents, strict=True) if f is not None]
@@ -431,6 +434,14 @@ class _Arguments:
         self.kinds = list(map(_kind, primals))
         self.tree: tuple[Any, ...] = replaced(given, self.kinds)
         self.paths = [path for n, x in enumerate(given) for path in paths(x, f"argument {n}")]
+
+
+def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
+    """Returns the signature of a function; None for one that has none, as some of those that are written in C."""
+    try:
+        return inspect.signature(fun)
+    except ValueError:
+        return None
 
 
 def _with_statics(args: Sequence[Any], numbers: Sequence[int], values: Sequence[Any]) -> list[Any]:
