@@ -81,7 +81,8 @@ class Forward(Tape):
         tangents = [None if s is None else s.tangent for s in inputs]
         step.active = [t is not None for t in tangents]
         if op.name == "put" and inputs[0] is not None:
-            inputs[0].tangent = None  # This value exists no longer, so that its tangent may be written in place.
+            # This value exists no longer, so that its tangent may be written in place.
+            inputs[0].tangent = inputs[0].views = None
         with self.outside():
             for state, t in zip(outputs, pushed(step, tangents), strict=True):
                 if state is not None:
