@@ -17,7 +17,7 @@ from shardtensor.functions.derivatives.cotangents import is_inexact, zeros_of
 from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.remat import Outside
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
-from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
 from shardtensor.interpreters.differentiation.values import Taped, number_of
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.pytree import form_of, items_of, leaves, map_leaves, paths, replaced
@@ -98,18 +98,28 @@ class _Custom(Generic[Arguments, Result]):
     def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
         raise NotImplementedError
 
+    def _check_statics(self, tape: Tape, args: tuple[Any, ...]) -> None:
+        """Checks the arguments of ``nondiff_argnums``."""
+
     def _called(self, args: tuple[Any, ...]) -> Any:
         interpreter = innermost()
         if not isinstance(interpreter, (Tape, Outside)):
             return self.fun(*args)  # type: ignore[call-arg]
         tape = interpreter if isinstance(interpreter, Tape) else interpreter.tape
+        if tape is interpreter:
+            self._check_statics(tape, args)
         given = tuple([x for k, x in enumerate(args) if k not in self.nondiff_argnums])
         if tape is interpreter and any(tape.active(x) is not None for x in leaves(given)):
             return self._recorded(tape, args, given)
-        # A tape further out may differentiate the function.
-        args = map_leaves(tape.constant if tape is interpreter else interpreter.noted, args)  # type: ignore[union-attr]
-        with tape.outside():
-            return self._called(args)
+        if isinstance(interpreter, Outside):
+            outside, args = interpreter, map_leaves(interpreter.noted, args)
+        else:
+            outside, args = _Rule(tape, self._name), map_leaves(tape.constant, args)
+        if _is_differentiated(tape):
+            with tape.outside():
+                return self._called(args)
+        with interpreting(outside):
+            return self.fun(*args)  # type: ignore[call-arg]
 
     def _positional(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Returns the arguments by position, with defaults, which the rules get."""
@@ -211,15 +221,16 @@ class custom_vjp(_Custom[Arguments, Result]):  # noqa: N801
         if self.fwd is None or self.bwd is None:
             raise ArgumentError(f"{self._name}: it has no rules; give them by its method defvjp(fwd, bwd)")
 
-    def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
-        assert self.fwd is not None
-        statics = self._statics(args)
-        if any(tape.active(x) is not None for x in leaves(statics)):
+    def _check_statics(self, tape: Tape, args: tuple[Any, ...]) -> None:
+        if any(tape.active(x) is not None for x in leaves(self._statics(args))):
             raise ArgumentError(
                 f"{self._name}: an argument of nondiff_argnums is a differentiated tensor; leave it out there, since "
                 "the backward rule may return None for it"
             )
-        primals = _Arguments(tape, given)
+
+    def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
+        assert self.fwd is not None
+        statics, primals = self._statics(args), _Arguments(tape, given)
         with interpreting(_Rule(tape, self._name)):
             made = self.fwd(*_with_statics(args, self.nondiff_argnums, primals.values))
             value, residuals = self._pair(made, "the rule fwd", "(result, residuals)")
@@ -442,6 +453,14 @@ def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(fun)
     except ValueError:
         return None
+
+
+def _is_differentiated(tape: Tape) -> bool:
+    """Whether another tape is around a tape."""
+    interpreter = innermost_of(tape.outer)
+    while isinstance(interpreter, Outside):
+        interpreter = innermost_of(interpreter.tape.outer)
+    return isinstance(interpreter, Tape)
 
 
 def _with_statics(args: Sequence[Any], numbers: Sequence[int], values: Sequence[Any]) -> list[Any]:
