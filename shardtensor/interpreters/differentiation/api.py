@@ -124,7 +124,7 @@ class _Run:
         start = {
             i[0]: like(t, i[1]) for i, t in zip(self._inputs, tangents, strict=True) if i is not None and t is not None
         }
-        return self.in_results(pushed_forward(self.tape, start, self._numbers))
+        return self.in_results(pushed_forward(self.tape.steps, self.tape.uses, start, self._numbers))
 
     def in_results(self, tangents: Sequence[Any]) -> Any:
         """Returns tangents of the leaves of the results in their structure, with zeros in place of None."""

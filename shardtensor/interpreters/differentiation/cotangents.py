@@ -6,6 +6,7 @@ reached. Where they are partial sums along the same mesh axes, they are added as
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,12 @@ class Step(Call):
     inputs: Sequence[int | None]
     outputs: Sequence[int | None]
     targets: Sequence[NamedSharding | str | None]
+
+    def with_saved(self, saved: dict[str, Any]) -> Step:
+        """Returns the same call with other values in place of those that it has saved."""
+        made = copy.copy(self)
+        made.saved = saved
+        return made
 
     def add_up(self, number: int, name: str, *operands: Any, **params: Any) -> Any:
         """See `Call`."""

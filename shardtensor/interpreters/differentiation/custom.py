@@ -13,8 +13,9 @@ import numpy as np
 from shardtensor.backend.protocol import current_device
 from shardtensor.core import call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.functions.derivatives.cotangents import is_inexact, zeros_of
+from shardtensor.functions.derivatives.cotangents import Call, is_inexact, zeros_of
 from shardtensor.host.units import counted
+from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
 from shardtensor.interpreters.differentiation.remat import Outside
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
@@ -236,16 +237,18 @@ class custom_vjp(_Custom[Arguments, Result]):  # noqa: N801
             value, residuals = self._pair(made, "the rule fwd", "(result, residuals)")
         with tape.outside():
             results = list(map(_own, leaves(value)))
-            residuals = map_leaves(_kept, residuals)
+            saved = {"residuals": [_kept(x) for x in leaves(residuals)]}
 
-        def backward(g: Any, recorded: Any) -> list[Any]:
+        def backward(g: Any, recorded: Call) -> list[Any]:
             assert self.bwd is not None
             found = g if len(results) > 1 else [g]
             cotangents = [_cotangent(g, kind) for g, kind in zip(found, recorded.results, strict=True)]
-            made = self.bwd(*statics, residuals, replaced(value, cotangents))
+            kept = replaced(residuals, recorded.saved["residuals"])
+            made = self.bwd(*statics, kept, replaced(value, cotangents))
             return self._cotangents(made, primals)
 
-        return replaced(value, tape.add_function(backward, primals.states, results))
+        value, residuals = [map_leaves(_kind, tree) for tree in (value, residuals)]
+        return replaced(value, tape.add_function(backward, primals.states, results, saved))
 
     def _cotangents(self, made: Any, primals: _Arguments) -> list[Any]:
         """Returns the leaves of what the backward rule returns; None for zeros."""
@@ -394,19 +397,26 @@ class custom_jvp(_Custom[Arguments, Result]):  # noqa: N801
             finally:
                 sub.end()
 
-        def backward(g: Any, recorded: Any) -> list[Any]:
+        def steps(recorded: Call) -> list[Step]:
+            return [step.with_saved(saved) for step, saved in zip(sub.steps, recorded.saved["steps"], strict=True)]
+
+        def backward(g: Any, recorded: Call) -> list[Any]:
             start: dict[int, list[Any]] = {}
             for n, one in zip(numbers, g if len(results) > 1 else [g], strict=True):
                 if n is not None and one is not None:
                     start.setdefault(n, []).append(one)
-            found = iter(sub.pull(start, [i for i in inputs if i is not None], keep=True))
+            made = pulled_back(steps(recorded), sub.uses, start, [i for i in inputs if i is not None])
+            found = iter(made)
             return [None if i is None else next(found) for i in inputs]
 
-        def forward(tangents: Sequence[Any], recorded: Any) -> list[Any]:
+        def forward(tangents: Sequence[Any], recorded: Call) -> list[Any]:
             pairs = zip(inputs, tangents, strict=True)
-            return pushed_forward(sub, {i[0]: t for i, t in pairs if i is not None and t is not None}, numbers)
+            start = {i[0]: t for i, t in pairs if i is not None and t is not None}
+            return pushed_forward(steps(recorded), sub.uses, start, numbers)
 
-        return replaced(value, tape.add_function(backward, primals.states, results, forward))
+        saved = {"steps": [step.saved for step in sub.steps]}
+        sub.steps = [step.with_saved({}) for step in sub.steps]
+        return replaced(value, tape.add_function(backward, primals.states, results, saved, forward))
 
     def _of_rule(self, statics: Sequence[Any], primals: _Arguments, tangents: Sequence[Any]) -> tuple[Any, Any]:
         """Calls the rule, and returns the result and its tangent."""

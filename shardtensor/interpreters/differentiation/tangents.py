@@ -141,19 +141,22 @@ def _transposed_twice(step: Step, tangents: Sequence[Any]) -> list[Any]:
     return [None if x is None else next(found) for x in cotangents]
 
 
-def pushed_forward(tape: Tape, tangents: dict[int, Any], outputs: Sequence[int | None]) -> list[Any]:
-    """Returns the tangents of values of a tape that has recorded a function, given those of its inputs.
+def pushed_forward(
+    steps: Sequence[Step], uses: dict[int, int], tangents: dict[int, Any], outputs: Sequence[int | None]
+) -> list[Any]:
+    """Returns the tangents of values of recorded calls, given those of the inputs.
 
     Args:
-        tape: the tape.
+        steps: the calls.
+        uses: for the number of each value, how many operands of these calls it is.
         tangents: the tangents of the inputs, by number, which are removed once they are not needed.
         outputs: the numbers of the values.
     """
-    left = dict(tape.uses)
+    left = dict(uses)
     for n in outputs:
         if n is not None:
             left[n] = left.get(n, 0) + 1
-    for step in tape.steps:
+    for step in steps:
         given = [None if n is None else tangents.get(n) for n in step.inputs]
         for n in step.inputs:
             if n is not None:

@@ -304,6 +304,7 @@ class Tape(CallInterpreter):
         function: Callable[[Any, Any], Any],
         states: Sequence[Taped | None],
         results: Sequence[Any],
+        saved: dict[str, Any] | None = None,
         pushed: Pushed | None = None,
     ) -> list[Any]:
         """Records a call of a function of the user, and returns its results as tensors of the tape.
@@ -312,6 +313,8 @@ class Tape(CallInterpreter):
             function: its derivative, as in `shardtensor.functions.derivatives.forms.vjp`.
             states: the values of the tape on which the results depend, which are saved.
             results: what it has returned.
+            saved: the values that the derivative finds in its `Call`. It must not refer to other ones, since a loop or
+                a map keeps those of all its calls.
             pushed: its derivative in the other direction, as in ``vjp``.
         """
         for state in states:
@@ -321,7 +324,7 @@ class Tape(CallInterpreter):
         new = [y._storage if self.taped(y) else None for y in made]
         kinds = [None if s is None else _kind(s.primal) for s in states]
         row = vjp(function, pushed=pushed)
-        self._add(OPS["copy"], {}, row, states, kinds, new, list(map(_kind, results)), {})
+        self._add(OPS["copy"], {}, row, states, kinds, new, list(map(_kind, results)), saved or {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
