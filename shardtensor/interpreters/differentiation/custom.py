@@ -237,14 +237,14 @@ class custom_vjp(_Custom[Arguments, Result]):  # noqa: N801
             value, residuals = self._pair(made, "the rule fwd", "(result, residuals)")
         with tape.outside():
             results = list(map(_own, leaves(value)))
-            saved = {"residuals": [_kept(x) for x in leaves(residuals)]}
+            saved = {"residuals": list(map(_kept, leaves(residuals))), "statics": statics}
 
         def backward(g: Any, recorded: Call) -> list[Any]:
             assert self.bwd is not None
             found = g if len(results) > 1 else [g]
             cotangents = [_cotangent(g, kind) for g, kind in zip(found, recorded.results, strict=True)]
             kept = replaced(residuals, recorded.saved["residuals"])
-            made = self.bwd(*statics, kept, replaced(value, cotangents))
+            made = self.bwd(*recorded.saved["statics"], kept, replaced(value, cotangents))
             return self._cotangents(made, primals)
 
         value, residuals = [map_leaves(_kind, tree) for tree in (value, residuals)]

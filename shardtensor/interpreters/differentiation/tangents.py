@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardtensor.core import OPS, Op, Operands, Params, bind, bind_by, call, interpreting
+from shardtensor.core import OPS, Op, Operands, Params, bind, bind_by, call, innermost, interpreting
 from shardtensor.functions.derivatives.cotangents import Call, Into, cast_to, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.interpreters.differentiation.cotangents import Step, reduced_sum
+from shardtensor.interpreters.differentiation.tangents_of_loops import with_tangents
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped
 from shardtensor.interpreters.mutation.views import View
@@ -23,6 +25,23 @@ class Forward(Tape):
     Nothing is recorded, so that no value is kept for longer than without derivatives, and all writes are in place.
     Values whose tangent is zero are none of its values.
     """
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes one call, and computes the tangents of its results."""
+        return with_tangents(self, op, operands, params) if op.functions else super().apply(op, operands, params)
+
+    @contextlib.contextmanager
+    def within(self) -> Iterator[None]:
+        """Makes this the innermost interpreter of the function of a loop or of a branch, around the one that executes
+        or traces that.
+        """
+        before, found = self.outer, innermost()
+        self.outer = None if found is None else found.apply
+        try:
+            with interpreting(self):
+                yield
+        finally:
+            self.outer = before
 
     def active(self, x: Any) -> Taped | None:
         """See `Tape.active`."""
@@ -40,6 +59,8 @@ class Forward(Tape):
         """
         if tangent is None:
             return primal
+        if hasattr(getattr(primal, "_storage", None), "view_spec"):
+            primal = bind_by(self.outer, OPS["copy"], (primal,), ())
         made = self.variable(primal)
         made._storage.tangent = tangent
         return made
