@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 from shardtensor.tensor.value import reduced
 
-if TYPE_CHECKING:
-    from shardtensor.interpreters.differentiation.tangents import Forward
+Forward = Any
+"""A `shardtensor.interpreters.differentiation.tangents.Forward`, of which the module imports this one."""
 
 Pair = tuple[Any, list[Any]]
 """A tree, and the tangents of its leaves; None for those that have none."""
