@@ -12,13 +12,13 @@ import numpy as np
 
 from shardtensor.backend.protocol import current_device
 from shardtensor.core import call, innermost, interpreting
-from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, zeros_of
 from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
 from shardtensor.interpreters.differentiation.remat import Outside
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
+from shardtensor.interpreters.differentiation.tape import Linear, Tape, innermost_of
 from shardtensor.interpreters.differentiation.values import Taped, number_of
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.pytree import form_of, items_of, leaves, map_leaves, paths, replaced
@@ -84,6 +84,9 @@ class _Custom(Generic[Arguments, Result]):
         if not all(type(n) is int and n >= 0 for n in numbers):
             raise ArgumentError(f"{self._name}: nondiff_argnums is {nondiff_argnums}; wanted positions, from 0 on")
         self.nondiff_argnums = tuple(sorted(set(numbers)))
+
+    def __repr__(self) -> str:
+        return f"<{self._name.replace(' ', ' of ', 1)}>"
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -244,7 +247,15 @@ class custom_vjp(_Custom[Arguments, Result]):  # noqa: N801
             found = g if len(results) > 1 else [g]
             cotangents = [_cotangent(g, kind) for g, kind in zip(found, recorded.results, strict=True)]
             kept = replaced(residuals, recorded.saved["residuals"])
-            made = self.bwd(*recorded.saved["statics"], kept, replaced(value, cotangents))
+            try:
+                made = self.bwd(*recorded.saved["statics"], kept, replaced(value, cotangents))
+            except ConcretizationError as error:
+                if not any(type(getattr(x, "_storage", None)) is Taped for x in leaves((kept, cotangents))):
+                    raise
+                raise ConcretizationError(
+                    f"{self._name}: forward mode and second derivatives differentiate the rule bwd, which has to "
+                    f"consist of operators for that; {error}"
+                ) from None
             return self._cotangents(made, primals)
 
         value, residuals = [map_leaves(_kind, tree) for tree in (value, residuals)]
@@ -380,7 +391,7 @@ class custom_jvp(_Custom[Arguments, Result]):  # noqa: N801
                 value, [tape.dual(y, None if _is_zero(t) else t) for y, t in zip(results, made, strict=True)]
             )
         with interpreting(rule):
-            sub = Tape()
+            sub = Linear()
             tangents = list(map(_zero, primals.kinds))
             for k, state in enumerate(primals.states):
                 if state is not None:

@@ -11,7 +11,7 @@ from shardtensor.functions.derivatives.cotangents import Call, Into, cast_to, is
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.interpreters.differentiation.cotangents import Step, reduced_sum
 from shardtensor.interpreters.differentiation.tangents_of_loops import with_tangents
-from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.interpreters.differentiation.tape import Linear, Tape
 from shardtensor.interpreters.differentiation.values import Taped
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.tensor.operands import dtype_of
@@ -141,7 +141,7 @@ def _transposed_twice(step: Step, tangents: Sequence[Any]) -> list[Any]:
     """Returns the tangents of results by the function that pulls cotangents of them back: it is linear in these, so
     that the transpose of it pushes tangents forward.
     """
-    tape, recorded = Tape(), Call()
+    tape, recorded = Linear(), Call()
     for name in Call.__slots__:
         setattr(recorded, name, getattr(step, name))
     kinds = step.results

@@ -61,6 +61,9 @@ class Tape(CallInterpreter):
         known_as: for values of another tape, which the function has closed over, those that stand for them here.
     """
 
+    can_be_read = True
+    """Whether single elements may be read, for conditions."""
+
     def __init__(self) -> None:
         found = innermost()
         self.outer: Callable[..., Any] | None = None if found is None else found.apply
@@ -355,7 +358,7 @@ class Tape(CallInterpreter):
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
         """Executes a call of which the result leaves the library, or has a shape that depends on elements."""
-        is_read = op.name in ("to_host", "dlpack_device") and operands[0].size <= 1
+        is_read = self.can_be_read and op.name in ("to_host", "dlpack_device") and operands[0].size <= 1
         if not is_read and derivative_of(op) is not ZERO:
             raise ConcretizationError(f"{op.error_name}: the elements of a tensor are taken out, {LEAVES}")
         return bind_by(self.outer, op, self.constants(operands), params)
@@ -466,6 +469,12 @@ class Tape(CallInterpreter):
         """Returns the cotangents of inputs, given those of results; see `pulled_back`."""
         steps = list(self.steps) if keep else self.steps
         return pulled_back(steps, self.uses, cotangents, inputs)
+
+
+class Linear(Tape):
+    """The tape of a linear function that is transposed: zeros stand for its arguments, which are therefore not read."""
+
+    can_be_read = False
 
 
 def innermost_of(apply: Callable[..., Any] | None) -> Any:

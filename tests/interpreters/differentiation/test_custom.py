@@ -163,8 +163,26 @@ def test_opaque_code(backend: str) -> None:
     np.testing.assert_allclose(np.asarray(g), wanted, rtol=1e-12)
     assert (g.sharding, g.dtype) == (x.sharding, x.dtype)
     assert calls == ["fun", "fwd", "fun"]
-    with pytest.raises(st.ConcretizationError):
-        st.grad(lambda x: st.grad(lambda x: total(x, 3))(x).sum())(x)
+    for derivative in (
+        lambda: st.jvp(lambda x: total(x, 3), (x,), (x,)),
+        lambda: st.linearize(lambda x: total(x, 3), x)[1](x),
+    ):
+        with pytest.raises(st.ConcretizationError, match="custom_vjp total: forward mode and second derivatives diff"):
+            derivative()
+    assert repr(total) == "<custom_vjp of total>"
+
+
+def test_tangents_are_not_read() -> None:
+    """In a gradient, zeros stand for the tangents of a rule, which is transposed."""
+
+    @st.custom_jvp
+    def f(x: Any) -> Any:
+        return x * x
+
+    f.defjvps(lambda t, y, x: 2 * x * float(t))
+    assert float(st.jvp(f, (3.0,), (1.0,))[1]) == 6
+    with pytest.raises(st.ConcretizationError, match="a differentiated function depends on it"):
+        st.grad(f)(3.0)
 
 
 def test_arguments() -> None:
