@@ -11,12 +11,12 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 
 from shardtensor.backend.protocol import current_device
-from shardtensor.core import call, innermost, interpreting
+from shardtensor.core import Op, Operands, Params, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, zeros_of
 from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
-from shardtensor.interpreters.differentiation.remat import Outside
+from shardtensor.interpreters.differentiation.outside import Outside
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Linear, Tape, innermost_of
 from shardtensor.interpreters.differentiation.values import Taped, number_of
@@ -38,7 +38,15 @@ class _Rule(Outside):
     def __init__(self, tape: Tape, name: str) -> None:
         super().__init__(tape)
         self.name = name
-        self.writes = f"{name}: the function writes a differentiated tensor that it closes over; return the new value"
+
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """See `Outside`.
+
+        Raises:
+            ArgumentError: the function writes a differentiated tensor that it closes over.
+        """
+        self.noted(out)
+        super().write(out, op, operands, params)
 
     def noted(self, x: Any) -> Any:
         """See `Outside.noted`.

@@ -6,47 +6,30 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreting
+from shardtensor.core import OPS, Op, Operands, Params, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.interpreters.differentiation.outside import Outside
 from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape
 from shardtensor.interpreters.differentiation.values import Taped, number_of
-from shardtensor.tensor.pytree import leaves, map_leaves, replaced
+from shardtensor.tensor.pytree import leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 
 
-class Outside(Interpreter):
-    """Executes calls of a function outside of a tape, and notes the values of the tape that it closes over.
-
-    Attributes:
-        tape: the tape.
-        found: the values, in the order of their use.
-    """
-
-    writes = WRITES_OUTSIDE
-    """The message of the error if the function writes such a value."""
+class _Noting(Outside):
+    """Executes calls outside of a tape, and notes the values of the tape that the function closes over."""
 
     def __init__(self, tape: Tape) -> None:
-        self.tape = tape
+        super().__init__(tape)
         self.found: dict[Taped, None] = {}
-
-    @property
-    def only_infers(self) -> bool:  # type: ignore[override]
-        """See `Interpreter`."""
-        return self.tape.only_infers
-
-    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Executes one call."""
-        return bind_by(self.tape.outer, op, map_leaves(self.noted, operands), params)
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write to a tensor that the function has made."""
         if self.tape.taped(out) is not None:
-            raise ArgumentError(self.writes)
-        with self.tape.outside():
-            bind_into(out, op, map_leaves(self.noted, operands), params)
+            raise ArgumentError(WRITES_OUTSIDE)
+        super().write(out, op, operands, params)
 
     def noted(self, x: Any) -> Any:
-        """Returns what the interpreter around the tape takes for an operand."""
+        """See `Outside`."""
         base = self.tape.taped(x)
         if base is not None:
             self.found[base] = None
@@ -82,11 +65,11 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
     tree = args, kwargs
     states = [tape.active(x) for x in leaves(tree)]
     kept = [_copied(tape, x) for x in leaves(tree)]
-    outside = Outside(tape)
-    with interpreting(outside):
+    noting = _Noting(tape)
+    with interpreting(noting):
         given, named = replaced(tree, list(map(_own, kept)))
         result = fun(*given, **named)
-    closed = list(outside.found)
+    closed = list(noting.found)
     if not closed and not any(states):
         return result
     values = [state.primal for state in closed]
@@ -94,9 +77,9 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
     def backward(g: Any, _: Any) -> list[Any]:
         sub = Tape()
         boxes = [x if s is None else sub.variable(_own(x)) for x, s in zip(kept, states, strict=True)]
-        others = [sub.variable(_own(x)) for x in values]
-        sub.known_as = {state: box._storage for state, box in zip(closed, others, strict=True)}
-        variables = [b for b, s in zip(boxes, states, strict=True) if s is not None] + others
+        outside = [sub.variable(_own(x)) for x in values]
+        sub.known_as = {state: box._storage for state, box in zip(closed, outside, strict=True)}
+        variables = [b for b, s in zip(boxes, states, strict=True) if s is not None] + outside
         inputs = [(b._storage.number, b._aval) for b in variables]
         given, named = replaced(tree, boxes)
         try:

@@ -356,6 +356,22 @@ def closing(kind: Any) -> Any:
     return st.grad(outer)
 
 
+def writing(x: Any) -> Any:
+    """Calls a function that writes a differentiated tensor that it closes over."""
+
+    def outer(x: Any) -> Any:
+        @st.custom_vjp
+        def f(y: Any) -> Any:
+            z[0] = 1
+            return y
+
+        z = x * 1
+        f.defvjp(lambda y: (f(y), None), lambda _, g: (g,))
+        return f(x).sum()
+
+    return st.grad(outer)(x)
+
+
 def without_rule(kind: Any) -> Any:
     @kind
     def f(x: Any) -> Any:
@@ -411,6 +427,7 @@ ERRORS: list[tuple[Any, str]] = [
         closing(st.custom_jvp),
         "custom_jvp <lambda>: the function closes over a differentiated tensor, of which its rule",
     ),
+    (writing, "custom_vjp f: the function closes over a differentiated tensor, of which its rule"),
     (without_rule(st.custom_vjp), r"custom_vjp f: it has no rules; give them by its method defvjp\(fwd, bwd\)"),
     (without_rule(st.custom_jvp), "custom_jvp f: it has no rule; give it by its method defjvp"),
     (undifferentiated, "custom_vjp <lambda>: an argument of nondiff_argnums is a differentiated tensor"),
