@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardtensor.core import OPS, Op, Operands, Params, bind, bind_by, call, innermost, interpreting
+from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.derivatives.cotangents import Call, Into, cast_to, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.interpreters.differentiation.cotangents import Step, reduced_sum
@@ -15,6 +16,7 @@ from shardtensor.interpreters.differentiation.tape import Linear, Tape
 from shardtensor.interpreters.differentiation.values import Taped
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.tensor.operands import dtype_of
+from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval, reduced
 
@@ -27,8 +29,19 @@ class Forward(Tape):
     """
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Executes one call, and computes the tangents of its results."""
-        return with_tangents(self, op, operands, params) if op.functions else super().apply(op, operands, params)
+        """Executes one call, and computes the tangents of its results.
+
+        Raises:
+            ArgumentTypeError: the operator has no derivative, or it is a map.
+        """
+        if op.functions:
+            return with_tangents(self, op, operands, params)
+        if op.name == "map_shards" and any(self.active(x) is not None for x in leaves(operands)):
+            raise ArgumentTypeError(
+                f"{params[op.params.index('caller')]}: maps have no derivative in forward mode yet; use st.vjp or "
+                "st.grad, or st.stop_gradient(x) where no derivative is wanted"
+            )
+        return super().apply(op, operands, params)
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:

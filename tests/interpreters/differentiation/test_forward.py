@@ -192,6 +192,10 @@ def test_stop_gradient_remat_and_perturbations() -> None:
     assert st.grad(lambda x: (second(x) * x).sum())(x).tolist() == [2, 3]
 
 
+def smoothed(x: Any) -> Any:
+    return st.smap(lambda row: row * 2, x, axes=[0])
+
+
 def test_errors() -> None:
     x = put(X, "numpy")
     cases: list[tuple[Any, str]] = [
@@ -204,6 +208,10 @@ def test_errors() -> None:
         (lambda: st.linearize(st.sin, x)[1](D, D), "linearize: tangents and primals differ in structure"),
         (lambda: st.linearize(1), "linearize: fun is an? int; wanted a function"),
         (lambda: st.jvp(lambda x: np.asarray(x * 2), (x,), (D,)), r"st\.stop_gradient\(x\)"),
+        (
+            lambda: st.jvp(smoothed, (x,), (D,)),
+            "(smap: maps have|split_over: it has) no derivative",
+        ),
         (lambda: st.jvp(lambda x: st.unique(x * 2), (x,), (D,)), "unique: the elements|no derivative"),
     ]
     for run, message in cases:
