@@ -32,6 +32,7 @@ class _Run:
         value: the result, without the tape.
         aux: the auxiliary result.
         tangents: the tangents of the leaves of the result, if those of the leaves of the arguments are given.
+        has_maps: whether the function has called maps.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class _Run:
             self._take(result, has_aux)
         finally:
             self.tape.end()
+            self.has_maps = any([step.op.name == "map_shards" for step in self.tape.steps])
             for x, b, storage in zip(found, self._boxes, before, strict=True):
                 if isinstance(x, (ShardedTensor, np.ndarray)) and b is not None and b._storage is not storage:
                     x[...] = self.tape.constant(b)  # The function has written an argument.
@@ -124,7 +126,25 @@ class _Run:
         start = {
             i[0]: like(t, i[1]) for i, t in zip(self._inputs, tangents, strict=True) if i is not None and t is not None
         }
-        return self.in_results(pushed_forward(self.tape.steps, self.tape.uses, start, self._numbers))
+        return self.in_results(pushed_forward(self.tape.steps, start, self._numbers))
+
+    def transposed_twice(self, tangents: Sequence[Any]) -> Any:
+        """Returns the same as `pushed`, as the transpose of the function that pulls cotangents back. It serves maps, of
+        which the steps before and after the programs belong together.
+        """
+        found = leaves(self.value)
+        known = [k for k, n in enumerate(self._numbers) if n is not None]
+
+        def pulled(*cotangents: Any) -> list[Any]:
+            every: list[Any] = [None] * len(found)
+            for k, g in zip(known, cotangents, strict=True):
+                every[k] = g
+            made = leaves(self.pulled(every, keep=True))
+            return [g for g, t in zip(made, tangents, strict=True) if t is not None]
+
+        _, push = vjp(pulled, *[_or_zeros(None, _kind(found[k])) for k in known])
+        made = dict(zip(known, push([t for t in tangents if t is not None]), strict=True))
+        return self.in_results([made.get(k) for k in range(len(found))])
 
     def in_results(self, tangents: Sequence[Any]) -> Any:
         """Returns tangents of the leaves of the results in their structure, with zeros in place of None."""
@@ -416,7 +436,8 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     run = _Run("linearize", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True)
 
     def push(*tangents: Any) -> Any:
-        return run.pushed(_checked_tangents("linearize", "tangents", tangents, "primals", run.given))
+        directions = _checked_tangents("linearize", "tangents", tangents, "primals", run.given)
+        return run.transposed_twice(directions) if run.has_maps else run.pushed(directions)
 
     return (run.value, push, run.aux) if has_aux else (run.value, push)
 

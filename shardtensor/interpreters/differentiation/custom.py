@@ -431,7 +431,7 @@ class custom_jvp(_Custom[Arguments, Result]):  # noqa: N801
         def forward(tangents: Sequence[Any], recorded: Call) -> list[Any]:
             pairs = zip(inputs, tangents, strict=True)
             start = {i[0]: t for i, t in pairs if i is not None and t is not None}
-            return pushed_forward(steps(recorded), sub.uses, start, numbers)
+            return pushed_forward(steps(recorded), start, numbers)
 
         saved = {"steps": [step.saved for step in sub.steps]}
         sub.steps = [step.with_saved({}) for step in sub.steps]

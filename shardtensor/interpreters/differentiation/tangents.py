@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ class Forward(Tape):
             return with_tangents(self, op, operands, params)
         if op.name == "map_shards" and any(self.active(x) is not None for x in leaves(operands)):
             raise ArgumentTypeError(
-                f"{params[op.params.index('caller')]}: maps have no derivative in forward mode yet; use st.vjp or "
+                f"{params[op.params.index('caller')]}: maps have no derivative in st.jvp yet; use st.linearize or "
                 "st.grad, or st.stop_gradient(x) where no derivative is wanted"
             )
         return super().apply(op, operands, params)
@@ -175,21 +176,16 @@ def _transposed_twice(step: Step, tangents: Sequence[Any]) -> list[Any]:
     return [None if x is None else next(found) for x in cotangents]
 
 
-def pushed_forward(
-    steps: Sequence[Step], uses: dict[int, int], tangents: dict[int, Any], outputs: Sequence[int | None]
-) -> list[Any]:
+def pushed_forward(steps: Sequence[Step], tangents: dict[int, Any], outputs: Sequence[int | None]) -> list[Any]:
     """Returns the tangents of values of recorded calls, given those of the inputs.
 
     Args:
         steps: the calls.
-        uses: for the number of each value, how many operands of these calls it is.
         tangents: the tangents of the inputs, by number, which are removed once they are not needed.
         outputs: the numbers of the values.
     """
-    left = dict(uses)
-    for n in outputs:
-        if n is not None:
-            left[n] = left.get(n, 0) + 1
+    left = collections.Counter([n for step in steps for n in step.inputs])
+    left.update(outputs)
     for step in steps:
         given = [None if n is None else tangents.get(n) for n in step.inputs]
         for n in step.inputs:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.interpreters.differentiation.api import _Run
 from shardtensor.testing import check_grads
 from tests.interpreters.differentiation.numeric import slope
 from tests.interpreters.differentiation.programs import PROGRAMS
@@ -135,6 +136,22 @@ def test_complex_numbers_agree_with_jax() -> None:
         for t, one in zip(found, wanted[1], strict=True):
             assert t.dtype == one.dtype
             np.testing.assert_allclose(np.asarray(t), np.asarray(one), rtol=1e-12)
+
+
+def test_linearized_functions_by_transposition() -> None:
+    """Maps are pushed forward in this way."""
+    x = put(X, "numpy")
+
+    def fn(x: Any, a: Any) -> Any:
+        return {"y": st.sin(x) * a, "n": 3, "sum": (x * x).sum(), "constant": 1.0}
+
+    run = _Run("linearize", fn, (x, 2.0), {}, (0, 1), has_aux=False)
+    for t in (0.5, None):
+        directions = [put(D, "numpy"), t if t is None else st.asarray(t)]
+        found, wanted = run.transposed_twice(directions), run.pushed(directions)
+        assert found["y"].sharding == x.sharding
+        for name in ("y", "sum", "constant"):
+            np.testing.assert_allclose(np.asarray(found[name]), np.asarray(wanted[name]), rtol=1e-12)
 
 
 def test_control_flow_on_values() -> None:
