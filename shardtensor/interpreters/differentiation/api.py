@@ -32,7 +32,6 @@ class _Run:
         value: the result, without the tape.
         aux: the auxiliary result.
         tangents: the tangents of the leaves of the result, if those of the leaves of the arguments are given.
-        has_maps: whether the function has called maps.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class _Run:
             self._take(result, has_aux)
         finally:
             self.tape.end()
-            self.has_maps = any([step.op.name == "map_shards" for step in self.tape.steps])
             for x, b, storage in zip(found, self._boxes, before, strict=True):
                 if isinstance(x, (ShardedTensor, np.ndarray)) and b is not None and b._storage is not storage:
                     x[...] = self.tape.constant(b)  # The function has written an argument.
@@ -434,10 +432,11 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     """
     _checked_function("linearize", fun)
     run = _Run("linearize", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True)
+    has_maps = any(step.op.name == "map_shards" for step in run.tape.steps)
 
     def push(*tangents: Any) -> Any:
         directions = _checked_tangents("linearize", "tangents", tangents, "primals", run.given)
-        return run.transposed_twice(directions) if run.has_maps else run.pushed(directions)
+        return run.transposed_twice(directions) if has_maps else run.pushed(directions)
 
     return (run.value, push, run.aux) if has_aux else (run.value, push)
 

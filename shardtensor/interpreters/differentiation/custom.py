@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import types
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
-
-import numpy as np
+from typing import Any, ParamSpec, TypeVar
 
 from shardtensor.backend.protocol import current_device
-from shardtensor.core import Op, Operands, Params, call, innermost, interpreting
+from shardtensor.core import call, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
-from shardtensor.functions.derivatives.cotangents import Call, is_inexact, zeros_of
+from shardtensor.functions.derivatives.cotangents import Call, is_inexact
 from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
-from shardtensor.interpreters.differentiation.outside import Outside
+from shardtensor.interpreters.differentiation.rules import (
+    Custom,
+    GivenArguments,
+    RuleCalls,
+    as_tensor,
+    cotangent_of,
+    is_zero,
+    kept,
+    kind_of,
+    own,
+    with_statics,
+    zero_of,
+)
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
-from shardtensor.interpreters.differentiation.tape import Linear, Tape, innermost_of
+from shardtensor.interpreters.differentiation.tape import Linear, Tape
 from shardtensor.interpreters.differentiation.values import Taped, number_of
-from shardtensor.tensor.operands import dtype_of, shape_of
+from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.pytree import form_of, items_of, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval, reduced
@@ -29,153 +37,8 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
-_FLOAT0 = np.dtype([("float0", np.void, 0)])
 
-
-class _Rule(Outside):
-    """Executes calls of a rule outside of the tape that differentiates its function."""
-
-    def __init__(self, tape: Tape, name: str) -> None:
-        super().__init__(tape)
-        self.name = name
-
-    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
-        """See `Outside`.
-
-        Raises:
-            ArgumentError: the function writes a differentiated tensor that it closes over.
-        """
-        self.noted(out)
-        super().write(out, op, operands, params)
-
-    def noted(self, x: Any) -> Any:
-        """See `Outside.noted`.
-
-        Raises:
-            ArgumentError: the tensor is a differentiated one.
-        """
-        if self.tape.active(x) is not None:
-            raise ArgumentError(
-                f"{self.name}: the function closes over a differentiated tensor, of which its rule gives no "
-                "derivative; pass it as an argument, or st.stop_gradient(x) of it"
-            )
-        return self.tape.constant(x)
-
-
-class _Custom(Generic[Arguments, Result]):
-    """A function with a rule for its derivative.
-
-    Attributes:
-        fun: the function.
-        nondiff_argnums: the positions of the arguments that are not differentiated.
-    """
-
-    def __init__(
-        self,
-        fun: Callable[Arguments, Result],
-        nondiff_argnums: Sequence[int] = (),
-        nondiff_argnames: Sequence[str] = (),
-    ) -> None:
-        kind = type(self).__name__
-        if not callable(fun):
-            raise ArgumentTypeError(f"{kind}: fun is {type_text(fun)}; wanted a function")
-        functools.update_wrapper(self, fun, updated=())
-        self.fun = fun
-        self._name = f"{kind} {getattr(fun, '__name__', None) or type_text(fun)}"
-        self._signature = _signature(fun)
-        numbers: list[int] = [nondiff_argnums] if isinstance(nondiff_argnums, int) else list(nondiff_argnums)
-        for name in [nondiff_argnames] if isinstance(nondiff_argnames, str) else nondiff_argnames:
-            known = list(self._signature.parameters) if self._signature else []
-            if name not in known:
-                raise ArgumentError(f"{self._name}: nondiff_argnames has {name!r}; wanted names among {known}")
-            numbers.append(known.index(name))
-        if not all(type(n) is int and n >= 0 for n in numbers):
-            raise ArgumentError(f"{self._name}: nondiff_argnums is {nondiff_argnums}; wanted positions, from 0 on")
-        self.nondiff_argnums = tuple(sorted(set(numbers)))
-
-    def __repr__(self) -> str:
-        return f"<{self._name.replace(' ', ' of ', 1)}>"
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        """Calls the function; in a differentiated function, the rule if an argument is differentiated."""
-        self._check_rule()
-        return self._called(self._positional(args, kwargs))  # type: ignore[no-any-return]
-
-    def _check_rule(self) -> None:
-        raise NotImplementedError
-
-    def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
-        raise NotImplementedError
-
-    def _check_statics(self, tape: Tape, args: tuple[Any, ...]) -> None:
-        """Checks the arguments of ``nondiff_argnums``."""
-
-    def _called(self, args: tuple[Any, ...]) -> Any:
-        interpreter = innermost()
-        if not isinstance(interpreter, (Tape, Outside)):
-            return self.fun(*args)  # type: ignore[call-arg]
-        tape = interpreter if isinstance(interpreter, Tape) else interpreter.tape
-        if tape is interpreter:
-            self._check_statics(tape, args)
-        given = tuple([x for k, x in enumerate(args) if k not in self.nondiff_argnums])
-        if tape is interpreter and any(tape.active(x) is not None for x in leaves(given)):
-            return self._recorded(tape, args, given)
-        if isinstance(interpreter, Outside):
-            outside, args = interpreter, map_leaves(interpreter.noted, args)
-        else:
-            outside, args = _Rule(tape, self._name), map_leaves(tape.constant, args)
-        if _is_differentiated(tape):
-            with tape.outside():
-                return self._called(args)
-        with interpreting(outside):
-            return self.fun(*args)  # type: ignore[call-arg]
-
-    def _positional(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Returns the arguments by position, with defaults, which the rules get."""
-        if self._signature is None:
-            if kwargs:
-                raise ArgumentTypeError(f"{self._name}: called with names of arguments; give them by position")
-            return tuple(args)
-        try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise ArgumentTypeError(f"{self._name}: {error}") from None
-        bound.apply_defaults()
-        if self.nondiff_argnums and self.nondiff_argnums[-1] >= len(bound.args):
-            raise ArgumentError(
-                f"{self._name}: nondiff_argnums is {self.nondiff_argnums}, and the function has "
-                f"{counted(len(bound.args), 'argument')}"
-            )
-        if bound.kwargs:
-            raise ArgumentTypeError(
-                f"{self._name}: {', '.join(bound.kwargs)} can be given by name only; rules get arguments by position"
-            )
-        return bound.args
-
-    def _statics(self, args: Sequence[Any]) -> list[Any]:
-        return [args[k] for k in self.nondiff_argnums]
-
-    def _pair(self, made: Any, rule: str, wanted: str) -> tuple[Any, Any]:
-        if not isinstance(made, (tuple, list)) or len(made) != 2:
-            raise ArgumentTypeError(f"{self._name}: {rule} returns {type_text(made)}; wanted the pair {wanted}")
-        return made[0], made[1]
-
-    def _check_like(self, what: str, x: Any, kind: Any, of: str) -> None:
-        """Checks that what a rule returns has the shape and the dtype of a value."""
-        if not (hasattr(x, "shape") and hasattr(x, "dtype")) and type(x) not in (bool, int, float, complex):
-            raise ArgumentTypeError(f"{self._name}: {what} is {type_text(x)}; wanted an array like {of}")
-        shape, dtype, wanted = shape_of(x), dtype_of(x), dtype_of(kind)
-        is_weak = not hasattr(x, "dtype") and (dtype.kind != "c" or wanted.kind == "c")
-        if shape != shape_of(kind):
-            raise ArgumentError(f"{self._name}: {what} has shape {shape}; wanted that of {of}, {shape_of(kind)}")
-        if dtype != wanted and not is_weak:
-            raise ArgumentTypeError(f"{self._name}: {what} has dtype {dtype}; wanted that of {of}, {wanted}")
-
-
-class custom_vjp(_Custom[Arguments, Result]):  # noqa: N801
+class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
     """A function whose gradient is given by two other functions. It is used as a decorator.
 
     Outside of differentiation the function itself is called. In a differentiated function the forward rule is called
@@ -242,18 +105,18 @@ class custom_vjp(_Custom[Arguments, Result]):  # noqa: N801
 
     def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
         assert self.fwd is not None
-        statics, primals = self._statics(args), _Arguments(tape, given)
-        with interpreting(_Rule(tape, self._name)):
-            made = self.fwd(*_with_statics(args, self.nondiff_argnums, primals.values))
+        statics, primals = self._statics(args), GivenArguments(tape, given)
+        with interpreting(RuleCalls(tape, self._name)):
+            made = self.fwd(*with_statics(args, self.nondiff_argnums, primals.values))
             value, residuals = self._pair(made, "the rule fwd", "(result, residuals)")
         with tape.outside():
-            results = list(map(_own, leaves(value)))
-            saved = {"residuals": list(map(_kept, leaves(residuals))), "statics": statics}
+            results = list(map(own, leaves(value)))
+            saved = {"residuals": list(map(kept, leaves(residuals))), "statics": statics}
 
         def backward(g: Any, recorded: Call) -> list[Any]:
             assert self.bwd is not None
             found = g if len(results) > 1 else [g]
-            cotangents = [_cotangent(g, kind) for g, kind in zip(found, recorded.results, strict=True)]
+            cotangents = [cotangent_of(g, kind) for g, kind in zip(found, recorded.results, strict=True)]
             kept = replaced(residuals, recorded.saved["residuals"])
             try:
                 made = self.bwd(*recorded.saved["statics"], kept, replaced(value, cotangents))
@@ -266,10 +129,10 @@ class custom_vjp(_Custom[Arguments, Result]):  # noqa: N801
                 ) from None
             return self._cotangents(made, primals)
 
-        value, residuals = [map_leaves(_kind, tree) for tree in (value, residuals)]
+        value, residuals = [map_leaves(kind_of, tree) for tree in (value, residuals)]
         return replaced(value, tape.add_function(backward, primals.states, results, saved))
 
-    def _cotangents(self, made: Any, primals: _Arguments) -> list[Any]:
+    def _cotangents(self, made: Any, primals: GivenArguments) -> list[Any]:
         """Returns the leaves of what the backward rule returns; None for zeros."""
         if not isinstance(made, (tuple, list)) or len(made) != len(primals.tree):
             what = counted(len(made), "item") if isinstance(made, (tuple, list)) else type_text(made)
@@ -304,7 +167,7 @@ class custom_vjp(_Custom[Arguments, Result]):  # noqa: N801
         return [x for (_, one), (_, item) in zip(given, items, strict=True) for x in self._spread(one, item)]
 
 
-class custom_jvp(_Custom[Arguments, Result]):  # noqa: N801
+class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
     """A function whose derivative in a direction is given by another function. It is used as a decorator.
 
     Outside of differentiation the function itself is called. In a differentiated function the rule is called in its
@@ -372,7 +235,7 @@ class custom_jvp(_Custom[Arguments, Result]):  # noqa: N801
                 )
             value = self._called(primals)
             terms = [leaves(f(t, value, *primals)) for f, t in zip(jvps, tangents, strict=True) if f is not None]
-            zeros = [_zero(x) for x in leaves(value)]
+            zeros = [zero_of(x) for x in leaves(value)]
             total = [functools.reduce(lambda a, b: a + b, some) for some in zip(*terms, strict=True)] or zeros
             return value, replaced(value, total)
 
@@ -384,23 +247,23 @@ class custom_jvp(_Custom[Arguments, Result]):  # noqa: N801
 
     def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
         statics = [map_leaves(tape.constant, x) for x in self._statics(args)]
-        primals = _Arguments(tape, given)
-        rule = _Rule(tape, self._name)
+        primals = GivenArguments(tape, given)
+        rule = RuleCalls(tape, self._name)
         if isinstance(tape, Forward):
             with interpreting(rule):
                 states = zip(primals.states, primals.kinds, strict=True)
-                tangents = [_zero(kind) if s is None else s.tangent for s, kind in states]
+                tangents = [zero_of(kind) if s is None else s.tangent for s, kind in states]
                 value, tangent = self._of_rule(statics, primals, tangents)
-                kinds = list(map(_kind, leaves(value)))
-                made = [t if _is_zero(t) else like(_tensor(t), k) for t, k in zip(leaves(tangent), kinds, strict=True)]
+                kinds = list(map(kind_of, leaves(value)))
+                made = [t if is_zero(t) else like(as_tensor(t), k) for t, k in zip(leaves(tangent), kinds, strict=True)]
             with tape.outside():
-                results = list(map(_own, leaves(value)))
+                results = list(map(own, leaves(value)))
             return replaced(
-                value, [tape.dual(y, None if _is_zero(t) else t) for y, t in zip(results, made, strict=True)]
+                value, [tape.dual(y, None if is_zero(t) else t) for y, t in zip(results, made, strict=True)]
             )
         with interpreting(rule):
             sub = Linear()
-            tangents = list(map(_zero, primals.kinds))
+            tangents = list(map(zero_of, primals.kinds))
             for k, state in enumerate(primals.states):
                 if state is not None:
                     tangents[k] = sub.variable(tangents[k])
@@ -412,7 +275,7 @@ class custom_jvp(_Custom[Arguments, Result]):  # noqa: N801
                 with interpreting(sub):
                     value, tangent = self._of_rule(statics, primals, tangents)
                 numbers = [number_of(sub.active(t)) for t in leaves(tangent)]
-                results = [_own(sub.constant(y)) for y in leaves(value)]
+                results = [own(sub.constant(y)) for y in leaves(value)]
             finally:
                 sub.end()
 
@@ -437,7 +300,7 @@ class custom_jvp(_Custom[Arguments, Result]):  # noqa: N801
         sub.steps = [step.with_saved({}) for step in sub.steps]
         return replaced(value, tape.add_function(backward, primals.states, results, saved, forward))
 
-    def _of_rule(self, statics: Sequence[Any], primals: _Arguments, tangents: Sequence[Any]) -> tuple[Any, Any]:
+    def _of_rule(self, statics: Sequence[Any], primals: GivenArguments, tangents: Sequence[Any]) -> tuple[Any, Any]:
         """Calls the rule, and returns the result and its tangent."""
         assert self.jvp is not None
         made = self.jvp(*statics, primals.values, replaced(primals.tree, tangents))
@@ -448,92 +311,6 @@ class custom_jvp(_Custom[Arguments, Result]):  # noqa: N801
                 f"result, {form_of(value)}"
             )
         for y, t, path in zip(leaves(value), leaves(tangent), paths(tangent, "the tangent"), strict=True):
-            if not _is_zero(t) and is_inexact(dtype_of(y)):
-                self._check_like(f"{path} from the rule", t, _kind(y), "the result")
+            if not is_zero(t) and is_inexact(dtype_of(y)):
+                self._check_like(f"{path} from the rule", t, kind_of(y), "the result")
         return value, tangent
-
-
-class _Arguments:
-    """The arguments of one call that may be differentiated.
-
-    Attributes:
-        tree: the arguments with their avals in place of tensors.
-        values: the arguments without the tape, which no one else writes.
-        states: for each leaf the value of the tape; None if it is not differentiated.
-        kinds: for each leaf its aval, or the leaf itself.
-        paths: for each leaf its name in errors.
-    """
-
-    def __init__(self, tape: Tape, given: tuple[Any, ...]) -> None:
-        found = leaves(given)
-        self.states: list[Taped | None] = list(map(tape.active, found))
-        primals = list(map(tape.constant, found))
-        with tape.outside():
-            own = [call("copy", x) if type(x) is ShardedTensor else x for x in primals]
-        self.values: tuple[Any, ...] = replaced(given, own)
-        self.kinds = list(map(_kind, primals))
-        self.tree: tuple[Any, ...] = replaced(given, self.kinds)
-        self.paths = [path for n, x in enumerate(given) for path in paths(x, f"argument {n}")]
-
-
-def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
-    """Returns the signature of a function; None for one that has none, as some of those that are written in C."""
-    try:
-        return inspect.signature(fun)
-    except ValueError:
-        return None
-
-
-def _is_differentiated(tape: Tape) -> bool:
-    """Whether another tape is around a tape."""
-    interpreter = innermost_of(tape.outer)
-    while isinstance(interpreter, Outside):
-        interpreter = innermost_of(interpreter.tape.outer)
-    return isinstance(interpreter, Tape)
-
-
-def _with_statics(args: Sequence[Any], numbers: Sequence[int], values: Sequence[Any]) -> list[Any]:
-    given = iter(values)
-    return [x if k in numbers else next(given) for k, x in enumerate(args)]
-
-
-def _kind(x: Any) -> Any:
-    return x._aval if type(x) is ShardedTensor else x
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, Aval) or hasattr(x, "dtype") or type(x) in (bool, int, float, complex)
-
-
-def _is_zero(t: Any) -> bool:
-    return t is None or getattr(t, "dtype", None) == _FLOAT0
-
-
-def _zero(x: Any) -> Any:
-    """Returns the tangent of a value that is not differentiated, or its cotangent; None for what is no number."""
-    kind = _kind(x)
-    if not _is_number(kind):
-        return None
-    return zeros_of(kind) if is_inexact(dtype_of(kind)) else np.zeros(shape_of(kind), _FLOAT0)
-
-
-def _cotangent(g: Any, kind: Any) -> Any:
-    return _zero(kind) if g is None else like(g, kind)
-
-
-def _tensor(x: Any) -> Any:
-    return x if type(x) is ShardedTensor or current_device() is not None else call("asarray", x)
-
-
-def _own(y: Any) -> Any:
-    """Returns a leaf of the result as a tensor of its own, if it has a derivative."""
-    if type(y) is ShardedTensor:
-        return call("copy", y)
-    return _tensor(y) if _is_number(y) and is_inexact(dtype_of(y)) else y
-
-
-def _kept(x: Any) -> Any:
-    """Returns a leaf of the residuals, which later writes do not change."""
-    if type(x) is ShardedTensor:
-        return call("copy", x)
-    return x.copy() if isinstance(x, np.ndarray) else x
