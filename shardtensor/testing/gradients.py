@@ -181,6 +181,8 @@ def _worst(x: Any, y: Any, rtol: float) -> list[tuple[str, Any, Any]]:
 
 
 def _scalar(x: Any) -> Any:
+    """Returns an element, which only some of the processes hold, in all of them."""
+    x = call("copy", x)
     return complex(x) if dtype_of(x).kind == "c" else float(x)
 
 
