@@ -230,7 +230,7 @@ _JAXS = {
     "default_backend": "`st.devices()[0].backend`",
     "live_arrays": "`st.memory_info()` counts the bytes of tensors",
     "clear_caches": "`st.free_cache()` frees memory that is kept",
-    **_each("jacfwd jacrev hessian linearize custom_vjp custom_jvp", _GRADIENTS),
+    **_each("jacfwd jacrev hessian", _GRADIENTS),
     "vmap": _BATCHES,
     "checkpoint": "`st.remat(f)` recomputes in the backward pass",
     **_each("dynamic_slice", "`x[1:3]`"),

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from shardtensor.core import call
-from shardtensor.functions.derivatives.forms import elementwise, rows, zero
+from shardtensor.functions.derivatives.cotangents import Call
+from shardtensor.functions.derivatives.forms import elementwise, rows, vjp, zero
 from shardtensor.tensor.operands import dtype_of
 
 _LN2, _LN10 = math.log(2), math.log(10)
@@ -123,8 +124,9 @@ def _of_abs(g: Any, x: Any) -> Any:
     return g * (call("conj", call("sign", x)) if _is_complex(x) else call("sign", x))
 
 
-def _of_sign(g: Any, x: Any) -> Any:
-    """The sign of a complex number is its direction."""
+def _of_sign(g: Any, recorded: Call) -> Any:
+    """The sign of a complex number is its direction, which is no holomorphic function."""
+    x = recorded.saved["x"]
     if not _is_complex(x):
         return None
     size = call("where", x == 0, 1, call("abs", x))
@@ -164,7 +166,7 @@ rows(
         None, lambda g, condition: _where(condition, g, 0.0), lambda g, condition: _where(condition, 0.0, g)
     ),
     abs=elementwise(_of_abs),
-    sign=elementwise(_of_sign),
+    sign=vjp(_of_sign, "x", after_composition=True),
     mantissa=elementwise(lambda g, x: call("ldexp", g, -call("exponent", x))),
     # Of these, only copies of arrays without elements are recorded, and zeros: other results are views.
     real=elementwise(lambda g: None),

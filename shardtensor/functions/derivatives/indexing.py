@@ -10,7 +10,7 @@ import numpy as np
 
 from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call, Into, unbroadcast, whole, zeros_of
-from shardtensor.functions.derivatives.forms import linear, rows, vjp
+from shardtensor.functions.derivatives.forms import linear, rows
 from shardtensor.functions.scatter import scatter_add
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Shape
@@ -174,9 +174,9 @@ def _of_counts(g: Any, recorded: Call) -> list[Any]:
 
 
 rows(
-    counts_of_integers=vjp(_of_counts, "x"),
-    scatter_add=vjp(_of_scatter, "at"),
-    gather=vjp(_of_gather, "index"),
-    setitem=vjp(_of_setitem, "index", after_composition=True),
-    take_along_axis=vjp(_of_take_along, "indices"),
+    counts_of_integers=linear(_of_counts, "x"),
+    scatter_add=linear(_of_scatter, "at"),
+    gather=linear(_of_gather, "index"),
+    setitem=linear(_of_setitem, "index", after_composition=True),
+    take_along_axis=linear(_of_take_along, "indices"),
 )

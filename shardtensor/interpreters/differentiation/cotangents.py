@@ -6,6 +6,7 @@ reached. Where they are partial sums along the same mesh axes, they are added as
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -50,6 +51,12 @@ class Step(Call):
     inputs: Sequence[int | None]
     outputs: Sequence[int | None]
     targets: Sequence[NamedSharding | str | None]
+
+    def with_saved(self, saved: dict[str, Any]) -> Step:
+        """Returns the same call with other values in place of those that it has saved."""
+        made = copy.copy(self)
+        made.saved = saved
+        return made
 
     def add_up(self, number: int, name: str, *operands: Any, **params: Any) -> Any:
         """See `Call`."""
@@ -227,6 +234,16 @@ class Written(Derivative):
         target = window(mark_array(g), spec)
         bind_into(target, OPS["setitem"], (target, 0, ...), ())
         return [g, of_value]
+
+    def pushed(self, tangents: Sequence[Any], call: Call) -> Any:
+        """Returns the tangent of the base with that of the value in it: in place if nothing else holds it."""
+        assert isinstance(tangents, list)
+        value, g = tangents.pop(), tangents.pop()
+        value, g = 0 if value is None else value, zeros_of(call.kinds[0]) if g is None else g
+        g = mark_array(bind(OPS["copy"], (g,), ()))
+        target = window(g, call.params["view_spec"])
+        bind_into(target, OPS["setitem"], (target, value, ...), ())
+        return g
 
 
 WRITTEN = Written()

@@ -30,7 +30,7 @@ from shardtensor.core import (
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Refused, vjp
+from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.differentiation.cotangents import (
     WRITTEN,
@@ -73,6 +73,12 @@ class Tape(CallInterpreter):
         gathers_again: whether values that a gather has made are saved as its source.
         known_as: by the numbers of values of that tape, which the function closes over, those that stand for them here.
     """
+
+    can_be_read = True
+    """Whether single elements may be read, for conditions."""
+
+    records = True
+    """Whether calls are recorded, so that what is recorded may call a function again."""
 
     def __init__(self, around: Tape | None = None) -> None:
         found = innermost()
@@ -263,7 +269,9 @@ class Tape(CallInterpreter):
         if any(new):
             saved = self._saved(op, derivative, states, operands, given, outs, new)
             named = dict(zip(op.params, params, strict=True))
-            self._add(op, named, derivative, states, list(map(_kind, primals)), new, list(map(_kind, outs)), saved)
+            kinds, results = list(map(_kind, primals)), list(map(_kind, outs))
+            tree = replaced(operands, kinds) if in_trees else None
+            self._add(op, named, derivative, states, kinds, new, results, saved, tree)
         return made[0] if type(result) is ShardedTensor else replaced(result, made)
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -333,11 +341,12 @@ class Tape(CallInterpreter):
         outputs: Sequence[Taped | None],
         results: Sequence[Any],
         saved: dict[str, Any],
+        tree: Any = None,
     ) -> None:
         """Records a call."""
         step = Step()
         step.op, step.params, step.derivative = op, params, derivative
-        step.kinds, step.results, step.saved = kinds, results, saved
+        step.kinds, step.results, step.saved, step.tree = kinds, results, saved, tree
         step.active = [s is not None for s in inputs]
         step.inputs = numbers = list(map(number_of, inputs))
         step.outputs = list(map(number_of, outputs))
@@ -348,7 +357,12 @@ class Tape(CallInterpreter):
         self.steps.append(step)
 
     def add_function(
-        self, function: Callable[[Any, Any], Any] | Derivative, states: Sequence[Taped | None], results: Sequence[Any]
+        self,
+        function: Callable[[Any, Any], Any] | Derivative,
+        states: Sequence[Taped | None],
+        results: Sequence[Any],
+        saved: dict[str, Any] | None = None,
+        pushed: Pushed | None = None,
     ) -> list[Any]:
         """Records a call of a function of the user, and returns its results as tensors of the tape.
 
@@ -356,6 +370,9 @@ class Tape(CallInterpreter):
             function: its derivative, or a function as in `shardtensor.functions.derivatives.forms.vjp`.
             states: the values of the tape on which the results depend, which are saved.
             results: what it has returned.
+            saved: the values that the derivative finds in its `Call`. It must not refer to other ones, since a loop or
+                a map keeps those of all its calls.
+            pushed: its derivative in the other direction, as in ``vjp``.
         """
         for state in states:
             if state is not None:
@@ -363,8 +380,8 @@ class Tape(CallInterpreter):
         made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
         new = [y._storage if self.taped(y) else None for y in made]
         kinds = [None if s is None else _kind(s.primal) for s in states]
-        derivative = function if isinstance(function, Derivative) else vjp(function)
-        self._add(OPS["copy"], {}, derivative, states, kinds, new, list(map(_kind, results)), {})
+        derivative = function if isinstance(function, Derivative) else vjp(function, pushed=pushed)
+        self._add(OPS["copy"], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
@@ -395,7 +412,7 @@ class Tape(CallInterpreter):
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
         """Executes a call of which the result leaves the library, or has a shape that depends on elements."""
-        is_read = op.name == "to_host" and operands[0].size <= 1 and _is_read_by_user()
+        is_read = self.can_be_read and op.name == "to_host" and operands[0].size <= 1 and _is_read_by_user()
         if not is_read and derivative_of(op) is not ZERO:
             raise ConcretizationError(f"{op.error_name}: the elements of a tensor are taken out, {LEAVES}")
         return bind_by(self.outer, op, self.constants(operands), params)
@@ -530,6 +547,12 @@ def _is_read_by_user() -> bool:
             return False
         frame = frame.f_back
     return not is_in_package(name)
+
+
+class Linear(Tape):
+    """The tape of a linear function that is transposed: zeros stand for its arguments, which are therefore not read."""
+
+    can_be_read = False
 
 
 def innermost_of(apply: Callable[..., Any] | None) -> Any:

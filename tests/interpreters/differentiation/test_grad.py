@@ -72,6 +72,9 @@ def test_python_numbers_do_not_promote() -> None:
     assert (float(g[0]), g[1].tolist()) == (18.0, [9.0] * 3)
     assert float(st.grad(lambda a: st.asarray(a).reshape(1)[0] * a)(3.0)) == 6
 
+    assert float(st.jit(st.grad(lambda a: a * a * a))(2.0)) == 12
+    assert float(st.jit(lambda a: st.jvp(lambda a: a * a * a, (a,), (a,))[1])(2.0)) == 24
+
     def written(a: Any) -> Any:
         b = st.asarray(a, copy=True)
         b[...] = b * a
