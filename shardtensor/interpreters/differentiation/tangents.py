@@ -11,7 +11,7 @@ from shardtensor.core import OPS, Op, Operands, Params, bind, bind_by, call, inn
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.derivatives.cotangents import Call, Into, cast_to, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Derivative
-from shardtensor.interpreters.differentiation.cotangents import Step, reduced_sum
+from shardtensor.interpreters.differentiation.cotangents import Step, gathered_again, reduced_sum
 from shardtensor.interpreters.differentiation.tangents_of_loops import with_tangents
 from shardtensor.interpreters.differentiation.tape import Linear, Tape
 from shardtensor.interpreters.differentiation.values import Taped
@@ -163,7 +163,7 @@ def _transposed_twice(step: Step, tangents: Sequence[Any]) -> list[Any]:
     kinds = step.results
     cotangents = [tape.variable(zeros_of(kind)) if is_inexact(dtype_of(kind)) else None for kind in kinds]
     with interpreting(tape):
-        made = step.derivative.transposed(cotangents[0] if len(kinds) == 1 else cotangents, recorded)
+        made = step.derivative.transposed(cotangents[0] if len(kinds) == 1 else list(cotangents), recorded)
         start: dict[int, list[Any]] = {}
         for g, t, kind in zip(made, tangents, step.kinds, strict=True):
             if g is None or t is None:
@@ -195,7 +195,9 @@ def pushed_forward(steps: Sequence[Step], tangents: dict[int, Any], outputs: Seq
                 left[n] -= 1
                 if not left[n]:
                     tangents.pop(n, None)
-        for n, t in zip(step.outputs, pushed(step, given), strict=True):
+        with gathered_again(step):
+            made = pushed(step, given)
+        for n, t in zip(step.outputs, made, strict=True):
             if n is not None and t is not None and left.get(n):
                 tangents[n] = t
     return [None if n is None else tangents.get(n) for n in outputs]

@@ -87,7 +87,7 @@ class Tape(CallInterpreter):
         self.uses: dict[int, int] = {}
         self.ended = False
         self.around = (lambda: None) if around is None else weakref.ref(around)
-        self.gathers_again = True
+        self.gathers_again = self.records
         self.known_as: dict[int, Taped] = {}
         self._count = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
