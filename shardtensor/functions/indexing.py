@@ -11,9 +11,12 @@ from shardtensor.backend.protocol import Backend, current_device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.core import OPS, bind, call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
+from shardtensor.functions.algorithms.requests import check_bounds
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of, reshape
+from shardtensor.host import blockwise
 from shardtensor.sharding.index import Index, canonical, has_ellipsis, region_of, to_numpy
+from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
@@ -32,11 +35,13 @@ def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
     Basic indexing (integers, slices of any step, ``...`` and None) returns a view, except that integers for all
     dimensions return a scalar, which is a copy. Advanced indexing (integer arrays and masks, also mixed with basic
     indices) returns an independent tensor. Index arrays may be nested lists, host arrays or tensors on any devices. The
-    host reads them, unless one GPU has them and x: then it reads their bounds only.
+    host reads them, unless one GPU has them and x, or a single tensor of integers indexes a dimension that each device
+    has whole: then their bounds only.
 
     A sliced dimension remains sharded, by the split rule for its new size, so that only elements at the boundaries
     between devices are transferred. An integer removes its dimension, and the result is replicated along the mesh axes
-    that shard it. The first of the dimensions that index arrays produce is sharded like the dimensions that they index.
+    that shard it. The dimensions that index arrays produce are sharded like the tensors of integers among these, or
+    else the first one like the dimensions that they index.
 
     Args:
         x: a tensor or a host array.
@@ -113,6 +118,61 @@ def gather(x: ArrayLike, index: Any, /) -> ShardedTensor:
 @implements(gather, "kernel")
 def _gather_on_device(xp: Any, context: None, x: Any, index: Any) -> Any:
     return x[index]
+
+
+@implements(gather, "composite")
+def _gather_of_rows(x: Any, index: Any) -> Any:
+    """Lets each device select elements of its own, where all have the whole of the dimension that one tensor of
+    integers indexes.
+    """
+    found = _rows_of(x, index)
+    return NotImplemented if found is None else take_rows(x, found[0], axis=found[1])
+
+
+def _rows_of(x: Any, index: Any) -> tuple[ShardedTensor, int] | None:
+    """Returns the indices and the dimension that they index, if an index has one tensor of integers, and otherwise
+    whole dimensions, and devices that hold a part of both hold the whole of that dimension.
+    """
+    entries = index if isinstance(index, tuple) else (index,)
+    at = [n for n, entry in enumerate(entries) if not (type(entry) is slice and entry == slice(None))]
+    if len(at) != 1 or type(x) is not ShardedTensor or at[0] >= x.ndim:
+        return None
+    axis, indices = at[0], entries[at[0]]
+    if type(indices) is not ShardedTensor or not indices.ndim or indices.dtype.kind not in "iu":
+        return None
+    here, there = x.sharding, indices.sharding
+    if here.mesh != there.mesh or here.memory_kind != there.memory_kind or 0 in (*x.shape, *indices.shape):
+        return None
+    return (indices, axis) if x._aval.grid.counts[axis] == 1 else None
+
+
+def _rows_rule(shapes: Sequence[Shape], *, axis: int) -> str:
+    x, indices = [[f"{letter}{d}" for d in range(len(shape))] for letter, shape in zip("dn", shapes, strict=True)]
+    rows = [*x[:axis], f"{x[axis]}!", *x[axis + 1 :]]
+    return f"{' '.join(rows)}, {' '.join(indices)} -> {' '.join([*x[:axis], *indices, *x[axis + 1 :]])}"
+
+
+@operator(_rows_rule, operands=("x", "indices"), error_name="getitem", keeps_arrays=True)
+def take_rows(x: ArrayLike, indices: ArrayLike, /, *, axis: int) -> ShardedTensor:
+    """Returns the elements of x at ``indices`` along ``axis``, of which each device has the whole: x and ``indices``
+    stay split as they are.
+
+    >>> from shardtensor.functions.indexing import take_rows
+    >>> take_rows(st.asarray([[1, 2], [3, 4]]), st.asarray([1, 1, -2]), axis=0).tolist()
+    [[3, 4], [3, 4], [1, 2]]
+    """
+
+
+@implements(take_rows, "kernel")
+def _rows_on_device(xp: Any, context: ShardContext | None, x: Any, indices: Any, *, axis: int) -> Any:
+    before = [slice(None)] * axis
+    if xp is not np:
+        check_bounds(xp, indices, axis, x.shape[axis])
+        return x[(*before, xp.asarray(indices, dtype=np.dtype("int64")))]
+    try:
+        return blockwise.select(x, (*before, indices))
+    except IndexError as error:
+        raise IndexingError(str(error)) from None
 
 
 @operator(operands=("x", "value", "index"), trees=("index",), keeps_arrays=True, assigns=True)
@@ -204,9 +264,10 @@ def _put_on_device(xp: Any, context: None, x: Any, value: Any, *, view_spec: Vie
 def take(x: ArrayLike, indices: Any, /, *, axis: int | None = None, mode: str = "raise") -> ShardedTensor:
     """Returns the elements of x at ``indices`` along ``axis``, as an independent tensor of x's dtype.
 
-    The result has the dimensions of ``indices`` instead of ``axis``. Layouts are those of ``x[..., indices]``: the
-    first of the new dimensions is split by the mesh axes that split ``axis``, and the other dimensions of x keep their
-    sharding. Only the selected elements are sent, by the devices that hold them.
+    The result has the dimensions of ``indices`` instead of ``axis``. Layouts are those of ``x[..., indices]``: the new
+    dimensions are split as ``indices``, or else the first one by the mesh axes that split ``axis``, and the other
+    dimensions of x keep their sharding. Only the selected elements are sent, by the devices that hold them: none if
+    ``axis`` is not split.
 
     Args:
         x: a tensor or a host array.

@@ -231,6 +231,6 @@ ELSEWHERE = {
     # Random numbers.
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
     "words",
-    # What only gradients call.
-    "scatter_add",
+    # Selections of whole dimensions, and what only gradients call.
+    "scatter_add", "take_rows",
 }  # fmt: skip

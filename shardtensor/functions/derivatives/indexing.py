@@ -104,15 +104,25 @@ def _is_mask(index: Any) -> bool:
 
 def _of_gather(g: Any, recorded: Call) -> list[Any]:
     index = recorded.saved["index"]
-    rest = [None] * (len(recorded.active) - 1)
     entries = _entries(index)
-    if len(entries) == 1 and _is_integers(entries[0]):  # Rows of a table: no number of an element is needed.
-        at, kind = entries[0], recorded.kinds[0]
-        at = at if isinstance(at, ShardedTensor) else call("asarray", np.asarray(at))
-        g, n = whole(g, recorded.results[0]), shape_of(kind)[0]
-        at = call("where", at < 0, at + n, at)
-        return [recorded.add_up(0, "scatter_add", at, g, size=n), *rest]
-    return [scattered(g, recorded, lambda places: places[index]), *rest]
+    which = [d for d, entry in enumerate(entries) if not (type(entry) is slice and entry == slice(None))]
+    if len(which) == 1 and _is_integers(entries[which[0]]):  # Rows of a table: no number of an element is needed.
+        made = _of_rows(whole(g, recorded.results[0]), recorded, entries[which[0]], which[0])
+    else:
+        made = scattered(g, recorded, lambda places: places[index])
+    return [made, *[None] * (len(recorded.active) - 1)]
+
+
+def _of_rows(g: Any, recorded: Call, at: Any, axis: int) -> Any:
+    """Returns the cotangent of the operand of which an array of integers selects elements along one dimension."""
+    n = shape_of(recorded.kinds[0])[axis]
+    at = call("astype", at if isinstance(at, ShardedTensor) else call("asarray", np.asarray(at)), "int64", copy=False)
+    at = call("where", at < 0, at + n, at)
+    if not axis:
+        return recorded.add_up(0, "scatter_add", at, g, size=n)
+    rows = tuple(range(axis, axis + at.ndim))
+    g = call("permute_dims", g, (*rows, *[d for d in range(g.ndim) if d not in rows]))
+    return call("moveaxis", recorded.add_up(-1, "scatter_add", at, g, size=n), 0, axis)
 
 
 def _of_setitem(g: Any, recorded: Call) -> list[Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from tests.layouts import mesh_of
+from tests.layouts import everywhere, mesh_of
 
 N, BATCH, WIDTH = 4, 16, 8
 
@@ -82,3 +82,37 @@ def test_the_log_is_that_of_a_simulation() -> None:
     abstract = st.AbstractMesh((N,), ("x",))
     given = [st.empty_like(a, device=st.NamedSharding(abstract, a.sharding.spec)) for a in (*params, x)]
     assert st.simulate(st.grad(loss), given[:-1], given[-1]).bytes == moved(st.grad(loss), params, x)
+
+
+@everywhere
+@pytest.mark.parametrize("wrap", [lambda f: f, st.jit], ids=["eager", "jit"])
+def test_the_gradient_of_an_embedding_is_one_all_reduce(wrap: Any, backend: str) -> None:
+    mesh = mesh_of((N,), backend)
+    rng = np.random.default_rng(2)
+    numbers, at = rng.standard_normal((10, WIDTH)), rng.integers(-10, 10, (BATCH, 3)).astype("int8")
+    table = st.device_put(numbers, st.NamedSharding(mesh, st.P()))
+    ids = st.device_put(at, st.NamedSharding(mesh, st.P("x")))
+    fn = wrap(st.grad(lambda table, ids: (table[ids] ** 3).sum()))
+    fn(table, ids)
+    with st.transfers() as log:
+        g = fn(table, ids)
+    assert g.sharding == table.sharding
+    assert log.bytes in (2 * (N - 1) * numbers.nbytes, 2 * (N - 1) * numbers.nbytes + SCALAR)
+    wanted = np.zeros_like(numbers)
+    np.add.at(wanted, at, 3 * numbers[at] ** 2)
+    np.testing.assert_allclose(np.asarray(g), wanted, rtol=1e-12)
+
+
+def test_the_gradients_of_tables_have_their_layout() -> None:
+    mesh = mesh_of((2, 2), "numpy")
+    rng = np.random.default_rng(3)
+    numbers, at = rng.standard_normal((8, 8)), rng.integers(-8, 8, (6, 2))
+    for spec in (st.P("x"), st.P("y"), st.P(None, "y"), st.P("x", "y")):
+        for axis in (0, 1):
+            table = st.device_put(numbers, st.NamedSharding(mesh, spec))
+            ids = st.device_put(at, st.NamedSharding(mesh, st.P("x")))
+            g = st.grad(lambda t, ids=ids, axis=axis: (st.take(t, ids, axis=axis) ** 2).sum())(table)
+            wanted = np.zeros_like(numbers)
+            np.add.at(wanted, (slice(None),) * axis + (at,), 2 * np.take(numbers, at, axis=axis))
+            assert g.sharding == table.sharding
+            np.testing.assert_allclose(np.asarray(g), wanted, rtol=1e-12)
