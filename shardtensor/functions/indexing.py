@@ -82,7 +82,7 @@ def _canonical_getitem(x: Any, index: Any) -> Any:
     found = None if type(index) is np.ndarray else canonical(index, shape_of(x))
     if found is not None:
         return getitem(x, found)
-    result = bind(OPS["gather"], (x, index), ())
+    result = bind(OPS["gather"], (x, index), ()) if type(index) is np.ndarray else _selected(x, index)
     # In NumPy a 0-d result is a scalar, unless the index has an Ellipsis.
     is_array = isinstance(result, ShardedTensor) and not result._aval.ndim and has_ellipsis(index)
     return mark_array(result) if is_array else result
@@ -120,18 +120,19 @@ def _gather_on_device(xp: Any, context: None, x: Any, index: Any) -> Any:
     return x[index]
 
 
-@implements(gather, "composite")
-def _gather_of_rows(x: Any, index: Any) -> Any:
-    """Lets each device select elements of its own, where all have the whole of the dimension that one tensor of
-    integers indexes.
+def _selected(x: Any, index: Any) -> Any:
+    """Returns ``x[index]`` for an index that contains arrays. Each device selects elements of its own, where all have
+    the whole of the dimension that one tensor of integers indexes.
     """
-    found = _rows_of(x, index)
-    return NotImplemented if found is None else take_rows(x, found[0], axis=found[1])
+    found = _rows_in(x, index)
+    if found is None:
+        return bind(OPS["gather"], (x, index), ())
+    return take_rows(x, found[0], axis=found[1])
 
 
-def _rows_of(x: Any, index: Any) -> tuple[ShardedTensor, int] | None:
-    """Returns the indices and the dimension that they index, if an index has one tensor of integers, and otherwise
-    whole dimensions, and devices that hold a part of both hold the whole of that dimension.
+def _rows_in(x: Any, index: Any) -> tuple[ShardedTensor, int] | None:
+    """Returns the indices and the dimension that they index, if an index consists of one tensor of integers and of
+    whole dimensions, and the dimension is not split.
     """
     entries = index if isinstance(index, tuple) else (index,)
     at = [n for n, entry in enumerate(entries) if not (type(entry) is slice and entry == slice(None))]
@@ -315,7 +316,7 @@ def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
         indices = call("clip", indices, 0, max(shape_of(x)[along] - 1, 0))
     elif mode != "raise":
         raise ArgumentError(f"mode is {mode!r}; wanted 'raise', 'wrap' or 'clip'")
-    return gather(x, (slice(None),) * along + (indices,))
+    return _selected(x, (slice(None),) * along + (indices,))
 
 
 def check_integers(indices: Any) -> None:

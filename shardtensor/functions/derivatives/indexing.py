@@ -157,6 +157,11 @@ def _of_take_along(g: Any, recorded: Call) -> list[Any]:
     return [scattered(g, recorded, lambda places: call("take_along_axis", places, indices, axis=axis)), None]
 
 
+def _of_taken_rows(g: Any, recorded: Call) -> list[Any]:
+    g = whole(g, recorded.results[0])
+    return [_of_rows(g, recorded, recorded.saved["indices"], recorded.params["axis"]), None]
+
+
 def _of_scatter(g: Any, recorded: Call) -> list[Any]:
     return [None, whole(g, recorded.results[0])[recorded.saved["at"]]]
 
@@ -173,4 +178,5 @@ rows(
     gather=vjp(_of_gather, "index"),
     setitem=vjp(_of_setitem, "index", after_composition=True),
     take_along_axis=vjp(_of_take_along, "indices"),
+    take_rows=vjp(_of_taken_rows, "indices"),
 )

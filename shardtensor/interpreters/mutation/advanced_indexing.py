@@ -142,8 +142,10 @@ def _layout(x: Aval, chosen: AdvancedIndex, index: Any) -> Aval:
     The block is split as the tensors of integers in the index are, or else its first dimension by the mesh axes that
     split the indexed dimensions. The other dimensions keep their mesh axes.
     """
-    tensors = [e for e in (index if isinstance(index, tuple) else (index,)) if isinstance(e, ShardedTensor)]
-    given = tuple([e._aval for e in tensors if e.dtype.kind in "iu" and e.sharding.mesh == x.sharding.mesh])
+    given: tuple[Aval, ...] = ()
+    if type(index) is not np.ndarray:
+        tensors = [e for e in (index if isinstance(index, tuple) else (index,)) if isinstance(e, ShardedTensor)]
+        given = tuple([e._aval for e in tensors if e.dtype.kind in "iu" and e.sharding.mesh == x.sharding.mesh])
     return _layout_of(x, chosen.basic, chosen.dims, chosen.block, chosen.at, chosen.shape, given)
 
 

@@ -74,8 +74,8 @@ NEVER_ACTIVE = {
     # Steps of algorithms of operators that are recorded as one call.
     "add_partials", "between", "blocked_cholesky", "blocked_inv", "blocked_qr", "blocked_slogdet", "blocked_solve",
     "elements_of_ranks", "fft_added", "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_real_columns",
-    "fft_rotated", "fft_to_real", "fft_transposed", "fft_unpacked", "nan_quantiles", "take_along_split", "take_rows",
-    "tall_qr", "tall_r",
+    "fft_rotated", "fft_to_real", "fft_transposed", "fft_unpacked", "nan_quantiles", "take_along_split", "tall_qr",
+    "tall_r",
     # Writes are recorded by the tape itself, with a derivative of its own.
     "put",
     # The elements leave the library, which the tape refuses itself.
