@@ -23,7 +23,7 @@ from shardtensor.sharding.index import is_array
 from tests.cases import array_indices, assigned, indices
 from tests.draws import drawn
 from tests.interpreters.test_random_programs import NEEDS_TORCH, twin
-from tests.layouts import DTYPES, READ_ONLY, array, assert_same, everywhere, mesh_of, meshes, quiet, shapes, specs
+from tests.layouts import DTYPES, READ_ONLY, array, assert_same, everywhere, mesh_of, meshes, put, quiet, shapes, specs
 
 lockstep = pytest.mark.parametrize(
     "backends",
@@ -1255,3 +1255,27 @@ def test_the_result_is_split_as_the_indices(backend: str) -> None:
     labels = st.device_put(np.arange(6), st.NamedSharding(mesh, st.P("x")))
     assert both[np.arange(6), labels].sharding.spec == st.P("x")
     assert_same(both[np.arange(6), labels], numbers[np.arange(6), np.arange(6)])
+
+
+@everywhere
+def test_a_tensor_without_dimensions_through_a_mask(backend: str) -> None:
+    """It is one value, as a scalar: the elements of the mask are not needed to write it, so that jit records it."""
+    start, rows = np.arange(12.0).reshape(6, 2), np.arange(6) % 2 == 1
+    for mask in (rows, start > 4):
+        for value in (np.array(7.5), np.array(3, "int32"), None):
+            wanted = start.copy()
+            wanted[mask] = start[5, 1] if value is None else value
+
+            def written(x: Any, mask: Any, value: Any) -> Any:
+                x = x * 1
+                x[mask] = x[5, 1] if value is None else value  # noqa: B023 - called in this iteration
+                return x
+
+            given = put(start, backend), put(mask, backend), None if value is None else put(value, backend)
+            assert_same(written(*given), wanted)
+            assert_same(st.jit(written)(*given), wanted)
+            with st.transfers() as log:
+                st.eval_shape(written, *given)
+                if value is not None:
+                    written(*given)
+            assert log.bytes == 0
