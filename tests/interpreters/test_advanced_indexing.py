@@ -1268,7 +1268,7 @@ def test_a_tensor_without_dimensions_through_a_mask(backend: str) -> None:
 
             def written(x: Any, mask: Any, value: Any) -> Any:
                 x = x * 1
-                x[mask] = x[5, 1] if value is None else value  # noqa: B023 - called in this iteration
+                x[mask] = x[5, 1] if value is None else value
                 return x
 
             given = put(start, backend), put(mask, backend), None if value is None else put(value, backend)

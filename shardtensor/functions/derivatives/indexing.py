@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call
+from shardtensor.core import OPS, Op, bind_into, call
 from shardtensor.functions.derivatives.cotangents import Call, Into, unbroadcast, whole, zeros_of
-from shardtensor.functions.derivatives.forms import linear, rows, vjp
+from shardtensor.functions.derivatives.forms import Derivative, linear, rows, vjp
 from shardtensor.functions.scatter import scatter_add
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
 from shardtensor.tensor.operands import dtype_of, shape_of
-from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.tensor import ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
 
 # -- views -----------------------------------------------------------------------------------------
@@ -125,23 +125,53 @@ def _of_rows(g: Any, recorded: Call, at: Any, axis: int) -> Any:
     return call("moveaxis", recorded.add_up(-1, "scatter_add", at, g, size=n), 0, axis)
 
 
-def _of_setitem(g: Any, recorded: Call) -> list[Any]:
-    index = recorded.saved["index"]
-    g = whole(g, recorded.results[0])
-    made: list[Any] = [None] * len(recorded.active)
-    if recorded.active[0]:
-        made[0] = call("setitem", g, 0, index)
-    if recorded.active[1] and _is_mask(index) and math.prod(shape_of(recorded.kinds[1])) == 1:
+class Assigned(Derivative):
+    """The derivative of ``x[index] = value`` for an index with arrays. The cotangent of x is that of the result, into
+    which zeros are written: in place if nothing else holds it.
+    """
+
+    after_composition = True
+
+    def saves(self, op: Op, active: Sequence[bool]) -> Sequence[str]:
+        """The index."""
+        return ("index",)
+
+    def transposed(self, g: Any, recorded: Call) -> list[Any]:
+        """Returns the cotangents of x and of the value."""
+        index = recorded.saved["index"]
+        made: list[Any] = [None] * len(recorded.active)
+        g = whole(g, recorded.results[0])
+        if recorded.active[1]:
+            made[1] = _of_assigned(g, recorded, index)
+        if recorded.active[0]:
+            g = mark_array(call("copy", g))
+            bind_into(g, OPS["setitem"], (g, 0, index), ())
+            made[0] = g
+        return made
+
+
+def _of_assigned(g: Any, recorded: Call, index: Any) -> Any:
+    """Returns the cotangent of the value that was written."""
+    if _is_mask(index) and math.prod(shape_of(recorded.kinds[1])) == 1:
         mask = call("reshape", index, (*shape_of(index), *[1] * (g.ndim - len(shape_of(index)))))
-        made[1] = call("reshape", call("sum", call("where", mask, g, 0)), shape_of(recorded.kinds[1]))
-    elif recorded.active[1]:
-        selected = g[index]
-        if any(map(_is_integers, _entries(index))):  # Of values for the same element, the last one was written.
-            numbers = call("reshape", call("arange", selected.size), selected.shape)
-            places = call("setitem", call("zeros", g.shape, dtype="int64", device=g.sharding), numbers, index)
-            selected = call("where", places[index] == numbers, selected, 0)
-        made[1] = unbroadcast(selected, recorded, 1, selected.shape)
-    return made
+        return call("reshape", call("sum", call("where", mask, g, 0)), shape_of(recorded.kinds[1]))
+    selected = g[index]
+    if any(map(_is_integers, _entries(index))):
+        selected = call("where", _is_last(g, selected, index), selected, 0)
+    return unbroadcast(selected, recorded, 1, selected.shape)
+
+
+def _is_last(g: Any, selected: Any, index: Any) -> Any:
+    """Returns for the selected elements whether they are the last ones of their places, whose values were written."""
+    entries = _entries(index)
+    axis = next(d for d, entry in enumerate(entries) if _is_integers(entry))
+    if all(type(entry) is slice for d, entry in enumerate(entries) if d != axis):  # Only their rows are compared.
+        at = entries[axis] if isinstance(entries[axis], ShardedTensor) else call("asarray", np.asarray(entries[axis]))
+        numbers = call("reshape", call("arange", at.size), at.shape)
+        last = call("setitem", call("zeros", g.shape[axis], dtype="int64"), numbers, at)[at]
+        return call("reshape", last == numbers, (*at.shape, *[1] * (g.ndim - axis - 1)))
+    numbers = call("reshape", call("arange", selected.size), selected.shape)
+    return call("setitem", call("zeros", g.shape, dtype="int64", device=g.sharding), numbers, index)[index] == numbers
 
 
 def _of_take_along(g: Any, recorded: Call) -> list[Any]:
@@ -176,7 +206,7 @@ rows(
     counts_of_integers=vjp(_of_counts, "x"),
     scatter_add=vjp(_of_scatter, "at"),
     gather=vjp(_of_gather, "index"),
-    setitem=vjp(_of_setitem, "index", after_composition=True),
+    setitem=Assigned(),
     take_along_axis=vjp(_of_take_along, "indices"),
     take_rows=vjp(_of_taken_rows, "indices"),
 )

@@ -59,6 +59,7 @@ class Tape(CallInterpreter):
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
         known_as: for values of another tape, which the function has closed over, those that stand for them here.
+        check_write: is called with each tensor that is about to be written.
     """
 
     def __init__(self) -> None:
@@ -68,6 +69,7 @@ class Tape(CallInterpreter):
         self.uses: dict[int, int] = {}
         self.ended = False
         self.known_as: dict[Taped, Taped] = {}
+        self.check_write: Callable[[ShardedTensor], None] = _any_write
         self._count = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
 
@@ -353,6 +355,7 @@ class Tape(CallInterpreter):
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write, and binds the base of ``out`` to the new value."""
         base = out._base_and_view()[0]
+        self.check_write(base)
         is_mine = self.taped(base) is not None
         if not is_inexact(base._aval.dtype) or not (is_mine or any(map(self.taped, leaves(operands)))):
             with self.outside():
@@ -365,7 +368,9 @@ class Tape(CallInterpreter):
         if op.assigns:
             value, index = operands[1], operands[2]
             at = canonical(index, view_spec.shape)
-            if at is None:  # An index has arrays: the new value of the view is computed, and then all of it written.
+            if at is None and self._assign(base, out, value, index):
+                return
+            if at is None:  # The new value of the view is computed, and then all of it written.
                 value, at = self.apply(OPS["setitem"], (out, value, index), ()), canonical(..., view_spec.shape)
             elif is_view(value, base, view_spec.at(at)):
                 return  # Python ends ``x[i] += v`` with ``x[i] = x[i]``.
@@ -378,6 +383,24 @@ class Tape(CallInterpreter):
             check_result(op.name, value, out.shape, out.dtype)
         if not self._rebinds(base, out, op, operands, value):
             self._put(base, view_spec, value)
+
+    def _assign(self, base: ShardedTensor, out: ShardedTensor, value: Any, index: Any) -> bool:
+        """Writes a value to the elements that an index with arrays selects, in place. Returns whether that was
+        possible: the base is a value of the tape that no derivative needs.
+        """
+        state, op = self.taped(base), OPS["setitem"]
+        if state is None or state.is_saved or base._storage is not state or isinstance(value, (list, tuple)):
+            return False
+        operands = out, value, index
+        found = leaves(operands)
+        states = [self.active(x) for x in found]
+        given = self.constants(operands)
+        saved = self._saved(op, _row("setitem"), states, operands, given, (), ())
+        kinds = list(map(_kind, leaves(given)))
+        with self.outside():
+            bind_into(given[0], op, given, ())
+        self._written_in_place(base, out, op, {}, _row("setitem"), states, kinds, saved)
+        return True
 
     def _update(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, params: Params) -> bool:
         """Computes an elementwise operator into one of its operands, as ``x += y``, in place. Returns whether that was
@@ -394,16 +417,31 @@ class Tape(CallInterpreter):
         saved = self._saved(op, derivative, states, operands, given, (), ())
         with self.outside():
             bind_into(self.constant(out), op, given, params)
-        view_spec = out._base_and_view()[1]
+        named = dict(zip(op.params, params, strict=True))
+        self._written_in_place(base, out, op, named, derivative, states, list(map(_kind, given)), saved)
+        return True
+
+    def _written_in_place(
+        self,
+        base: ShardedTensor,
+        out: ShardedTensor,
+        op: Op,
+        params: dict[str, Any],
+        derivative: Derivative,
+        states: Sequence[Taped | None],
+        kinds: Sequence[Any],
+        saved: dict[str, Any],
+    ) -> None:
+        """Records a call of which the result has been written into ``out``, a tensor of the tape or a view of one."""
+        state, view_spec = base._storage, out._base_and_view()[1]
         new, state.primal = state.primal, None  # This value exists no longer.
         base._storage = made = Taped(self, new)
         result = made if out is base else Taped(self, None)
-        kinds, value = list(map(_kind, given)), out._aval
-        self._add(op, dict(zip(op.params, params, strict=True)), derivative, states, kinds, [result], [value], saved)
+        value = out._aval
+        self._add(op, params, derivative, states, kinds, [result], [value], saved)
         if out is not base:
             kinds = [new._aval, value]
             self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
-        return True
 
     def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, value: Any) -> bool:
         """Binds a tensor of the tape to the result of an operator, if that is its new value as it is."""
@@ -442,6 +480,7 @@ class Tape(CallInterpreter):
         """Ends the recording. Tensors from outside that the function has written get their values."""
         written = [(base, storage, self.constant(base)) for base, storage in self._written.values()]
         self.ended = True
+        self.check_write = _any_write
         for base, storage, _ in written:
             base._storage = storage
         with self.outside():
@@ -454,6 +493,10 @@ class Tape(CallInterpreter):
         """Returns the cotangents of inputs, given those of results; see `pulled_back`."""
         steps = list(self.steps) if keep else self.steps
         return pulled_back(steps, self.uses, cotangents, inputs)
+
+
+def _any_write(base: ShardedTensor) -> None:
+    """Accepts a write to any tensor."""
 
 
 def innermost_of(apply: Callable[..., Any] | None) -> Any:
