@@ -166,12 +166,23 @@ def _is_last(g: Any, selected: Any, index: Any) -> Any:
     entries = _entries(index)
     axis = next(d for d, entry in enumerate(entries) if _is_integers(entry))
     if all(type(entry) is slice for d, entry in enumerate(entries) if d != axis):  # Only their rows are compared.
-        at = entries[axis] if isinstance(entries[axis], ShardedTensor) else call("asarray", np.asarray(entries[axis]))
-        numbers = call("reshape", call("arange", at.size), at.shape)
-        last = call("setitem", call("zeros", g.shape[axis], dtype="int64"), numbers, at)[at]
-        return call("reshape", last == numbers, (*at.shape, *[1] * (g.ndim - axis - 1)))
+        at, n = entries[axis], g.shape[axis]
+        last = _is_last_of(at, n) if isinstance(at, ShardedTensor) else _is_last_on_host(np.asarray(at).astype("int64"), n)
+        return call("reshape", last, (*shape_of(at), *[1] * (g.ndim - axis - 1)))
     numbers = call("reshape", call("arange", selected.size), selected.shape)
     return call("setitem", call("zeros", g.shape, dtype="int64", device=g.sharding), numbers, index)[index] == numbers
+
+
+def _is_last_of(at: Any, n: int) -> Any:
+    numbers = call("reshape", call("arange", at.size), at.shape)
+    return call("setitem", call("zeros", n, dtype="int64"), numbers, at)[at] == numbers
+
+
+def _is_last_on_host(at: Any, n: int) -> Any:
+    """Returns which of some indices are the last ones of their number, in time that does not depend on n."""
+    made = np.zeros(at.size, np.bool_)
+    made[at.size - 1 - np.unique(at.reshape(-1)[::-1] % n, return_index=True)[1]] = True
+    return made.reshape(at.shape)
 
 
 def _of_take_along(g: Any, recorded: Call) -> list[Any]:

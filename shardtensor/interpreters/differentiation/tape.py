@@ -319,9 +319,13 @@ class Tape(CallInterpreter):
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
         """Returns the result of an operator of Python scalars, which stays one, so that it does not promote dtypes."""
-        primals = [self.constant(x) for x in operands]
-        if not all(type(x) in SCALARS for x in primals):
-            return NotImplemented
+        primals = []
+        for x in operands:
+            state = self.taped(x)
+            primal = x if state is None else state.primal
+            if type(primal) not in SCALARS:
+                return NotImplemented
+            primals.append(primal)
         result = PYTHON[op.name](*primals)
         derivative = derivative_of(op)
         if derivative in (None, ZERO) or type(result) not in (float, complex):
