@@ -167,7 +167,9 @@ def _is_last(g: Any, selected: Any, index: Any) -> Any:
     axis = next(d for d, entry in enumerate(entries) if _is_integers(entry))
     if all(type(entry) is slice for d, entry in enumerate(entries) if d != axis):  # Only their rows are compared.
         at, n = entries[axis], g.shape[axis]
-        last = _is_last_of(at, n) if isinstance(at, ShardedTensor) else _is_last_on_host(np.asarray(at).astype("int64"), n)
+        last = (
+            _is_last_of(at, n) if isinstance(at, ShardedTensor) else _is_last_on_host(np.asarray(at).astype("int64"), n)
+        )
         return call("reshape", last, (*shape_of(at), *[1] * (g.ndim - axis - 1)))
     numbers = call("reshape", call("arange", selected.size), selected.shape)
     return call("setitem", call("zeros", g.shape, dtype="int64", device=g.sharding), numbers, index)[index] == numbers
