@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from shardtensor.core import call
-from shardtensor.functions.derivatives.cotangents import Call
+from shardtensor.functions.derivatives.cotangents import Call, unbroadcast
 from shardtensor.functions.derivatives.forms import Cotangents, Elementwise, elementwise, rows, zero
 from shardtensor.tensor.operands import dtype_of
 
@@ -44,11 +44,20 @@ class _Multiplied(Elementwise):
         return super().transposed(g, call)
 
 
+class _Subtracted(Elementwise):
+    """The derivative of a difference: what was broadcast is summed before its sign changes, which is less work."""
+
+    def transposed(self, g: Any, call: Call) -> Cotangents:
+        """See `Elementwise`."""
+        first = unbroadcast(g, call, 0) if call.active[0] else None
+        return [first, -unbroadcast(g, call, 1) if call.active[1] else None]
+
+
 rows(
     add=elementwise(lambda g: g, lambda g: g),
-    subtract=elementwise(lambda g: g, lambda g: -g),
+    subtract=_Subtracted((lambda g: g, lambda g: -g)),
     multiply=_Multiplied((lambda g, x2: g * x2, lambda g, x1: g * x1)),
-    divide=elementwise(lambda g, x2: g / x2, lambda g, x2, y: -(g * (y / x2))),
+    divide=elementwise(lambda g, x2: g / x2, lambda g, x2, y: g * (y / -x2)),
     negative=elementwise(lambda g: -g),
     positive=elementwise(lambda g: g),
     reciprocal=elementwise(lambda g, y: -(g * y * y)),
