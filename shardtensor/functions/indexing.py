@@ -134,17 +134,25 @@ def _rows_in(x: Any, index: Any) -> tuple[ShardedTensor, int] | None:
     """Returns the indices and the dimension that they index, if an index consists of one tensor of integers and of
     whole dimensions, and the dimension is not split.
     """
-    entries = index if isinstance(index, tuple) else (index,)
-    at = [n for n, entry in enumerate(entries) if not (type(entry) is slice and entry == slice(None))]
-    if len(at) != 1 or type(x) is not ShardedTensor or at[0] >= x.ndim:
+    axis, indices = 0, index
+    if type(index) is tuple:
+        for axis, indices in enumerate(index):  # noqa: B007 - up to the first entry that is no whole dimension
+            if type(indices) is not slice or indices != _WHOLE:
+                break
+        if any(type(entry) is not slice or entry != _WHOLE for entry in index[axis + 1 :]):
+            return None
+    if type(indices) is not ShardedTensor or type(x) is not ShardedTensor or axis >= x.ndim:
         return None
-    axis, indices = at[0], entries[at[0]]
-    if type(indices) is not ShardedTensor or not indices.ndim or indices.dtype.kind not in "iu":
+    value, given = x._aval, indices._aval
+    if len(value.grid.offsets[axis]) != 2 or not given.ndim or given.dtype.kind not in "iu":
         return None
-    here, there = x.sharding, indices.sharding
-    if here.mesh != there.mesh or here.memory_kind != there.memory_kind or 0 in (*x.shape, *indices.shape):
+    here, there = value.sharding, given.sharding
+    if here.mesh != there.mesh or here.memory_kind != there.memory_kind or not value.size or not given.size:
         return None
-    return (indices, axis) if x._aval.grid.counts[axis] == 1 else None
+    return indices, axis
+
+
+_WHOLE = slice(None)
 
 
 def _rows_rule(shapes: Sequence[Shape], *, axis: int) -> str:

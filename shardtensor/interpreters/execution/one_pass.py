@@ -60,7 +60,7 @@ def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str,
     if partials is None:
         return general
     result: Callable[[Array], Any] = partials
-    return _of_source(strategies, source, lambda whole: whole_of(result(whole), value), value, general)
+    return _of_source(strategies, source, result, value, general)
 
 
 def partials_in_one_pass(strategies: Strategies, monoid: Monoid, made: Aval, general: Run) -> Run:
@@ -92,7 +92,7 @@ def partials_in_one_pass(strategies: Strategies, monoid: Monoid, made: Aval, gen
     if laid is None or not monoid.reduces or monoid.partial or laid[1].count != count:
         return general
     source, parts = laid
-    sums = _rows_of_sums(strategies, monoid, source, parts)
+    sums = _sums(strategies, monoid, source, parts, None)
     if sums is None:
         return general
     rows: Callable[[Array], Array] = sums
@@ -123,7 +123,7 @@ def _of_source(strategies: Strategies, source: Aval, result: Callable[[Array], A
     strides = tuple([source.dtype.itemsize * math.prod(source.shape[d + 1 :]) for d in range(source.ndim)])
 
     def of_buffer(whole: Array) -> Any:
-        return result(whole) if whole.strides == strides else None
+        return whole_of(result(whole), value) if whole.strides == strides else None
 
     def run_plan(operands: Operands) -> ShardedTensor:
         buffers = operands[0]._storage.buffers
@@ -165,43 +165,30 @@ class _Parts:
 
 
 def _sums(
-    strategies: Strategies, monoid: Monoid, source: Aval, parts: _Parts, tree: Tree
+    strategies: Strategies, monoid: Monoid, source: Aval, parts: _Parts, tree: Tree | None
 ) -> Callable[[Array], Any] | None:
-    """Returns the function that reduces a whole buffer by the ufunc of a monoid; see `_rows_of_sums`."""
-    found = _rows_of_sums(strategies, monoid, source, parts)
-    if found is None:
+    """Returns the function that reduces a whole buffer by the ufunc of a monoid, or without a tree each part of it;
+    None for other dtypes than float32 and float64, since complex products are rounded differently in vectorized loops
+    than one by one.
+    """
+    params, value = strategies.params, strategies.value
+    if source.dtype not in ("f4", "f8") or params.get("dtype") not in (None, source.dtype):
         return None
-    rows: Callable[[Array], Array] = found
-    params, value, ufunc = strategies.params, strategies.value, getattr(np, monoid.reduces)
-    keepdims = params["keepdims"]
+    ufunc, keepdims = getattr(np, monoid.reduces), params["keepdims"]
+    axes = tuple([a + 1 for a in reduced_axes(params.get("axis"), source.ndim)])
     count = source.size // max(value.size, 1) if monoid.partial else 0  # of a mean, whose states are sums
 
     def result(whole: Array) -> Any:
-        total = combine_rows(tree, rows(whole), ufunc)[0]
+        sums = [ufunc.reduce(part, axis=axes, keepdims=keepdims) for part in parts.of(whole)]
+        rows = sums[0] if len(sums) == 1 else np.concatenate(sums)
+        if tree is None:
+            return rows
+        total = combine_rows(tree, rows, ufunc)[0]
         if keepdims:
             total = total.reshape(value.shape)
         return total / count if count else total
 
     return result
-
-
-def _rows_of_sums(
-    strategies: Strategies, monoid: Monoid, source: Aval, parts: _Parts
-) -> Callable[[Array], Array] | None:
-    """Returns the function that reduces each part of a whole buffer by the ufunc of a monoid; None for other dtypes
-    than float32 and float64, since complex products are rounded differently in vectorized loops than one by one.
-    """
-    params = strategies.params
-    if source.dtype not in ("f4", "f8") or params.get("dtype") not in (None, source.dtype):
-        return None
-    ufunc, keepdims = getattr(np, monoid.reduces), params["keepdims"]
-    axes = tuple([a + 1 for a in reduced_axes(params.get("axis"), source.ndim)])
-
-    def rows(whole: Array) -> Array:
-        sums = [ufunc.reduce(part, axis=axes, keepdims=keepdims) for part in parts.of(whole)]
-        return sums[0] if len(sums) == 1 else np.concatenate(sums)
-
-    return rows
 
 
 def _scattered(strategies: Strategies, group: Group) -> Run:

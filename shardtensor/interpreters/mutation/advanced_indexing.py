@@ -144,8 +144,9 @@ def _layout(x: Aval, chosen: AdvancedIndex, index: Any) -> Aval:
     """
     given: tuple[Aval, ...] = ()
     if type(index) is not np.ndarray:
-        tensors = [e for e in (index if isinstance(index, tuple) else (index,)) if isinstance(e, ShardedTensor)]
-        given = tuple([e._aval for e in tensors if e.dtype.kind in "iu" and e.sharding.mesh == x.sharding.mesh])
+        for e in index if type(index) is tuple else (index,):
+            if type(e) is ShardedTensor and e._aval.dtype.kind in "iu" and e._aval.sharding.mesh == x.sharding.mesh:
+                given += (e._aval,)
     return _layout_of(x, chosen.basic, chosen.dims, chosen.block, chosen.at, chosen.shape, given)
 
 
