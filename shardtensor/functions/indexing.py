@@ -11,7 +11,6 @@ from shardtensor.backend.protocol import Backend, current_device
 from shardtensor.backend.registry import array_backend, backend_of
 from shardtensor.core import OPS, bind, call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
-from shardtensor.functions.algorithms.requests import check_bounds
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of, reshape
 from shardtensor.host import blockwise
@@ -176,6 +175,8 @@ def take_rows(x: ArrayLike, indices: ArrayLike, /, *, axis: int) -> ShardedTenso
 def _rows_on_device(xp: Any, context: ShardContext | None, x: Any, indices: Any, *, axis: int) -> Any:
     before = [slice(None)] * axis
     if xp is not np:
+        from shardtensor.functions.algorithms.requests import check_bounds  # NumPy checks bounds itself.
+
         check_bounds(xp, indices, axis, x.shape[axis])
         return x[(*before, xp.asarray(indices, dtype=np.dtype("int64")))]
     try:

@@ -20,7 +20,6 @@ from shardtensor.communication.transfer import whole_array
 from shardtensor.core import Operands
 from shardtensor.functions.linear_algebra import matmul, tensordot
 from shardtensor.functions.monoids import Monoid, sum_of_squares, var_partial
-from shardtensor.functions.scatter import added_by_parts, scatter_add
 from shardtensor.interpreters.execution.combination import reduction_groups
 from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.equal_parts import Runs, equal_runs
@@ -43,7 +42,7 @@ def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str,
     not possible: for other operators, dtypes and layouts.
     """
     group = reduction_groups(strategies.value, strategies.moves, partial_axes)[0]
-    if strategies.op.dispatch is scatter_add:
+    if strategies.op.name == "scatter_add":
         return _scattered(strategies, group)
     tree = group.tree
     if len(strategies.moves) == 2:
@@ -193,6 +192,8 @@ def _sums(
 
 def _scattered(strategies: Strategies, group: Group) -> Run:
     """Returns the plan that adds the rows of all shards at once (see `added_by_parts`)."""
+    from shardtensor.functions.scatter import added_by_parts  # Few programs need the chapter.
+
     value, name, size = strategies.value, strategies.name, strategies.params["size"]
     moves = [move for move in strategies.moves if move is not None]
     assert len(moves) == 2
