@@ -96,6 +96,16 @@ class Tape(CallInterpreter):
             return made if primal._is_scalar else mark_array(made)
         return tensor(_aval_of_scalar(primal), Taped(self, primal))
 
+    def _variables(self, results: Sequence[Any]) -> tuple[list[Any], list[Taped | None]]:
+        """Returns results as tensors of the tape, where they can have a gradient, and the values that these have."""
+        made: list[Any] = []
+        new: list[Taped | None] = []
+        for y in results:
+            is_new = type(y) is ShardedTensor and is_inexact(y._aval.dtype)
+            made.append(self.variable(y) if is_new else y)
+            new.append(made[-1]._storage if is_new else None)
+        return made, new
+
     def taped(self, x: Any) -> Taped | None:
         """Returns the value of this tape that is that of a tensor, or of the base of a view; None if there is none.
 
@@ -215,8 +225,7 @@ class Tape(CallInterpreter):
             if result is primal:  # As `st.astype(x, x.dtype, copy=False)`.
                 return x
         outs = [result] if type(result) is ShardedTensor else leaves(result)
-        made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in outs]
-        new = [y._storage if self.taped(y) else None for y in made]
+        made, new = self._variables(outs)
         if any(new):
             saved = self._saved(op, derivative, states, operands, given, outs, new)
             named = dict(zip(op.params, params, strict=True))
@@ -311,8 +320,7 @@ class Tape(CallInterpreter):
         for state in states:
             if state is not None:
                 state.save()
-        made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
-        new = [y._storage if self.taped(y) else None for y in made]
+        made, new = self._variables(results)
         kinds = [None if s is None else _kind(s.primal) for s in states]
         self._add(OPS["copy"], {}, vjp(function), states, kinds, new, list(map(_kind, results)), {})
         return made
