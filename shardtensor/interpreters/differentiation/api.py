@@ -69,6 +69,8 @@ class _Run:
         boxed = replaced(given, [x if b is None else b for x, b in zip(found, boxes, strict=True)])
         for n, x in zip(argnums, boxed, strict=True):
             every[n] = x
+        sources = {id(b): _base(x) for x, b in zip(found, boxes, strict=True) if b is not None}
+        self.tape.check_write = functools.partial(_check_write, caller, (args, kwargs), sources)
         try:
             with interpreting(self.tape):
                 result = fn(*every, **kwargs)
@@ -148,6 +150,38 @@ class _Run:
 def _without_elements(x: Any) -> Any:
     """Returns a leaf that stands for another one, whose memory it does not hold."""
     return without_elements(x._aval) if type(x) is ShardedTensor else x
+
+
+def _base(x: Any) -> Any:
+    return x._base_and_view()[0] if type(x) is ShardedTensor else x
+
+
+def _check_write(caller: str, given: Any, sources: dict[int, Any], base: ShardedTensor) -> None:
+    """Raises ArgumentError if a tensor that is written is a differentiated argument, and shares its elements with
+    another argument: the function gets copies of those that are differentiated, of which a write would change one only.
+
+    Args:
+        caller: the public function.
+        given: all arguments.
+        sources: the differentiated arguments, or those of which they are views, by the identities of the copies.
+        base: the tensor that is written: such a copy, or a tensor from outside.
+    """
+    written = sources.get(id(base), base)
+    if not any(x is written for x in sources.values()) or not isinstance(written, (ShardedTensor, np.ndarray)):
+        return
+    args, kwargs = given
+    trees = [(f"argument {n}", x) for n, x in enumerate(args)] + [(f"argument {n}", x) for n, x in kwargs.items()]
+    same = [
+        path
+        for name, x in trees
+        for path, leaf in zip(paths(x, name), leaves(x), strict=True)
+        if _base(leaf) is written
+    ]
+    if len(same) > 1:
+        raise ArgumentError(
+            f"{caller}: the function writes {same[0]}, which shares its elements with {same[1]}, and a gradient takes "
+            "arguments for independent ones; give a copy of one of them"
+        )
 
 
 def _kind(primal: Any) -> Any:

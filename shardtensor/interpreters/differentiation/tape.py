@@ -72,6 +72,7 @@ class Tape(CallInterpreter):
         around: for a function that is a part of another one, a weak reference to the tape of that.
         gathers_again: whether values that a gather has made are saved as its source.
         known_as: by the numbers of values of that tape, which the function closes over, those that stand for them here.
+        check_write: is called with each tensor that is about to be written.
     """
 
     can_be_read = True
@@ -89,6 +90,7 @@ class Tape(CallInterpreter):
         self.around = (lambda: None) if around is None else weakref.ref(around)
         self.gathers_again = self.records
         self.known_as: dict[int, Taped] = {}
+        self.check_write: Callable[[ShardedTensor], None] = _any_write
         self._count = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
 
@@ -116,6 +118,16 @@ class Tape(CallInterpreter):
             made = tensor(primal._aval, Taped(self, primal))
             return made if primal._is_scalar else mark_array(made)
         return tensor(_aval_of_scalar(primal), Taped(self, primal))
+
+    def _variables(self, results: Sequence[Any]) -> tuple[list[Any], list[Taped | None]]:
+        """Returns results as tensors of the tape, where they can have a gradient, and the values that these have."""
+        made: list[Any] = []
+        new: list[Taped | None] = []
+        for y in results:
+            is_new = type(y) is ShardedTensor and is_inexact(y._aval.dtype)
+            made.append(self.variable(y) if is_new else y)
+            new.append(made[-1]._storage if is_new else None)
+        return made, new
 
     def taped(self, x: Any) -> Taped | None:
         """Returns the value of this tape that is that of a tensor, or of the base of a view; None if there is none.
@@ -260,8 +272,7 @@ class Tape(CallInterpreter):
             if result is primal:  # As `st.astype(x, x.dtype, copy=False)`.
                 return x
         outs = [result] if type(result) is ShardedTensor else leaves(result)
-        made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in outs]
-        new = [y._storage if self.taped(y) else None for y in made]
+        made, new = self._variables(outs)
         if op.name == "transfer_to" and self.gathers_again and states[0] is not None and new[0] is not None:
             source = states[0].source or states[0]
             if is_gathered(source.primal, result):
@@ -377,8 +388,7 @@ class Tape(CallInterpreter):
         for state in states:
             if state is not None:
                 state.save()
-        made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
-        new = [y._storage if self.taped(y) else None for y in made]
+        made, new = self._variables(results)
         kinds = [None if s is None else _kind(s.primal) for s in states]
         derivative = function if isinstance(function, Derivative) else vjp(function, pushed=pushed)
         self._add(OPS["copy"], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
@@ -386,9 +396,13 @@ class Tape(CallInterpreter):
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
         """Returns the result of an operator of Python scalars, which stays one, so that it does not promote dtypes."""
-        primals = [self.constant(x) for x in operands]
-        if not all(type(x) in SCALARS for x in primals):
-            return NotImplemented
+        primals = []
+        for x in operands:
+            state = self.taped(x)
+            primal = x if state is None else state.primal
+            if type(primal) not in SCALARS:
+                return NotImplemented
+            primals.append(primal)
         result = PYTHON[op.name](*primals)
         derivative = derivative_of(op)
         if derivative in (None, ZERO) or type(result) not in (float, complex):
@@ -428,6 +442,7 @@ class Tape(CallInterpreter):
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write, and binds the base of ``out`` to the new value."""
         base = out._base_and_view()[0]
+        self.check_write(base)
         is_mine = self.taped(base) is not None
         if not is_inexact(base._aval.dtype) or not (is_mine or any(map(self.taped, leaves(operands)))):
             with self.outside():
@@ -440,7 +455,9 @@ class Tape(CallInterpreter):
         if op.assigns:
             value, index = operands[1], operands[2]
             at = canonical(index, view_spec.shape)
-            if at is None:  # An index has arrays: the new value of the view is computed, and then all of it written.
+            if at is None and self._assign(base, out, value, index):
+                return
+            if at is None:  # The new value of the view is computed, and then all of it written.
                 value, at = self.apply(OPS["setitem"], (out, value, index), ()), canonical(..., view_spec.shape)
             elif is_view(value, base, view_spec.at(at)):
                 return  # Python ends ``x[i] += v`` with ``x[i] = x[i]``.
@@ -453,6 +470,24 @@ class Tape(CallInterpreter):
             check_result(op.name, value, out.shape, out.dtype)
         if not self._rebinds(base, out, op, operands, value):
             self._put(base, view_spec, value)
+
+    def _assign(self, base: ShardedTensor, out: ShardedTensor, value: Any, index: Any) -> bool:
+        """Writes a value to the elements that an index with arrays selects, in place. Returns whether that was
+        possible: the base is a value of the tape that no derivative needs.
+        """
+        state, op = self.taped(base), OPS["setitem"]
+        if state is None or state.is_saved or base._storage is not state or isinstance(value, (list, tuple)):
+            return False
+        operands = out, value, index
+        found = leaves(operands)
+        states = [self.active(x) for x in found]
+        given = self.constants(operands)
+        saved = self._saved(op, _row("setitem"), states, operands, given, (), ())
+        kinds = list(map(_kind, leaves(given)))
+        with self.outside():
+            bind_into(given[0], op, given, ())
+        self._written_in_place(base, out, op, {}, _row("setitem"), states, kinds, saved)
+        return True
 
     def _update(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, params: Params) -> bool:
         """Computes an elementwise operator into one of its operands, as ``x += y``, in place. Returns whether that was
@@ -469,16 +504,31 @@ class Tape(CallInterpreter):
         saved = self._saved(op, derivative, states, operands, given, (), ())
         with self.outside():
             bind_into(self.constant(out), op, given, params)
-        view_spec = out._base_and_view()[1]
+        named = dict(zip(op.params, params, strict=True))
+        self._written_in_place(base, out, op, named, derivative, states, list(map(_kind, given)), saved)
+        return True
+
+    def _written_in_place(
+        self,
+        base: ShardedTensor,
+        out: ShardedTensor,
+        op: Op,
+        params: dict[str, Any],
+        derivative: Derivative,
+        states: Sequence[Taped | None],
+        kinds: Sequence[Any],
+        saved: dict[str, Any],
+    ) -> None:
+        """Records a call of which the result has been written into ``out``, a tensor of the tape or a view of one."""
+        state, view_spec = base._storage, out._base_and_view()[1]
         new, state.primal = state.primal, None  # This value exists no longer.
         base._storage = made = Taped(self, new)
         result = made if out is base else Taped(self, None)
-        kinds, value = list(map(_kind, given)), out._aval
-        self._add(op, dict(zip(op.params, params, strict=True)), derivative, states, kinds, [result], [value], saved)
+        value = out._aval
+        self._add(op, params, derivative, states, kinds, [result], [value], saved)
         if out is not base:
             kinds = [new._aval, value]
             self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
-        return True
 
     def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, value: Any) -> bool:
         """Binds a tensor of the tape to the result of an operator, if that is its new value as it is."""
@@ -519,6 +569,7 @@ class Tape(CallInterpreter):
         written = [(base, storage, self.constant(base)) for base, storage in self._written.values()]
         self._written.clear()
         self.ended = True
+        self.check_write = _any_write
         for base, storage, _ in written:
             base._storage = storage
         with self.outside():
@@ -553,6 +604,10 @@ class Linear(Tape):
     """The tape of a linear function that is transposed: zeros stand for its arguments, which are therefore not read."""
 
     can_be_read = False
+
+
+def _any_write(base: ShardedTensor) -> None:
+    """Accepts a write to any tensor."""
 
 
 def innermost_of(apply: Callable[..., Any] | None) -> Any:
