@@ -222,7 +222,8 @@ def test_the_tests_see_every_operator() -> None:
     composed = {name for name, op in OPS.items() if op.composite and not op.algorithm}
     inside = {"add_partials", "partial_sums"}  # Storages and transfers call them while an operator runs.
     loops = {name for name, op in OPS.items() if op.functions}  # See `tests.interpreters.test_control_flow`.
-    assert set(OPS) - ESCAPES - loops == seen | set(CASES) | set(COLLECTIVES) | composed | inside
+    of_transforms = {"bessel_i1", "gamma_slope", "mills_ratio"}
+    assert set(OPS) - ESCAPES - loops - of_transforms == seen | set(CASES) | set(COLLECTIVES) | composed | inside
 
 
 UNSEEN: dict[str, Callable[[Any], Any]] = {

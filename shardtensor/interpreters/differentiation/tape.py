@@ -486,7 +486,8 @@ class Tape(CallInterpreter):
         kinds = list(map(_kind, leaves(given)))
         with self.outside():
             bind_into(given[0], op, given, ())
-        self._written_in_place(base, out, op, {}, _row("setitem"), states, kinds, saved)
+        tree = replaced(given, kinds)
+        self._written_in_place(base, out, op, {}, _row("setitem"), states, kinds, saved, tree)
         return True
 
     def _update(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, params: Params) -> bool:
@@ -518,6 +519,7 @@ class Tape(CallInterpreter):
         states: Sequence[Taped | None],
         kinds: Sequence[Any],
         saved: dict[str, Any],
+        tree: Any = None,
     ) -> None:
         """Records a call of which the result has been written into ``out``, a tensor of the tape or a view of one."""
         state, view_spec = base._storage, out._base_and_view()[1]
@@ -525,7 +527,7 @@ class Tape(CallInterpreter):
         base._storage = made = Taped(self, new)
         result = made if out is base else Taped(self, None)
         value = out._aval
-        self._add(op, params, derivative, states, kinds, [result], [value], saved)
+        self._add(op, params, derivative, states, kinds, [result], [value], saved, tree)
         if out is not base:
             kinds = [new._aval, value]
             self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
