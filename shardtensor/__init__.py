@@ -196,7 +196,8 @@ _CHAPTERS = {
     "interpreters.batching.api": "vmap",
     "interpreters.batching.jacobians": "hessian jacfwd jacrev",
     "interpreters.control_flow": "associative_scan cond fori_loop map scan switch while_loop",
-    "interpreters.differentiation.api": "grad jvp stop_gradient value_and_grad vjp",
+    "interpreters.differentiation.custom": "custom_jvp custom_vjp",
+    "interpreters.differentiation.api": "grad jvp linearize stop_gradient value_and_grad vjp",
     "interpreters.differentiation.remat": "remat",
     "interpreters.explain": "Explanation explain",
     "interpreters.jit.api": "disable_jit jit",
@@ -523,9 +524,14 @@ if _typing.TYPE_CHECKING:
     from shardtensor.interpreters.differentiation.api import (
         grad as grad,
         jvp as jvp,
+        linearize as linearize,
         stop_gradient as stop_gradient,
         value_and_grad as value_and_grad,
         vjp as vjp,
+    )
+    from shardtensor.interpreters.differentiation.custom import (
+        custom_jvp as custom_jvp,
+        custom_vjp as custom_vjp,
     )
     from shardtensor.interpreters.differentiation.remat import remat as remat
     from shardtensor.interpreters.jit.api import (
@@ -601,7 +607,7 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             _hide_from_pytest(module)
             value = globals()[name] = _without_quotes(getattr(module, name))
             return value
-        if name in _EXTENSIONS:
+        if name in _EXTENSIONS or name == "testing":
             module = _importlib.import_module(f"shardtensor.{name}")
             _hide_from_pytest(module)
             return _without_quotes(module)

@@ -356,6 +356,14 @@ class Namespace(Ordering):
         wide = torch.float32 if result is torch.float16 else result
         return cast(torch.sum(torch.conj_physical(left.to(wide)) * right.to(wide), -1, dtype=wide), result)
 
+    def added_rows(self, at: Any, values: Any, size: int) -> Any:
+        """Returns zeros, ``size`` of them along the first dimension, to which rows are added at places, in their order.
+        None on a GPU, where PyTorch adds in any order.
+        """
+        if values.device.type != "cpu":
+            return None
+        return torch.zeros((size, *values.shape[1:]), dtype=values.dtype).index_add_(0, at, values)
+
     # -- shapes ------------------------------------------------------------------------------------
 
     def reshape(self, x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:

@@ -13,7 +13,9 @@ from shardtensor.core import OPS, bind, call, implements, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError
 from shardtensor.functions.data_movement import DataMovement
 from shardtensor.functions.manipulation import layout_of, reshape
+from shardtensor.host import blockwise
 from shardtensor.sharding.index import Index, canonical, has_ellipsis, region_of, to_numpy
+from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.shard_context import ShardContext
@@ -32,11 +34,13 @@ def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
     Basic indexing (integers, slices of any step, ``...`` and None) returns a view, except that integers for all
     dimensions return a scalar, which is a copy. Advanced indexing (integer arrays and masks, also mixed with basic
     indices) returns an independent tensor. Index arrays may be nested lists, host arrays or tensors on any devices. The
-    host reads them, unless one GPU has them and x: then it reads their bounds only.
+    host reads them, unless one GPU has them and x, or a single tensor of integers indexes a dimension that each device
+    has whole: then their bounds only.
 
     A sliced dimension remains sharded, by the split rule for its new size, so that only elements at the boundaries
     between devices are transferred. An integer removes its dimension, and the result is replicated along the mesh axes
-    that shard it. The first of the dimensions that index arrays produce is sharded like the dimensions that they index.
+    that shard it. The dimensions that index arrays produce are sharded like the tensors of integers among these, or
+    else the first one like the dimensions that they index.
 
     Args:
         x: a tensor or a host array.
@@ -77,7 +81,7 @@ def _canonical_getitem(x: Any, index: Any) -> Any:
     found = None if type(index) is np.ndarray else canonical(index, shape_of(x))
     if found is not None:
         return getitem(x, found)
-    result = bind(OPS["gather"], (x, index), ())
+    result = bind(OPS["gather"], (x, index), ()) if type(index) is np.ndarray else _selected(x, index)
     # In NumPy a 0-d result is a scalar, unless the index has an Ellipsis.
     is_array = isinstance(result, ShardedTensor) and not result._aval.ndim and has_ellipsis(index)
     return mark_array(result) if is_array else result
@@ -113,6 +117,72 @@ def gather(x: ArrayLike, index: Any, /) -> ShardedTensor:
 @implements(gather, "kernel")
 def _gather_on_device(xp: Any, context: None, x: Any, index: Any) -> Any:
     return x[index]
+
+
+def _selected(x: Any, index: Any) -> Any:
+    """Returns ``x[index]`` for an index that contains arrays. Each device selects elements of its own, where all have
+    the whole of the dimension that one tensor of integers indexes.
+    """
+    found = _rows_in(x, index)
+    if found is None:
+        return bind(OPS["gather"], (x, index), ())
+    return take_rows(x, found[0], axis=found[1])
+
+
+def _rows_in(x: Any, index: Any) -> tuple[ShardedTensor, int] | None:
+    """Returns the indices and the dimension that they index, if an index consists of one tensor of integers and of
+    whole dimensions, and the dimension is not split.
+    """
+    axis, indices = 0, index
+    if type(index) is tuple:
+        for axis, indices in enumerate(index):  # noqa: B007 - up to the first entry that is no whole dimension
+            if type(indices) is not slice or indices != _WHOLE:
+                break
+        if any(type(entry) is not slice or entry != _WHOLE for entry in index[axis + 1 :]):
+            return None
+    if type(indices) is not ShardedTensor or type(x) is not ShardedTensor or axis >= x.ndim:
+        return None
+    value, given = x._aval, indices._aval
+    if len(value.grid.offsets[axis]) != 2 or not given.ndim or given.dtype.kind not in "iu":
+        return None
+    here, there = value.sharding, given.sharding
+    if here.mesh != there.mesh or here.memory_kind != there.memory_kind or not value.size or not given.size:
+        return None
+    return indices, axis
+
+
+_WHOLE = slice(None)
+
+
+def _rows_rule(shapes: Sequence[Shape], *, axis: int) -> str:
+    x, indices = [[f"{letter}{d}" for d in range(len(shape))] for letter, shape in zip("dn", shapes, strict=True)]
+    rows = [*x[:axis], f"{x[axis]}!", *x[axis + 1 :]]
+    return f"{' '.join(rows)}, {' '.join(indices)} -> {' '.join([*x[:axis], *indices, *x[axis + 1 :]])}"
+
+
+@operator(_rows_rule, operands=("x", "indices"), error_name="getitem", keeps_arrays=True)
+def take_rows(x: ArrayLike, indices: ArrayLike, /, *, axis: int) -> ShardedTensor:
+    """Returns the elements of x at ``indices`` along ``axis``, of which each device has the whole: x and ``indices``
+    stay split as they are.
+
+    >>> from shardtensor.functions.indexing import take_rows
+    >>> take_rows(st.asarray([[1, 2], [3, 4]]), st.asarray([1, 1, -2]), axis=0).tolist()
+    [[3, 4], [3, 4], [1, 2]]
+    """
+
+
+@implements(take_rows, "kernel")
+def _rows_on_device(xp: Any, context: ShardContext | None, x: Any, indices: Any, *, axis: int) -> Any:
+    before = [slice(None)] * axis
+    if xp is not np:
+        from shardtensor.functions.algorithms.requests import check_bounds  # NumPy checks bounds itself.
+
+        check_bounds(xp, indices, axis, x.shape[axis])
+        return x[(*before, xp.asarray(indices, dtype=np.dtype("int64")))]
+    try:
+        return blockwise.select(x, (*before, indices))
+    except IndexError as error:
+        raise IndexingError(str(error)) from None
 
 
 @operator(operands=("x", "value", "index"), trees=("index",), keeps_arrays=True, assigns=True)
@@ -204,9 +274,10 @@ def _put_on_device(xp: Any, context: None, x: Any, value: Any, *, view_spec: Vie
 def take(x: ArrayLike, indices: Any, /, *, axis: int | None = None, mode: str = "raise") -> ShardedTensor:
     """Returns the elements of x at ``indices`` along ``axis``, as an independent tensor of x's dtype.
 
-    The result has the dimensions of ``indices`` instead of ``axis``. Layouts are those of ``x[..., indices]``: the
-    first of the new dimensions is split by the mesh axes that split ``axis``, and the other dimensions of x keep their
-    sharding. Only the selected elements are sent, by the devices that hold them.
+    The result has the dimensions of ``indices`` instead of ``axis``. Layouts are those of ``x[..., indices]``: the new
+    dimensions are split as ``indices``, or else the first one by the mesh axes that split ``axis``, and the other
+    dimensions of x keep their sharding. Only the selected elements are sent, by the devices that hold them: none if
+    ``axis`` is not split.
 
     Args:
         x: a tensor or a host array.
@@ -254,7 +325,7 @@ def _take(x: Any, indices: Any, axis: int | None, mode: str) -> Any:
         indices = call("clip", indices, 0, max(shape_of(x)[along] - 1, 0))
     elif mode != "raise":
         raise ArgumentError(f"mode is {mode!r}; wanted 'raise', 'wrap' or 'clip'")
-    return gather(x, (slice(None),) * along + (indices,))
+    return _selected(x, (slice(None),) * along + (indices,))
 
 
 def check_integers(indices: Any) -> None:

@@ -1,4 +1,6 @@
-"""Tools for authors of plugins: `BackendTests` and `EngineTests`, the conformance suites of backends and engines, and
+"""Tools for tests: `check_grads` compares gradients with finite differences.
+
+Tools for authors of plugins: `BackendTests` and `EngineTests`, the conformance suites of backends and engines, and
 the ``checked`` backend, which simulates devices with separate memories on the host. `docs/writing_a_backend.md` and
 `docs/writing_an_engine.md` show how to use them.
 
@@ -13,9 +15,10 @@ from shardtensor.testing.checked import CheckedArray, CheckedBackend
 
 if TYPE_CHECKING:
     from shardtensor.testing.engines import EngineTests
+    from shardtensor.testing.gradients import check_grads
     from shardtensor.testing.suite import BackendTests
 
-__all__ = ["BackendTests", "CheckedArray", "CheckedBackend", "EngineTests"]
+__all__ = ["BackendTests", "CheckedArray", "CheckedBackend", "EngineTests", "check_grads"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from shardtensor.testing.engines import EngineTests
 
         return EngineTests
+    if name == "check_grads":
+        from shardtensor.testing.gradients import check_grads
+
+        return check_grads
     if name != "BackendTests":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -231,8 +231,8 @@ ELSEWHERE = {
     # Random numbers.
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
     "words", "draws_of_examples",
-    # What only gradients call, and what names a value for them.
-    "name", "bessel_i1", "gamma_slope", "lines_copied", "mills_ratio", "scatter_add",
+    # Selections of whole dimensions, and what only gradients call.
+    "take_rows", "bessel_i1", "gamma_slope", "lines_copied", "mills_ratio", "name", "scatter_add",
     # What functions of other packages, and of lines, are declared as, for their derivatives.
     "convolved", "lines_applied",
 }  # fmt: skip

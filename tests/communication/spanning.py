@@ -804,6 +804,33 @@ def what_needs_one_array_is_an_error() -> None:
     assert_gathered(x, ROWS)
 
 
+def derivatives_in_a_direction_and_rules() -> None:
+    @st.custom_vjp
+    def by_vjp(x: Any) -> Any:
+        return st.sin(x)
+
+    by_vjp.defvjp(lambda x: (by_vjp(x), x), lambda x, g: (3 * st.cos(x) * g,))
+
+    @st.custom_jvp
+    def by_jvp(x: Any) -> Any:
+        return st.sin(x)
+
+    by_jvp.defjvps(lambda t, y, x: 3 * t * st.cos(x))
+    x = st.device_put(ROWS / 10, st.NamedSharding(everything(), st.P("x")))
+    wanted = 3 * (np.cos(ROWS / 10) * ROWS / 10 * 2 * (np.sin(ROWS / 10))).sum()
+    for f in (by_vjp, by_jvp):
+
+        def loss(x: Any, f: Any = f) -> Any:
+            return (f(x) ** 2).sum()
+
+        found = [(st.grad(loss)(x) * x).sum(), st.linearize(loss, x)[1](x), st.jvp(loss, (x,), (x,))[1]]
+        found.append(st.jit(lambda x, loss=loss: st.jvp(loss, (x,), (x,))[1])(x))
+        np.testing.assert_allclose([float(y) for y in found], wanted, rtol=1e-12)
+    st.testing.check_grads(lambda x: st.sin(x) @ x.T, (x,), 2)
+    with pytest.raises(AssertionError, match=r"check_grads: jvp of by_vjp: the tangent\[\d, \d\] is"):
+        st.testing.check_grads(by_vjp, (x,), 1)
+
+
 def local_tensors_concern_nobody_else() -> None:
     if distributed.process_index() == 0:  # The others do not call this.
         mesh = st.make_mesh((len(st.local_devices()),), ("x",), devices=st.local_devices())
@@ -845,7 +872,7 @@ CHECKS = [
     gradients_are_added_in_one_message, kernels_run_in_each_process, compiled_functions_write_in_place,
     a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,
     what_needs_one_array_is_an_error, what_differs_by_right_is_no_error, values_that_differ_are_errors, calls_that_differ_are_errors,
-    local_tensors_concern_nobody_else, memory_is_counted_for_local_devices,
+    derivatives_in_a_direction_and_rules, local_tensors_concern_nobody_else, memory_is_counted_for_local_devices,
 ]  # fmt: skip
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ PAGE = HERE.parents[1] / "docs" / "many_processes.md"
 CHECKS, OPERATORS = str(HERE / "spanning.py"), str(HERE / "spanning_operators.py")
 PROGRAMS, MAPS = str(HERE / "spanning_programs.py"), str(HERE / "spanning_maps.py")
 REDUCTIONS, SERIES = str(HERE / "spanning_reductions.py"), str(HERE / "spanning_series.py")
+GRADIENTS = str(HERE / "spanning_gradients.py")
 TRAFFIC, NOTEBOOKS = str(HERE / "spanning_traffic.py"), str(HERE / "spanning_notebooks.py")
 
 SLICE = ["add", "argmax", "cumulative_sum", "getitem", "matmul", "reshape", "reshard", "sort", "sum", "take", "where"]
@@ -178,7 +179,7 @@ def test_programs_in_two_processes_have_the_bits_of_one(tmp_path: Path, monkeypa
     )
     arguments = {
         "operators": ["2", *SLICE], "programs": [str(tmp_path / "programs.json")], "notebooks": ["02_writing"],
-        "reductions": ["23"], "traffic": ["2", *SLICE, *COLLECTIVES], "loops": ["16"],
+        "reductions": ["23"], "traffic": ["2", *SLICE, *COLLECTIVES], "loops": ["16"], "gradients": [],
     }  # fmt: skip
 
     def writing(folder: str, *names: str) -> list[list[str]]:
@@ -196,7 +197,7 @@ def test_programs_in_two_processes_have_the_bits_of_one(tmp_path: Path, monkeypa
     assert len(found["reductions"]) > 300
     assert (len(found["programs"]), len(found["notebooks"]) >= 5) == (4, True)
     for backend, sharing, *names in (
-        ("checked", 1, "operators"), ("numpy", 1, "operators", "reductions"), ("checked", 4, "programs", "notebooks", "loops"),
+        ("checked", 1, "operators"), ("numpy", 1, "operators", "reductions", "gradients"), ("checked", 4, "programs", "notebooks", "loops"),
     ):  # fmt: skip
         folder = f"{backend}-{sharing}"
         run_alone(SERIES, json.dumps(writing(folder, *names)), devices=8, sharing=sharing, backend=backend)
@@ -246,6 +247,19 @@ def test_reductions_have_the_bits_of_one_process(processes: int, devices: int, s
     wanted = alone(REDUCTIONS, tmp_path / "alone.txt", str(step), devices=every, backend="numpy")
     assert len(found) > 300
     assert [name for name in wanted if found.get(name) != wanted[name]] == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "processes", "count"),
+    [pytest.param("mpi", 4, 2, marks=FULL), pytest.param("gloo", 2, 4, marks=FULL)],
+)
+def test_gradients_have_the_bits_of_one_process(engine: str, processes: int, devices: int, tmp_path: Path) -> None:
+    spanning = tmp_path / "spanning.txt"
+    status, text = launch(engine, processes, GRADIENTS, str(spanning), limit=120)
+    assert status == 0, text
+    wanted = alone(GRADIENTS, tmp_path / "alone.txt", devices=processes * devices, backend="numpy")
+    assert lines_of(spanning) == wanted
+    assert len(wanted) == 12
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from shardtensor.sharding.index import is_array
 from tests.cases import array_indices, assigned, indices
 from tests.draws import drawn
 from tests.interpreters.test_random_programs import NEEDS_TORCH, twin
-from tests.layouts import DTYPES, READ_ONLY, array, assert_same, everywhere, mesh_of, meshes, quiet, shapes, specs
+from tests.layouts import DTYPES, READ_ONLY, array, assert_same, everywhere, mesh_of, meshes, put, quiet, shapes, specs
 
 lockstep = pytest.mark.parametrize(
     "backends",
@@ -1205,3 +1205,77 @@ def test_rows_are_received_in_batches_of_limited_size(backend: str, monkeypatch:
     expected[rows] = value[rows] * 2
     np.testing.assert_array_equal(np.asarray(y), expected)
     assert 0 < max(sizes) <= 3 * 4 * 8
+
+
+# -- rows of a table -------------------------------------------------------------------------------
+
+
+@everywhere
+def test_indices_that_are_split_select_rows_without_transfers(backend: str) -> None:
+    """As in an embedding: the batch stays split, and a table that is split by columns keeps them."""
+    mesh = mesh_of((2, 2), backend)
+    numbers, at = np.arange(30.0).reshape(10, 3), np.array([[3, -1], [0, 9], [5, 5], [-10, 2]], "int8")
+    for of_table, of_indices, spec in [
+        (st.P(), st.P("x"), st.P("x")),
+        (st.P(), st.P(), st.P()),
+        (st.P(), st.P("x", "y"), st.P("x", "y")),
+        (st.P(None, "y"), st.P("x"), st.P("x", None, "y")),
+    ]:
+        table = st.device_put(numbers, st.NamedSharding(mesh, of_table))
+        indices = st.device_put(at, st.NamedSharding(mesh, of_indices))
+        for select in (lambda t, i: t[i], lambda t, i: st.take(t, i, axis=0)):
+            for found in (select, st.jit(select)):
+                found(table, indices)
+                with st.transfers() as log:
+                    rows = found(table, indices)
+                assert (rows.sharding.spec, log.bytes) == (spec, 0)
+                assert_same(rows, numbers[at])
+            assert st.eval_shape(select, table, indices).sharding == rows.sharding
+    with pytest.raises(st.IndexingError, match="getitem: index 10 is out of bounds for axis 0 with size 10"):
+        table[st.device_put(np.array([10, 0, 0, 0]), st.NamedSharding(mesh, st.P("x")))]
+
+
+@everywhere
+def test_the_result_is_split_as_the_indices(backend: str) -> None:
+    mesh = mesh_of((2, 2), backend)
+    numbers, at = np.arange(60.0).reshape(10, 6), np.array([[3, -1], [0, 9], [5, 5], [-10, 2]])
+    for of_table, of_indices, spec in [
+        (st.P("y"), st.P("x"), st.P("x")),
+        (st.P("y"), st.P(), st.P("y")),
+        (st.P("x", "y"), st.P(None, "x"), st.P(None, "x", "y")),
+        (st.P("x", "y"), st.P("y"), st.P("x", None, "y")),
+    ]:
+        table = st.device_put(numbers, st.NamedSharding(mesh, of_table))
+        indices = st.device_put(at, st.NamedSharding(mesh, of_indices))
+        rows = table[indices]
+        assert rows.sharding.spec == spec
+        assert rows.sharding == st.eval_shape(lambda t, i: t[i], table, indices).sharding
+        assert_same(rows, numbers[at])
+    both = st.device_put(numbers, st.NamedSharding(mesh, st.P()))
+    labels = st.device_put(np.arange(6), st.NamedSharding(mesh, st.P("x")))
+    assert both[np.arange(6), labels].sharding.spec == st.P("x")
+    assert_same(both[np.arange(6), labels], numbers[np.arange(6), np.arange(6)])
+
+
+@everywhere
+def test_a_tensor_without_dimensions_through_a_mask(backend: str) -> None:
+    """It is one value, as a scalar: the elements of the mask are not needed to write it, so that jit records it."""
+    start, rows = np.arange(12.0).reshape(6, 2), np.arange(6) % 2 == 1
+    for mask in (rows, start > 4):
+        for value in (np.array(7.5), np.array(3, "int32"), None):
+            wanted = start.copy()
+            wanted[mask] = start[5, 1] if value is None else value
+
+            def written(x: Any, mask: Any, value: Any) -> Any:
+                x = x * 1
+                x[mask] = x[5, 1] if value is None else value
+                return x
+
+            given = put(start, backend), put(mask, backend), None if value is None else put(value, backend)
+            assert_same(written(*given), wanted)
+            assert_same(st.jit(written)(*given), wanted)
+            with st.transfers() as log:
+                st.eval_shape(written, *given)
+                if value is not None:
+                    written(*given)
+            assert log.bytes == 0

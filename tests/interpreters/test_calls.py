@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,3 +25,18 @@ def test_indexing_sorts_and_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert calls_of(fn) <= calls
         assert hops_of(fn) <= hops
+
+
+def test_recording_a_call_for_a_gradient() -> None:
+    x = st.arange(64.0, device=st.make_mesh((8,), ("x",), devices=st.devices("numpy")[:8]))
+
+    def calls(count: int) -> int:
+        def chain(x: Any) -> Any:
+            for _ in range(count):
+                x = x * 1.01
+            return x
+
+        st.vjp(chain, x)
+        return calls_of(lambda: st.vjp(chain, x))
+
+    assert calls(21) - calls(1) <= 20 * 50

@@ -17,6 +17,8 @@ from hypothesis import strategies as some
 
 import shardtensor as st
 from shardtensor import P
+from shardtensor.core import OPS
+from shardtensor.interpreters.execution.strategies import Strategies
 from tests.draws import drawn
 from tests.layouts import array, assert_same, everywhere, mesh_of
 
@@ -397,3 +399,26 @@ def test_specs_are_values() -> None:
     assert not sharding.is_fully_replicated
     assert sharding.shard_shape((8,)) == (4,)
     assert math.prod(on.axis_sizes) == len(sharding.devices_indices_map((8,)))
+
+
+@pytest.mark.parametrize("name", ["sum", "matmul", "contract"])
+def test_partial_sums_on_shared_memory_are_computed_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost as much as the sum itself, and have its bits; the loop over the devices takes ten times as long."""
+    on = mesh("numpy", (8,))
+    x, y = [st.device_put(array((18, 4), "float32", k), st.NamedSharding(on, P("x"))) for k in (0, 1)]
+    more: dict[str, Any] = {"sum": {"axis": 0}, "contract": {"rule": "k i, k j -> i j"}}.get(name, {})
+    given = {"sum": (x,), "matmul": (x.T, y), "contract": (x, y)}[name]
+    apply = OPS[name].dispatch
+    with monkeypatch.context() as patch:
+        patch.setattr(Strategies, "run", None)
+        sums = apply(*given, **more, out_sharding=st.NamedSharding(on, P(unreduced={"x"})))
+    assert sums._storage.partials.shape[0] == 8
+    assert np.asarray(sums).tobytes() == np.asarray(apply(*given, **more)).tobytes()
+
+
+@pytest.mark.parametrize("axes", [("x",), ("x", "y")])
+def test_long_products_have_the_bits_of_an_all_reduce(axes: tuple[str, ...]) -> None:
+    on = mesh("numpy", (2, 2))
+    x, y = [st.device_put(array((1024, 96), "float32", k), st.NamedSharding(on, P(axes))) for k in (0, 1)]
+    sums = st.matmul(x.T, y, out_sharding=st.NamedSharding(on, P(unreduced=set(axes))))
+    assert np.asarray(sums).tobytes() == np.asarray(x.T @ y).tobytes()

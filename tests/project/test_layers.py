@@ -129,6 +129,7 @@ def test_every_operator_is_exported_or_listed_here() -> None:
         "copy",
         "put",
         "scatter_add",
+        "take_rows",
         "split_over",
         "unsqueeze",
         "view",

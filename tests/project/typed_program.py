@@ -164,6 +164,35 @@ def loops(x: st.ShardedTensor) -> None:
     typing.assert_type(st.cond(x.sum() > 0, double, double, x) + st.switch(1, [double, double], x), st.ShardedTensor)
 
 
+@st.custom_vjp
+def clipped(x: st.ShardedTensor) -> st.ShardedTensor:
+    """Clips its gradient."""
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (st.clip(g, -1, 1),))
+
+
+@st.custom_jvp
+def cubed(x: st.ShardedTensor, scale: float = 1.0) -> st.ShardedTensor:
+    """Has a derivative of its own."""
+    return x**3 * scale
+
+
+@cubed.defjvp
+def cubed_jvp(
+    primals: tuple[st.ShardedTensor, float], tangents: tuple[st.ShardedTensor, float]
+) -> tuple[st.ShardedTensor, st.ShardedTensor]:
+    """Returns the value and the tangent."""
+    (x, scale), (t, _) = primals, tangents
+    return cubed(x, scale), 3 * x**2 * t * scale
+
+
+def gradients(x: st.ShardedTensor) -> None:
+    """Calls functions with derivatives of their own."""
+    typing.assert_type(clipped(x) + cubed(x, scale=2.0), st.ShardedTensor)
+
+
 def as_numpys_arrays(x: st.ShardedTensor) -> None:
     """Uses attributes and methods of NumPy's arrays, functions of several results, options and files."""
     for made in (x.view("int64"), x.dot(x), x.trace(), x.diagonal(), x.argpartition(1), x[:1].copy(), x.astype("int8")):
@@ -190,4 +219,5 @@ def main() -> None:
     placement(x, mesh)
     maps(x, mesh)
     loops(x)
+    gradients(x)
     as_numpys_arrays(x)

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.small_floats import is_small_float
-from shardtensor.core import OPS, Op, call
+from shardtensor.core import OPS, Op, bind, call
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import dtype_of, shape_of
-from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.pytree import leaves, replaced
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 from shardtensor.tensor.value import Aval, reduced
 
 
@@ -30,9 +31,10 @@ class Call:
         kinds: for each leaf of the operands its aval; for one that is no tensor, the object itself.
         results: likewise for each leaf of the result.
         saved: the values that the derivative has asked for, by name.
+        tree: the operands with ``kinds`` in place of their leaves, if some of them are trees; otherwise None.
     """
 
-    __slots__ = ("active", "kinds", "op", "params", "results", "saved")
+    __slots__ = ("active", "kinds", "op", "params", "results", "saved", "tree")
 
     op: Op
     params: dict[str, Any]
@@ -40,6 +42,25 @@ class Call:
     kinds: Sequence[Any]
     results: Sequence[Any]
     saved: dict[str, Any]
+    tree: Sequence[Any] | None
+
+    def again(self, *operands: Any) -> Any:
+        """Returns the result of the operator with other operands and the same parameters; nothing is donated."""
+        return bind(self.op, operands, tuple([n != "donate" and v for n, v in self.params.items()]))
+
+    def applied(self, tangents: Sequence[Any]) -> Any:
+        """Returns the result of the operator, with the operands that are saved, and tangents for the leaves of the
+        others, where None stands for zeros.
+        """
+        given, made = iter(zip(tangents, self.kinds, strict=True)), []
+        for k, operand in enumerate(self.kinds if self.tree is None else self.tree):
+            mine = [next(given) for _ in leaves(operand)]
+            name = self.op.operands[0 if self.op.variadic else k]
+            if name in self.saved:
+                made.append(self.saved[name])
+            else:
+                made.append(replaced(operand, [_zeros(kind) if t is None else t for t, kind in mine]))
+        return self.again(*made)
 
     def add_up(self, number: int, name: str, *operands: Any, **params: Any) -> Any:
         """Returns the result of a sum or a product, the operator ``name``, which is the cotangent of one operand.
@@ -86,6 +107,13 @@ def zeros_of(kind: Any, dtype: Any = None) -> Any:
     if isinstance(kind, Aval):
         return call("zeros", kind.shape, dtype=dtype or kind.dtype, device=reduced(kind).sharding)
     return call("zeros", shape_of(kind), dtype=dtype or dtype_of(kind))
+
+
+def _zeros(kind: Any) -> Any:
+    """Returns the tangent of an operand that does not change."""
+    if isinstance(kind, Aval):
+        return zeros_of(kind)
+    return type(kind)(0) if type(kind) in SCALARS or isinstance(kind, np.generic) else kind
 
 
 def whole(g: Any, kind: Any) -> Any:

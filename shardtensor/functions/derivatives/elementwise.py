@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from shardtensor.core import call
-from shardtensor.functions.derivatives.forms import elementwise, rows, zero
+from shardtensor.functions.derivatives.cotangents import Call, unbroadcast
+from shardtensor.functions.derivatives.forms import Cotangents, Elementwise, elementwise, rows, vjp, zero
 from shardtensor.tensor.operands import dtype_of
 
 _LN2, _LN10 = math.log(2), math.log(10)
@@ -33,15 +34,34 @@ def _is_complex(x: Any) -> bool:
     return dtype_of(x).kind == "c"
 
 
+class _Multiplied(Elementwise):
+    """The derivative of a product: of a square one multiple, in place of two equal contributions."""
+
+    def transposed(self, g: Any, call: Call) -> Cotangents:
+        """See `Elementwise`. A cotangent may be one number, which is multiplied first."""
+        if all(call.active) and call.saved["x1"] is call.saved["x2"]:
+            return [g * 2 * call.saved["x1"], None]
+        return super().transposed(g, call)
+
+
+class _Subtracted(Elementwise):
+    """The derivative of a difference: what was broadcast is summed before its sign changes, which is less work."""
+
+    def transposed(self, g: Any, call: Call) -> Cotangents:
+        """See `Elementwise`."""
+        first = unbroadcast(g, call, 0) if call.active[0] else None
+        return [first, -unbroadcast(g, call, 1) if call.active[1] else None]
+
+
 rows(
     add=elementwise(lambda g: g, lambda g: g),
-    subtract=elementwise(lambda g: g, lambda g: -g),
-    multiply=elementwise(lambda g, x2: g * x2, lambda g, x1: g * x1),
-    divide=elementwise(lambda g, x2: g / x2, lambda g, x2, y: -(g * (y / x2))),
+    subtract=_Subtracted((lambda g: g, lambda g: -g)),
+    multiply=_Multiplied((lambda g, x2: g * x2, lambda g, x1: g * x1)),
+    divide=elementwise(lambda g, x2: g / x2, lambda g, x2, y: g * (y / -x2)),
     negative=elementwise(lambda g: -g),
     positive=elementwise(lambda g: g),
     reciprocal=elementwise(lambda g, y: -(g * y * y)),
-    square=elementwise(lambda g, x: g * (2 * x)),
+    square=elementwise(lambda g, x: g * 2 * x),
     remainder=elementwise(lambda g: g, lambda g, x1, x2: -(g * call("floor_divide", x1, x2))),
     fmod=elementwise(lambda g: g, lambda g, x1, x2: -(g * call("trunc", x1 / x2))),
     nextafter=elementwise(lambda g: g, None),
@@ -59,7 +79,7 @@ rows(
 
 def _power_of_base(g: Any, x1: Any, x2: Any) -> Any:
     if type(x2) in (int, float):
-        return g * (2 * x1) if x2 == 2 else g * 0 if x2 == 0 else g * (x2 * x1 ** (x2 - 1))
+        return g * 2 * x1 if x2 == 2 else g * 0 if x2 == 0 else g * (x2 * x1 ** (x2 - 1))
     return g * (x2 * x1 ** _where(x2 == 0, 1, x2 - 1))
 
 
@@ -123,8 +143,9 @@ def _of_abs(g: Any, x: Any) -> Any:
     return g * (call("conj", call("sign", x)) if _is_complex(x) else call("sign", x))
 
 
-def _of_sign(g: Any, x: Any) -> Any:
-    """The sign of a complex number is its direction."""
+def _of_sign(g: Any, recorded: Call) -> Any:
+    """The sign of a complex number is its direction, which is no holomorphic function."""
+    x = recorded.saved["x"]
     if not _is_complex(x):
         return None
     size = call("where", x == 0, 1, call("abs", x))
@@ -164,7 +185,7 @@ rows(
         None, lambda g, condition: _where(condition, g, 0.0), lambda g, condition: _where(condition, 0.0, g)
     ),
     abs=elementwise(_of_abs),
-    sign=elementwise(_of_sign),
+    sign=vjp(_of_sign, "x", after_composition=True),
     mantissa=elementwise(lambda g, x: call("ldexp", g, -call("exponent", x))),
     # Of these, only copies of arrays without elements are recorded, and zeros: other results are views.
     real=elementwise(lambda g: None),

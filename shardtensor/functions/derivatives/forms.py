@@ -3,6 +3,9 @@
 A derivative is a function of a cotangent and of the recorded call, and returns a cotangent for each operand. Most rows
 have a shorter form: factors for elementwise operators, nothing but the rule string for products, a transpose for linear
 operators. All of them are calls of operators, so that they run in every interpreter, and have derivatives themselves.
+
+The shorter forms serve both directions: they also say how tangents of the operands become those of the results. From
+other rows this follows by transposing them twice.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.core import Op
+from shardtensor.core import call as call_op
 from shardtensor.functions.derivatives.cotangents import Call, unbroadcast
 
 Cotangents = Sequence[Any]
@@ -40,6 +44,14 @@ class Derivative(abc.ABC):
         """Returns the cotangents of the operands of a call, given that of its result: for several results a list, with
         None for those that have none. Cotangents may have size 1 along dimensions along which they are constant.
         """
+
+    def pushed(self, tangents: Sequence[Any], call: Call) -> Any:
+        """Returns the tangent of the result of a call, given those of its operands, where None stands for zeros: for
+        several results a list. Tangents may be smaller than their values, and of other dtypes and layouts.
+
+        NotImplemented means that the tangent follows from `transposed`, which is linear in the cotangent.
+        """
+        return NotImplemented
 
 
 class Elementwise(Derivative):
@@ -72,10 +84,20 @@ class Elementwise(Derivative):
             made.append(None if product is None else unbroadcast(product, call, k))
         return made
 
+    def pushed(self, tangents: Sequence[Any], call: Call) -> Any:
+        """Adds up the products of the tangents and the factors."""
+        total = None
+        for t, factor, names in zip(tangents, self.factors, self.names, strict=True):
+            product = None if t is None or factor is None else factor(t, *[call.saved[n] for n in names])
+            if product is not None:
+                total = product if total is None else call_op("add", total, product)
+        return total
+
 
 def elementwise(*factors: Callable[..., Any] | None) -> Derivative:
     """Returns the derivative of an elementwise operator: for each operand the product of a cotangent, the first
-    argument, and the derivative; None where that is zero, in place of the function or of its result.
+    argument, and the derivative; None where that is zero, in place of the function or of its result. It serves both
+    directions, so that the product with a tangent has to be the same, or its real part if the result is real.
 
     The names of the other arguments are those of operands, or ``y`` for the result: these are saved. Operands may have
     been broadcast or cast, which need not be considered.
@@ -88,14 +110,24 @@ def elementwise(*factors: Callable[..., Any] | None) -> Derivative:
     return Elementwise(factors)
 
 
+Pushed = Callable[[Sequence[Any], Call], Any]
+"""A function of tangents and of the call: see `Derivative.pushed`."""
+
+
 class General(Derivative):
     """A derivative that is a function: see `vjp`."""
 
     def __init__(
-        self, function: Callable[[Any, Call], Any], saved: Sequence[str], partial_sums: bool, after_composition: bool
+        self,
+        function: Callable[[Any, Call], Any],
+        saved: Sequence[str],
+        pushed: Pushed | None,
+        after_composition: bool,
+        partial_sums: bool = False,
     ) -> None:
         self.function = function
         self.saved = saved
+        self.push = pushed
         self.takes_partial_sums = partial_sums
         self.after_composition = after_composition
 
@@ -110,30 +142,45 @@ class General(Derivative):
             return [found, *[None] * (len(call.active) - 1)]
         return found
 
+    def pushed(self, tangents: Sequence[Any], call: Call) -> Any:
+        """Calls the function for tangents, if there is one."""
+        return NotImplemented if self.push is None else self.push(tangents, call)
+
 
 def linear(
-    transpose: Callable[[Any, Call], Any], *, partial_sums: bool = False, after_composition: bool = False
+    transpose: Callable[[Any, Call], Any],
+    *saved: str,
+    pushed: Pushed = lambda tangents, call: call.applied(tangents),
+    partial_sums: bool = False,
+    after_composition: bool = False,
 ) -> Derivative:
-    """Returns the derivative of an operator that is linear in its operands, which saves nothing.
+    """Returns the derivative of an operator that is linear in its operands.
 
     Args:
         transpose: a function of the cotangent and of the `Call`; it returns the cotangent of the first operand, or a
             list with one for each operand.
+        saved: the names of the operands in which the operator is not linear, such as indices.
+        pushed: a function of tangents of the leaves of the operands and of the `Call`; by default the operator itself.
         partial_sums: whether an unreduced cotangent is passed on as it is.
         after_composition: see `Derivative`.
     """
-    return General(transpose, (), partial_sums, after_composition)
+    return General(transpose, saved, pushed, after_composition, partial_sums)
 
 
-def vjp(function: Callable[[Any, Call], Any], *saved: str, after_composition: bool = False) -> Derivative:
+def vjp(
+    function: Callable[[Any, Call], Any], *saved: str, pushed: Pushed | None = None, after_composition: bool = False
+) -> Derivative:
     """Returns a derivative that is a function of the cotangent and of the `Call`.
 
     Args:
         function: it returns the cotangent of the first operand, or a list with one for each operand.
         saved: the names of the operands that are saved, which it finds in ``call.saved``; ``y`` for the result.
+        pushed: a function of tangents of the leaves of the operands and of the `Call`, which returns that of the
+            result, or a list of several. By default it follows from ``function``, which takes about three times as
+            long.
         after_composition: see `Derivative`.
     """
-    return General(function, saved, False, after_composition)
+    return General(function, saved, pushed, after_composition)
 
 
 class Zero(Derivative):
@@ -142,6 +189,10 @@ class Zero(Derivative):
     def transposed(self, g: Any, call: Call) -> Cotangents:
         """Returns no cotangents."""
         return [None] * len(call.active)
+
+    def pushed(self, tangents: Sequence[Any], call: Call) -> Any:
+        """Returns no tangent."""
+        return None
 
 
 ZERO = Zero()

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import call
+from shardtensor.core import OPS, bind_into, call
 from shardtensor.functions.derivatives.cotangents import Call, Into, unbroadcast, whole, zeros_of
-from shardtensor.functions.derivatives.forms import linear, rows, vjp
+from shardtensor.functions.derivatives.forms import linear, rows
 from shardtensor.functions.scatter import scatter_add
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.sharding.view_spec import ViewSpec, whole_view_spec
 from shardtensor.tensor.operands import dtype_of, shape_of
-from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.tensor import ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
 
 # -- views -----------------------------------------------------------------------------------------
@@ -105,34 +105,78 @@ def _is_mask(index: Any) -> bool:
 
 def _of_gather(g: Any, recorded: Call) -> list[Any]:
     index = recorded.saved["index"]
-    rest = [None] * (len(recorded.active) - 1)
     entries = _entries(index)
-    if len(entries) == 1 and _is_integers(entries[0]):  # Rows of a table: no number of an element is needed.
-        at, kind = entries[0], recorded.kinds[0]
-        at = at if isinstance(at, ShardedTensor) else call("asarray", np.asarray(at))
-        g, n = whole(g, recorded.results[0]), shape_of(kind)[0]
-        at = call("where", at < 0, at + n, at)
-        return [recorded.add_up(0, "scatter_add", at, g, size=n), *rest]
-    return [scattered(g, recorded, lambda places: places[index]), *rest]
+    which = [d for d, entry in enumerate(entries) if not (type(entry) is slice and entry == slice(None))]
+    if len(which) == 1 and _is_integers(entries[which[0]]):  # Rows of a table: no number of an element is needed.
+        made = _of_rows(whole(g, recorded.results[0]), recorded, entries[which[0]], which[0])
+    else:
+        made = scattered(g, recorded, lambda places: places[index])
+    return [made, *[None] * (len(recorded.active) - 1)]
+
+
+def _of_rows(g: Any, recorded: Call, at: Any, axis: int) -> Any:
+    """Returns the cotangent of the operand of which an array of integers selects elements along one dimension."""
+    n = shape_of(recorded.kinds[0])[axis]
+    at = call("astype", at if isinstance(at, ShardedTensor) else call("asarray", np.asarray(at)), "int64", copy=False)
+    at = call("where", at < 0, at + n, at)
+    if not axis:
+        return recorded.add_up(0, "scatter_add", at, g, size=n)
+    rows = tuple(range(axis, axis + at.ndim))
+    g = call("permute_dims", g, (*rows, *[d for d in range(g.ndim) if d not in rows]))
+    return call("moveaxis", recorded.add_up(-1, "scatter_add", at, g, size=n), 0, axis)
 
 
 def _of_setitem(g: Any, recorded: Call) -> list[Any]:
+    """Returns the cotangents of x and of the value of ``x[index] = value``. That of x is the one of the result, into
+    which zeros are written: in place if nothing else holds it.
+    """
     index = recorded.saved["index"]
-    g = whole(g, recorded.results[0])
     made: list[Any] = [None] * len(recorded.active)
+    g = whole(g, recorded.results[0])
+    if recorded.active[1]:
+        made[1] = _of_assigned(g, recorded, index)
     if recorded.active[0]:
-        made[0] = call("setitem", g, 0, index)
-    if recorded.active[1] and _is_mask(index) and math.prod(shape_of(recorded.kinds[1])) == 1:
-        mask = call("reshape", index, (*shape_of(index), *[1] * (g.ndim - len(shape_of(index)))))
-        made[1] = call("reshape", call("sum", call("where", mask, g, 0)), shape_of(recorded.kinds[1]))
-    elif recorded.active[1]:
-        selected = g[index]
-        if any(map(_is_integers, _entries(index))):  # Of values for the same element, the last one was written.
-            numbers = call("reshape", call("arange", selected.size), selected.shape)
-            places = call("setitem", call("zeros", g.shape, dtype="int64", device=g.sharding), numbers, index)
-            selected = call("where", places[index] == numbers, selected, 0)
-        made[1] = unbroadcast(selected, recorded, 1, selected.shape)
+        g = mark_array(call("copy", g))
+        bind_into(g, OPS["setitem"], (g, 0, index), ())
+        made[0] = g
     return made
+
+
+def _of_assigned(g: Any, recorded: Call, index: Any) -> Any:
+    """Returns the cotangent of the value that was written."""
+    if _is_mask(index) and math.prod(shape_of(recorded.kinds[1])) == 1:
+        mask = call("reshape", index, (*shape_of(index), *[1] * (g.ndim - len(shape_of(index)))))
+        return call("reshape", call("sum", call("where", mask, g, 0)), shape_of(recorded.kinds[1]))
+    selected = g[index]
+    if any(map(_is_integers, _entries(index))):
+        selected = call("where", _is_last(g, selected, index), selected, 0)
+    return unbroadcast(selected, recorded, 1, selected.shape)
+
+
+def _is_last(g: Any, selected: Any, index: Any) -> Any:
+    """Returns for the selected elements whether they are the last ones of their places, whose values were written."""
+    entries = _entries(index)
+    axis = next(d for d, entry in enumerate(entries) if _is_integers(entry))
+    if all(type(entry) is slice for d, entry in enumerate(entries) if d != axis):  # Only their rows are compared.
+        at, n = entries[axis], g.shape[axis]
+        last = (
+            _is_last_of(at, n) if isinstance(at, ShardedTensor) else _is_last_on_host(np.asarray(at).astype("int64"), n)
+        )
+        return call("reshape", last, (*shape_of(at), *[1] * (g.ndim - axis - 1)))
+    numbers = call("reshape", call("arange", selected.size), selected.shape)
+    return call("setitem", call("zeros", g.shape, dtype="int64", device=g.sharding), numbers, index)[index] == numbers
+
+
+def _is_last_of(at: Any, n: int) -> Any:
+    numbers = call("reshape", call("arange", at.size), at.shape)
+    return call("setitem", call("zeros", n, dtype="int64"), numbers, at)[at] == numbers
+
+
+def _is_last_on_host(at: Any, n: int) -> Any:
+    """Returns which of some indices are the last ones of their number, in time that does not depend on n."""
+    made = np.zeros(at.size, np.bool_)
+    made[at.size - 1 - np.unique(at.reshape(-1)[::-1] % n, return_index=True)[1]] = True
+    return made.reshape(at.shape)
 
 
 def of_elements_along(g: Any, indices: Any, axis: int, shape: Shape) -> Any:
@@ -163,6 +207,11 @@ def _of_take_along(g: Any, recorded: Call) -> list[Any]:
     return [scattered(g, recorded, lambda places: call("take_along_axis", places, indices, axis=axis)), None]
 
 
+def _of_taken_rows(g: Any, recorded: Call) -> list[Any]:
+    g = whole(g, recorded.results[0])
+    return [_of_rows(g, recorded, recorded.saved["indices"], recorded.params["axis"]), None]
+
+
 def _of_scatter(g: Any, recorded: Call) -> list[Any]:
     return [None, whole(g, recorded.results[0])[recorded.saved["at"]]]
 
@@ -174,9 +223,10 @@ def _of_counts(g: Any, recorded: Call) -> list[Any]:
 
 
 rows(
-    counts_of_integers=vjp(_of_counts, "x"),
-    scatter_add=vjp(_of_scatter, "at"),
-    gather=vjp(_of_gather, "index"),
-    setitem=vjp(_of_setitem, "index", after_composition=True),
-    take_along_axis=vjp(_of_take_along, "indices"),
+    counts_of_integers=linear(_of_counts, "x"),
+    scatter_add=linear(_of_scatter, "at"),
+    gather=linear(_of_gather, "index"),
+    setitem=linear(_of_setitem, "index", after_composition=True),
+    take_along_axis=linear(_of_take_along, "indices"),
+    take_rows=linear(_of_taken_rows, "indices"),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,11 @@ def _inner(g: Any, recorded: Call) -> Any:
     return whole(g, recorded.results[0])[tuple([slice(before, before + n) for (before, _), n in ends])]
 
 
+def _padded_by_zeros(tangents: Sequence[Any], recorded: Call) -> Any:
+    zero = bytes(len(recorded.params["value"]))
+    return call("padded", tangents[0], widths=recorded.params["widths"], value=zero)
+
+
 def _total(g: Any, recorded: Call) -> Any:
     """Returns the cotangent of the number with which an array is filled."""
     number = len(recorded.kinds) - 1
@@ -109,7 +115,7 @@ rows(
     unshard=linear(_parts),
     tril=linear(_triangle("tril"), after_composition=True),
     triu=linear(_triangle("triu"), after_composition=True),
-    padded=linear(_inner),
+    padded=linear(_inner, pushed=_padded_by_zeros),
     spanned=linear(_along_grid),
     transfer_to=linear(_moved_back, partial_sums=True),
     copy=linear(_same, partial_sums=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from shardtensor.core import call
@@ -19,18 +20,36 @@ def _of_sort(g: Any, recorded: Call) -> Any:
     return call("take_along_axis", whole(g, recorded.results[0]), back, axis=axis)
 
 
+def _order_of(name: str, recorded: Call) -> Any:
+    return call("argsort", recorded.saved[name], axis=recorded.params["axis"])
+
+
+def _sorted(tangents: Sequence[Any], recorded: Call) -> Any:
+    axis, descending = recorded.params["axis"], recorded.params["descending"]
+    order = call("argsort", recorded.saved["x"], axis=axis, descending=descending, stable=True)
+    return call("take_along_axis", tangents[0], order, axis=axis)
+
+
 def _of_partition(g: Any, recorded: Call) -> Any:
     """Elements of the same rank are the same ones."""
+    return _by_rank(whole(g, recorded.results[0]), recorded, "y", "x")
+
+
+def _by_rank(values: Any, recorded: Call, of: str, to: str) -> Any:
+    """Moves values that belong to elements of one array to the elements of the same rank of another one."""
     axis = recorded.params["axis"]
-    to = call("argsort", recorded.saved["y"], axis=axis)
-    back = call("argsort", call("argsort", recorded.saved["x"], axis=axis), axis=axis)
-    by_rank = call("take_along_axis", whole(g, recorded.results[0]), to, axis=axis)
+    back = call("argsort", _order_of(to, recorded), axis=axis)
+    by_rank = call("take_along_axis", values, _order_of(of, recorded), axis=axis)
     return call("take_along_axis", by_rank, back, axis=axis)
 
 
 def _of_topk(g: list[Any], recorded: Call) -> Any:
     indices, axis = recorded.saved["y"][1], recorded.params["axis"]
     return scattered(g[0], recorded, lambda places: call("take_along_axis", places, indices, axis=axis))
+
+
+def _greatest(tangents: Sequence[Any], recorded: Call) -> list[Any]:
+    return [call("take_along_axis", tangents[0], recorded.saved["y"][1], axis=recorded.params["axis"]), None]
 
 
 def _axis(recorded: Call) -> int:
@@ -68,9 +87,15 @@ def _of_running_product(g: Any, recorded: Call) -> Any:
 
 
 rows(
-    sort=vjp(_of_sort, "x", after_composition=True),
-    partition=vjp(_of_partition, "x", "y", after_composition=True),
-    topk=vjp(_of_topk, "y"),
+    sort=vjp(_of_sort, "x", pushed=_sorted, after_composition=True),
+    partition=vjp(
+        _of_partition,
+        "x",
+        "y",
+        pushed=lambda tangents, recorded: _by_rank(tangents[0], recorded, "x", "y"),
+        after_composition=True,
+    ),
+    topk=vjp(_of_topk, "y", pushed=_greatest),
     cumulative_prod=vjp(_of_running_product, "x", "y", after_composition=True),
     cumulative_sum=linear(_of_running_sum, after_composition=True),
     **dict.fromkeys(

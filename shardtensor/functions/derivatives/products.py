@@ -8,7 +8,7 @@ from typing import Any
 import shardtensor.functions.products  # noqa: F401 - it declares `contract`, which the transposes call
 from shardtensor.core import Op, call
 from shardtensor.functions.derivatives.cotangents import Call, whole
-from shardtensor.functions.derivatives.forms import Cotangents, Derivative, rows, vjp
+from shardtensor.functions.derivatives.forms import Cotangents, Derivative, linear, rows, vjp
 from shardtensor.functions.derivatives.indexing import scattered
 from shardtensor.functions.differences import windows_of_convolution
 from shardtensor.sharding.layout import Shape
@@ -28,6 +28,19 @@ class Product(Derivative):
         rule = rule_of(call.op, call.params, [shape_of(kind) for kind in call.kinds])
         g = whole(g, call.results[0])
         return [_factor(g, call, rule, k) if call.active[k] else None for k in range(2)]
+
+    def pushed(self, tangents: Sequence[Any], call: Call) -> Any:
+        """Returns the sum of the products of one tangent and of the other factor."""
+        return _of_factors(tangents, call)
+
+
+def _of_factors(tangents: Sequence[Any], recorded: Call) -> Any:
+    (a, b), saved = recorded.op.operands, recorded.saved
+    terms = [
+        *([] if tangents[0] is None else [recorded.again(tangents[0], saved[b])]),
+        *([] if tangents[1] is None else [recorded.again(saved[a], tangents[1])]),
+    ]
+    return terms[0] if len(terms) == 1 else call("add", *terms)
 
 
 def rule_of(op: Op, params: Mapping[str, Any], shapes: Sequence[Shape]) -> Rule:
@@ -150,13 +163,13 @@ def _of_full_convolution(g: Any, recorded: Call, before: int) -> Any:
 
 
 rows(
-    convolved=vjp(_of_convolution, "a", "v"),
-    convolve_part=vjp(_of_part_of_convolution, "a", "v"),
-    cross=vjp(_of_cross, "a", "b"),
+    convolved=vjp(_of_convolution, "a", "v", pushed=_of_factors),
+    convolve_part=vjp(_of_part_of_convolution, "a", "v", pushed=_of_factors),
+    cross=vjp(_of_cross, "a", "b", pushed=_of_factors),
     matmul=Product(),
     contract=Product(),
     tensordot=Product(),
     vecdot=Product(),
-    diagonal=vjp(_of_diagonal),
-    trace=vjp(_of_trace),
+    diagonal=linear(_of_diagonal),
+    trace=linear(_of_trace),
 )

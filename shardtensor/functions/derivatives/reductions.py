@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call
-from shardtensor.functions.derivatives.forms import linear, rows, vjp, zero
+from shardtensor.functions.derivatives.forms import Derivative, linear, rows, vjp, zero
 from shardtensor.sharding.rules import reduced_axes
 from shardtensor.tensor.operands import shape_of
 
@@ -29,11 +29,29 @@ def _count(recorded: Call) -> int:
     return math.prod([shape[a] for a in _axes(recorded)])
 
 
+def _weighted(fn: Callable[[Any, Call], Any], *saved: str) -> Derivative:
+    """Returns the derivative of a reduction that is the sum of the changes of the elements, each with its own weight.
+
+    Args:
+        fn: a function of the cotangent, with the dimensions of the operand, and of the call: it returns the product of
+            the cotangent and of the weights.
+        saved: the names of the values that it needs.
+    """
+
+    def pushed(tangents: Sequence[Any], recorded: Call) -> Any:
+        weights = fn(1.0, recorded)
+        if weights is None:
+            return None
+        return call("sum", tangents[0] * weights, axis=_axes(recorded), keepdims=recorded.params["keepdims"])
+
+    return vjp(lambda g, recorded: fn(_kept(g, recorded), recorded), *saved, pushed=pushed)
+
+
 def _of_extremum(g: Any, recorded: Call) -> Any:
     """Equal extremes share the cotangent."""
     x, y = recorded.saved["x"], _kept(recorded.saved["y"], recorded)
-    chosen = call("astype", x == y, g.dtype)
-    return _kept(g, recorded) / call("sum", chosen, axis=_axes(recorded), keepdims=True) * chosen
+    chosen = call("astype", x == y, x.dtype)
+    return g / call("sum", chosen, axis=_axes(recorded), keepdims=True) * chosen
 
 
 def _centered(recorded: Call) -> Any:
@@ -44,14 +62,14 @@ def _centered(recorded: Call) -> Any:
 
 def _of_variance(g: Any, recorded: Call) -> Any:
     factor = 2 / (_count(recorded) - recorded.params["correction"])
-    return _kept(g, recorded) * factor * _centered(recorded)
+    return g * factor * _centered(recorded)
 
 
 def _of_deviation(g: Any, recorded: Call) -> Any:
     y = _kept(recorded.saved["y"], recorded)
     scale = y * (_count(recorded) - recorded.params["correction"])
     # Elements that are all equal have a deviation with a kink, of which 0 is a slope.
-    return _kept(g, recorded) / call("where", y == 0, 1, scale) * _centered(recorded)
+    return g / call("where", y == 0, 1, scale) * _centered(recorded)
 
 
 def of_product(g: Any, x: Any, y: Any, total: Callable[[str, Any], Any]) -> Any:
@@ -75,13 +93,13 @@ def _of_product(g: Any, recorded: Call) -> Any:
     def total(ufunc: str, a: Any) -> Any:
         return call("sum" if ufunc == "add" else "prod", a, axis=_axes(recorded), keepdims=True)
 
-    return of_product(_kept(g, recorded), recorded.saved["x"], _kept(recorded.saved["y"], recorded), total)
+    return of_product(g, recorded.saved["x"], _kept(recorded.saved["y"], recorded), total)
 
 
 def _of_norm(g: Any, recorded: Call) -> Any:
     """Where the norm is zero, it has a kink, of which 0 is a slope."""
     x, ord = recorded.saved["x"], recorded.params["ord"]
-    g, y = _kept(g, recorded), _kept(recorded.saved["y"], recorded)
+    y = _kept(recorded.saved["y"], recorded)
     if ord == 0 or not x.size:
         return None
     if ord == 2:
@@ -99,15 +117,15 @@ def _of_norm(g: Any, recorded: Call) -> Any:
 
 
 rows(
-    vector_norm=vjp(_of_norm, "x", "y"),
+    vector_norm=_weighted(_of_norm, "x", "y"),
     sum=linear(_kept),
     mean=linear(lambda g, recorded: _kept(g, recorded) * (1 / max(_count(recorded), 1))),
-    max=vjp(_of_extremum, "x", "y"),
-    min=vjp(_of_extremum, "x", "y"),
-    nanmax=vjp(_of_extremum, "x", "y"),
-    nanmin=vjp(_of_extremum, "x", "y"),
-    var=vjp(_of_variance, "x"),
-    std=vjp(_of_deviation, "x", "y"),
-    prod=vjp(_of_product, "x", "y"),
+    max=_weighted(_of_extremum, "x", "y"),
+    min=_weighted(_of_extremum, "x", "y"),
+    nanmax=_weighted(_of_extremum, "x", "y"),
+    nanmin=_weighted(_of_extremum, "x", "y"),
+    var=_weighted(_of_variance, "x"),
+    std=_weighted(_of_deviation, "x", "y"),
+    prod=_weighted(_of_product, "x", "y"),
 )
 zero("all any matrix_rank")

@@ -12,9 +12,11 @@ from shardtensor.backend.protocol import current_device
 from shardtensor.core import OPS, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.interpreters.differentiation.outside import Outside
+from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
 from shardtensor.interpreters.differentiation.values import number_of
-from shardtensor.tensor.operands import is_data
+from shardtensor.tensor.operands import dtype_of, is_data
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, without_elements
 from shardtensor.tensor.value import reduced
@@ -29,6 +31,7 @@ class _Run:
     Attributes:
         value: the result, without the tape.
         aux: the auxiliary result.
+        tangents: the tangents of the leaves of the result, if those of the leaves of the arguments are given.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class _Run:
         has_aux: bool,
         allow_int: bool = False,
         holomorphic: bool = False,
+        tangents: Sequence[Any] | None = None,
     ) -> None:
         if current_device() is not None:
             raise ArgumentError(
@@ -49,19 +53,24 @@ class _Run:
                 "yet; differentiate the whole computation outside of the map"
             )
         self.caller = caller
-        self.tape = Tape()
+        self.tape = Tape() if tangents is None else Forward()
         given = tuple([args[n] for n in argnums])
-        self._given = map_leaves(_without_elements, given)
+        self.given = map_leaves(_without_elements, given)
         names = [path for n in argnums for path in paths(args[n], f"argument {n}")]
         found = leaves(given)
         primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, found, strict=True)]
         boxes = [x if x is None else self.tape.variable(x) for x in primals]
         self._inputs = [None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in boxes]
+        for b, t in zip(boxes, tangents or (), strict=tangents is not None):
+            if b is not None and t is not None:
+                b._storage.tangent = t
         before = [None if b is None else b._storage for b in boxes]
         every = list(args)
         boxed = replaced(given, [x if b is None else b for x, b in zip(found, boxes, strict=True)])
         for n, x in zip(argnums, boxed, strict=True):
             every[n] = x
+        sources = {id(b): _base(x) for x, b in zip(found, boxes, strict=True) if b is not None}
+        self.tape.check_write = functools.partial(_check_write, caller, (args, kwargs), sources)
         try:
             with interpreting(self.tape):
                 result = fn(*every, **kwargs)
@@ -84,6 +93,8 @@ class _Run:
                     "has_aux is true"
                 )
             result, self.aux = result[0], map_leaves(self.tape.result, result[1])
+        if isinstance(self.tape, Forward):
+            self.tangents = list(map(self.tape.tangent, leaves(result)))
         self._numbers = [number_of(s) for s in map(self.tape.active, leaves(result))]
         self.value = map_leaves(self.tape.result, result)
 
@@ -97,14 +108,80 @@ class _Run:
         found = iter(self.tape.pull(start, inputs, keep=keep))
         made = [
             _no_gradient(x) if i is None else _or_zeros(next(found), i[1])
-            for x, i in zip(leaves(self._given), self._inputs, strict=True)
+            for x, i in zip(leaves(self.given), self._inputs, strict=True)
         ]
-        return replaced(self._given, made)
+        return replaced(self.given, made)
+
+    def pushed(self, tangents: Sequence[Any]) -> Any:
+        """Returns the tangents of the results, given those of the leaves of the arguments."""
+        start = {
+            i[0]: like(t, i[1]) for i, t in zip(self._inputs, tangents, strict=True) if i is not None and t is not None
+        }
+        return self.in_results(pushed_forward(self.tape.steps, start, self._numbers))
+
+    def transposed_twice(self, tangents: Sequence[Any]) -> Any:
+        """Returns the same as `pushed`, as the transpose of the function that pulls cotangents back. It serves maps, of
+        which the steps before and after the programs belong together.
+        """
+        found = leaves(self.value)
+        known = [k for k, n in enumerate(self._numbers) if n is not None]
+
+        def pulled(*cotangents: Any) -> list[Any]:
+            every: list[Any] = [None] * len(found)
+            for k, g in zip(known, cotangents, strict=True):
+                every[k] = g
+            made = leaves(self.pulled(every, keep=True))
+            return [g for g, t in zip(made, tangents, strict=True) if t is not None]
+
+        _, push = vjp(pulled, *[_or_zeros(None, _kind(found[k])) for k in known])
+        made = dict(zip(known, push([t for t in tangents if t is not None]), strict=True))
+        return self.in_results([made.get(k) for k in range(len(found))])
+
+    def in_results(self, tangents: Sequence[Any]) -> Any:
+        """Returns tangents of the leaves of the results in their structure, with zeros in place of None."""
+        made = []
+        for y, t in zip(leaves(self.value), tangents, strict=True):
+            kind = _kind(y)
+            is_number = hasattr(y, "dtype") or isinstance(y, (float, complex))
+            made.append(_or_zeros(t, kind) if is_number and is_inexact(dtype_of(kind)) else _no_gradient(y))
+        return replaced(self.value, made)
 
 
 def _without_elements(x: Any) -> Any:
     """Returns a leaf that stands for another one, whose memory it does not hold."""
     return without_elements(x._aval) if type(x) is ShardedTensor else x
+
+
+def _base(x: Any) -> Any:
+    return x._base_and_view()[0] if type(x) is ShardedTensor else x
+
+
+def _check_write(caller: str, given: Any, sources: dict[int, Any], base: ShardedTensor) -> None:
+    """Raises ArgumentError if a tensor that is written is a differentiated argument, and shares its elements with
+    another argument: the function gets copies of those that are differentiated, of which a write would change one only.
+
+    Args:
+        caller: the public function.
+        given: all arguments.
+        sources: the differentiated arguments, or those of which they are views, by the identities of the copies.
+        base: the tensor that is written: such a copy, or a tensor from outside.
+    """
+    written = sources.get(id(base), base)
+    if not any(x is written for x in sources.values()) or not isinstance(written, (ShardedTensor, np.ndarray)):
+        return
+    args, kwargs = given
+    trees = [(f"argument {n}", x) for n, x in enumerate(args)] + [(f"argument {n}", x) for n, x in kwargs.items()]
+    same = [
+        path
+        for name, x in trees
+        for path, leaf in zip(paths(x, name), leaves(x), strict=True)
+        if _base(leaf) is written
+    ]
+    if len(same) > 1:
+        raise ArgumentError(
+            f"{caller}: the function writes {same[0]}, which shares its elements with {same[1]}, and a gradient takes "
+            "arguments for independent ones; give a copy of one of them"
+        )
 
 
 def _kind(primal: Any) -> Any:
@@ -325,6 +402,8 @@ def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) ->
         if np.shape(g) != np.shape(y):
             raise ArgumentError(f"{caller}: {path} has shape {np.shape(g)}; wanted that of {of}, {np.shape(y)}")
         g = g if type(g) is ShardedTensor else np.asarray(g)
+        if g.dtype.kind == "c" and dtype.kind != "c":
+            raise ArgumentTypeError(f"{caller}: {path} has dtype {g.dtype}; wanted that of {of}, {dtype}")
         if type(y) is ShardedTensor and (type(g) is not ShardedTensor or g.sharding.mesh != y.sharding.mesh):
             g = call("reshard", g, reduced(y._aval).sharding)
         g = g if type(g) is ShardedTensor else call("asarray", g)
@@ -335,7 +414,7 @@ def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) ->
 def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = False) -> Any:
     """Returns the value of a function and its derivative in a direction.
 
-    It is computed by the transpose of the function that `vjp` returns, so that it takes about as long as two gradients.
+    The derivative is computed together with the value, so that no intermediate value is kept for it.
 
     Args:
         fun: the function.
@@ -344,7 +423,8 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
         has_aux: whether ``fun`` returns a pair of its result and of others.
 
     Returns:
-        The value and the derivative; with ``has_aux`` the auxiliary results as third item.
+        The value and the derivative; with ``has_aux`` the auxiliary results as third item. The derivative of a tensor
+        has its shape, dtype and sharding.
 
     >>> value, tangent = st.jvp(lambda x: x * x, (st.asarray([1.0, 2.0]),), (st.asarray([1.0, 10.0]),))
     >>> tangent.tolist()
@@ -358,22 +438,41 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
             )
     primals = tuple(primals)
     directions = _checked_tangents("jvp", "tangents", tuple(tangents), "primals", primals)
-    value, pull, *aux = vjp(fun, *primals, has_aux=has_aux)
-    found = leaves(value)
-    where = [k for k, y in enumerate(found) if hasattr(y, "dtype") and is_inexact(y.dtype)]
+    kinds = [None if t is None else _kind(x) for x, t in zip(leaves(primals), directions, strict=True)]
+    directions = [None if t is None else like(t, kind) for t, kind in zip(directions, kinds, strict=True)]
+    run = _Run("jvp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True, tangents=directions)
+    tangent = run.in_results(run.tangents)
+    return (run.value, tangent, run.aux) if has_aux else (run.value, tangent)
 
-    def transposed(*cotangents: Any) -> Any:
-        every: list[Any] = [None] * len(found)
-        for k, g in zip(where, cotangents, strict=True):
-            every[k] = g
-        made = leaves(pull(replaced(value, every)))
-        return [g for g, direction in zip(made, directions, strict=True) if direction is not None]
 
-    zeros = [call("zeros_like", found[k]) for k in where]
-    _, push = vjp(transposed, *zeros)
-    made = iter(push([d for d in directions if d is not None]))
-    tangent = replaced(value, [next(made) if k in where else _no_gradient(y) for k, y in enumerate(found)])
-    return (value, tangent, *aux)
+def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """Returns the value of a function and its derivative as a linear function of a direction.
+
+    The function is called once. What its derivative needs is kept for as long as the linear function exists, which may
+    be called with several directions; `jvp` keeps nothing, and is the cheaper one for a single direction.
+
+    Args:
+        fun: the function.
+        *primals: its arguments: pytrees of floating-point tensors, host arrays and numbers.
+        has_aux: whether ``fun`` returns a pair of its result and of others.
+
+    Returns:
+        The value, and a function that takes one tangent for each argument, of its structure and shapes, and returns the
+        tangent of the value. With ``has_aux`` the auxiliary results are the third item.
+
+    >>> value, push = st.linearize(lambda x: x * x, st.asarray([1.0, 2.0]))
+    >>> push(st.asarray([1.0, 10.0])).tolist()
+    [2.0, 40.0]
+    """
+    _checked_function("linearize", fun)
+    run = _Run("linearize", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True)
+    has_maps = any(step.op.name == "map_shards" for step in run.tape.steps)
+
+    def push(*tangents: Any) -> Any:
+        directions = _checked_tangents("linearize", "tangents", tangents, "primals", run.given)
+        return run.transposed_twice(directions) if has_maps else run.pushed(directions)
+
+    return (run.value, push, run.aux) if has_aux else (run.value, push)
 
 
 def stop_gradient(x: Any) -> Any:
@@ -390,9 +489,9 @@ def stop_gradient(x: Any) -> Any:
         found: Any = leaf
         apply: Any = None
         interpreter = innermost()
-        while isinstance(interpreter, Tape):
-            apply = interpreter.outer
-            found = interpreter.constant(found)
+        while isinstance(interpreter, (Tape, Outside)):
+            tape = interpreter if isinstance(interpreter, Tape) else interpreter.tape
+            apply, found = tape.outer, tape.constant(found)
             interpreter = innermost_of(apply)
         if found is leaf or type(found) is not ShardedTensor:
             return found

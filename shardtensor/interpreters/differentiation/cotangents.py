@@ -6,8 +6,10 @@ reached. Where they are partial sums along the same mesh axes, they are added as
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from shardtensor.core import OPS, bind, bind_into, call, innermost
@@ -50,6 +52,12 @@ class Step(Call):
     inputs: Sequence[int | None]
     outputs: Sequence[int | None]
     targets: Sequence[NamedSharding | str | None]
+
+    def with_saved(self, saved: dict[str, Any]) -> Step:
+        """Returns the same call with other values in place of those that it has saved."""
+        made = copy.copy(self)
+        made.saved = saved
+        return made
 
     def add_up(self, number: int, name: str, *operands: Any, **params: Any) -> Any:
         """See `Call`."""
@@ -142,16 +150,25 @@ def pulled_back(
         del given
         if not step.derivative.takes_partial_sums:
             found = [reduced_sum(g, kind) for g, kind in zip(found, step.results, strict=True)]
-        saved = step.saved
-        if any(type(x) is Gathered for x in saved.values()):
-            step.saved = {name: x.again() if type(x) is Gathered else x for name, x in saved.items()}
-        made: Any = step.derivative.transposed(found.pop() if len(found) == 1 else found, step)
-        step.saved = saved  # It is used again by the function that `vjp` returns.
+        with gathered_again(step):
+            made: Any = step.derivative.transposed(found.pop() if len(found) == 1 else found, step)
         for n, g, kind in zip(step.inputs, made, step.kinds, strict=True):
             if n is not None and g is not None:
                 cotangents.setdefault(n, []).append(g if type(g) is Into else cast_to(g, kind))
         made = g = None  # The next transpose may take long: a cotangent that it has used is freed at once.
     return [gradient(cotangents[n], kind) if n in cotangents else None for n, kind in inputs]
+
+
+@contextlib.contextmanager
+def gathered_again(step: Step) -> Iterator[None]:
+    """Gathers saved values of a call again in the context. The function that `vjp` returns uses their sources again."""
+    saved = step.saved
+    if any(type(x) is Gathered for x in saved.values()):
+        step.saved = {name: x.again() if type(x) is Gathered else x for name, x in saved.items()}
+    try:
+        yield
+    finally:
+        step.saved = saved
 
 
 def _set_targets(steps: Sequence[Step], uses: dict[int, int], inputs: Sequence[tuple[int, Any]]) -> None:
@@ -227,6 +244,16 @@ class Written(Derivative):
         target = window(mark_array(g), spec)
         bind_into(target, OPS["setitem"], (target, 0, ...), ())
         return [g, of_value]
+
+    def pushed(self, tangents: Sequence[Any], call: Call) -> Any:
+        """Returns the tangent of the base with that of the value in it: in place if nothing else holds it."""
+        assert isinstance(tangents, list)
+        value, g = tangents.pop(), tangents.pop()
+        value, g = 0 if value is None else value, zeros_of(call.kinds[0]) if g is None else g
+        g = mark_array(bind(OPS["copy"], (g,), ()))
+        target = window(g, call.params["view_spec"])
+        bind_into(target, OPS["setitem"], (target, value, ...), ())
+        return g
 
 
 WRITTEN = Written()

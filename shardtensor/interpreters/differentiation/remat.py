@@ -232,7 +232,7 @@ def remat(
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> Any:
         tape = innermost()
-        if not isinstance(tape, Tape):
+        if not isinstance(tape, Tape) or not tape.records:
             return fun(*args, **kwargs)
         if not all(-len(args) <= n < len(args) for n in numbers):
             raise ArgumentError(

@@ -30,7 +30,7 @@ from shardtensor.core import (
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Refused, vjp
+from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.differentiation.cotangents import (
     WRITTEN,
@@ -72,7 +72,14 @@ class Tape(CallInterpreter):
         around: for a function that is a part of another one, a weak reference to the tape of that.
         gathers_again: whether values that a gather has made are saved as its source.
         known_as: by the numbers of values of that tape, which the function closes over, those that stand for them here.
+        check_write: is called with each tensor that is about to be written.
     """
+
+    can_be_read = True
+    """Whether single elements may be read, for conditions."""
+
+    records = True
+    """Whether calls are recorded, so that what is recorded may call a function again."""
 
     def __init__(self, around: Tape | None = None) -> None:
         found = innermost()
@@ -81,8 +88,9 @@ class Tape(CallInterpreter):
         self.uses: dict[int, int] = {}
         self.ended = False
         self.around = (lambda: None) if around is None else weakref.ref(around)
-        self.gathers_again = True
+        self.gathers_again = self.records
         self.known_as: dict[int, Taped] = {}
+        self.check_write: Callable[[ShardedTensor], None] = _any_write
         self._count = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
 
@@ -110,6 +118,16 @@ class Tape(CallInterpreter):
             made = tensor(primal._aval, Taped(self, primal))
             return made if primal._is_scalar else mark_array(made)
         return tensor(_aval_of_scalar(primal), Taped(self, primal))
+
+    def _variables(self, results: Sequence[Any]) -> tuple[list[Any], list[Taped | None]]:
+        """Returns results as tensors of the tape, where they can have a gradient, and the values that these have."""
+        made: list[Any] = []
+        new: list[Taped | None] = []
+        for y in results:
+            is_new = type(y) is ShardedTensor and is_inexact(y._aval.dtype)
+            made.append(self.variable(y) if is_new else y)
+            new.append(made[-1]._storage if is_new else None)
+        return made, new
 
     def taped(self, x: Any) -> Taped | None:
         """Returns the value of this tape that is that of a tensor, or of the base of a view; None if there is none.
@@ -254,8 +272,7 @@ class Tape(CallInterpreter):
             if result is primal:  # As `st.astype(x, x.dtype, copy=False)`.
                 return x
         outs = [result] if type(result) is ShardedTensor else leaves(result)
-        made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in outs]
-        new = [y._storage if self.taped(y) else None for y in made]
+        made, new = self._variables(outs)
         if op.name == "transfer_to" and self.gathers_again and states[0] is not None and new[0] is not None:
             source = states[0].source or states[0]
             if is_gathered(source.primal, result):
@@ -263,7 +280,9 @@ class Tape(CallInterpreter):
         if any(new):
             saved = self._saved(op, derivative, states, operands, given, outs, new)
             named = dict(zip(op.params, params, strict=True))
-            self._add(op, named, derivative, states, list(map(_kind, primals)), new, list(map(_kind, outs)), saved)
+            kinds, results = list(map(_kind, primals)), list(map(_kind, outs))
+            tree = replaced(operands, kinds) if in_trees else None
+            self._add(op, named, derivative, states, kinds, new, results, saved, tree)
         return made[0] if type(result) is ShardedTensor else replaced(result, made)
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -333,11 +352,12 @@ class Tape(CallInterpreter):
         outputs: Sequence[Taped | None],
         results: Sequence[Any],
         saved: dict[str, Any],
+        tree: Any = None,
     ) -> None:
         """Records a call."""
         step = Step()
         step.op, step.params, step.derivative = op, params, derivative
-        step.kinds, step.results, step.saved = kinds, results, saved
+        step.kinds, step.results, step.saved, step.tree = kinds, results, saved, tree
         step.active = [s is not None for s in inputs]
         step.inputs = numbers = list(map(number_of, inputs))
         step.outputs = list(map(number_of, outputs))
@@ -348,7 +368,12 @@ class Tape(CallInterpreter):
         self.steps.append(step)
 
     def add_function(
-        self, function: Callable[[Any, Any], Any] | Derivative, states: Sequence[Taped | None], results: Sequence[Any]
+        self,
+        function: Callable[[Any, Any], Any] | Derivative,
+        states: Sequence[Taped | None],
+        results: Sequence[Any],
+        saved: dict[str, Any] | None = None,
+        pushed: Pushed | None = None,
     ) -> list[Any]:
         """Records a call of a function of the user, and returns its results as tensors of the tape.
 
@@ -356,22 +381,28 @@ class Tape(CallInterpreter):
             function: its derivative, or a function as in `shardtensor.functions.derivatives.forms.vjp`.
             states: the values of the tape on which the results depend, which are saved.
             results: what it has returned.
+            saved: the values that the derivative finds in its `Call`. It must not refer to other ones, since a loop or
+                a map keeps those of all its calls.
+            pushed: its derivative in the other direction, as in ``vjp``.
         """
         for state in states:
             if state is not None:
                 state.save()
-        made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
-        new = [y._storage if self.taped(y) else None for y in made]
+        made, new = self._variables(results)
         kinds = [None if s is None else _kind(s.primal) for s in states]
-        derivative = function if isinstance(function, Derivative) else vjp(function)
-        self._add(OPS["copy"], {}, derivative, states, kinds, new, list(map(_kind, results)), {})
+        derivative = function if isinstance(function, Derivative) else vjp(function, pushed=pushed)
+        self._add(OPS["copy"], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
         """Returns the result of an operator of Python scalars, which stays one, so that it does not promote dtypes."""
-        primals = [self.constant(x) for x in operands]
-        if not all(type(x) in SCALARS for x in primals):
-            return NotImplemented
+        primals = []
+        for x in operands:
+            state = self.taped(x)
+            primal = x if state is None else state.primal
+            if type(primal) not in SCALARS:
+                return NotImplemented
+            primals.append(primal)
         result = PYTHON[op.name](*primals)
         derivative = derivative_of(op)
         if derivative in (None, ZERO) or type(result) not in (float, complex):
@@ -395,7 +426,7 @@ class Tape(CallInterpreter):
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
         """Executes a call of which the result leaves the library, or has a shape that depends on elements."""
-        is_read = op.name == "to_host" and operands[0].size <= 1 and _is_read_by_user()
+        is_read = self.can_be_read and op.name == "to_host" and operands[0].size <= 1 and _is_read_by_user()
         if not is_read and derivative_of(op) is not ZERO:
             raise ConcretizationError(f"{op.error_name}: the elements of a tensor are taken out, {LEAVES}")
         return bind_by(self.outer, op, self.constants(operands), params)
@@ -411,6 +442,7 @@ class Tape(CallInterpreter):
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write, and binds the base of ``out`` to the new value."""
         base = out._base_and_view()[0]
+        self.check_write(base)
         is_mine = self.taped(base) is not None
         if not is_inexact(base._aval.dtype) or not (is_mine or any(map(self.taped, leaves(operands)))):
             with self.outside():
@@ -423,7 +455,9 @@ class Tape(CallInterpreter):
         if op.assigns:
             value, index = operands[1], operands[2]
             at = canonical(index, view_spec.shape)
-            if at is None:  # An index has arrays: the new value of the view is computed, and then all of it written.
+            if at is None and self._assign(base, out, value, index):
+                return
+            if at is None:  # The new value of the view is computed, and then all of it written.
                 value, at = self.apply(OPS["setitem"], (out, value, index), ()), canonical(..., view_spec.shape)
             elif is_view(value, base, view_spec.at(at)):
                 return  # Python ends ``x[i] += v`` with ``x[i] = x[i]``.
@@ -436,6 +470,25 @@ class Tape(CallInterpreter):
             check_result(op.name, value, out.shape, out.dtype)
         if not self._rebinds(base, out, op, operands, value):
             self._put(base, view_spec, value)
+
+    def _assign(self, base: ShardedTensor, out: ShardedTensor, value: Any, index: Any) -> bool:
+        """Writes a value to the elements that an index with arrays selects, in place. Returns whether that was
+        possible: the base is a value of the tape that no derivative needs.
+        """
+        state, op = self.taped(base), OPS["setitem"]
+        if state is None or state.is_saved or base._storage is not state or isinstance(value, (list, tuple)):
+            return False
+        operands = out, value, index
+        found = leaves(operands)
+        states = [self.active(x) for x in found]
+        given = self.constants(operands)
+        saved = self._saved(op, _row("setitem"), states, operands, given, (), ())
+        kinds = list(map(_kind, leaves(given)))
+        with self.outside():
+            bind_into(given[0], op, given, ())
+        tree = replaced(given, kinds)
+        self._written_in_place(base, out, op, {}, _row("setitem"), states, kinds, saved, tree)
+        return True
 
     def _update(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, params: Params) -> bool:
         """Computes an elementwise operator into one of its operands, as ``x += y``, in place. Returns whether that was
@@ -452,16 +505,32 @@ class Tape(CallInterpreter):
         saved = self._saved(op, derivative, states, operands, given, (), ())
         with self.outside():
             bind_into(self.constant(out), op, given, params)
-        view_spec = out._base_and_view()[1]
+        named = dict(zip(op.params, params, strict=True))
+        self._written_in_place(base, out, op, named, derivative, states, list(map(_kind, given)), saved)
+        return True
+
+    def _written_in_place(
+        self,
+        base: ShardedTensor,
+        out: ShardedTensor,
+        op: Op,
+        params: dict[str, Any],
+        derivative: Derivative,
+        states: Sequence[Taped | None],
+        kinds: Sequence[Any],
+        saved: dict[str, Any],
+        tree: Any = None,
+    ) -> None:
+        """Records a call of which the result has been written into ``out``, a tensor of the tape or a view of one."""
+        state, view_spec = base._storage, out._base_and_view()[1]
         new, state.primal = state.primal, None  # This value exists no longer.
         base._storage = made = Taped(self, new)
         result = made if out is base else Taped(self, None)
-        kinds, value = list(map(_kind, given)), out._aval
-        self._add(op, dict(zip(op.params, params, strict=True)), derivative, states, kinds, [result], [value], saved)
+        value = out._aval
+        self._add(op, params, derivative, states, kinds, [result], [value], saved, tree)
         if out is not base:
             kinds = [new._aval, value]
             self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
-        return True
 
     def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, value: Any) -> bool:
         """Binds a tensor of the tape to the result of an operator, if that is its new value as it is."""
@@ -502,6 +571,7 @@ class Tape(CallInterpreter):
         written = [(base, storage, self.constant(base)) for base, storage in self._written.values()]
         self._written.clear()
         self.ended = True
+        self.check_write = _any_write
         for base, storage, _ in written:
             base._storage = storage
         with self.outside():
@@ -530,6 +600,16 @@ def _is_read_by_user() -> bool:
             return False
         frame = frame.f_back
     return not is_in_package(name)
+
+
+class Linear(Tape):
+    """The tape of a linear function that is transposed: zeros stand for its arguments, which are therefore not read."""
+
+    can_be_read = False
+
+
+def _any_write(base: ShardedTensor) -> None:
+    """Accepts a write to any tensor."""
 
 
 def innermost_of(apply: Callable[..., Any] | None) -> Any:

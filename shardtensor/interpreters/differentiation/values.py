@@ -18,6 +18,7 @@ class Taped(NoElements):
         number: the number of the value on the tape.
         primal: the value as the interpreter around the tape has it: a tensor, or a Python scalar. No other object has
             this handle, so that a write may change it; then it is None, since this value exists no longer.
+        tangent: its derivative in the direction of forward mode, which is never written; None for zeros.
         is_saved: whether a derivative needs the value.
         viewed: a weak reference to the value of which it is a view, if it is one. A strong one would keep the memory of
             both until the garbage collector runs.
@@ -25,12 +26,13 @@ class Taped(NoElements):
         source: the value from which a gather has made it.
     """
 
-    __slots__ = ("__weakref__", "is_saved", "number", "primal", "source", "tape", "viewed", "views")
+    __slots__ = ("__weakref__", "is_saved", "number", "primal", "source", "tangent", "tape", "viewed", "views")
 
     def __init__(self, tape: Any, primal: Any, viewed: Taped | None = None) -> None:
         self.tape = tape
         self.primal = primal
         self.number = tape.new_number()
+        self.tangent: Any = None
         self.is_saved = False
         self.viewed = None if viewed is None else weakref.ref(viewed)
         self.views: dict[Any, Taped] | None = None

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.communication.all_reduce import Tree, combine_rows, flat_tree
+from shardtensor.communication.all_reduce import Group, Tree, combine_rows, flat_tree, reduction_tree
 from shardtensor.communication.transfer import whole_array
 from shardtensor.core import Operands
 from shardtensor.functions.linear_algebra import matmul, tensordot
@@ -41,29 +41,83 @@ def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str,
     """Returns the plan that computes the partial results of all shards at once, or the ``general`` plan where that is
     not possible: for other operators, dtypes and layouts.
     """
-    moves = strategies.moves
-    tree = reduction_groups(strategies.value, moves, partial_axes)[0].tree
-    if len(moves) == 2:
+    group = reduction_groups(strategies.value, strategies.moves, partial_axes)[0]
+    if strategies.op.name == "scatter_add":
+        return _scattered(strategies, group)
+    tree = group.tree
+    if len(strategies.moves) == 2:
         return _products(strategies, tree) or general
-    if len(moves) > 1 or moves[0] is None or not moves[0].stays:
+    laid = _source_of(strategies)
+    if laid is None:
         return general
-    source, params = moves[0].source, strategies.params
-    assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
-    gone = reduced_axes(params.get("axis"), source.ndim)
-    split = next((d for d in gone if source.grid.counts[d] > 1), gone[0] if gone else 0)
-    runs = equal_runs(source.grid, split) if gone else None
-    if runs is None or (split and len(gone) > 1):
-        return general
-    parts = _Parts(source.shape, split, runs)
-    partials: Callable[[Array], Any] | None = None
+    source, parts = laid
+    value, partials = strategies.value, None
     if monoid.reduces:
         partials = _sums(strategies, monoid, source, parts, tree)
     elif monoid.several and monoid.partial is var_partial:
         partials = _variances(strategies, monoid, source, parts, tree)
     if partials is None:
         return general
-    value, name = strategies.value, strategies.name
     result: Callable[[Array], Any] = partials
+    return _of_source(strategies, source, result, value, general)
+
+
+def partials_in_one_pass(strategies: Strategies, monoid: Monoid, made: Aval, general: Run) -> Run:
+    """Returns the plan that computes the partial sums of all shards at once, in the order of the mesh, or the
+    ``general`` plan where that is not possible.
+
+    Args:
+        strategies: the operator and its operands.
+        monoid: how partial results are computed.
+        made: the aval of the partial sums, stacked along the first dimension.
+        general: the plan that computes one after the other.
+    """
+    count = made.shape[0]
+    if len(strategies.moves) == 2:
+        products = _parts_of_products(strategies, count)
+        if products is None:
+            return general
+        (first, second), (rows_of, _) = strategies.moves, products
+        assert first is not None
+        assert second is not None
+        name = strategies.name
+
+        def multiplied(operands: Operands) -> ShardedTensor:
+            rows = rows_of(first.whole(operands[0], name), second.whole(operands[1], name))
+            return tensor_of(made, (whole_of(rows.reshape(made.shape), made),), ([],))
+
+        return multiplied
+    laid = _source_of(strategies)
+    if laid is None or not monoid.reduces or monoid.partial or laid[1].count != count:
+        return general
+    source, parts = laid
+    sums = _sums(strategies, monoid, source, parts, None)
+    if sums is None:
+        return general
+    rows: Callable[[Array], Array] = sums
+    return _of_source(strategies, source, lambda whole: rows(whole).reshape(made.shape), made, general)
+
+
+def _source_of(strategies: Strategies) -> tuple[Aval, _Parts] | None:
+    """Returns the aval of the only operand, and how it is divided along the dimension that is split; None if it has to
+    be moved, or its layout does not allow that.
+    """
+    moves = strategies.moves
+    if len(moves) > 1 or moves[0] is None or not moves[0].stays:
+        return None
+    source = moves[0].source
+    assert isinstance(source, Aval)  # Only a tensor can stay in its layout.
+    gone = reduced_axes(strategies.params.get("axis"), source.ndim)
+    split = next((d for d in gone if source.grid.counts[d] > 1), gone[0] if gone else 0)
+    runs = equal_runs(source.grid, split) if gone else None
+    if runs is None or (split and len(gone) > 1):
+        return None
+    return source, _Parts(source.shape, split, runs)
+
+
+def _of_source(strategies: Strategies, source: Aval, result: Callable[[Array], Any], value: Aval, general: Run) -> Run:
+    """Returns the plan that computes the buffer of a result from that of the only operand."""
+    name = strategies.name
     # In which order NumPy's loops add depends on the strides of all dimensions, of those of size 1, too.
     strides = tuple([source.dtype.itemsize * math.prod(source.shape[d + 1 :]) for d in range(source.ndim)])
 
@@ -77,7 +131,8 @@ def in_one_pass(strategies: Strategies, monoid: Monoid, partial_axes: tuple[str,
             return general(operands)  # type: ignore[no-any-return]
         return tensor_of(value, (made,), ([],))  # NumPy's ufuncs return new arrays.
 
-    strategies.of_buffers = of_buffer
+    if value is strategies.value:
+        strategies.of_buffers = of_buffer
     return run_plan
 
 
@@ -85,11 +140,13 @@ class _Parts:
     """The parts of the arrays of one shape along a split dimension.
 
     Attributes:
+        count: the number of parts.
         shapes: for each run of parts of equal size the shape of their array, whose first dimension is that of parts.
     """
 
     def __init__(self, shape: Shape, split: int, runs: Runs) -> None:
         self._split, ndim = split, len(shape)
+        self.count = sum([n for *_, n in runs])
         self._order = (split, *[d for d in range(ndim + 1) if d != split])
         self._runs = [
             (
@@ -107,10 +164,11 @@ class _Parts:
 
 
 def _sums(
-    strategies: Strategies, monoid: Monoid, source: Aval, parts: _Parts, tree: Tree
+    strategies: Strategies, monoid: Monoid, source: Aval, parts: _Parts, tree: Tree | None
 ) -> Callable[[Array], Any] | None:
-    """Returns the function that reduces a whole buffer by the ufunc of a monoid; None for other dtypes than float32 and
-    float64, since complex products are rounded differently in vectorized loops than one by one.
+    """Returns the function that reduces a whole buffer by the ufunc of a monoid, or without a tree each part of it;
+    None for other dtypes than float32 and float64, since complex products are rounded differently in vectorized loops
+    than one by one.
     """
     params, value = strategies.params, strategies.value
     if source.dtype not in ("f4", "f8") or params.get("dtype") not in (None, source.dtype):
@@ -121,12 +179,37 @@ def _sums(
 
     def result(whole: Array) -> Any:
         sums = [ufunc.reduce(part, axis=axes, keepdims=keepdims) for part in parts.of(whole)]
-        total = combine_rows(tree, sums[0] if len(sums) == 1 else np.concatenate(sums), ufunc)[0]
+        rows = sums[0] if len(sums) == 1 else np.concatenate(sums)
+        if tree is None:
+            return rows
+        total = combine_rows(tree, rows, ufunc)[0]
         if keepdims:
             total = total.reshape(value.shape)
         return total / count if count else total
 
     return result
+
+
+def _scattered(strategies: Strategies, group: Group) -> Run:
+    """Returns the plan that adds the rows of all shards at once (see `added_by_parts`)."""
+    from shardtensor.functions.scatter import added_by_parts  # Few programs need the chapter.
+
+    value, name, size = strategies.value, strategies.name, strategies.params["size"]
+    moves = [move for move in strategies.moves if move is not None]
+    assert len(moves) == 2
+    ndim = len(moves[0].source.shape)
+    boxes = [strategies.contexts[k].boxes[0] for k in group.members]
+    merges = reduction_tree(group.contributes, group.axes)
+
+    def run_plan(operands: Operands) -> ShardedTensor:
+        at, values = [move.whole(x, name) for move, x in zip(moves, operands, strict=True)]
+        part = np.zeros(at.shape, np.intp)
+        for number, box in enumerate(boxes):
+            part[tuple([slice(*ends) for ends in box])] = number
+        rows = values.reshape(at.size, *values.shape[ndim:])
+        return tensor_of(value, (added_by_parts(at.reshape(-1), rows, part.reshape(-1), merges, size),), ([],))
+
+    return run_plan
 
 
 # -- variances -------------------------------------------------------------------------------------
@@ -207,10 +290,33 @@ def _factors(counts: Sequence[int], dtype: np.dtype[Any], ndim: int) -> list[tup
 
 
 def _products(strategies: Strategies, tree: Tree) -> Run | None:
-    """Returns the plan that multiplies the parts of small operands at once; None for other operators than matrix
-    products and contractions of one dimension, and for other dtypes, layouts and numbers of dimensions.
-    """
+    """Returns the plan that multiplies the parts of small operands at once; see `_parts_of_products`."""
+    found = _parts_of_products(strategies, len(tree))
+    if found is None:
+        return None
     (first, second), value, name = strategies.moves, strategies.value, strategies.name
+    assert first is not None
+    assert second is not None
+    (rows_of, are_tensors), shape = found, value.shape
+
+    def of_buffers(x1: Array, x2: Array) -> Any:
+        return whole_of(combine_rows(tree, rows_of(x1, x2), np.add)[0].reshape(shape), value)
+
+    def run_plan(operands: Operands) -> ShardedTensor:
+        made = of_buffers(first.whole(operands[0], name), second.whole(operands[1], name))
+        return tensor_of(value, (made,), ([],))
+
+    if are_tensors:
+        strategies.of_buffers = of_buffers
+    return run_plan
+
+
+def _parts_of_products(strategies: Strategies, count: int) -> tuple[Callable[[Array, Array], Array], bool] | None:
+    """Returns the function that multiplies the parts of small operands, and whether both are tensors; None for other
+    operators than matrix products and contractions of one dimension, for other dtypes, layouts and numbers of
+    dimensions, and if there are not as many parts.
+    """
+    (first, second), value = strategies.moves, strategies.value
     if first is None or second is None:
         return None
     x1, x2 = first.source, second.source
@@ -221,25 +327,16 @@ def _products(strategies: Strategies, tree: Tree) -> Run | None:
         return None
     left_shape, right_shape = [x.shape for x in as_matrices(np.empty(x1.shape, bool), np.empty(x2.shape, bool))]
     runs = equal_runs(first.target.grid(x1.shape), inner)
-    if not runs or max(value.grid.counts, default=1) > 1 or sum(n for *_, n in runs) != len(tree):
+    if not runs or max(value.grid.counts, default=1) > 1 or sum(n for *_, n in runs) != count:
         return None
     columns, rows = _Parts(left_shape, len(left_shape) - 1, runs), _Parts(right_shape, len(right_shape) - 2, runs)
-    shape = value.shape
 
-    def of_buffers(x1: Array, x2: Array) -> Any:
+    def rows_of(x1: Array, x2: Array) -> Array:
         left, right = as_matrices(x1, x2)
-        factors = zip(columns.of(left), rows.of(right), strict=True)
-        sums = [np.matmul(x, y) for x, y in factors]
-        total = combine_rows(tree, sums[0] if len(sums) == 1 else np.concatenate(sums), np.add)[0]
-        return whole_of(total.reshape(shape), value)
+        sums = [np.matmul(x, y) for x, y in zip(columns.of(left), rows.of(right), strict=True)]
+        return sums[0] if len(sums) == 1 else np.concatenate(sums)
 
-    def run_plan(operands: Operands) -> ShardedTensor:
-        made = of_buffers(first.whole(operands[0], name), second.whole(operands[1], name))
-        return tensor_of(value, (made,), ([],))
-
-    if isinstance(x1, Aval) and isinstance(x2, Aval):
-        strategies.of_buffers = of_buffers
-    return run_plan
+    return rows_of, isinstance(x1, Aval) and isinstance(x2, Aval)
 
 
 def _as_matrices(strategies: Strategies, left: Shape, right: Shape) -> tuple[Callable[..., Any] | None, int]:

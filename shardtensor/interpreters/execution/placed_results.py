@@ -15,6 +15,7 @@ from shardtensor.core import Op, Operands
 from shardtensor.functions.monoids import MONOIDS, Monoid
 from shardtensor.host import memory_pool
 from shardtensor.interpreters.execution.combination import reduction_groups
+from shardtensor.interpreters.execution.one_pass import partials_in_one_pass
 from shardtensor.interpreters.execution.strategies import Run, Strategies
 from shardtensor.sharding.layout import NamedSharding, Where, as_sharding
 from shardtensor.sharding.spec import Chain, P
@@ -161,7 +162,9 @@ def partial_results(strategies: Strategies, partial_axes: Chain, target: Aval) -
                 whole[made.grid.index(group.members[0])] = total
         return tensor_of(made, (whole,))
 
-    run = shared if backend.on_host else separate
+    run: Run = separate
+    if backend.on_host:
+        run = shared if partial_axes else partials_in_one_pass(strategies, monoid, made, shared)
     return lambda operands: tensor(target, PartialSums(run(operands)))
 
 

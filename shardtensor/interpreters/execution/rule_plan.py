@@ -201,11 +201,10 @@ def _plan_on_first(op: Op, params: Named, laid: _Layouts) -> Plan:
 def _strategy(strategies: Strategies, laid: _Layouts) -> tuple[str, Run]:
     """Selects a strategy, and returns its name (see `Plan.strategy`) and the function that runs it."""
     value, target, axes = laid.value, laid.target, laid.partial_axes
-    if not target.unreduced:
-        if spans_hosts(value):
-            strategies.divide(laid.rule)
-        if value.backend.on_host and (in_blocks := strategies.in_blocks(laid.rule, axes)):
-            return "blocks", _in_parts(in_blocks, value, target)
+    if target.unreduced or spans_hosts(value):
+        strategies.divide(laid.rule)
+    if not target.unreduced and value.backend.on_host and (in_blocks := strategies.in_blocks(laid.rule, axes)):
+        return "blocks", _in_parts(in_blocks, value, target)
     if laid.panels:
         return "panels", laid.panels.run(strategies)
     if target.unreduced:

@@ -22,6 +22,7 @@ from shardtensor.errors import ShardTensorError
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.jit.common_sums import with_common_sums
 from shardtensor.interpreters.jit.common_transfers import with_common_transfers
+from shardtensor.interpreters.jit.copies import without_copies
 from shardtensor.interpreters.jit.deferred_sums import with_deferred_sums
 from shardtensor.interpreters.jit.stencils import StencilPlan, stencils_in
 from shardtensor.interpreters.programs.passes import PASSES, Setting, saving_transfers
@@ -123,6 +124,7 @@ def _inferred(calls: Sequence[tuple[Equation, Any, Any]]) -> tuple[int, list[Sha
 
 
 PASSES += [
+    ("copies", without_copies),
     ("scattered sums", saving_transfers(with_scattered_sums)),
     ("deferred sums", saving_transfers(with_deferred_sums)),
     ("stencils", saving_transfers(with_stencils)),

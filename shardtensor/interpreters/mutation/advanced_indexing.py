@@ -45,7 +45,7 @@ def _infer_gather(x: Any, index: Any) -> Aval:
     x = x if isinstance(x, ShardedTensor) else call("asarray", x)
     chosen = AdvancedIndex(inferred_index(index), x.shape)
     chosen.check()
-    value = _layout(x._aval, chosen)
+    value = _layout(x._aval, chosen, index)
     if is_recording():
         copied = not (value.backend.on_host or value.backend.simulated)
         _source(x, chosen, value.grid, True)[0].announce(x.dtype.itemsize, copied, "getitem")
@@ -78,10 +78,11 @@ def _gather(x: Any, index: Any) -> ShardedTensor:
             array = blockwise.select(gather_now(x, "getitem"), chosen.numpy)
         except IndexError as error:
             raise indexing_error(error) from None
-        return tensor_of(_layout(value, chosen), (array,))
+        return tensor_of(_layout(value, chosen, index), (array,))
     if (indices := indices_on_device(value, value.shape, index)) is not None:
-        return _selected_on_device(x, indices)
-    return _selected(x, AdvancedIndex(index, value.shape))
+        return _selected_on_device(x, indices, index)
+    chosen = AdvancedIndex(index, value.shape)
+    return _selected(x, chosen, _layout(value, chosen, index))
 
 
 def gather_now(x: Any, caller: str) -> Any:
@@ -97,19 +98,20 @@ def gather_now(x: Any, caller: str) -> Any:
     return gather_to_host(x, caller)
 
 
-def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...]) -> ShardedTensor:
+def _selected_on_device(x: ShardedTensor, indices: tuple[Any, ...], index: Any) -> ShardedTensor:
     """Returns the elements of a tensor in one memory that an index with arrays of that memory selects."""
     backend = x._aval.backend
-    value = _layout(x._aval, shape_of_index(backend, indices, x.shape))
+    value = _layout(x._aval, shape_of_index(backend, indices, x.shape), index)
     with backend.on(x.sharding.mesh.flat[0]):
         return tensor_of(value, (backend.contiguous(whole_array(x, "getitem")[indices]),))
 
 
-def _selected(x: ShardedTensor, chosen: AdvancedIndex) -> ShardedTensor:
+def _selected(x: ShardedTensor, chosen: AdvancedIndex, value: Aval) -> ShardedTensor:
     """Returns the elements of a tensor on other devices than the host that an index on the host selects."""
-    value = _layout(x._aval, chosen)
     if shares_memory(x):
-        return on_first(x, lambda alone: (_selected(alone, chosen),), value.sharding, "getitem")[0]
+        return on_first(
+            x, lambda alone: (_selected(alone, chosen, _layout(alone._aval, chosen, ())),), value.sharding, "getitem"
+        )[0]
     if value.spans:
         note(f"getitem({described(x)}, {described(chosen.numpy)})")
     plan, here, arrays = _source(x, chosen, value.grid, False)
@@ -134,33 +136,53 @@ def indexing_error(error: IndexError) -> IndexingError:
     return error if isinstance(error, IndexingError) else IndexingError(str(error))
 
 
-def _layout(x: Aval, chosen: AdvancedIndex) -> Aval:
+def _layout(x: Aval, chosen: AdvancedIndex, index: Any) -> Aval:
     """Returns the aval of the result.
 
-    The first dimension of the block is split by the mesh axes that split the indexed dimensions; the other dimensions
-    keep their mesh axes.
+    The block is split as the tensors of integers in the index are, or else its first dimension by the mesh axes that
+    split the indexed dimensions. The other dimensions keep their mesh axes.
     """
-    return _layout_of(x, chosen.basic, chosen.dims, len(chosen.block), chosen.at, chosen.shape)
+    given: tuple[Aval, ...] = ()
+    if type(index) is not np.ndarray:
+        for e in index if type(index) is tuple else (index,):
+            if type(e) is ShardedTensor and e._aval.dtype.kind in "iu" and e._aval.sharding.mesh == x.sharding.mesh:
+                given += (e._aval,)
+    return _layout_of(x, chosen.basic, chosen.dims, chosen.block, chosen.at, chosen.shape, given)
 
 
 @functools.lru_cache(1024)
-def _layout_of(x: Aval, basic: Index, dims: tuple[int, ...], count: int, at: int, shape: Shape) -> Aval:
-    """Returns the aval of the result: see `_layout` and `AdvancedIndex`; the block has ``count`` dimensions."""
+def _layout_of(
+    x: Aval, basic: Index, dims: tuple[int, ...], block: Shape, at: int, shape: Shape, given: tuple[Aval, ...]
+) -> Aval:
+    """Returns the aval of the result: see `_layout` and `AdvancedIndex`; ``given`` are tensors of integers."""
     chains = whole_view_spec(x.shape, x.sharding.spec.chains_of(x.ndim)).at(basic).chains
-    block: list[Chain] = [()] * count
-    if block:
-        block[0] = tuple(itertools.chain.from_iterable(chains[d] for d in dims))
     rest = [c for d, c in enumerate(chains) if d not in dims]
-    return aval(shape, x.dtype, x.sharding.with_spec(P(*rest[:at], *block, *rest[at:])), x.committed)
+    split = _split_of_block(block, given, set(itertools.chain.from_iterable(rest)))
+    if block and not any(split):
+        split[0] = tuple(itertools.chain.from_iterable(chains[d] for d in dims))
+    return aval(shape, x.dtype, x.sharding.with_spec(P(*rest[:at], *split, *rest[at:])), x.committed)
+
+
+def _split_of_block(block: Shape, given: Sequence[Aval], used: set[str]) -> list[Chain]:
+    """Returns the mesh axes that split the dimensions of the index arrays, of those that are not used yet."""
+    split: list[Chain] = [()] * len(block)
+    for value in given:
+        for d, chain in enumerate(value.sharding.spec.chains_of(value.ndim), len(block) - value.ndim):
+            if not split[d] and value.shape[d - len(block)] == block[d] and used.isdisjoint(chain):
+                split[d] = chain
+                used.update(chain)
+    return split
 
 
 def _want(grid: Grid, k: int, chosen: AdvancedIndex) -> GatherRequest:
     """Returns the request of the k-th device: its rows of the block and its ranges of the other dimensions."""
     box, n = grid.box(k), len(chosen.block)
-    inner = math.prod(chosen.block[1:])
-    begin, end = (e * inner for e in box[chosen.at]) if n else (0, 1)
-    rest = (*box[: chosen.at], *box[chosen.at + n :])
-    return GatherRequest(grid.devices[k], end - begin, [a[begin:end] for a in chosen.arrays], rest)
+    mine, rest = box[chosen.at : chosen.at + n], (*box[: chosen.at], *box[chosen.at + n :])
+    part = tuple([slice(*ends) for ends in mine])
+    rows = math.prod([end - begin for begin, end in mine])
+    return GatherRequest(
+        grid.devices[k], rows, [a.reshape(chosen.block)[part].reshape(-1) for a in chosen.arrays], rest
+    )
 
 
 def _placed(rows: Any, value: Aval, chosen: AdvancedIndex, k: int) -> Any:

@@ -275,47 +275,51 @@ def _plain(x: Any) -> Any:
 
 
 class Masked(WriteOp):
-    """A write of one scalar to every element of a view where a mask of its first dimensions is true."""
+    """A write of one value, a scalar or a tensor without dimensions, to every element of a view where a mask of its
+    first dimensions is true.
+    """
 
     overwrites = False
 
-    def __init__(self, mask: Any, ndim: int, scalar: Any) -> None:
+    def __init__(self, mask: Any, ndim: int, value: Any, dtype: Any) -> None:
         self.given = mask.shape
-        self.scalar = scalar
-        super().__init__(
-            "setitem", [mask if mask.ndim == ndim else mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))]
-        )
-
-    def described(self) -> str:
-        """See `WriteOp`."""
-        return f"{super().described()}, {described(self.scalar)}"
+        self.dtype = dtype
+        aligned = mask if mask.ndim == ndim else mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))
+        super().__init__("setitem", [aligned, value])
 
     def picked(self, positions: HostArray, shape: Shape) -> WriteOp:
         """See `WriteOp`."""
-        (mask,) = self.operands
+        mask, value = self.operands
         true = np.broadcast_to(AdvancedIndex(mask, mask.shape).numpy[0], positions.shape)
         chosen = AdvancedIndex(unraveled(positions[true], shape), shape)
-        return Scattered(self.name, None, chosen, [self.scalar], self.scalar.dtype)
+        return Scattered(self.name, None, chosen, [value], self.dtype)
 
     def shared(self, out: Any, old: Any) -> None:
         """See `WriteOp`."""
-        (mask,) = self.operands
-        out[self.read(mask).reshape(self.given)] = self.scalar
+        mask, value = map(self.read, self.operands)
+        out[mask.reshape(self.given)] = value
 
     def announce(self, grid: Grid, copied: bool) -> None:
         """See `WriteOp`."""
-        Delivery(self.operands[0], grid, inferred=True).announce(self.name, copied)
+        for x in self.operands:
+            if is_operand_array(x):
+                Delivery(x, grid, inferred=True).announce(self.name, copied)
 
     def stage(self, grid: Grid, value: ShardedTensor) -> Commit:
         """See `WriteOp`."""
-        (mask,) = self.operands
+        mask, given = self.operands
         parts: Sequence[Any] = Delivery(mask, grid).run(mask.dtype)
         if any(self.inside):  # Otherwise the mask is a snapshot, whose memory is not that of the tensor.
             parts = [copied(p, d) for p, d in zip(parts, grid.devices, strict=True)]
-        scalar = _plain(self.scalar)
+        is_tensor = is_operand_array(given)
+        values = Delivery(given, grid).run(self.dtype) if is_tensor else [_plain(given)] * len(grid.devices)
 
         def commit(n: int, xp: Any, out: Any, old: Any) -> None:
-            backend_of(grid.devices[n]).fill_where(out, xp.broadcast_to(parts[n], out.shape), scalar)
+            backend, here = backend_of(grid.devices[n]), xp.broadcast_to(parts[n], out.shape)
+            if is_tensor:
+                backend.store(out, ..., xp.where(here, values[n], out))
+            else:
+                backend.fill_where(out, here, values[n])
 
         return commit
 

@@ -117,9 +117,10 @@ def _assignment(
     """Returns the part that ``view[index] = value`` writes and the write op, after all checks; None if it is empty."""
     at = canonical(index, view_spec.shape)
     if at is None:
-        if _is_scalar(value) and _is_mask(index, view_spec.shape):
-            scalar, mask = _checked_value(value, dtype, ()), as_operand(index, "setitem")
-            return (view_spec, Masked(mask, len(view_spec.shape), scalar)) if view_spec.size else None
+        one = _is_scalar(value) or (type(value) is ShardedTensor and not value.ndim)
+        if one and _is_mask(index, view_spec.shape):
+            value, mask = _checked_value(value, dtype, ()), as_operand(index, "setitem")
+            return (view_spec, Masked(mask, len(view_spec.shape), value, dtype)) if view_spec.size else None
         on_host = lacks_elements(base) or _is_aliased(base, index)
         indices = None if on_host else indices_on_device(base._aval, view_spec.shape, index)
         if indices is None:

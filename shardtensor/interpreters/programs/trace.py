@@ -362,7 +362,13 @@ class Tracer(CallInterpreter):
         self._add(Equation(op, held, kept, results, programs=programs))
         return made
 
-    element = algorithm = planned
+    element = planned
+
+    def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Records a call, except for that of a copy of a Python number, which never changes."""
+        if op.name == "copy" and self._is_weak(operands[0]):
+            return tensor(operands[0]._aval, operands[0]._storage)
+        return self.planned(op, operands, params)
 
     def _with_traced_functions(self, op: Op, params: Params, programs: dict[int, Program]) -> tuple[Params, Params]:
         """Returns the parameters with functions that are traced where they are called, and those of the equation, which

@@ -104,3 +104,30 @@ def check_gradients(
     if np.isfinite(wanted):
         assert abs(found - wanted) <= limit * scale, (found, wanted)
     return gradients
+
+
+def check_tangents(fn: Callable[..., Any], xs: Sequence[Any], argnums: Sequence[int], gradients: Sequence[Any]) -> None:
+    """Asserts that forward mode and the linearized function agree with gradients: ⟨g, J v⟩ = ⟨Jᵀ g, v⟩, where fn adds up
+    the results times g.
+    """
+    rng = np.random.default_rng(1)
+    ds = tuple([direction(xs[k], rng) for k in argnums])
+
+    def of_some(*given: Any) -> Any:
+        every = list(xs)
+        for k, x in zip(argnums, given, strict=True):
+            every[k] = x
+        return fn(*every)
+
+    primals = tuple([xs[k].copy() if isinstance(xs[k], st.ShardedTensor) and xs[k].ndim else xs[k] for k in argnums])
+    wanted = sum(float(np.sum(np.asarray(g) * d).real) for g, d in zip(gradients, ds, strict=True))
+    scale = 1 + sum(float(np.sum(np.abs(np.asarray(g) * d))) for g, d in zip(gradients, ds, strict=True))
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        value, tangent = st.jvp(of_some, primals, ds)
+        again, push = st.linearize(of_some, *primals)
+        pushed = push(*ds)
+        np.testing.assert_allclose([float(value), float(again)], float(of_some(*primals)), rtol=1e-12)
+    for found in (tangent, pushed):
+        assert found.dtype == np.float64
+        assert abs(float(found) - wanted) <= 1e-10 * scale or not np.isfinite(wanted), (float(found), wanted)

@@ -107,6 +107,22 @@ def results_written_by_ufuncs(x: Any) -> Any:
 
 
 @program
+def writes_by_index_arrays(x: Any) -> Any:
+    y = x * 2
+    at = np.array([3, 0, 3, -1])
+    y[at] = x[:4] * x[0]  # The last value for row 3 is written.
+    y[:, st.asarray([4, 1])] = x[:, :2]
+    y[1:6][[0, 2], 1:4] = x[0, 0]
+    y.T[np.array([2, 0]), np.array([1, 1])] = x[0, :2]
+    y[at] = y[:4]
+    z = y * y  # It saves y.
+    y[at] = 1.5
+    y[st.asarray(np.arange(9) % 4 == 1)] = x[8, 4]
+    y[np.arange(9) % 4 == 2] = x[8]
+    return (y * y * x).sum() + z.sum()
+
+
+@program
 def index_arrays(x: Any) -> Any:
     at = np.array([2, 0, 2, 1])
     y = x[at] * x[[3, 4, 4, 4], [0, 1, 1, 2]][:, None]

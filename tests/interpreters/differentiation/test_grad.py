@@ -72,6 +72,9 @@ def test_python_numbers_do_not_promote() -> None:
     assert (float(g[0]), g[1].tolist()) == (18.0, [9.0] * 3)
     assert float(st.grad(lambda a: st.asarray(a).reshape(1)[0] * a)(3.0)) == 6
 
+    assert float(st.jit(st.grad(lambda a: a * a * a))(2.0)) == 12
+    assert float(st.jit(lambda a: st.jvp(lambda a: a * a * a, (a,), (a,))[1])(2.0)) == 24
+
     def written(a: Any) -> Any:
         b = st.asarray(a, copy=True)
         b[...] = b * a
@@ -360,3 +363,54 @@ def test_simulated_devices() -> None:
         st.empty((1024, 64), dtype="float32", device=st.NamedSharding(mesh, st.P("data"))),
     )
     assert report.bytes == 2 * 511 * 64 * 64 * 4 + 2 * 511 * 4
+
+
+def test_writes_to_arguments_that_share_elements_raise() -> None:
+    def loss(a: Any, b: Any, **named: Any) -> Any:
+        a[0] = 5.0
+        return (a[:2] * b[:2]).sum()
+
+    x = put(X, "numpy")
+    for args, named, argnums, message in [
+        ((x, x), {}, 0, "grad: the function writes argument 0, which shares its elements with argument 1, and"),
+        ((x, x), {}, 1, "grad: the function writes argument 0, which shares its elements with argument 1, and"),
+        ((x, x[:3]), {}, (0, 1), "the function writes argument 0, which shares its elements with argument 1"),
+        ((x[1:], [x][0]), {}, (0, 1), "the function writes argument 0, which shares its elements with argument 1"),
+        ((x, X.copy()), {"c": {"d": x}}, 0, r"shares its elements with argument c\['d'\]"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            st.grad(loss, argnums=argnums)(*args, **named)
+        assert_equal(x, X)
+    y = put(X, "numpy")
+    assert_equal(st.grad(lambda a, b: (a * b).sum(), argnums=1)(y, y), X)
+    assert_equal(st.grad(loss)(y, y.copy())[1], X[1])
+
+
+def storage_of(x: Any) -> Any:
+    """Returns the address of the buffer of a tensor of a tape."""
+    return x._base_and_view()[0]._storage.primal._storage.buffers[0].ctypes.data
+
+
+def test_writes_by_index_arrays_are_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    at, mask = np.array([3, 0, 3]), st.asarray([True, False, True, False])
+
+    def refused(*args: Any) -> Any:
+        raise AssertionError("the whole value is computed")
+
+    def loss(x: Any) -> Any:
+        y = x * 2
+        begin = storage_of(y)
+        y[at] = x[:3]
+        y[1:][[0, 1]] = x[0]
+        y[mask] = x[0, 0]
+        y[:, at % 2] = 3.0
+        assert storage_of(y) == begin
+        return y.sum()
+
+    x = put(X, "numpy")
+    wanted = st.grad(loss)(x)
+    copied = OPS["setitem"].algorithm
+    monkeypatch.setattr(OPS["setitem"], "algorithm", lambda x, *rest: (copied if x.ndim == 1 else refused)(x, *rest))
+    monkeypatch.setattr(OPS["put"], "algorithm", refused)
+    found = st.grad(loss)(put(X, "numpy"))
+    assert_equal(found, np.asarray(wanted))

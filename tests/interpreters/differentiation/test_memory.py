@@ -206,4 +206,4 @@ def test_offloaded_values_are_in_the_memory_of_the_host(wrap: Any, backend: str)
         found.append([(peaks[0] - before) / ARRAY, (peaks[1] - host) / ARRAY])
     (saved, _), (offloaded, on_host) = found
     assert on_host == pytest.approx(8, abs=0.1)
-    assert saved >= offloaded
+    assert saved >= offloaded or wrap is st.jit  # One kernel computes the chain and its gradient, and saves nothing.

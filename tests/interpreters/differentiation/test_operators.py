@@ -15,7 +15,7 @@ from shardtensor.core import OPS
 from shardtensor.functions.derivatives import derivative_of, load_all
 from shardtensor.functions.derivatives.forms import ROWS, ZERO, Refused
 from tests.cases import CASES, sharded_somehow
-from tests.interpreters.differentiation.numeric import check_gradients, in_domain, taken, weighted
+from tests.interpreters.differentiation.numeric import check_gradients, check_tangents, in_domain, taken, weighted
 from tests.interpreters.test_infer import examples, some_backend
 
 load_all()
@@ -109,6 +109,7 @@ def test_every_operator(name: str) -> None:
                 return
         if not isinstance(value, st.ShardedTensor) or not np.isfinite(float(value)):
             return
-        check_gradients(fn, operands, argnums)
+        gradients = check_gradients(fn, operands, argnums)
+        check_tangents(fn, operands, argnums, gradients)
 
     run()

@@ -71,13 +71,3 @@ def test_second_derivatives(name: str) -> None:
     second = np.asarray(st.grad(along)(x.copy()))
     wanted = slope(lambda x: along(x), [x], [d], 1e-5)
     assert abs(float((second * d).sum()) - wanted) <= 1e-5 * (1 + abs(wanted) + np.abs(second).sum())
-
-
-@pytest.mark.parametrize("name", list(PROGRAMS))
-def test_derivatives_in_a_direction(name: str) -> None:
-    fn, x = PROGRAMS[name], matrix("numpy")
-    d = np.random.default_rng(3).standard_normal(x.shape)
-    value, tangent = st.jvp(fn, (x.copy(),), (d,))
-    assert float(value) == float(fn(x.copy()))
-    wanted = float((gradient(fn, x) * d).sum())
-    assert abs(float(tangent) - wanted) <= 1e-10 * (1 + abs(wanted))

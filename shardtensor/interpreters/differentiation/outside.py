@@ -1,0 +1,39 @@
+"""Interpreters that execute the calls of a function outside of the tape that records it as one step."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from shardtensor.core import Interpreter, Op, Operands, Params, bind_by, bind_into
+from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.tensor.pytree import map_leaves
+
+
+class Outside(Interpreter):
+    """Executes calls by the interpreter around a tape.
+
+    Attributes:
+        tape: the tape.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+
+    @property
+    def only_infers(self) -> bool:  # type: ignore[override]
+        """See `Interpreter`."""
+        return self.tape.only_infers
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes one call."""
+        return bind_by(self.tape.outer, op, map_leaves(self.noted, operands), params)
+
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """Executes a write to a tensor that the function has made."""
+        with self.tape.outside():
+            bind_into(out, op, map_leaves(self.noted, operands), params)
+
+    @abc.abstractmethod
+    def noted(self, x: Any) -> Any:
+        """Returns what the interpreter around the tape takes for an operand."""
