@@ -171,4 +171,18 @@ def _masked(recorded: Call, place: _Place) -> Any:
     return call("where", mask, call("astype", call("asarray", value), x.dtype), x)
 
 
-rows(gather=_gathered, setitem=_assigned)
+def _rows(recorded: Call) -> Any:
+    """The rule of elements along one dimension, of which the other operand has the numbers."""
+    axis, (x, indices) = recorded.params["axis"], recorded.operands
+    if not recorded.batched[1]:
+        return recorded.again(x, indices, axis=axis + 1)
+    if not recorded.batched[0]:
+        made = recorded.again(x, indices)
+        return call("moveaxis", made, axis, 0) if axis else made
+    ndim = recorded.ndim(1)
+    examples = call("reshape", call("arange", recorded.size), (recorded.size, *[1] * ndim))
+    made = x[(examples, *[slice(None)] * axis, indices)]
+    return _moved(made, 1, 1 + axis, ndim) if axis else made
+
+
+rows(gather=_gathered, setitem=_assigned, take_rows=_rows)

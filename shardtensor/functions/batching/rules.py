@@ -7,6 +7,7 @@ from typing import Any
 
 from shardtensor.core import call
 from shardtensor.functions.batching.forms import Call, along, each, over_axes, product, rows, stacks
+from shardtensor.functions.differences import windows_of_convolution
 from shardtensor.sharding.index import Index
 from shardtensor.sharding.rules import normalize_axes, normalize_axis, reduced_axes
 from shardtensor.sharding.spec import P
@@ -179,8 +180,12 @@ def _repeated(recorded: Call) -> Any:
 def _convolved(recorded: Call) -> Any:
     """The sum over the elements of v of their products with a part of a, as `convolve_part` computes it."""
     a, v = recorded.whole(0), recorded.whole(1)
-    n, m, before = a.shape[1], v.shape[1], recorded.params["before"]
-    count = before + n + recorded.params["behind"] - m + 1
+    n, m = a.shape[1], v.shape[1]
+    if "mode" in recorded.params:
+        count, before = windows_of_convolution(n, m, recorded.params["mode"])
+    else:
+        before = recorded.params["before"]
+        count = before + n + recorded.params["behind"] - m + 1
     total = mark_array(call("zeros", (recorded.size, max(count, 0)), dtype=a.dtype, device=recorded.layout(P(), 1)))
     for k in range(m if count > 0 else 0):
         first = m - 1 - k - before
@@ -188,6 +193,10 @@ def _convolved(recorded: Call) -> Any:
         if begin < end:
             total[:, begin:end] += a[:, begin + first : end + first] * v[:, k : k + 1]
     return total
+
+
+def _along_lines(recorded: Call) -> Any:
+    return recorded.again(*recorded.operands, along=recorded.params["along"] + 1)
 
 
 def _copied(recorded: Call) -> Any:
@@ -228,6 +237,8 @@ rows(
     trace=_two_axes,
     spanned=_repeated,
     convolve_part=_convolved,
+    convolved=_convolved,
+    lines_applied=_along_lines,
     tril=_triangle,
     triu=_triangle,
     transfer_to=_transferred,

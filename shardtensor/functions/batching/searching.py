@@ -9,6 +9,7 @@ import numpy as np
 
 from shardtensor.core import call
 from shardtensor.functions.batching.forms import Call, rows
+from shardtensor.functions.scatter import scatter_add_each
 from shardtensor.tensor.operands import dtype_of, shape_of
 
 
@@ -66,13 +67,20 @@ def _counts(size: int, x: Any, weights: Any, length: int) -> Any:
 
 
 def _scattered(recorded: Call) -> Any:
-    """Each example adds to an own range of rows."""
-    size, at, values = recorded.params["size"], recorded.whole(0), recorded.whole(1)
-    n, shape = math.prod(recorded.shape(0)), recorded.shape(1)[recorded.ndim(0) :]
-    at = call("reshape", at, (recorded.size, n)) + call("expand_dims", call("arange", recorded.size), axis=1) * size
-    rows = call("reshape", values, (recorded.size * n, *shape))
-    made = recorded.again(call("reshape", at, (-1,)), rows, size=size * recorded.size)
-    return call("reshape", made, (recorded.size, size, *shape))
+    """The rows of each example are added to its own array."""
+    size, ndim = recorded.params["size"], recorded.ndim(0)
+    if recorded.batched[0]:
+        return scatter_add_each(recorded.whole(0), recorded.whole(1), size=size)
+    rows = call("moveaxis", recorded.operands[1], 0, ndim)
+    return call("moveaxis", recorded.again(recorded.operands[0], rows), 1, 0)
+
+
+def _scattered_each(recorded: Call) -> Any:
+    """The examples of a batch of batches are those of one."""
+    both = [recorded.whole(k) for k in range(2)]
+    n = both[0].shape[1]
+    made = recorded.again(*[call("reshape", x, (recorded.size * n, *x.shape[2:])) for x in both])
+    return call("reshape", made, (recorded.size, n, *made.shape[1:]))
 
 
 def _histogram(recorded: Call) -> Any:
@@ -129,6 +137,7 @@ def _updated(recorded: Call) -> Any:
 
 rows(
     scatter_add=_scattered,
+    scatter_add_each=_scattered_each,
     searchsorted=_ranks,
     isin=_members,
     counts_of_integers=_counted,
