@@ -36,6 +36,7 @@ from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import AxisName, AxisPosition, axis_index, axis_position, axis_size, check_shared
+from shardtensor.spmd.launch import DERIVATIVES
 from shardtensor.spmd.rendezvous import Arrays, rendezvous
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ Groups = Sequence[Sequence[int]] | None
 
 def collective(function: Callable[Concatenate[Any, Arguments], Any]) -> Collective[Arguments]:
     """Declares a collective. The communicator of the program defines what it does: it is inferred as it is executed."""
-    return cast("Collective[Arguments]", operator(operands=("x",), trees=("x",), spmd=True)(function))
+    declared = operator(operands=("x",), trees=("x",), spmd=True)(function)
+    implements(declared, "derivative")(DERIVATIVES)
+    return cast("Collective[Arguments]", declared)
 
 
 # -- reductions ------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ _CHAPTERS = {
     "products": "linear_algebra products",
     "movement": (
         "manipulation joining placement conversion triangles repetition unsplit_lines creation partial_sums grids "
-        "shard_lists dlpack_methods"
+        "dlpack_methods"
     ),
+    "lists": "shard_lists",
     "indexing": "indexing take_along scatter counts",
     "ordering": "sorting sets split_search scans lines distributions",
 }
@@ -30,6 +31,8 @@ _MODULES = {f"shardtensor.functions.{name}": rows for rows, names in _CHAPTERS.i
 def derivative_of(op: Op) -> Derivative | None:
     """Returns the derivative of an operator; None if it has no row."""
     if op.derivative is not None:
+        if type(op.derivative) is str:  # The module that attaches it.
+            importlib.import_module(op.derivative)
         return op.derivative  # type: ignore[no-any-return]
     if (rows := _MODULES.get(op.dispatch.__module__)) is not None:
         importlib.import_module(f"{__name__}.{rows}")

@@ -97,7 +97,6 @@ rows(
     reshape=linear(_reshaped, partial_sums=True),
     expand_dims=linear(_reshaped, partial_sums=True),
     squeeze=linear(_reshaped, partial_sums=True),
-    unsqueeze=linear(_reshaped),
     # Of these, only copies of arrays without elements are recorded: others are views.
     permute_dims=linear(_of_nothing),
     matrix_transpose=linear(_of_nothing),

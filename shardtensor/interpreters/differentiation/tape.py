@@ -27,9 +27,10 @@ from shardtensor.core import (
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Refused, vjp
+from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Recording, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
+from shardtensor.interpreters.device import DeviceInterpreter
 from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped, number_of
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.mutation.write_ops import is_view
@@ -40,7 +41,8 @@ from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.sharding.view_spec import ViewSpec, part_steps
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, shard_arrays, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
 _INSTEAD = "use other operators, or st.stop_gradient(x) for its operands where no gradient is wanted"
@@ -59,15 +61,20 @@ class Tape(CallInterpreter):
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
         known_as: for values of another tape, which the function has closed over, those that stand for them here.
+        one_value: for results of maps that are one value of all programs along some axes, the number of the cotangent of
+            that value, and these axes.
+        in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
     """
 
     def __init__(self) -> None:
         found = innermost()
         self.outer: Callable[..., Any] | None = None if found is None else found.apply
+        self.in_program = program_of(found)
         self.steps: list[Step] = []
         self.uses: dict[int, int] = {}
         self.ended = False
         self.known_as: dict[Taped, Taped] = {}
+        self.one_value: dict[int, tuple[int, frozenset[str]]] = {}
         self._count = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
 
@@ -143,7 +150,7 @@ class Tape(CallInterpreter):
         if found is None:
             found = Taped(self, tensor(value, View(base.primal, view_spec)), base)
             base.views[key] = found
-            self._add(
+            self.add(
                 OPS["view"], {"view_spec": view_spec}, _row("view"), [base], [base.primal._aval], [found], [value], {}
             )
         return found
@@ -152,6 +159,8 @@ class Tape(CallInterpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, and records it if an operand depends on a differentiated argument."""
+        if op.spmd and isinstance(derivative := derivative_of(op), Recording):
+            return derivative.record(self, op, operands, params)
         for x in operands:
             if type(x) is ShardedTensor:
                 if self.taped(x) is not None:
@@ -165,7 +174,7 @@ class Tape(CallInterpreter):
         if op.name in PYTHON and (found := self._of_scalars(op, operands)) is not NotImplemented:
             return found
         if op.view_spec and type(operands[0]) is ShardedTensor:
-            self._make_tensor(operands[0])
+            self.make_tensor(operands[0])
         return super().apply(op, operands, params)
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
@@ -178,7 +187,7 @@ class Tape(CallInterpreter):
             return result
         made = self.variable(result)
         kinds, results = [base.primal._aval], [result._aval]
-        self._add(OPS["view"], {"view_spec": view_spec}, _row("view"), [base], kinds, [made._storage], results, {})
+        self.add(OPS["view"], {"view_spec": view_spec}, _row("view"), [base], kinds, [made._storage], results, {})
         return made
 
     def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -197,18 +206,28 @@ class Tape(CallInterpreter):
         derivative = derivative_of(op)
         if derivative is ZERO:
             return bind_by(self.outer, op, self.constants(operands), params)
+        if isinstance(derivative, Recording):
+            return derivative.record(self, op, operands, params)
         if derivative is None or type(derivative) is Refused:
             reason = "none is defined yet" if derivative is None else derivative.reason
             name = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
             raise ArgumentTypeError(f"{name}: it has no derivative: {reason}; {_INSTEAD}")
+        return self.recorded(op, operands, params, derivative)
+
+    def recorded(self, op: Op, operands: Operands, params: Params, derivative: Derivative) -> Any:
+        """Executes a call, and records it with a derivative."""
         in_trees = op.variadic or bool(op.trees)
         found = leaves(operands) if in_trees else operands
         states = [self.active(x) for x in found]
         if not any(states):
             return bind_by(self.outer, op, self.constants(operands), params)
         primals = [self.constant(x) if s is None else s.primal for x, s in zip(found, states, strict=True)]
+        if self.in_program is not None:
+            primals = list(map(self.adopted, primals))
         given: Operands = tuple(replaced(operands, primals)) if in_trees else tuple(primals)
         result = bind_by(self.outer, op, given, params)
+        if self.in_program is not None:
+            result = map_leaves(self.adopted, result)
         for x, primal in zip(found, primals, strict=True):
             if result is primal:  # As `st.astype(x, x.dtype, copy=False)`.
                 return x
@@ -218,7 +237,7 @@ class Tape(CallInterpreter):
         if any(new):
             saved = self._saved(op, derivative, states, operands, given, outs, new)
             named = dict(zip(op.params, params, strict=True))
-            self._add(op, named, derivative, states, list(map(_kind, primals)), new, list(map(_kind, outs)), saved)
+            self.add(op, named, derivative, states, list(map(_kind, primals)), new, list(map(_kind, outs)), saved)
         return made[0] if type(result) is ShardedTensor else replaced(result, made)
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -227,7 +246,7 @@ class Tape(CallInterpreter):
         if op.name == "copy" and state is not None and type(state.primal) in SCALARS:
             return tensor(operands[0]._aval, state)  # A number never changes, and stays one.
         for x in operands:
-            self._make_tensor(x)
+            self.make_tensor(x)
         return self.planned(op, operands, params)
 
     def constants(self, tree: Any) -> Any:
@@ -252,15 +271,9 @@ class Tape(CallInterpreter):
                 held: Iterable[Taped | None] = new
             else:
                 at = op.operands.index(name)
-                x = operands[at]
-                if type(x) is ShardedTensor:
-                    base = self.taped(x)
-                    held = (base,)
-                    saved[name] = self._kept(given[at]) if base is None else given[at]
-                else:
-                    assert not any(map(self.taped, leaves(x)))
-                    held = ()
-                    saved[name] = map_leaves(self._kept, given[at])
+                held = list(map(self.taped, leaves(operands[at])))
+                values = zip(leaves(given[at]), held, strict=True)
+                saved[name] = replaced(given[at], [self._kept(x) if s is None else x for x, s in values])
             for state in held:
                 if state is not None:
                     state.save()
@@ -268,11 +281,29 @@ class Tape(CallInterpreter):
 
     def _kept(self, x: Any) -> Any:
         """Returns an operand that is none of the tape, as a derivative saves it: later writes do not change it."""
+        x = self.adopted(x)
         if type(x) is ShardedTensor:
-            return bind_by(self.outer, OPS["copy"], (x,), ())
+            return x if self.is_lent(x) else bind_by(self.outer, OPS["copy"], (x,), ())
         return x.copy() if isinstance(x, np.ndarray) else x
 
-    def _add(
+    def is_lent(self, x: Any) -> bool:
+        """Whether the elements of a tensor are those of an argument of a program, which nothing writes."""
+        return False
+
+    def adopted(self, x: Any) -> Any:
+        """Returns an array of the device of a program as a tensor; other objects as they are."""
+        here = self.in_program
+        return x if here is None else adopted(here, x)
+
+    def given(self, x: Any) -> Any:
+        """Returns a tensor as a function of the user gets it: in a program on one device as an array of that."""
+        here = self.in_program
+        if here is None or type(x) is not ShardedTensor or x.sharding.mesh.flat != (here.device,):
+            return x
+        x = bind_by(self.outer, OPS["copy"], (x,), ()) if hasattr(x._storage, "view_spec") else x
+        return here.backend.export(shard_arrays(x)[0]) if type(x._storage) is Storage else x
+
+    def add(
         self,
         op: Op,
         params: dict[str, Any],
@@ -297,7 +328,11 @@ class Tape(CallInterpreter):
         self.steps.append(step)
 
     def add_function(
-        self, function: Callable[[Any, Any], Any], states: Sequence[Taped | None], results: Sequence[Any]
+        self,
+        function: Callable[[Any, Any], Any],
+        states: Sequence[Taped | None],
+        results: Sequence[Any],
+        saved: dict[str, Any] | None = None,
     ) -> list[Any]:
         """Records a call of a function of the user, and returns its results as tensors of the tape.
 
@@ -305,14 +340,17 @@ class Tape(CallInterpreter):
             function: its derivative, as in `shardtensor.functions.derivatives.forms.vjp`.
             states: the values of the tape on which the results depend, which are saved.
             results: what it has returned.
+            saved: the values that the derivative finds in its `Call`. In a program of a map, it must not refer to
+                others of the program, since its call is one of another map.
         """
         for state in states:
             if state is not None:
                 state.save()
+        results = list(map(self.adopted, results))
         made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
         new = [y._storage if self.taped(y) else None for y in made]
         kinds = [None if s is None else _kind(s.primal) for s in states]
-        self._add(OPS["copy"], {}, vjp(function), states, kinds, new, list(map(_kind, results)), {})
+        self.add(OPS["copy"], {}, vjp(function), states, kinds, new, list(map(_kind, results)), saved or {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
@@ -328,18 +366,18 @@ class Tape(CallInterpreter):
         states = [self.active(x) for x in operands]
         values: list[Any] = [x if s is None else s.primal for x, s in zip(operands, states, strict=True)]
         named = dict(zip(op.operands, values, strict=True)) | {"y": result}
-        self._add(op, {}, derivative, states, values, [made._storage], [result], named)
+        self.add(op, {}, derivative, states, values, [made._storage], [result], named)
         return made
 
-    def _make_tensor(self, x: Any) -> None:
+    def make_tensor(self, x: Any) -> None:
         """Replaces the value of a Python scalar by a tensor, of which there can be views."""
         state = self.taped(x)
         if state is None or type(state.primal) is ShardedTensor or x._storage is not state:
             return
-        result = bind_by(self.outer, OPS["asarray"], (state.primal,), (None, None, None))
+        result = self.adopted(bind_by(self.outer, OPS["asarray"], (state.primal,), (None, None, None)))
         x._storage = made = Taped(self, result)
         x._aval = result._aval
-        self._add(OPS["copy"], {}, _row("copy"), [state], [state.primal], [made], [result._aval], {})
+        self.add(OPS["copy"], {}, _row("copy"), [state], [state.primal], [made], [result._aval], {})
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
         """Executes a call of which the result leaves the library, or has a shape that depends on elements."""
@@ -360,7 +398,7 @@ class Tape(CallInterpreter):
             return
         with contextlib.nullcontext() if is_mine else self.outside():
             out._make_writable()
-        self._make_tensor(out)
+        self.make_tensor(out)
         base, view_spec = out._base_and_view()
         if op.assigns:
             value, index = operands[1], operands[2]
@@ -399,10 +437,10 @@ class Tape(CallInterpreter):
         base._storage = made = Taped(self, new)
         result = made if out is base else Taped(self, None)
         kinds, value = list(map(_kind, given)), out._aval
-        self._add(op, dict(zip(op.params, params, strict=True)), derivative, states, kinds, [result], [value], saved)
+        self.add(op, dict(zip(op.params, params, strict=True)), derivative, states, kinds, [result], [value], saved)
         if out is not base:
             kinds = [new._aval, value]
-            self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
+            self.add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
         return True
 
     def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, value: Any) -> bool:
@@ -436,7 +474,7 @@ class Tape(CallInterpreter):
             state.primal = None  # This value exists no longer.
         base._storage = made = Taped(self, new)
         kinds = [new._aval, _kind(given)]
-        self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [made], [new._aval], {})
+        self.add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [made], [new._aval], {})
 
     def end(self) -> None:
         """Ends the recording. Tensors from outside that the function has written get their values."""
@@ -459,6 +497,19 @@ class Tape(CallInterpreter):
 def innermost_of(apply: Callable[..., Any] | None) -> Any:
     """Returns the interpreter that has the method ``apply``; for None the outermost one."""
     return outermost() if apply is None else apply.__self__  # type: ignore[attr-defined]
+
+
+def program_of(found: Any) -> DeviceInterpreter | None:
+    """Returns the interpreter of the device, given the innermost one in a program of a map."""
+    return found if isinstance(found, DeviceInterpreter) else getattr(found, "in_program", None)
+
+
+def adopted(here: DeviceInterpreter, x: Any) -> Any:
+    """Returns an array of a device as a tensor, which nothing writes in place; other objects as they are."""
+    if type(x) is ShardedTensor or not here.backend.is_array(x):
+        return x
+    value = here.aval_of(x)
+    return x if value is None else tensor_of(value, (here.backend.asarray(x),), (None,))
 
 
 def _row(name: str) -> Derivative:

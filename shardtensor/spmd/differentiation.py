@@ -1,0 +1,556 @@
+"""Maps of differentiated functions: each program has a tape, and the gradient is another map.
+
+The first map calls the function on the tapes of its programs, and returns, besides the results, what the derivatives
+have saved. The second one gets that, with the cotangents of the results, and transposes what each program has done.
+Both are calls of `map_shards` for the interpreter around the tape, be it the eager one, that of a jit, an inference, or
+another tape.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.core import Op, Operands, Params, bind_by, call, innermost, interpreting
+from shardtensor.errors import ArgumentError
+from shardtensor.functions.derivatives import derivative_of
+from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
+from shardtensor.functions.derivatives.forms import Recording, vjp
+from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, Typed, added, pulled_back
+from shardtensor.interpreters.differentiation.tape import Tape, adopted, program_of
+from shardtensor.interpreters.differentiation.values import Taped, number_of
+from shardtensor.sharding.layout import NamedSharding
+from shardtensor.sharding.mesh import mesh_of
+from shardtensor.sharding.spec import P
+from shardtensor.spmd.axes import axis_index
+from shardtensor.spmd.launch import MappedArgument, Unmapped
+from shardtensor.spmd.program import current
+from shardtensor.tensor.pytree import leaves, map_leaves, replaced
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
+from shardtensor.tensor.value import Aval
+
+Axes = frozenset[str]
+
+_capturing = threading.Lock()
+"""Programs that run in several threads note in the tape around them what they close over."""
+
+_STRUCTURE = frozenset(("transfer_to", "split_over", "copy", "reshard"))
+"""The operators that make the arguments of a map."""
+
+
+class ProgramTape(Tape):
+    """The tape of one program of a map.
+
+    Attributes:
+        around: the tape that records the map.
+        inputs: the numbers of the arguments that depend on differentiated ones, and their avals.
+        outs: likewise of the leaves of the result; None for those that do not.
+        closed_numbers: the numbers of the values that any program closes over; None for one that this one does not.
+    """
+
+    def __init__(self, around: Tape) -> None:
+        super().__init__()
+        self.around = around
+        self.inputs: list[tuple[int, Any]] = []
+        self.outs: list[tuple[int, Any] | None] = []
+        self.closed_numbers: list[int | None] = []
+        program = current()
+        assert program is not None
+        self._lent = program.lent
+
+    def taped(self, x: Any) -> Taped | None:
+        """Returns the value of this tape that is that of a tensor; a tensor that depends on a differentiated argument,
+        and that the function closes over, becomes one.
+        """
+        if type(x) is ShardedTensor:
+            storage = getattr(x._storage, "base", x)._storage
+            if type(storage) is Taped and storage.tape is not self and storage not in self.known_as:
+                self._capture(x, storage)
+        return super().taped(x)
+
+    def _capture(self, x: ShardedTensor, storage: Taped) -> None:
+        if self.around.ended:
+            return
+        with _capturing:
+            state = self.around.taped(x)
+        if state is not None:
+            state.save()
+            made = self.variable(state.primal)._storage
+            made.save()
+            self.known_as[storage] = made
+
+    def adopted(self, x: Any) -> Any:
+        """See `Tape`. A tensor of an argument shares the storage of that."""
+        here = self.in_program
+        if here is not None and type(x) is not ShardedTensor:
+            for one in self._lent:
+                if one.exported is x and here.backend.is_whole(x, one.array):
+                    value = here.aval_of(x)
+                    assert value is not None
+                    return tensor(value, one.storage_of(one.array))
+        return super().adopted(x)
+
+    def is_lent(self, x: Any) -> bool:
+        """See `Tape`."""
+        storage = x._storage
+        return type(storage) is Storage and any(one.array is storage.buffers[0] for one in self._lent)
+
+    def closed(self) -> dict[Taped, int]:
+        """Returns the values of the tape around that the function closes over, with their numbers on this one."""
+        known = self.around.known_as
+        return {known.get(storage, storage): made.number for storage, made in self.known_as.items()}
+
+    def add_idle(self, op: Op, operands: Operands, params: Params, derivative: Any, result: Any) -> None:
+        """Records a collective without a gradient here, in which other programs may have one."""
+        kinds = [_kind(self.adopted(x)) for x in leaves(result)]
+        if any(isinstance(kind, Aval) and is_inexact(kind.dtype) for kind in kinds):
+            nothing: list[Any] = [None] * len(kinds)
+            given = {"x": map_leaves(self._kept, operands[0]), "y": result}
+            saved = {name: given[name] for name in derivative.saved}
+            before = [_kind(self.adopted(x)) for x in leaves(operands)]
+            named = dict(zip(op.params, params, strict=True))
+            self.add(op, named, derivative, nothing, before, nothing, kinds, saved)
+
+    def take_saved(self) -> list[Any]:
+        """Returns the arrays that the derivatives have saved, each once, and leaves their numbers in their places."""
+        kept: list[Any] = []
+        numbers: dict[int, _Saved] = {}
+
+        def taken(x: Any) -> Any:
+            x = self.adopted(x)
+            if type(x) is not ShardedTensor:
+                return x
+            if id(x) not in numbers:
+                numbers[id(x)] = _Saved(len(kept))
+                kept.append(x)
+            return numbers[id(x)]
+
+        for step in self.steps:
+            for name in step.saved:
+                step.saved[name] = map_leaves(taken, step.saved[name])
+        return kept
+
+
+class _Saved:
+    """The number of an array that a derivative has saved, in place of it."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _kind(x: Any) -> Any:
+    return x._aval if type(x) is ShardedTensor else x
+
+
+class _Map:
+    """One recorded map.
+
+    Attributes:
+        params: the parameters of the call, the function excepted.
+        given: its arguments, without the tape.
+        marks: for each column and program, the positions of leaves that depend on differentiated arguments.
+        inputs: the program and the value of each of these; None in place of a program where all of them share it.
+        closed: the avals of the values that the function closes over.
+        types: the types of the values in each program, if they are known.
+        tapes: the tapes of the programs of this process.
+    """
+
+    def __init__(self, tape: Tape, columns: Sequence[MappedArgument], params: Params) -> None:
+        self.tape = tape
+        _, self.submeshes, *_, self.names, self.sizes = params
+        self.params = params[1:]
+        self.caller = params[3]
+        self.axes: Axes = frozenset(self.names)
+        self.count = len(self.submeshes)
+        self.tapes: dict[int, ProgramTape] = {}
+        self.types: Types | None = None
+        self.given: list[MappedArgument] = []
+        self.marks: list[list[list[int]]] = []
+        self.inputs: list[tuple[int | None, Taped]] = []
+        self._input_axes: list[list[Axes]] = [[] for _ in range(self.count)]
+        for column in columns:
+            self._take(column)
+
+    def _take(self, column: MappedArgument) -> None:
+        items, each, donated = column
+        if type(items) is Unmapped:
+            self.given.append(column)
+            self.marks.append([[]] * self.count)
+            return
+        made, marks = [], []
+        for i, item in enumerate(items if each else [items]):
+            states = [self.tape.active(x) for x in leaves(item)]
+            where = [k for k, s in enumerate(states) if s is not None]
+            if where and donated:
+                raise ArgumentError(
+                    f"{self.caller}: donate=True gives away the memory of an argument that is differentiated, and its "
+                    "gradient needs it; leave out donate"
+                )
+            for k in where:
+                state = states[k]
+                assert state is not None
+                state.save()
+                self.inputs.append((i if each else None, state))
+                differ = _differ(self.tape, state.number, self.axes) if each else frozenset()
+                for axes in [self._input_axes[i]] if each else self._input_axes:
+                    axes.append(differ)
+            made.append(map_leaves(self.tape.constant, item))
+            marks.append(where)
+        self.given.append(MappedArgument(made if each else made[0], each, donated))
+        self.marks.append(marks if each else marks * self.count)
+
+    # -- forwards ----------------------------------------------------------------------------------
+
+    def forward(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Calls the function in a program. Returns its result, and what derivatives have saved."""
+        program = current()
+        assert program is not None
+        tape = ProgramTape(self.tape)
+        boxed = []
+        for argument, marks in zip(args, self.marks, strict=True):
+            found = leaves(argument) if marks[program.number] else []
+            for k in marks[program.number]:
+                found[k] = tape.variable(tape.adopted(found[k]))
+                found[k]._storage.save()
+                tape.inputs.append((found[k]._storage.number, found[k]._aval))
+            boxed.append(replaced(argument, found) if found else argument)
+        try:
+            with interpreting(tape):
+                result = fn(*boxed)
+            states = [tape.active(x) for x in leaves(result)]
+            tape.outs = [None if s is None else (s.number, _kind(s.primal)) for s in states]
+            value = map_leaves(tape.constant, result)
+        finally:
+            tape.end()
+        self.tapes[program.number] = tape
+        return value, tape.take_saved()
+
+    def record(self, op: Op, fn: Callable[..., Any]) -> Any:
+        """Calls the first map, and records it."""
+        tape = self.tape
+        made = bind_by(tape.outer, op, (self.given,), (functools.partial(self.forward, fn), *self.params))
+        closed = list(dict.fromkeys([state for t in self.tapes.values() for state in t.closed()]))
+        if not self.inputs and not closed:
+            return [result for result, _ in made]
+        if len(self.tapes) == self.count:
+            self.types = types_of(list(self.tapes.values()), self.axes, self._input_axes)
+        like = next(iter(self.tapes.values()))
+        for i in range(self.count):  # The programs of other processes are like those of this one.
+            self.tapes.setdefault(i, like)
+        self.closed = [_kind(state.primal) for state in closed]
+        for t in self.tapes.values():
+            numbers = t.closed()
+            t.closed_numbers = t.closed_numbers or [numbers.get(state) for state in closed]
+        for t in self.tapes.values():
+            t.known_as.clear()  # It would keep these values.
+        results, outputs, totals, kinds = [], list[Any](), list[Any](), list[Any]()
+        for i, (result, _) in enumerate(made):
+            found = leaves(result)
+            for k, out in enumerate(self.tapes[i].outs):
+                if out is None:
+                    outputs.append(None)
+                    totals.append(None)
+                else:
+                    found[k] = tape.variable(found[k])
+                    found[k]._storage.save()  # A derivative may have saved it, too.
+                    outputs.append(found[k]._storage)
+                    totals.append(self._one_value(found[k]._storage.number, out[0]))
+                kinds.append(_kind(found[k]))
+            results.append(replaced(result, found))
+        states = [*[s for _, s in self.inputs], *closed]
+        saved = {"arrays": [saved for _, saved in made]}
+        of_states = [None if s is None else _kind(s.primal) for s in states]
+        step = len(tape.steps)
+        tape.add(op, {}, vjp(self.backward), states, of_states, outputs, [*kinds, *kinds], saved)
+        tape.steps[step].outputs = [*map(number_of, outputs), *totals]
+        return results
+
+    def _one_value(self, number: int, out: int) -> int | None:
+        """Notes that a result is one value of all programs along some axes. Returns the number for its cotangent."""
+        if self.types is None or not (one := self.axes - self.types.differ[out]):
+            return None
+        total = self.tape.new_number()
+        self.tape.one_value[number] = total, one
+        return total
+
+    # -- backwards ---------------------------------------------------------------------------------
+
+    def backward(self, g: Any, recorded: Call) -> list[Any]:
+        """Returns the cotangents of the inputs, by the second map."""
+        found = g if type(g) is list else [g]
+        half, at = len(found) // 2, 0
+        parts, totals = list[Any](), list[Any]()
+        for i in range(self.count):
+            n = len(self.tapes[i].outs)
+            kinds = recorded.results[at : at + n]
+            for rows, first in ((parts, at), (totals, half + at)):
+                rows.append([x if x is None else whole(x, k) for x, k in zip(found[first : first + n], kinds, strict=True)])
+            at += n
+        used = [any(x is not None for x in column) for column in _columns(parts)]
+        columns = [
+            MappedArgument(parts, True),
+            MappedArgument(totals, True),
+            MappedArgument(recorded.saved["arrays"], True),
+        ]
+        made = call("map_shards", columns, functools.partial(self._pulled, used), *self.params)
+        return self._gradients(made, recorded)
+
+    def _pulled(self, used: Sequence[bool], parts: Sequence[Any], totals: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        """Transposes what one program has done."""
+        program = current()
+        assert program is not None
+        tape = self.tapes[program.number]
+        types = self.types
+        arrays = [tape.adopted(x) for x in arrays]
+        cotangents: dict[int, list[Any]] = {}
+        for k, out in enumerate(tape.outs):
+            if out is None:
+                continue
+            g = tape.adopted(parts[k])
+            if g is None and used[k]:
+                g = zeros_of(out[1])
+            if g is not None:
+                g = g if types is None else types.partial(g, out[0])
+                cotangents.setdefault(out[0], []).append(g)
+            if totals[k] is not None:
+                cotangents.setdefault(out[0], []).append(tape.adopted(totals[k]))
+        steps = [_restored(step, arrays, types) for step in tape.steps]
+        closed = list(zip(tape.closed_numbers, self.closed, strict=True))
+        inputs = [*tape.inputs, *[(n, kind) for n, kind in closed if n is not None]]
+        found = iter(pulled_back(steps, tape.uses, cotangents, inputs, types))
+        mine = [next(found) for _ in tape.inputs]
+        return mine, [None if n is None else next(found) for n, _ in closed]
+
+    def _gradients(self, made: Sequence[Any], recorded: Call) -> list[Any]:
+        """Returns the cotangents of the inputs: of one that programs share, the sum of those of all programs."""
+        rows = [iter(mine) for mine, _ in made]
+        found: list[Any] = []
+        for n, (i, _) in enumerate(self.inputs):
+            found.append(next(rows[i]) if i is not None else _sum([next(row) for row in rows], recorded, n))
+        first = len(self.inputs)
+        columns = _columns([closed for _, closed in made])
+        return [*found, *[_sum(column, recorded, first + n) for n, column in enumerate(columns)]]
+
+
+class MapDerivative(Recording):
+    """The derivative of a map."""
+
+    def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Calls a map, and records it."""
+        return _Map(tape, operands[0], params).record(op, params[0])
+
+    def transposed(self, g: Any, call: Call) -> list[Any]:
+        """Is never called."""
+        raise AssertionError("the recorded calls have another derivative")
+
+
+def _columns(rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    return list(itertools.zip_longest(*rows))
+
+
+def _restored(step: Step, arrays: Sequence[Any], types: Types | None) -> Step:
+    """Returns a copy of a step, with the arrays that its derivative has saved."""
+    made = Step()
+    made.op, made.params, made.derivative = step.op, step.params, step.derivative
+    made.inputs, made.outputs, made.active = step.inputs, step.outputs, step.active
+    made.kinds, made.results = step.kinds, step.results
+    made.saved = map_leaves(lambda x: arrays[x.number] if type(x) is _Saved else x, step.saved)
+    if types is not None and (axes := _axes_of(step)) and axes <= types.axes:
+        made.derivative = step.derivative.with_types(_groups_of(step) is None)  # type: ignore[attr-defined]
+    return made
+
+
+def _axes_of(step: Step) -> Axes:
+    """Returns the axes of a collective; none of another call."""
+    if not step.op.spmd or "axis_name" not in step.params:
+        return frozenset()
+    names = step.params["axis_name"]
+    return frozenset((names,) if isinstance(names, str) else names)
+
+
+def _groups_of(step: Step) -> Any:
+    return step.params.get("axis_index_groups")
+
+
+def _differ(tape: Tape, number: int, axes: Axes) -> Axes:
+    """Returns the axes along which the items of an argument may differ: those that split the tensor that was split into
+    them, if it was.
+    """
+    for step in reversed(tape.steps):
+        if step.op.name not in _STRUCTURE:
+            break
+        if step.op.name == "split_over" and number in step.outputs:
+            return axes & {axis for chain in step.kinds[0].sharding.spec.chains for axis in chain}
+    return axes
+
+
+def _sum(found: Sequence[Any], recorded: Any, number: int) -> Any:
+    """Returns the sum of the cotangents of programs, of a value that they share: they are partial sums of its own."""
+    gs = [g for g in found if g is not None]
+    if len(gs) < 2:
+        return gs[0] if gs else None
+    kind = recorded.kinds[number]
+    devices = [g.sharding.mesh.flat for g in gs]
+    if len({*devices}) == len(gs) and all(len(own) == 1 for own in devices):
+        row = tuple([device for (device,) in devices])
+        mesh = kind.sharding.mesh if isinstance(kind, Aval) and kind.sharding.mesh.flat == row else mesh_of(row)
+        parts = call("assemble", [call("unsqueeze", g, axis=0) for g in gs], mesh, P(mesh.axis_names))
+        target = recorded.targets[number]
+        fits = not isinstance(target, NamedSharding) or target.mesh == mesh
+        return recorded.add_up(number if fits else -1, "sum", parts, axis=0)
+    where = kind.sharding if isinstance(kind, Aval) else gs[0].sharding
+    moved = [call("transfer_to", g, where, "grad", committed=True) for g in gs]
+    return functools.reduce(lambda a, b: call("add", a, b), moved)
+
+
+# -- types -------------------------------------------------------------------------------------------
+
+
+class Partial:
+    """A contribution of one program to a value of all programs along axes: those of all are yet to be added."""
+
+    __slots__ = ("axes", "g")
+
+    def __init__(self, g: Any, axes: Axes) -> None:
+        self.g = g
+        self.axes = axes
+
+
+class Types(Typed):
+    """The types of the values of programs that all do the same.
+
+    Attributes:
+        axes: the axes of the map.
+        differ: for the number of each value, the axes along which those of the programs may differ.
+        before: for the first result of each call, those along which the operands may differ.
+    """
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+        self.differ: dict[int, Axes] = {}
+        self.before: dict[int, Axes] = {}
+
+    def note(self, step: Step) -> None:
+        """Infers the types of the results of a call: they may differ where operands do, and the results of sums over an
+        axis do not.
+        """
+        before: Axes = frozenset()
+        for n, kind in zip(step.inputs, step.kinds, strict=True):
+            if n is not None:
+                before |= self.differ[n]
+            elif not _is_number(kind):  # Arrays that are not followed.
+                before = self.axes
+        if axes := _axes_of(step):
+            before |= axes & self.axes
+            joins = step.derivative.joins and axes <= self.axes and _groups_of(step) is None  # type: ignore[attr-defined]
+            after = before - axes if joins else before
+        else:
+            is_row = step.derivative is WRITTEN or step.derivative is derivative_of(step.op)
+            after = before = before if is_row else self.axes
+        for n in step.outputs:
+            if n is not None:
+                self.differ[n] = after
+                self.before.setdefault(_first(step), before)
+
+    def contribution(self, step: Step, number: int, g: Any) -> Any:
+        """See `Typed`."""
+        axes = self.before[_first(step)] - self.differ[number]
+        return Partial(g, axes) if axes else g
+
+    def partial(self, g: Any, number: int) -> Any:
+        """Returns the cotangent of the result of one program as a contribution."""
+        axes = self.axes - self.differ[number]
+        return Partial(g, axes) if axes else g
+
+    def joined(self, found: list[Any], kind: Any) -> list[Any]:
+        """See `Typed`."""
+        groups: dict[Axes, list[Any]] = {}
+        made = []
+        for g in found:
+            if type(g) is Partial:
+                groups.setdefault(g.axes, []).append(g.g)
+            else:
+                made.append(g)
+        for axes, gs in groups.items():
+            total = call("psum", whole(added(gs, kind), kind), tuple(sorted(axes)))
+            here = program_of(innermost())
+            made.append(total if here is None else adopted(here, total))
+        return made
+
+    def left(self, number: int, found: list[Any]) -> list[Any]:
+        """See `Typed`. What all programs have in common is given by the first one."""
+        made = []
+        for g in found:
+            axes = g.axes if type(g) is Partial else frozenset()
+            if not any(axis_index(axis) for axis in self.axes - self.differ[number] - axes):
+                made.append(g.g if type(g) is Partial else g)
+        return made
+
+
+def _first(step: Step) -> int:
+    return next(n for n in step.outputs if n is not None)
+
+
+def _is_number(kind: Any) -> bool:
+    return type(kind) in SCALARS or isinstance(kind, np.generic) or not hasattr(kind, "shape")
+
+
+def types_of(tapes: Sequence[ProgramTape], axes: Axes, inputs: Sequence[Sequence[Axes]]) -> Types | None:
+    """Returns the types of the values of all programs; None if these do not do the same.
+
+    Args:
+        tapes: the tapes of the programs.
+        axes: the axes of the map.
+        inputs: for each program the axes along which its arguments may differ.
+    """
+    first = tapes[0]
+    if any(given != inputs[0] for given in inputs) or not all(_alike(first, other) for other in tapes[1:]):
+        return None
+    types = Types(axes)
+    for (n, _), differ in zip(first.inputs, inputs[0], strict=True):
+        types.differ[n] = differ
+    types.differ.update(dict.fromkeys(first.closed().values(), frozenset()))
+    for step in first.steps:
+        types.note(step)
+    return types
+
+
+def _alike(a: ProgramTape, b: ProgramTape) -> bool:
+    """Whether two programs have made the same calls, with the same numbers."""
+    if len(a.steps) != len(b.steps) or a.closed() != b.closed():
+        return False
+    if [n for n, _ in a.inputs] != [n for n, _ in b.inputs]:
+        return False
+    if [out and out[0] for out in a.outs] != [out and out[0] for out in b.outs]:
+        return False
+    return all(map(_same_call, a.steps, b.steps))
+
+
+def _same_call(a: Step, b: Step) -> bool:
+    if a.op is not b.op or a.inputs != b.inputs or a.outputs != b.outputs or not _same(a.params, b.params):
+        return False
+    pairs = zip(a.inputs, a.kinds, b.kinds, strict=True)
+    return all(n is not None or not (_is_number(x) or _is_number(y)) or _same(x, y) for n, x, y in pairs)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether parameters of two calls are known to be equal."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, NamedSharding) and a.mesh.size == b.mesh.size == 1:
+        return True  # Each is on the device of its program.
+    return (a == b) is True or isinstance(a == b, np.bool_) and bool(a == b)
