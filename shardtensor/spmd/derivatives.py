@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shardtensor.core import Op, Operands, Params, bind_by, call, implements, innermost
+import numpy as np
+
+from shardtensor.core import Op, Operands, Params, call, implements, innermost
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import ZERO, Recording, linear
@@ -20,8 +22,10 @@ from shardtensor.interpreters.differentiation.tape import Tape, adopted, program
 from shardtensor.sharding.layout import offsets
 from shardtensor.spmd import collectives, launch, outputs
 from shardtensor.spmd.axes import axis_position
-from shardtensor.spmd.differentiation import MapDerivative, ProgramTape
+from shardtensor.spmd.differentiation import MapDerivative
+from shardtensor.spmd.rendezvous import rendezvous
 from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval
 
 Transpose = Callable[[Any, Call, int, bool], Any]
@@ -56,16 +60,15 @@ class Collective(Recording):
         return self.saved
 
     def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Executes and records a call. Other programs may differentiate what this one does not."""
+        """Executes and records a call, if the operand of any program depends on a differentiated argument."""
         found = leaves(operands)
         for x in found:
             tape.make_tensor(x)
-        if any(map(tape.active, found)):
-            return tape.recorded(op, operands, params, self)
-        result = bind_by(tape.outer, op, tape.constants(operands), params)
-        if isinstance(tape, ProgramTape):
-            tape.add_idle(op, operands, params, self, result)
-        return result
+        depends = any(map(tape.active, found))
+        if any(_has_gradient(tape.adopted(x)) for x in found):
+            named = dict(zip(op.params, params, strict=True))
+            depends = _in_any_program(op.name, depends, named["axis_name"], named.get("axis_index_groups"))
+        return tape.recorded(op, operands, params, self, depends=depends)
 
     def transposed(self, g: Any, call: Call) -> list[Any]:
         """Returns the cotangents of the leaves of the operand."""
@@ -78,6 +81,20 @@ class Collective(Recording):
             g = zeros_of(kind) if g is None else whole(g, kind)
             made.append(tensor_here(self.transpose(g, call, k, self.typed)))
         return made
+
+
+def _has_gradient(x: Any) -> bool:
+    return isinstance(x, (ShardedTensor, np.ndarray, np.generic)) and is_inexact(x.dtype)
+
+
+def _in_any_program(caller: str, depends: bool, axis_name: Any, groups: Any) -> bool:
+    """Tells the programs that meet in a collective whether one of them has a gradient there: all record it then."""
+    at = axis_position(caller, axis_name, groups)
+
+    def body(_: Any, values: Sequence[Any]) -> Sequence[Any]:
+        return [any(values)] * len(values)
+
+    return bool(rendezvous(caller, at, depends, (("to be differentiated", True),), body, scalars=True))
 
 
 def tensor_here(x: Any) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from shardtensor.core import Op, Operands, Params, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives import derivative_of
-from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
+from shardtensor.functions.derivatives.cotangents import Call, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Recording, vjp
 from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, Typed, added, pulled_back
 from shardtensor.interpreters.differentiation.tape import Tape, adopted, program_of
@@ -105,17 +105,6 @@ class ProgramTape(Tape):
         """Returns the values of the tape around that the function closes over, with their numbers on this one."""
         known = self.around.known_as
         return {known.get(storage, storage): made.number for storage, made in self.known_as.items()}
-
-    def add_idle(self, op: Op, operands: Operands, params: Params, derivative: Any, result: Any) -> None:
-        """Records a collective without a gradient here, in which other programs may have one."""
-        kinds = [_kind(self.adopted(x)) for x in leaves(result)]
-        if any(isinstance(kind, Aval) and is_inexact(kind.dtype) for kind in kinds):
-            nothing: list[Any] = [None] * len(kinds)
-            given = {"x": map_leaves(self._kept, operands[0]), "y": result}
-            saved = {name: given[name] for name in derivative.saved}
-            before = [_kind(self.adopted(x)) for x in leaves(operands)]
-            named = dict(zip(op.params, params, strict=True))
-            self.add(op, named, derivative, nothing, before, nothing, kinds, saved)
 
     def take_saved(self) -> list[Any]:
         """Returns the arrays that the derivatives have saved, each once, and leaves their numbers in their places."""

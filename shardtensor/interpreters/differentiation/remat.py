@@ -8,6 +8,7 @@ from typing import Any
 
 from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
+from shardtensor.functions.derivatives.cotangents import Call
 from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape
 from shardtensor.interpreters.differentiation.values import Taped, number_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
@@ -19,6 +20,7 @@ class _Noting(Interpreter):
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
+        self.in_program = tape.in_program
         self.found: dict[Taped, None] = {}
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -75,14 +77,15 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
     closed = list(noting.found)
     if not closed and not any(states):
         return result
-    values = [state.primal for state in closed]
+    is_active = [state is not None for state in states]
 
-    def backward(g: Any, _: Any) -> list[Any]:
+    def backward(g: Any, recorded: Call) -> list[Any]:
         sub = Tape()
-        boxes = [x if s is None else sub.variable(_own(x)) for x, s in zip(kept, states, strict=True)]
+        kept, values = recorded.saved["arguments"], recorded.saved["closed"]
+        boxes = [sub.variable(_own(x)) if a else x for x, a in zip(kept, is_active, strict=True)]
         outside = [sub.variable(_own(x)) for x in values]
         sub.known_as = {state: box._storage for state, box in zip(closed, outside, strict=True)}
-        variables = [b for b, s in zip(boxes, states, strict=True) if s is not None] + outside
+        variables = [b for b, a in zip(boxes, is_active, strict=True) if a] + outside
         inputs = [(b._storage.number, b._aval) for b in variables]
         given, named = replaced(tree, boxes)
         try:
@@ -96,9 +99,10 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
             if n is not None and one is not None:
                 start.setdefault(n, []).append(one)
         found = iter(sub.pull(start, inputs, keep=False))
-        return [None if s is None else next(found) for s in states] + list(found)
+        return [next(found) if a else None for a in is_active] + list(found)
 
-    return replaced(result, tape.add_function(backward, [*states, *closed], leaves(result)))
+    saved = {"arguments": kept, "closed": [state.primal for state in closed]}
+    return replaced(result, tape.add_function(backward, [*states, *closed], leaves(result), saved))
 
 
 def _copied(tape: Tape, x: Any) -> Any:

@@ -214,12 +214,16 @@ class Tape(CallInterpreter):
             raise ArgumentTypeError(f"{name}: it has no derivative: {reason}; {_INSTEAD}")
         return self.recorded(op, operands, params, derivative)
 
-    def recorded(self, op: Op, operands: Operands, params: Params, derivative: Derivative) -> Any:
-        """Executes a call, and records it with a derivative."""
+    def recorded(
+        self, op: Op, operands: Operands, params: Params, derivative: Derivative, *, depends: bool = False
+    ) -> Any:
+        """Executes a call, and records it with a derivative, if an operand depends on a differentiated argument, or if
+        the result ``depends`` on one in another way.
+        """
         in_trees = op.variadic or bool(op.trees)
         found = leaves(operands) if in_trees else operands
         states = [self.active(x) for x in found]
-        if not any(states):
+        if not any(states) and not depends:
             return bind_by(self.outer, op, self.constants(operands), params)
         primals = [self.constant(x) if s is None else s.primal for x, s in zip(found, states, strict=True)]
         if self.in_program is not None:
