@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.protocol import current_device
 from shardtensor.core import OPS, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
@@ -27,8 +26,9 @@ class _Run:
     """One call of a function on a tape.
 
     Attributes:
-        value: the result, without the tape.
-        aux: the auxiliary result.
+        value: the result, without the tape; in a program of a map, tensors stand for the arrays of its device.
+        aux: the auxiliary result, as the caller gets it.
+        given: the arguments that are differentiated.
     """
 
     def __init__(
@@ -43,17 +43,15 @@ class _Run:
         allow_int: bool = False,
         holomorphic: bool = False,
     ) -> None:
-        if current_device() is not None:
-            raise ArgumentError(
-                f"{caller}: called in a function that a map calls on each device, where gradients are not supported "
-                "yet; differentiate the whole computation outside of the map"
-            )
         self.caller = caller
         self.tape = Tape()
         self.given = tuple([args[n] for n in argnums])
         names = [path for n in argnums for path in paths(args[n], f"argument {n}")]
         found = leaves(self.given)
-        self._primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, found, strict=True)]
+        self._primals = [
+            _primal(caller, name, self.tape.adopted(x), allow_int, holomorphic)
+            for name, x in zip(names, found, strict=True)
+        ]
         self._boxes = [x if x is None else self.tape.variable(x) for x in self._primals]
         self._inputs = [None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in self._boxes]
         before = [None if b is None else b._storage for b in self._boxes]
@@ -82,7 +80,7 @@ class _Run:
                     f"{self.caller}: the function returns {type_text(result)}; wanted the pair (result, aux), since "
                     "has_aux is true"
                 )
-            result, self.aux = result[0], map_leaves(self._value, result[1])
+            result, self.aux = result[0], self.shown(map_leaves(self._value, result[1]))
         self._numbers = [number_of(s) for s in map(self.tape.active, leaves(result))]
         self.value = map_leaves(self._value, result)
 
@@ -96,6 +94,10 @@ class _Run:
         primal = self.tape.constant(x)
         return call("copy", primal) if state.is_saved or primal is not state.primal else primal
 
+    def shown(self, tree: Any) -> Any:
+        """Returns results as the caller gets them: in a program of a map as arrays of its device."""
+        return map_leaves(self.tape.given, tree) if self.tape.in_program else tree
+
     def pulled(self, cotangents: Sequence[Any], *, keep: bool) -> Any:
         """Returns the gradients of the arguments, given cotangents of the leaves of the result."""
         start: dict[int, list[Any]] = {}
@@ -108,7 +110,7 @@ class _Run:
             _no_gradient(x) if i is None else _or_zeros(next(found), i[1])
             for x, i in zip(leaves(self.given), self._inputs, strict=True)
         ]
-        return replaced(self.given, made)
+        return self.shown(replaced(self.given, made))
 
 
 def _kind(primal: Any) -> Any:
@@ -233,7 +235,8 @@ def _value_and_grad(
         numbers = _numbers(caller, argnums, len(args))
         run = _Run(caller, fun, args, kwargs, numbers, has_aux=has_aux, allow_int=allow_int, holomorphic=holomorphic)
         gradients = run.pulled([_scalar(caller, run, holomorphic)], keep=False)
-        value = (run.value, run.aux) if has_aux else run.value
+        value = run.shown(run.value)
+        value = (value, run.aux) if has_aux else value
         return value, gradients if isinstance(argnums, (tuple, list)) else gradients[0]
 
     return computed
@@ -306,10 +309,12 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     run = _Run("vjp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True)
 
     def pull(cotangents: Any) -> Any:
-        found = _checked_tangents("vjp", "the cotangent", cotangents, "the result", run.value)
+        given = map_leaves(run.tape.adopted, cotangents)
+        found = _checked_tangents("vjp", "the cotangent", given, "the result", run.value)
         return run.pulled(found, keep=True)
 
-    return (run.value, pull, run.aux) if has_aux else (run.value, pull)
+    value = run.shown(run.value)
+    return (value, pull, run.aux) if has_aux else (value, pull)
 
 
 def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) -> list[Any]:
@@ -389,13 +394,14 @@ def stop_gradient(x: Any) -> Any:
     def constant(leaf: Any) -> Any:
         found: Any = leaf
         apply: Any = None
-        interpreter = innermost()
+        interpreter: Any = innermost()
+        tape = None
         while isinstance(interpreter, Tape):
-            apply = interpreter.outer
+            tape, apply = interpreter, interpreter.outer
             found = interpreter.constant(found)
             interpreter = innermost_of(apply)
-        if found is leaf or type(found) is not ShardedTensor:
+        if found is leaf or tape is None or type(found) is not ShardedTensor:
             return found
-        return bind_by(apply, OPS["copy"], (found,), ())  # The caller may write it.
+        return tape.given(bind_by(apply, OPS["copy"], (found,), ()))  # The caller may write it.
 
     return map_leaves(constant, x)
