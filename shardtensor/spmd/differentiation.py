@@ -161,6 +161,7 @@ class _Map:
         self.count = len(self.submeshes)
         self.tapes: dict[int, ProgramTape] = {}
         self.types: Types | None = None
+        self._arrays: dict[int, list[Any]] = {}
         self.given: list[MappedArgument] = []
         self.marks: list[list[list[int]]] = []
         self.inputs: list[tuple[int | None, Taped]] = []
@@ -219,8 +220,11 @@ class _Map:
             value = map_leaves(tape.constant, result)
         finally:
             tape.end()
-        self.tapes[program.number] = tape
-        return value, tape.take_saved()
+        self.tapes[program.number], arrays = tape, tape.take_saved()
+        if self.tape.outer is not None:
+            return value, arrays
+        self._arrays[program.number] = arrays  # Nothing around has to know them, and programs may save different ones.
+        return value, []
 
     def record(self, op: Op, fn: Callable[..., Any]) -> Any:
         """Calls the first map, and records it."""
@@ -255,7 +259,7 @@ class _Map:
                 kinds.append(_kind(found[k]))
             results.append(replaced(result, found))
         states = [*[s for _, s in self.inputs], *closed]
-        saved = {"arrays": [saved for _, saved in made]}
+        saved = {"arrays": [self._arrays.pop(i, arrays) for i, (_, arrays) in enumerate(made)]}
         of_states = [None if s is None else _kind(s.primal) for s in states]
         step = len(tape.steps)
         tape.add(op, {}, vjp(self.backward), states, of_states, outputs, [*kinds, *kinds], saved)
