@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.registry import is_spanning
 from shardtensor.core import Op, Operands, Params, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives import derivative_of
@@ -162,6 +163,7 @@ class _Map:
         self.tapes: dict[int, ProgramTape] = {}
         self.types: Types | None = None
         self._arrays: dict[int, list[Any]] = {}
+        self._is_spanning = is_spanning(tuple(itertools.chain.from_iterable([mesh.flat for mesh in self.submeshes])))
         self.given: list[MappedArgument] = []
         self.marks: list[list[list[int]]] = []
         self.inputs: list[tuple[int | None, Taped]] = []
@@ -200,7 +202,9 @@ class _Map:
     # -- forwards ----------------------------------------------------------------------------------
 
     def forward(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Calls the function in a program. Returns its result, and what derivatives have saved."""
+        """Calls the function in a program. Returns its result, what derivatives have saved, and, if programs run in
+        several processes, a checksum of what the program does.
+        """
         program = current()
         assert program is not None
         tape = ProgramTape(self.tape)
@@ -220,11 +224,13 @@ class _Map:
             value = map_leaves(tape.constant, result)
         finally:
             tape.end()
-        self.tapes[program.number], arrays = tape, tape.take_saved()
+        self.tapes[program.number] = tape
+        checksum = checksum_of(tape) if self._is_spanning else 0
+        arrays = tape.take_saved()
         if self.tape.outer is not None:
-            return value, arrays
+            return value, arrays, checksum
         self._arrays[program.number] = arrays  # Nothing around has to know them, and programs may save different ones.
-        return value, []
+        return value, [], checksum
 
     def record(self, op: Op, fn: Callable[..., Any]) -> Any:
         """Calls the first map, and records it."""
@@ -232,8 +238,8 @@ class _Map:
         made = bind_by(tape.outer, op, (self.given,), (functools.partial(self.forward, fn), *self.params))
         closed = list(dict.fromkeys([state for t in self.tapes.values() for state in t.closed()]))
         if not self.inputs and not closed:
-            return [result for result, _ in made]
-        if len(self.tapes) == self.count:
+            return [result for result, *_ in made]
+        if len({checksum for *_, checksum in made}) == 1:
             self.types = types_of(list(self.tapes.values()), self.axes, self._input_axes)
         like = next(iter(self.tapes.values()))
         for i in range(self.count):  # The programs of other processes are like those of this one.
@@ -245,7 +251,7 @@ class _Map:
         for t in self.tapes.values():
             t.known_as.clear()  # It would keep these values.
         results, outputs, totals, kinds = [], list[Any](), list[Any](), list[Any]()
-        for i, (result, _) in enumerate(made):
+        for i, (result, *_) in enumerate(made):
             found = leaves(result)
             for k, out in enumerate(self.tapes[i].outs):
                 if out is None:
@@ -259,7 +265,7 @@ class _Map:
                 kinds.append(_kind(found[k]))
             results.append(replaced(result, found))
         states = [*[s for _, s in self.inputs], *closed]
-        saved = {"arrays": [self._arrays.pop(i, arrays) for i, (_, arrays) in enumerate(made)]}
+        saved = {"arrays": [self._arrays.pop(i, arrays) for i, (_, arrays, _) in enumerate(made)]}
         of_states = [None if s is None else _kind(s.primal) for s in states]
         step = len(tape.steps)
         tape.add(op, {}, vjp(self.backward), states, of_states, outputs, [*kinds, *kinds], saved)
@@ -500,7 +506,7 @@ def types_of(tapes: Sequence[ProgramTape], axes: Axes, inputs: Sequence[Sequence
     """Returns the types of the values of all programs; None if these do not do the same.
 
     Args:
-        tapes: the tapes of the programs.
+        tapes: the tapes of the programs of this process.
         axes: the axes of the map.
         inputs: for each program the axes along which its arguments may differ.
     """
@@ -546,4 +552,26 @@ def _same(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
     if isinstance(a, NamedSharding) and a.mesh.size == b.mesh.size == 1:
         return True  # Each is on the device of its program.
-    return (a == b) is True or isinstance(a == b, np.bool_) and bool(a == b)
+    return isinstance(a == b, (bool, np.bool_)) and bool(a == b)
+
+
+def checksum_of(tape: ProgramTape) -> int:
+    """Returns a checksum of what `_alike` compares, for programs of several processes."""
+    import zlib  # Programs of one process do not need it.
+
+    found = [tape.inputs and [n for n, _ in tape.inputs], [out and out[0] for out in tape.outs]]
+    calls = [
+        (step.op.name, step.inputs, step.outputs, _text(step.params), [_text(k) for k in step.kinds if _is_number(k)])
+        for step in tape.steps
+    ]
+    return zlib.crc32(repr([found, list(tape.closed().values()), calls]).encode())
+
+
+def _text(x: Any) -> str:
+    if isinstance(x, (tuple, list)):
+        return f"{type(x).__name__}{list(map(_text, x))}"
+    if isinstance(x, dict):
+        return str({name: _text(value) for name, value in x.items()})
+    if isinstance(x, NamedSharding) and x.mesh.size == 1:
+        return "here"
+    return f"{type(x).__name__} {x!r}" if _is_number(x) else f"an array {id(x)}"

@@ -64,20 +64,21 @@ def different(w: Any, x: Any) -> Any:
 
 def inside(w: Any, x: Any) -> Any:
     gradient = st.grad(lambda w: (st.tanh(x @ w) ** 2).mean())(w)
-    return st.pmean(gradient, "i")
+    return (st.pmean(gradient, "i"),)
 
 
-def check(name: str, *gradients: Any) -> None:
-    arrays = [distributed.process_allgather(g) for g in gradients]
-    print(name, *[zlib.crc32(a + 0.0) for a in arrays], flush=True)  # Zeros of both signs are equal.
+def check(name: str, fn: Callable[..., Any], *args: Any) -> None:
+    arrays = [distributed.process_allgather(g) for g in fn(*args)]
+    # Zeros of both signs are equal.
+    print(name, *[zlib.crc32(a + 0.0) for a in arrays], flush=True)
 
 
 def main() -> None:
     for f, w in [(data_parallel, W), (data_parallel_map, W), (activations, W), (gathered, SPLIT), (different, W)]:
-        check(f.__name__, *st.grad(f, argnums=(0, 1))(w, X))
+        check(f.__name__, st.grad(f, argnums=(0, 1)), w, X)
         if f is not activations and f is not different:  # What different programs save differs, too.
-            check(f"{f.__name__} under jit", *st.jit(st.grad(f, argnums=(0, 1)))(w, X))
-    check("inside", mapped(st.P(), st.P("i"))(inside)(W, X))
+            check(f"{f.__name__} under jit", st.jit(st.grad(f, argnums=(0, 1))), w, X)
+    check("inside", mapped(st.P(), st.P("i"))(inside), W, X)
 
 
 if __name__ == "__main__":
