@@ -2,8 +2,8 @@
 
 In a map of which all programs do the same, a value has a type: the axes along which it may differ. The result of a sum
 over an axis is one value of all programs along it, so that its cotangent, which is that of all of them, is also the one
-of each summand, and nothing is transferred. In other maps, and in a gradient that a program takes itself, the results of
-all programs count as different values, of which the cotangents are added.
+of each summand, and nothing is transferred. In other maps, and in a gradient that a program takes itself, the results
+of all programs count as different values, of which the cotangents are added.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import Op, Operands, Params, call, implements, innermost
+from shardtensor.core import OPS, Op, Operands, Params, call
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
-from shardtensor.functions.derivatives.forms import ZERO, Recording, linear
-from shardtensor.functions.joining import assemble
-from shardtensor.interpreters.differentiation.tape import Tape, adopted, program_of
+from shardtensor.functions.derivatives.forms import ZERO, Derivative, Recording, linear
+from shardtensor.interpreters.differentiation.tape import Tape, tensor_here
 from shardtensor.sharding.layout import offsets
-from shardtensor.spmd import collectives, launch, outputs
 from shardtensor.spmd.axes import axis_position
 from shardtensor.spmd.differentiation import MapDerivative
 from shardtensor.spmd.rendezvous import rendezvous
@@ -95,12 +93,6 @@ def _in_any_program(caller: str, depends: bool, axis_name: Any, groups: Any) -> 
         return [any(values)] * len(values)
 
     return bool(rendezvous(caller, at, depends, (("to be differentiated", True),), body, scalars=True))
-
-
-def tensor_here(x: Any) -> Any:
-    """Returns an array of the device of the calling program as a tensor."""
-    here = program_of(innermost())
-    return x if here is None else adopted(here, x)
 
 
 def _met(name: str, x: Any, recorded: Call, **params: Any) -> Any:
@@ -185,7 +177,7 @@ def _of_exchange(g: Any, recorded: Call, k: int, typed: bool) -> Any:
     made = _met("all_to_all", g, recorded, split_axis=concat, concat_axis=split, tiled=p.get("tiled", False))
     if made.shape != recorded.kinds[k].shape:
         raise ArgumentError(
-            f"{recorded.op.name}: it has no derivative for blocks of other sizes than those of the split rule, as those "
+            f"{recorded.op.name}: it has no derivative for blocks of other sizes than those of the split rule, as one "
             f"of shape {recorded.kinds[k].shape}; st.stop_gradient(x) gives x without a gradient"
         )
     return made
@@ -265,21 +257,22 @@ EQUAL_BLOCKS = linear(lambda g, recorded: _blocks(g, recorded, equal=True))
 FIRST_BLOCKS = linear(lambda g, recorded: _blocks(g, recorded, equal=False))
 
 
-for _function, _derivative in (
-    (collectives.psum, Collective(_of_sum, joins=True)),
-    (collectives.pmean, Collective(_of_mean, joins=True)),
-    (collectives.pmax, Collective(_of_extremum, ("x", "y"), joins=True)),
-    (collectives.pmin, Collective(_of_extremum, ("x", "y"), joins=True)),
-    (collectives.pprod, Collective(_of_product, ("x",), joins=True)),
-    (collectives.pbroadcast, Collective(_of_broadcast, joins=True)),
-    (collectives.psum_scatter, Collective(_of_scatter)),
-    (collectives.all_gather, Collective(_of_gather)),
-    (collectives.all_to_all, Collective(_of_exchange)),
-    (collectives.pswapaxes, Collective(_of_exchange)),
-    (collectives.ppermute, Collective(_of_permutation)),
-    (collectives.pshuffle, Collective(_of_shuffle)),
-    (launch.map_shards, MapDerivative()),
-    (outputs.check_equal, ZERO),
-    (assemble, _Assembly()),
-):
-    implements(_function, "derivative")(_derivative)
+_DERIVATIVES: dict[str, Derivative] = {
+    "psum": Collective(_of_sum, joins=True),
+    "pmean": Collective(_of_mean, joins=True),
+    "pmax": Collective(_of_extremum, ("x", "y"), joins=True),
+    "pmin": Collective(_of_extremum, ("x", "y"), joins=True),
+    "pprod": Collective(_of_product, ("x",), joins=True),
+    "pbroadcast": Collective(_of_broadcast, joins=True),
+    "psum_scatter": Collective(_of_scatter),
+    "all_gather": Collective(_of_gather),
+    "all_to_all": Collective(_of_exchange),
+    "pswapaxes": Collective(_of_exchange),
+    "ppermute": Collective(_of_permutation),
+    "pshuffle": Collective(_of_shuffle),
+    "map_shards": MapDerivative(),
+    "assemble": _Assembly(),
+    "check_equal": ZERO,
+}
+for _name, _derivative in _DERIVATIVES.items():
+    OPS[_name].derivative = _derivative

@@ -14,29 +14,24 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from shardtensor.backend.registry import is_spanning
-from shardtensor.core import Op, Operands, Params, bind_by, call, innermost, interpreting
+from shardtensor.core import Op, Operands, Params, bind_by, call, interpreting
 from shardtensor.errors import ArgumentError
-from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import Call, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Recording, vjp
-from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, Typed, added, pulled_back
-from shardtensor.interpreters.differentiation.tape import Tape, adopted, program_of
+from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
+from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped, number_of
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import mesh_of
 from shardtensor.sharding.spec import P
-from shardtensor.spmd.axes import axis_index
 from shardtensor.spmd.launch import MappedArgument, Unmapped
 from shardtensor.spmd.program import current
+from shardtensor.spmd.value_types import Axes, Types, axes_of, checksum_of, groups_of, types_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor, tensor
 from shardtensor.tensor.value import Aval
-
-Axes = frozenset[str]
 
 _capturing = threading.Lock()
 """Programs that run in several threads note in the tape around them what they close over."""
@@ -54,6 +49,11 @@ class ProgramTape(Tape):
         outs: likewise of the leaves of the result; None for those that do not.
         closed_numbers: the numbers of the values that any program closes over; None for one that this one does not.
     """
+
+    writes_outside = (
+        "map: the function writes a differentiated tensor that it closes over, once for each program; return the new "
+        "value"
+    )
 
     def __init__(self, around: Tape) -> None:
         super().__init__()
@@ -178,8 +178,9 @@ class _Map:
             self.marks.append([[]] * self.count)
             return
         made, marks = [], []
-        for i, item in enumerate(items if each else [items]):
-            states = [self.tape.active(x) for x in leaves(item)]
+        rows = [[self.tape.active(x) for x in leaves(item)] for item in (items if each else [items])]
+        types = [_differ(self.tape, column, self.axes) if each else frozenset() for column in _columns(rows)]
+        for i, (item, states) in enumerate(zip(items if each else [items], rows, strict=True)):
             where = [k for k, s in enumerate(states) if s is not None]
             if where and donated:
                 raise ArgumentError(
@@ -191,9 +192,8 @@ class _Map:
                 assert state is not None
                 state.save()
                 self.inputs.append((i if each else None, state))
-                differ = _differ(self.tape, state.number, self.axes) if each else frozenset()
                 for axes in [self._input_axes[i]] if each else self._input_axes:
-                    axes.append(differ)
+                    axes.append(types[k])
             made.append(map_leaves(self.tape.constant, item))
             marks.append(where)
         self.given.append(MappedArgument(made if each else made[0], each, donated))
@@ -291,7 +291,9 @@ class _Map:
             n = len(self.tapes[i].outs)
             kinds = recorded.results[at : at + n]
             for rows, first in ((parts, at), (totals, half + at)):
-                rows.append([x if x is None else whole(x, k) for x, k in zip(found[first : first + n], kinds, strict=True)])
+                rows.append(
+                    [x if x is None else whole(x, k) for x, k in zip(found[first : first + n], kinds, strict=True)]
+                )
             at += n
         used = [any(x is not None for x in column) for column in _columns(parts)]
         columns = [
@@ -362,31 +364,20 @@ def _restored(step: Step, arrays: Sequence[Any], types: Types | None) -> Step:
     made.inputs, made.outputs, made.active = step.inputs, step.outputs, step.active
     made.kinds, made.results = step.kinds, step.results
     made.saved = map_leaves(lambda x: arrays[x.number] if type(x) is _Saved else x, step.saved)
-    if types is not None and (axes := _axes_of(step)) and axes <= types.axes:
-        made.derivative = step.derivative.with_types(_groups_of(step) is None)  # type: ignore[attr-defined]
+    if types is not None and (axes := axes_of(step)) and axes <= types.axes:
+        made.derivative = step.derivative.with_types(groups_of(step) is None)  # type: ignore[attr-defined]
     return made
 
 
-def _axes_of(step: Step) -> Axes:
-    """Returns the axes of a collective; none of another call."""
-    if not step.op.spmd or "axis_name" not in step.params:
-        return frozenset()
-    names = step.params["axis_name"]
-    return frozenset((names,) if isinstance(names, str) else names)
-
-
-def _groups_of(step: Step) -> Any:
-    return step.params.get("axis_index_groups")
-
-
-def _differ(tape: Tape, number: int, axes: Axes) -> Axes:
-    """Returns the axes along which the items of an argument may differ: those that split the tensor that was split into
-    them, if it was.
+def _differ(tape: Tape, items: Sequence[Taped | None], axes: Axes) -> Axes:
+    """Returns the axes along which the items of an argument may differ: those that split the tensor of which they are
+    the parts along the axes of the map, if they are that.
     """
+    numbers = list(map(number_of, items))
     for step in reversed(tape.steps):
         if step.op.name not in _STRUCTURE:
             break
-        if step.op.name == "split_over" and number in step.outputs:
+        if step.op.name == "split_over" and step.outputs == numbers and axes == {*step.params["axes"]}:
             return axes & {axis for chain in step.kinds[0].sharding.spec.chains for axis in chain}
     return axes
 
@@ -408,170 +399,3 @@ def _sum(found: Sequence[Any], recorded: Any, number: int) -> Any:
     where = kind.sharding if isinstance(kind, Aval) else gs[0].sharding
     moved = [call("transfer_to", g, where, "grad", committed=True) for g in gs]
     return functools.reduce(lambda a, b: call("add", a, b), moved)
-
-
-# -- types -------------------------------------------------------------------------------------------
-
-
-class Partial:
-    """A contribution of one program to a value of all programs along axes: those of all are yet to be added."""
-
-    __slots__ = ("axes", "g")
-
-    def __init__(self, g: Any, axes: Axes) -> None:
-        self.g = g
-        self.axes = axes
-
-
-class Types(Typed):
-    """The types of the values of programs that all do the same.
-
-    Attributes:
-        axes: the axes of the map.
-        differ: for the number of each value, the axes along which those of the programs may differ.
-        before: for the first result of each call, those along which the operands may differ.
-    """
-
-    def __init__(self, axes: Axes) -> None:
-        self.axes = axes
-        self.differ: dict[int, Axes] = {}
-        self.before: dict[int, Axes] = {}
-
-    def note(self, step: Step) -> None:
-        """Infers the types of the results of a call: they may differ where operands do, and the results of sums over an
-        axis do not.
-        """
-        before: Axes = frozenset()
-        for n, kind in zip(step.inputs, step.kinds, strict=True):
-            if n is not None:
-                before |= self.differ[n]
-            elif not _is_number(kind):  # Arrays that are not followed.
-                before = self.axes
-        if axes := _axes_of(step):
-            before |= axes & self.axes
-            joins = step.derivative.joins and axes <= self.axes and _groups_of(step) is None  # type: ignore[attr-defined]
-            after = before - axes if joins else before
-        else:
-            is_row = step.derivative is WRITTEN or step.derivative is derivative_of(step.op)
-            after = before = before if is_row else self.axes
-        for n in step.outputs:
-            if n is not None:
-                self.differ[n] = after
-                self.before.setdefault(_first(step), before)
-
-    def contribution(self, step: Step, number: int, g: Any) -> Any:
-        """See `Typed`."""
-        axes = self.before[_first(step)] - self.differ[number]
-        return Partial(g, axes) if axes else g
-
-    def partial(self, g: Any, number: int) -> Any:
-        """Returns the cotangent of the result of one program as a contribution."""
-        axes = self.axes - self.differ[number]
-        return Partial(g, axes) if axes else g
-
-    def joined(self, found: list[Any], kind: Any) -> list[Any]:
-        """See `Typed`."""
-        groups: dict[Axes, list[Any]] = {}
-        made = []
-        for g in found:
-            if type(g) is Partial:
-                groups.setdefault(g.axes, []).append(g.g)
-            else:
-                made.append(g)
-        for axes, gs in groups.items():
-            total = call("psum", whole(added(gs, kind), kind), tuple(sorted(axes)))
-            here = program_of(innermost())
-            made.append(total if here is None else adopted(here, total))
-        return made
-
-    def left(self, number: int, found: list[Any]) -> list[Any]:
-        """See `Typed`. What all programs have in common is given by the first one."""
-        made = []
-        for g in found:
-            axes = g.axes if type(g) is Partial else frozenset()
-            if not any(axis_index(axis) for axis in self.axes - self.differ[number] - axes):
-                made.append(g.g if type(g) is Partial else g)
-        return made
-
-
-def _first(step: Step) -> int:
-    return next(n for n in step.outputs if n is not None)
-
-
-def _is_number(kind: Any) -> bool:
-    return type(kind) in SCALARS or isinstance(kind, np.generic) or not hasattr(kind, "shape")
-
-
-def types_of(tapes: Sequence[ProgramTape], axes: Axes, inputs: Sequence[Sequence[Axes]]) -> Types | None:
-    """Returns the types of the values of all programs; None if these do not do the same.
-
-    Args:
-        tapes: the tapes of the programs of this process.
-        axes: the axes of the map.
-        inputs: for each program the axes along which its arguments may differ.
-    """
-    first = tapes[0]
-    if any(given != inputs[0] for given in inputs) or not all(_alike(first, other) for other in tapes[1:]):
-        return None
-    types = Types(axes)
-    for (n, _), differ in zip(first.inputs, inputs[0], strict=True):
-        types.differ[n] = differ
-    types.differ.update(dict.fromkeys(first.closed().values(), frozenset()))
-    for step in first.steps:
-        types.note(step)
-    return types
-
-
-def _alike(a: ProgramTape, b: ProgramTape) -> bool:
-    """Whether two programs have made the same calls, with the same numbers."""
-    if len(a.steps) != len(b.steps) or a.closed() != b.closed():
-        return False
-    if [n for n, _ in a.inputs] != [n for n, _ in b.inputs]:
-        return False
-    if [out and out[0] for out in a.outs] != [out and out[0] for out in b.outs]:
-        return False
-    return all(map(_same_call, a.steps, b.steps))
-
-
-def _same_call(a: Step, b: Step) -> bool:
-    if a.op is not b.op or a.inputs != b.inputs or a.outputs != b.outputs or not _same(a.params, b.params):
-        return False
-    pairs = zip(a.inputs, a.kinds, b.kinds, strict=True)
-    return all(n is not None or not (_is_number(x) or _is_number(y)) or _same(x, y) for n, x, y in pairs)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether parameters of two calls are known to be equal."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
-    if isinstance(a, NamedSharding) and a.mesh.size == b.mesh.size == 1:
-        return True  # Each is on the device of its program.
-    return isinstance(a == b, (bool, np.bool_)) and bool(a == b)
-
-
-def checksum_of(tape: ProgramTape) -> int:
-    """Returns a checksum of what `_alike` compares, for programs of several processes."""
-    import zlib  # Programs of one process do not need it.
-
-    found = [tape.inputs and [n for n, _ in tape.inputs], [out and out[0] for out in tape.outs]]
-    calls = [
-        (step.op.name, step.inputs, step.outputs, _text(step.params), [_text(k) for k in step.kinds if _is_number(k)])
-        for step in tape.steps
-    ]
-    return zlib.crc32(repr([found, list(tape.closed().values()), calls]).encode())
-
-
-def _text(x: Any) -> str:
-    if isinstance(x, (tuple, list)):
-        return f"{type(x).__name__}{list(map(_text, x))}"
-    if isinstance(x, dict):
-        return str({name: _text(value) for name, value in x.items()})
-    if isinstance(x, NamedSharding) and x.mesh.size == 1:
-        return "here"
-    return f"{type(x).__name__} {x!r}" if _is_number(x) else f"an array {id(x)}"

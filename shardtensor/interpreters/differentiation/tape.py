@@ -29,8 +29,8 @@ from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Recording, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
-from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
 from shardtensor.interpreters.device import DeviceInterpreter
+from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
 from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped, number_of
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.mutation.write_ops import is_view
@@ -61,10 +61,13 @@ class Tape(CallInterpreter):
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
         known_as: for values of another tape, which the function has closed over, those that stand for them here.
-        one_value: for results of maps that are one value of all programs along some axes, the number of the cotangent of
-            that value, and these axes.
+        one_value: for results of maps that are one value of all programs along some axes, the number of the cotangent
+            of that value, and these axes.
         in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
     """
+
+    writes_outside = WRITES_OUTSIDE
+    """The error of a write to a tensor that the function closes over."""
 
     def __init__(self) -> None:
         found = innermost()
@@ -462,7 +465,7 @@ class Tape(CallInterpreter):
         """Writes a value into the elements that a view spec selects: in place, unless the old ones are saved."""
         state, source = self.taped(base), self.active(value)
         if state is not None and base._storage is not state:
-            raise ArgumentError(WRITES_OUTSIDE)
+            raise ArgumentError(self.writes_outside)
         given = self.constant(value)
         old = base if state is None else state.primal
         is_in_place = state is not None and not state.is_saved
@@ -514,6 +517,12 @@ def adopted(here: DeviceInterpreter, x: Any) -> Any:
         return x
     value = here.aval_of(x)
     return x if value is None else tensor_of(value, (here.backend.asarray(x),), (None,))
+
+
+def tensor_here(x: Any) -> Any:
+    """Returns an array of the device of the calling program as a tensor; other objects as they are."""
+    here = program_of(innermost())
+    return x if here is None else adopted(here, x)
 
 
 def _row(name: str) -> Derivative:
