@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,120 +19,21 @@ from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Recording, vjp
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
-from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.interpreters.differentiation.tape import Tape, tensor_here
 from shardtensor.interpreters.differentiation.values import Taped, number_of
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import mesh_of
 from shardtensor.sharding.spec import P
 from shardtensor.spmd.launch import MappedArgument, Unmapped
 from shardtensor.spmd.program import current
+from shardtensor.spmd.program_tape import ProgramTape, Saved
 from shardtensor.spmd.value_types import Axes, Types, axes_of, checksum_of, groups_of, types_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import ShardedTensor, tensor
+from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval
-
-_capturing = threading.Lock()
-"""Programs that run in several threads note in the tape around them what they close over."""
 
 _STRUCTURE = frozenset(("transfer_to", "split_over", "copy", "reshard"))
 """The operators that make the arguments of a map."""
-
-
-class ProgramTape(Tape):
-    """The tape of one program of a map.
-
-    Attributes:
-        around: the tape that records the map.
-        inputs: the numbers of the arguments that depend on differentiated ones, and their avals.
-        outs: likewise of the leaves of the result; None for those that do not.
-        closed_numbers: the numbers of the values that any program closes over; None for one that this one does not.
-    """
-
-    writes_outside = (
-        "map: the function writes a differentiated tensor that it closes over, once for each program; return the new "
-        "value"
-    )
-
-    def __init__(self, around: Tape) -> None:
-        super().__init__()
-        self.around = around
-        self.inputs: list[tuple[int, Any]] = []
-        self.outs: list[tuple[int, Any] | None] = []
-        self.closed_numbers: list[int | None] = []
-        program = current()
-        assert program is not None
-        self._lent = program.lent
-
-    def taped(self, x: Any) -> Taped | None:
-        """Returns the value of this tape that is that of a tensor; a tensor that depends on a differentiated argument,
-        and that the function closes over, becomes one.
-        """
-        if type(x) is ShardedTensor:
-            storage = getattr(x._storage, "base", x)._storage
-            if type(storage) is Taped and storage.tape is not self and storage not in self.known_as:
-                self._capture(x, storage)
-        return super().taped(x)
-
-    def _capture(self, x: ShardedTensor, storage: Taped) -> None:
-        if self.around.ended:
-            return
-        with _capturing:
-            state = self.around.taped(x)
-        if state is not None:
-            state.save()
-            made = self.variable(state.primal)._storage
-            made.save()
-            self.known_as[storage] = made
-
-    def adopted(self, x: Any) -> Any:
-        """See `Tape`. A tensor of an argument shares the storage of that."""
-        here = self.in_program
-        if here is not None and type(x) is not ShardedTensor:
-            for one in self._lent:
-                if one.exported is x and here.backend.is_whole(x, one.array):
-                    value = here.aval_of(x)
-                    assert value is not None
-                    return tensor(value, one.storage_of(one.array))
-        return super().adopted(x)
-
-    def is_lent(self, x: Any) -> bool:
-        """See `Tape`."""
-        storage = x._storage
-        return type(storage) is Storage and any(one.array is storage.buffers[0] for one in self._lent)
-
-    def closed(self) -> dict[Taped, int]:
-        """Returns the values of the tape around that the function closes over, with their numbers on this one."""
-        known = self.around.known_as
-        return {known.get(storage, storage): made.number for storage, made in self.known_as.items()}
-
-    def take_saved(self) -> list[Any]:
-        """Returns the arrays that the derivatives have saved, each once, and leaves their numbers in their places."""
-        kept: list[Any] = []
-        numbers: dict[int, _Saved] = {}
-
-        def taken(x: Any) -> Any:
-            x = self.adopted(x)
-            if type(x) is not ShardedTensor:
-                return x
-            if id(x) not in numbers:
-                numbers[id(x)] = _Saved(len(kept))
-                kept.append(x)
-            return numbers[id(x)]
-
-        for step in self.steps:
-            for name in step.saved:
-                step.saved[name] = map_leaves(taken, step.saved[name])
-        return kept
-
-
-class _Saved:
-    """The number of an array that a derivative has saved, in place of it."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
 
 
 def _kind(x: Any) -> Any:
@@ -249,7 +149,7 @@ class _Map:
             numbers = t.closed()
             t.closed_numbers = t.closed_numbers or [numbers.get(state) for state in closed]
         for t in self.tapes.values():
-            t.known_as.clear()  # It would keep these values.
+            t.close()
         results, outputs, totals, kinds = [], list[Any](), list[Any](), list[Any]()
         for i, (result, *_) in enumerate(made):
             found = leaves(result)
@@ -270,6 +170,8 @@ class _Map:
         step = len(tape.steps)
         tape.add(op, {}, vjp(self.backward), states, of_states, outputs, [*kinds, *kinds], saved)
         tape.steps[step].outputs = [*map(number_of, outputs), *totals]
+        self._owners = [i for i, _ in self.inputs]
+        del self.tape, self.given, self.inputs  # The step keeps this object, and what it has saved, nothing else.
         return results
 
     def _one_value(self, number: int, out: int) -> int | None:
@@ -310,19 +212,19 @@ class _Map:
         assert program is not None
         tape = self.tapes[program.number]
         types = self.types
-        arrays = [tape.adopted(x) for x in arrays]
+        arrays = list(map(tensor_here, arrays))
         cotangents: dict[int, list[Any]] = {}
         for k, out in enumerate(tape.outs):
             if out is None:
                 continue
-            g = tape.adopted(parts[k])
+            g = tensor_here(parts[k])
             if g is None and used[k]:
                 g = zeros_of(out[1])
             if g is not None:
                 g = g if types is None else types.partial(g, out[0])
                 cotangents.setdefault(out[0], []).append(g)
             if totals[k] is not None:
-                cotangents.setdefault(out[0], []).append(tape.adopted(totals[k]))
+                cotangents.setdefault(out[0], []).append(tensor_here(totals[k]))
         steps = [_restored(step, arrays, types) for step in tape.steps]
         closed = list(zip(tape.closed_numbers, self.closed, strict=True))
         inputs = [*tape.inputs, *[(n, kind) for n, kind in closed if n is not None]]
@@ -334,9 +236,9 @@ class _Map:
         """Returns the cotangents of the inputs: of one that programs share, the sum of those of all programs."""
         rows = [iter(mine) for mine, _ in made]
         found: list[Any] = []
-        for n, (i, _) in enumerate(self.inputs):
+        for n, i in enumerate(self._owners):
             found.append(next(rows[i]) if i is not None else _sum([next(row) for row in rows], recorded, n))
-        first = len(self.inputs)
+        first = len(self._owners)
         columns = _columns([closed for _, closed in made])
         return [*found, *[_sum(column, recorded, first + n) for n, column in enumerate(columns)]]
 
@@ -363,7 +265,7 @@ def _restored(step: Step, arrays: Sequence[Any], types: Types | None) -> Step:
     made.op, made.params, made.derivative = step.op, step.params, step.derivative
     made.inputs, made.outputs, made.active = step.inputs, step.outputs, step.active
     made.kinds, made.results = step.kinds, step.results
-    made.saved = map_leaves(lambda x: arrays[x.number] if type(x) is _Saved else x, step.saved)
+    made.saved = map_leaves(lambda x: arrays[x.number] if type(x) is Saved else x, step.saved)
     if types is not None and (axes := axes_of(step)) and axes <= types.axes:
         made.derivative = step.derivative.with_types(groups_of(step) is None)  # type: ignore[attr-defined]
     return made

@@ -8,7 +8,7 @@ may differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +19,8 @@ from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, T
 from shardtensor.interpreters.differentiation.tape import tensor_here
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.spmd.axes import axis_index
+from shardtensor.spmd.program_tape import ProgramTape
 from shardtensor.tensor.tensor import SCALARS
-
-if TYPE_CHECKING:
-    from shardtensor.spmd.differentiation import ProgramTape
 
 Axes = frozenset[str]
 

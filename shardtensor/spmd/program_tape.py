@@ -1,0 +1,119 @@
+"""The tape of one program of a map."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.interpreters.differentiation.values import Taped
+from shardtensor.spmd.program import current
+from shardtensor.tensor.ownership import Lent
+from shardtensor.tensor.pytree import map_leaves
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import ShardedTensor, tensor
+
+_capturing = threading.Lock()
+"""Programs that run in several threads note in the tape around them what they close over."""
+
+
+class ProgramTape(Tape):
+    """The tape of one program of a map.
+
+    Attributes:
+        around: the tape that records the map.
+        inputs: the numbers of the arguments that depend on differentiated ones, and their avals.
+        outs: likewise of the leaves of the result; None for those that do not.
+        closed_numbers: the numbers of the values that any program closes over; None for one that this one does not.
+    """
+
+    writes_outside = (
+        "map: the function writes a differentiated tensor that it closes over, once for each program; return the new "
+        "value"
+    )
+
+    def __init__(self, around: Tape) -> None:
+        super().__init__()
+        self.around = around
+        self.inputs: list[tuple[int, Any]] = []
+        self.outs: list[tuple[int, Any] | None] = []
+        self.closed_numbers: list[int | None] = []
+        program = current()
+        assert program is not None
+        self._lent: Sequence[Lent] = program.lent
+
+    def taped(self, x: Any) -> Taped | None:
+        """Returns the value of this tape that is that of a tensor; a tensor that depends on a differentiated argument,
+        and that the function closes over, becomes one.
+        """
+        if type(x) is ShardedTensor:
+            storage = getattr(x._storage, "base", x)._storage
+            if type(storage) is Taped and storage.tape is not self and storage not in self.known_as:
+                self._capture(x, storage)
+        return super().taped(x)
+
+    def _capture(self, x: ShardedTensor, storage: Taped) -> None:
+        if self.around.ended:
+            return
+        with _capturing:
+            state = self.around.taped(x)
+        if state is not None:
+            state.save()
+            made = self.variable(state.primal)._storage
+            made.save()
+            self.known_as[storage] = made
+
+    def adopted(self, x: Any) -> Any:
+        """See `Tape`. A tensor of an argument shares the storage of that."""
+        here = self.in_program
+        if here is not None and type(x) is not ShardedTensor:
+            for one in self._lent:
+                if one.exported is x and here.backend.is_whole(x, one.array):
+                    value = here.aval_of(x)
+                    assert value is not None
+                    return tensor(value, one.storage_of(one.array))
+        return super().adopted(x)
+
+    def is_lent(self, x: Any) -> bool:
+        """See `Tape`."""
+        storage = x._storage
+        return type(storage) is Storage and any(one.array is storage.buffers[0] for one in self._lent)
+
+    def closed(self) -> dict[Taped, int]:
+        """Returns the values of the tape around that the function closes over, with their numbers on this one."""
+        known = self.around.known_as
+        return {known.get(storage, storage): made.number for storage, made in self.known_as.items()}
+
+    def close(self) -> None:
+        """Drops what keeps values that no derivative needs."""
+        self.known_as.clear()
+        self._lent = ()
+
+    def take_saved(self) -> list[Any]:
+        """Returns the arrays that the derivatives have saved, each once, and leaves their numbers in their places."""
+        kept: list[Any] = []
+        numbers: dict[int, Saved] = {}
+
+        def taken(x: Any) -> Any:
+            x = self.adopted(x)
+            if type(x) is not ShardedTensor:
+                return x
+            if id(x) not in numbers:
+                numbers[id(x)] = Saved(len(kept))
+                kept.append(x)
+            return numbers[id(x)]
+
+        for step in self.steps:
+            for name in step.saved:
+                step.saved[name] = map_leaves(taken, step.saved[name])
+        return kept
+
+
+class Saved:
+    """The number of an array that a derivative has saved, in place of it."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
