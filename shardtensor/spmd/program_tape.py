@@ -14,7 +14,7 @@ from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 
-_capturing = threading.Lock()
+_capturing = threading.RLock()
 """Programs that run in several threads note in the tape around them what they close over."""
 
 
