@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+import shardtensor.spmd.collectives
+import shardtensor.spmd.outputs  # noqa: F401 - these modules declare the operators
 from shardtensor.core import OPS, Op, Operands, Params, call
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of

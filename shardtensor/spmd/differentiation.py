@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,18 +69,24 @@ class _Map:
         self.marks: list[list[list[int]]] = []
         self.inputs: list[tuple[int | None, Taped]] = []
         self._input_axes: list[list[Axes]] = [[] for _ in range(self.count)]
+        self._constants: list[list[Axes | None]] = []
         for column in columns:
             self._take(column)
+        tape.split.clear()
 
     def _take(self, column: MappedArgument) -> None:
         items, each, donated = column
         if type(items) is Unmapped:
             self.given.append(column)
             self.marks.append([[]] * self.count)
+            self._constants.append([])
             return
         made, marks = [], []
         rows = [[self.tape.active(x) for x in leaves(item)] for item in (items if each else [items])]
         types = [_differ(self.tape, column, self.axes) if each else frozenset() for column in _columns(rows)]
+        self._constants.append(
+            [self._type_of(c, each) for c in _columns([leaves(i) for i in (items if each else [items])])]
+        )
         for i, (item, states) in enumerate(zip(items if each else [items], rows, strict=True)):
             where = [k for k, s in enumerate(states) if s is not None]
             if where and donated:
@@ -99,6 +106,17 @@ class _Map:
         self.given.append(MappedArgument(made if each else made[0], each, donated))
         self.marks.append(marks if each else marks * self.count)
 
+    def _type_of(self, column: Sequence[Any], each: bool) -> Axes | None:
+        """Returns the axes along which the items of an argument differ that is not differentiated; None if that is not
+        known.
+        """
+        if not each:
+            return frozenset()
+        for parts, whole, axes in self.tape.split:
+            if len(parts) == len(column) and all(map(operator.is_, parts, column)) and self.axes == {*axes}:
+                return _split_by(whole._aval) & self.axes
+        return None
+
     # -- forwards ----------------------------------------------------------------------------------
 
     def forward(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -109,7 +127,9 @@ class _Map:
         assert program is not None
         tape = ProgramTape(self.tape)
         boxed = []
-        for argument, marks in zip(args, self.marks, strict=True):
+        for argument, marks, types in zip(args, self.marks, self._constants, strict=True):
+            if any(t is not None for t in types):
+                tape.known |= {id(x): (x, t) for x, t in zip(leaves(argument), types, strict=False) if t is not None}
             found = leaves(argument) if marks[program.number] else []
             for k in marks[program.number]:
                 found[k] = tape.variable(tape.adopted(found[k]))
@@ -280,8 +300,12 @@ def _differ(tape: Tape, items: Sequence[Taped | None], axes: Axes) -> Axes:
         if step.op.name not in _STRUCTURE:
             break
         if step.op.name == "split_over" and step.outputs == numbers and axes == {*step.params["axes"]}:
-            return axes & {axis for chain in step.kinds[0].sharding.spec.chains for axis in chain}
+            return axes & _split_by(step.kinds[0])
     return axes
+
+
+def _split_by(value: Aval) -> Axes:
+    return frozenset([axis for chain in value.sharding.spec.chains for axis in chain])
 
 
 def _sum(found: Sequence[Any], recorded: Any, number: int) -> Any:

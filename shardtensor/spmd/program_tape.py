@@ -6,11 +6,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from shardtensor.core import Op, Operands, Params
+from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped
 from shardtensor.spmd.program import current
 from shardtensor.tensor.ownership import Lent
-from shardtensor.tensor.pytree import map_leaves
+from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 
@@ -25,6 +27,8 @@ class ProgramTape(Tape):
         around: the tape that records the map.
         inputs: the numbers of the arguments that depend on differentiated ones, and their avals.
         outs: likewise of the leaves of the result; None for those that do not.
+        known: of arguments without a gradient, the axes along which those of the programs may differ, by identity.
+        constants: for the numbers of steps, which operands are such arguments, with these axes.
         closed_numbers: the numbers of the values that any program closes over; None for one that this one does not.
     """
 
@@ -38,6 +42,8 @@ class ProgramTape(Tape):
         self.around = around
         self.inputs: list[tuple[int, Any]] = []
         self.outs: list[tuple[int, Any] | None] = []
+        self.known: dict[int, tuple[Any, frozenset[str]]] = {}
+        self.constants: dict[int, dict[int, frozenset[str]]] = {}
         self.closed_numbers: list[int | None] = []
         program = current()
         assert program is not None
@@ -80,6 +86,18 @@ class ProgramTape(Tape):
         storage = x._storage
         return type(storage) is Storage and any(one.array is storage.buffers[0] for one in self._lent)
 
+    def recorded(
+        self, op: Op, operands: Operands, params: Params, derivative: Derivative, *, depends: bool = False
+    ) -> Any:
+        """See `Tape`."""
+        before = len(self.steps)
+        result = super().recorded(op, operands, params, derivative, depends=depends)
+        if self.known and len(self.steps) > before:
+            found = leaves(operands) if op.variadic or op.trees else operands
+            if types := {k: self.known[id(x)][1] for k, x in enumerate(found) if id(x) in self.known}:
+                self.constants[len(self.steps) - 1] = types
+        return result
+
     def closed(self) -> dict[Taped, int]:
         """Returns the values of the tape around that the function closes over, with their numbers on this one."""
         known = self.around.known_as
@@ -88,6 +106,7 @@ class ProgramTape(Tape):
     def close(self) -> None:
         """Drops what keeps values that no derivative needs."""
         self.known_as.clear()
+        self.known.clear()
         self._lent = ()
 
     def take_saved(self) -> list[Any]:

@@ -7,7 +7,7 @@ may differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,14 +49,16 @@ class Types(Typed):
         self.differ: dict[int, Axes] = {}
         self.before: dict[int, Axes] = {}
 
-    def note(self, step: Step) -> None:
+    def note(self, step: Step, constants: Mapping[int, Axes]) -> None:
         """Infers the types of the results of a call: they may differ where operands do, and the results of sums over an
-        axis do not.
+        axis do not. Of some ``constants`` the type is known.
         """
         before: Axes = frozenset()
-        for n, kind in zip(step.inputs, step.kinds, strict=True):
+        for k, (n, kind) in enumerate(zip(step.inputs, step.kinds, strict=True)):
             if n is not None:
                 before |= self.differ[n]
+            elif k in constants:
+                before |= constants[k]
             elif not _is_number(kind):  # Arrays that are not followed.
                 before = self.axes
         if axes := axes_of(step):
@@ -127,14 +129,14 @@ def types_of(tapes: Sequence[ProgramTape], axes: Axes, inputs: Sequence[Sequence
     for (n, _), differ in zip(first.inputs, inputs[0], strict=True):
         types.differ[n] = differ
     types.differ.update(dict.fromkeys(first.closed().values(), frozenset()))
-    for step in first.steps:
-        types.note(step)
+    for k, step in enumerate(first.steps):
+        types.note(step, first.constants.get(k, {}))
     return types
 
 
 def _alike(a: ProgramTape, b: ProgramTape) -> bool:
     """Whether two programs have made the same calls, with the same numbers."""
-    if len(a.steps) != len(b.steps) or a.closed() != b.closed():
+    if len(a.steps) != len(b.steps) or a.closed() != b.closed() or a.constants != b.constants:
         return False
     if [n for n, _ in a.inputs] != [n for n, _ in b.inputs]:
         return False
@@ -170,11 +172,12 @@ def checksum_of(tape: ProgramTape) -> int:
     import zlib  # Programs of one process do not need it.
 
     ends = [n for n, _ in tape.inputs], [out and out[0] for out in tape.outs], list(tape.closed().values())
+    constants = {k: {n: sorted(axes) for n, axes in types.items()} for k, types in tape.constants.items()}
     calls = [
         (step.op.name, step.inputs, step.outputs, _text(step.params), [_text(k) for k in step.kinds if _is_number(k)])
         for step in tape.steps
     ]
-    return zlib.crc32(repr([ends, calls]).encode())
+    return zlib.crc32(repr([ends, constants, calls]).encode())
 
 
 def _text(x: Any) -> str:

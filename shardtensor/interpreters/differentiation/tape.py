@@ -61,6 +61,8 @@ class Tape(CallInterpreter):
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
         known_as: for values of another tape, which the function has closed over, those that stand for them here.
+        split: the arguments of the next map that do not depend on differentiated ones: the parts of each, the tensor,
+            and the axes along which it was split.
         one_value: for results of maps that are one value of all programs along some axes, the number of the cotangent
             of that value, and these axes.
         in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
@@ -77,6 +79,7 @@ class Tape(CallInterpreter):
         self.uses: dict[int, int] = {}
         self.ended = False
         self.known_as: dict[Taped, Taped] = {}
+        self.split: list[tuple[list[Any], ShardedTensor, Sequence[str]]] = []
         self.one_value: dict[int, tuple[int, frozenset[str]]] = {}
         self._count = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
@@ -171,7 +174,10 @@ class Tape(CallInterpreter):
             elif isinstance(x, (tuple, list, dict)) and any(self.taped(leaf) is not None for leaf in leaves(x)):
                 break
         else:
-            return bind_by(self.outer, op, operands, params)
+            result = bind_by(self.outer, op, operands, params)
+            if op.name == "split_over":
+                self.split.append((result, operands[0], params[0]))
+            return result
         if op.escapes:
             return self._escape(op, operands, params)
         if op.name in PYTHON and (found := self._of_scalars(op, operands)) is not NotImplemented:
