@@ -82,12 +82,11 @@ class _Map:
             self._constants.append([])
             return
         made, marks = [], []
-        rows = [[self.tape.active(x) for x in leaves(item)] for item in (items if each else [items])]
+        every = items if each else [items]
+        rows = [[self.tape.active(x) for x in leaves(item)] for item in every]
         types = [_differ(self.tape, column, self.axes) if each else frozenset() for column in _columns(rows)]
-        self._constants.append(
-            [self._type_of(c, each) for c in _columns([leaves(i) for i in (items if each else [items])])]
-        )
-        for i, (item, states) in enumerate(zip(items if each else [items], rows, strict=True)):
+        self._constants.append([self._type_of(leaf, each) for leaf in _columns(list(map(leaves, every)))])
+        for i, (item, states) in enumerate(zip(every, rows, strict=True)):
             where = [k for k, s in enumerate(states) if s is not None]
             if where and donated:
                 raise ArgumentError(
@@ -112,9 +111,9 @@ class _Map:
         """
         if not each:
             return frozenset()
-        for parts, whole, axes in self.tape.split:
+        for parts, x, axes in self.tape.split:
             if len(parts) == len(column) and all(map(operator.is_, parts, column)) and self.axes == {*axes}:
-                return _split_by(whole._aval) & self.axes
+                return _split_by(x._aval) & self.axes
         return None
 
     # -- forwards ----------------------------------------------------------------------------------

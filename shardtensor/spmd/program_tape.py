@@ -28,7 +28,7 @@ class ProgramTape(Tape):
         inputs: the numbers of the arguments that depend on differentiated ones, and their avals.
         outs: likewise of the leaves of the result; None for those that do not.
         known: of arguments without a gradient, the axes along which those of the programs may differ, by identity.
-        constants: for the numbers of steps, which operands are such arguments, with these axes.
+        constant_types: for the numbers of steps, which operands are such arguments, with these axes.
         closed_numbers: the numbers of the values that any program closes over; None for one that this one does not.
     """
 
@@ -43,7 +43,7 @@ class ProgramTape(Tape):
         self.inputs: list[tuple[int, Any]] = []
         self.outs: list[tuple[int, Any] | None] = []
         self.known: dict[int, tuple[Any, frozenset[str]]] = {}
-        self.constants: dict[int, dict[int, frozenset[str]]] = {}
+        self.constant_types: dict[int, dict[int, frozenset[str]]] = {}
         self.closed_numbers: list[int | None] = []
         program = current()
         assert program is not None
@@ -95,7 +95,7 @@ class ProgramTape(Tape):
         if self.known and len(self.steps) > before:
             found = leaves(operands) if op.variadic or op.trees else operands
             if types := {k: self.known[id(x)][1] for k, x in enumerate(found) if id(x) in self.known}:
-                self.constants[len(self.steps) - 1] = types
+                self.constant_types[len(self.steps) - 1] = types
         return result
 
     def closed(self) -> dict[Taped, int]:

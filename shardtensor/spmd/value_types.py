@@ -130,13 +130,13 @@ def types_of(tapes: Sequence[ProgramTape], axes: Axes, inputs: Sequence[Sequence
         types.differ[n] = differ
     types.differ.update(dict.fromkeys(first.closed().values(), frozenset()))
     for k, step in enumerate(first.steps):
-        types.note(step, first.constants.get(k, {}))
+        types.note(step, first.constant_types.get(k, {}))
     return types
 
 
 def _alike(a: ProgramTape, b: ProgramTape) -> bool:
     """Whether two programs have made the same calls, with the same numbers."""
-    if len(a.steps) != len(b.steps) or a.closed() != b.closed() or a.constants != b.constants:
+    if len(a.steps) != len(b.steps) or a.closed() != b.closed() or a.constant_types != b.constant_types:
         return False
     if [n for n, _ in a.inputs] != [n for n, _ in b.inputs]:
         return False
@@ -172,7 +172,7 @@ def checksum_of(tape: ProgramTape) -> int:
     import zlib  # Programs of one process do not need it.
 
     ends = [n for n, _ in tape.inputs], [out and out[0] for out in tape.outs], list(tape.closed().values())
-    constants = {k: {n: sorted(axes) for n, axes in types.items()} for k, types in tape.constants.items()}
+    constants = {k: {n: sorted(axes) for n, axes in types.items()} for k, types in tape.constant_types.items()}
     calls = [
         (step.op.name, step.inputs, step.outputs, _text(step.params), [_text(k) for k in step.kinds if _is_number(k)])
         for step in tape.steps
