@@ -604,7 +604,7 @@ BODIES = {
     "index": "psum((np.sin(w) * (axis_index('x') + 1)).sum(), 'x') + psum(x.sum(), 'x')",
     "all_gather": "psum((all_gather(x @ w, 'x', tiled=True)[:2] * x).sum(), 'x')",
     "psum_scatter": "psum((psum_scatter(all_gather(x @ w, 'x', tiled=True), 'x', tiled=True) ** 2).sum(), 'x')",
-    "all_to_all": "psum((all_to_all(np.sin(all_gather(x @ w, 'x')), 'x', 0, 1) ** 3).sum(), 'x')",
+    "all_to_all": "psum((all_to_all(np.sin(all_gather(x @ w, 'x')), 'x', 0, 1, tiled=True) ** 3).sum(), 'x')",
     "ppermute": "psum((ppermute(x @ w, 'x', [(0, 1), (1, 2), (3, 0)]) * x).sum(), 'x')",
     "pswapaxes": "psum((pswapaxes(all_gather(x @ w, 'x'), 'x', 0) ** 2 * (1 + axis_index('x'))).sum(), 'x')",
     "sum of sums": "psum((psum(x, 'x') * x @ w).sum() * pmean(w * x.sum(), 'x').sum(), 'x')",
@@ -617,13 +617,12 @@ from jax.lax import all_gather, all_to_all, axis_index, pmean, ppermute, psum, p
 from jax.sharding import PartitionSpec as P
 jax.config.update("jax_enable_x64", True)
 bodies, w, x = given
-mesh = jax.make_mesh((4,), ("x",))
-jax.set_mesh(mesh)
+mesh = jax.sharding.Mesh(jax.devices(), ("x",))
 found = {}
 for name, text in bodies.items():
     fn = eval("lambda w, x: " + text)
     mapped = jax.shard_map(fn, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
-    found[name] = [__import__("numpy").asarray(g) for g in jax.grad(mapped, argnums=(0, 1))(w, x)]
+    found[name] = [__import__("numpy").asarray(g) for g in jax.jit(jax.grad(mapped, argnums=(0, 1)))(w, x)]
 """
 
 
