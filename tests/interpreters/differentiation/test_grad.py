@@ -334,3 +334,17 @@ def test_simulated_devices() -> None:
         st.empty((1024, 64), dtype="float32", device=st.NamedSharding(mesh, st.P("data"))),
     )
     assert report.bytes == 2 * 511 * 64 * 64 * 4 + 2 * 511 * 4
+
+
+def test_the_result_of_remat_has_a_layout_of_its_own() -> None:
+    """The cotangent of a function is not computed in the layout of its argument."""
+    w = put(np.ones((3, 8)), "numpy", spec=st.P(None, "x"))
+    x = put(X, "numpy", spec=st.P("x"))
+    f = st.remat(lambda w: w.sum(axis=1)[:2])
+    assert_equal(st.grad(lambda w: (f(w) * x).sum())(w)[:2], np.repeat(X.sum(axis=0)[:, None], 8, axis=1))
+
+
+def test_numbers_under_jit() -> None:
+    x = put(X, "numpy")
+    fn = lambda a, x: (a * x * a).sum()  # noqa: E731
+    assert float(st.jit(st.grad(fn))(3.0, x)) == 6 * X.sum()

@@ -173,6 +173,7 @@ REPLICATED: dict[str, Callable[[Any, Any], Any]] = {
     "gathered": lambda w, x: st.psum((st.all_gather(x @ w, "x", tiled=True) ** 2).sum(), "x"),
     "writes": writes,
     "again": again,
+    "reversed": lambda w, x: st.pmean((st.psum(x, "x")[::-1] @ w).sum(), "x") * st.pmean(x[::-1], "x").sum(),
     "index array": lambda w, x: st.psum((w[np.array([0, 2, 0])] * x[:1]).sum(), "x"),
     "jit inside": lambda w, x: st.psum(st.jit(lambda w, x: (st.tanh(x @ w) ** 2).sum())(w, x), "x"),
     "random": lambda w, x: st.psum(
