@@ -247,7 +247,7 @@ class _Map:
         steps = [_restored(step, arrays, types) for step in tape.steps]
         closed = list(zip(tape.closed_numbers, self.closed, strict=True))
         inputs = [*tape.inputs, *[(n, kind) for n, kind in closed if n is not None]]
-        found = iter(pulled_back(steps, tape.uses, cotangents, inputs, types))
+        found = iter(pulled_back(steps, tape.uses, cotangents, inputs, types, own=False))
         mine = [next(found) for _ in tape.inputs]
         return mine, [None if n is None else next(found) for n, _ in closed]
 
@@ -284,7 +284,12 @@ def _restored(step: Step, arrays: Sequence[Any], types: Types | None) -> Step:
     made.op, made.params, made.derivative = step.op, step.params, step.derivative
     made.inputs, made.outputs, made.active = step.inputs, step.outputs, step.active
     made.kinds, made.results = step.kinds, step.results
-    made.saved = map_leaves(lambda x: arrays[x.number] if type(x) is Saved else x, step.saved)
+    made.saved = {
+        name: arrays[x.number]
+        if type(x) is Saved
+        else map_leaves(lambda x: arrays[x.number] if type(x) is Saved else x, x)
+        for name, x in step.saved.items()
+    }
     if types is not None and (axes := axes_of(step)) and axes <= types.axes:
         made.derivative = step.derivative.with_types(groups_of(step) is None)  # type: ignore[attr-defined]
     return made

@@ -102,6 +102,8 @@ def pulled_back(
     cotangents: dict[int, list[Any]],
     inputs: Sequence[tuple[int, Any]],
     typed: Typed | None = None,
+    *,
+    own: bool = True,
 ) -> list[Any]:
     """Returns the cotangents of inputs, each in the layout and dtype of its value; None for those that have none.
 
@@ -112,6 +114,7 @@ def pulled_back(
         cotangents: contributions to the cotangents of values, by number.
         inputs: the numbers of the inputs and their avals; a Python scalar stands for itself.
         typed: in a program of a map, along which axes values differ, if that is known.
+        own: whether the cotangents have to be tensors of their own.
     """
     _set_targets(steps, uses, inputs)
     while steps:
@@ -135,7 +138,7 @@ def pulled_back(
     for n, kind in inputs:
         given = cotangents.pop(n, [])
         given = given if typed is None else typed.left(n, given)
-        made.append(gradient(given, kind) if given else None)
+        made.append(gradient(given, kind, own=own) if given else None)
     return made
 
 
@@ -232,9 +235,11 @@ def _in_layout(g: Any, kind: Any) -> Any:
     return g
 
 
-def gradient(found: list[Any], kind: Any) -> Any:
-    """Returns the gradient of an argument, from its contributions: a tensor of its own in the argument's layout."""
+def gradient(found: list[Any], kind: Any, *, own: bool = True) -> Any:
+    """Returns the gradient of an argument, from its contributions: in the argument's layout, and, if ``own``, a tensor
+    of its own.
+    """
     g = cast_to(whole(added(found, kind), kind), kind)
-    if not isinstance(kind, Aval):
+    if not isinstance(kind, Aval) or (not own and g.sharding == reduced(kind).sharding):
         return g
     return call("transfer_to", g, reduced(kind).sharding, "grad", committed=kind.committed)

@@ -21,6 +21,7 @@ class _Noting(Interpreter):
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self.in_program = tape.in_program
+        self.device = tape.device
         self.found: dict[Taped, None] = {}
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:

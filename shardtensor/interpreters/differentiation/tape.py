@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.device import Device
 from shardtensor.core import (
     OPS,
     Op,
@@ -65,6 +66,7 @@ class Tape(CallInterpreter):
             and the axes along which it was split.
         one_value: for results of maps that are one value of all programs along some axes, the number of the cotangent
             of that value, and these axes.
+        device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
         in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
     """
 
@@ -75,6 +77,7 @@ class Tape(CallInterpreter):
         found = innermost()
         self.outer: Callable[..., Any] | None = None if found is None else found.apply
         self.in_program = program_of(found)
+        self.device: Device | None = getattr(found, "device", None)
         self.steps: list[Step] = []
         self.uses: dict[int, int] = {}
         self.ended = False
