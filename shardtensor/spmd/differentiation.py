@@ -284,12 +284,12 @@ def _restored(step: Step, arrays: Sequence[Any], types: Types | None) -> Step:
     made.op, made.params, made.derivative = step.op, step.params, step.derivative
     made.inputs, made.outputs, made.active = step.inputs, step.outputs, step.active
     made.kinds, made.results = step.kinds, step.results
-    made.saved = {
-        name: arrays[x.number]
-        if type(x) is Saved
-        else map_leaves(lambda x: arrays[x.number] if type(x) is Saved else x, x)
-        for name, x in step.saved.items()
-    }
+
+    def restored(x: Any) -> Any:
+        return arrays[x.number] if type(x) is Saved else x
+
+    saved = step.saved
+    made.saved = {name: restored(x) if type(x) is Saved else map_leaves(restored, x) for name, x in saved.items()}
     if types is not None and (axes := axes_of(step)) and axes <= types.axes:
         made.derivative = step.derivative.with_types(groups_of(step) is None)  # type: ignore[attr-defined]
     return made

@@ -275,16 +275,6 @@ def test_errors_name_the_way_out() -> None:
         assert isinstance(caught.value, st.ShardTensorError)
 
 
-def test_maps_have_no_gradients_yet() -> None:
-    x, rows = put(X, "numpy"), st.shard(put(X, "numpy"))
-    with pytest.raises(TypeError, match=r"(pmap|unshard|split_over|shard).*has no derivative: none is defined yet"):
-        st.grad(lambda x: sum(st.pmap(lambda r: r.sum(), st.shard(x))))(x)
-    with pytest.raises(st.ConcretizationError, match="its gradient would be lost"):
-        st.grad(lambda x: sum(st.pmap(lambda r: (r * x[0, 0]).sum(), rows)))(x)
-    with pytest.raises(ValueError, match="grad: called in a function that a map calls on each device"):
-        st.pmap(lambda r: st.grad(squares)(r), rows)
-
-
 def test_donated_arguments() -> None:
     x = put(X, "numpy")
     st.device_put(x, x.sharding, donate=True)

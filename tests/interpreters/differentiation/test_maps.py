@@ -343,6 +343,22 @@ def test_smap() -> None:
     check(lambda x: (st.smap(cells, x, axes=[(0, 1)], axis_name=("a", "b")) ** 2).sum(), x)
 
 
+def test_the_current_device() -> None:
+    w, x = arguments()
+    found = set()
+
+    def body(w: Any, x: Any) -> Any:
+        def inner(w: Any) -> Any:
+            found.add(st.current_device())
+            return w.sum()
+
+        inner(w)
+        return st.psum((x @ w + st.zeros(3)).sum() + st.grad(inner)(w).sum(), "x")
+
+    st.grad(lambda w: mapped(body, (P(), P("x")), P())(w, x))(w)
+    assert found == {*w.sharding.mesh.flat}
+
+
 def test_scalars_and_dtypes() -> None:
     w, x = arguments()
     check(mapped(lambda w, x: st.psum((x * w).sum(), "x"), (P(), P("x")), P()), np.float64(2.0), x)
