@@ -119,8 +119,8 @@ class _Map:
     # -- forwards ----------------------------------------------------------------------------------
 
     def forward(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Calls the function in a program. Returns its result, what derivatives have saved, and, if programs run in
-        several processes, a checksum of what the program does.
+        """Calls the function in a program. Returns its result, what derivatives have saved, and what other processes
+        know of it: which leaves of the result depend on differentiated arguments, and a checksum of what it does.
         """
         program = current()
         assert program is not None
@@ -140,49 +140,48 @@ class _Map:
                 result = fn(*boxed)
             states = [tape.active(x) for x in leaves(result)]
             tape.outs = [None if s is None else (s.number, _kind(s.primal)) for s in states]
-            value = map_leaves(tape.constant, result)
+            value = map_leaves(tape.returned, result)
         finally:
             tape.end()
         self.tapes[program.number] = tape
-        checksum = checksum_of(tape) if self._is_spanning else 0
+        known = ([s is not None for s in states], checksum_of(tape)) if self._is_spanning else None
         arrays = tape.take_saved()
         if self.tape.outer is not None:
-            return value, arrays, checksum
+            return value, arrays, known
         self._arrays[program.number] = arrays  # Nothing around has to know them, and programs may save different ones.
-        return value, [], checksum
+        return value, [], known
 
     def record(self, op: Op, fn: Callable[..., Any]) -> Any:
         """Calls the first map, and records it."""
         tape = self.tape
         made = bind_by(tape.outer, op, (self.given,), (functools.partial(self.forward, fn), *self.params))
-        closed = list(dict.fromkeys([state for t in self.tapes.values() for state in t.closed()]))
+        tapes = [self.tapes[i] for i in sorted(self.tapes)]
+        closed = list(dict.fromkeys([state for t in tapes for state in t.closed()]))
         if not self.inputs and not closed:
             return [result for result, *_ in made]
-        if len({checksum for *_, checksum in made}) == 1:
-            self.types = types_of(list(self.tapes.values()), self.axes, self._input_axes)
-        like = next(iter(self.tapes.values()))
-        for i in range(self.count):  # The programs of other processes are like those of this one.
-            self.tapes.setdefault(i, like)
+        if not self._is_spanning or len({checksum for *_, (_, checksum) in made}) == 1:
+            self.types = types_of(tapes, self.axes, self._input_axes)
         self.closed = [_kind(state.primal) for state in closed]
-        for t in self.tapes.values():
+        for t in tapes:
             numbers = t.closed()
-            t.closed_numbers = t.closed_numbers or [numbers.get(state) for state in closed]
-        for t in self.tapes.values():
+            t.closed_numbers = [numbers.get(state) for state in closed]
             t.close()
         results, outputs, totals, kinds = [], list[Any](), list[Any](), list[Any]()
-        for i, (result, *_) in enumerate(made):
+        for i, (result, _, known) in enumerate(made):
             found = leaves(result)
-            for k, out in enumerate(self.tapes[i].outs):
-                if out is None:
+            active = known[0] if known is not None else [out is not None for out in self.tapes[i].outs]
+            for k in range(len(found)):
+                if not active[k]:
                     outputs.append(None)
                     totals.append(None)
                 else:
                     found[k] = tape.variable(found[k])
                     found[k]._storage.save()  # A derivative may have saved it, too.
                     outputs.append(found[k]._storage)
-                    totals.append(self._one_value(found[k]._storage.number, out[0]))
+                    totals.append(self._one_value(found[k]._storage.number, tapes[0].outs, k))
                 kinds.append(_kind(found[k]))
             results.append(replaced(result, found))
+        self._counts = [len(leaves(result)) for result in results]
         states = [*[s for _, s in self.inputs], *closed]
         saved = {"arrays": [self._arrays.pop(i, arrays) for i, (_, arrays, _) in enumerate(made)]}
         of_states = [None if s is None else _kind(s.primal) for s in states]
@@ -193,9 +192,9 @@ class _Map:
         del self.tape, self.given, self.inputs  # The step keeps this object, and what it has saved, nothing else.
         return results
 
-    def _one_value(self, number: int, out: int) -> int | None:
+    def _one_value(self, number: int, outs: Sequence[tuple[int, Any] | None], k: int) -> int | None:
         """Notes that a result is one value of all programs along some axes. Returns the number for its cotangent."""
-        if self.types is None or not (one := self.axes - self.types.differ[out]):
+        if self.types is None or (out := outs[k]) is None or not (one := self.axes - self.types.differ[out[0]]):
             return None
         total = self.tape.new_number()
         self.tape.one_value[number] = total, one
@@ -209,7 +208,7 @@ class _Map:
         half, at = len(found) // 2, 0
         parts, totals = list[Any](), list[Any]()
         for i in range(self.count):
-            n = len(self.tapes[i].outs)
+            n = self._counts[i]
             kinds = recorded.results[at : at + n]
             for rows, first in ((parts, at), (totals, half + at)):
                 rows.append(

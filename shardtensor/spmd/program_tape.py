@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from shardtensor.core import Op, Operands, Params
+from shardtensor.core import OPS, Op, Operands, Params, bind_by
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped
@@ -102,6 +102,12 @@ class ProgramTape(Tape):
         """Returns the values of the tape around that the function closes over, with their numbers on this one."""
         known = self.around.known_as
         return {known.get(storage, storage): made.number for storage, made in self.known_as.items()}
+
+    def returned(self, x: Any) -> Any:
+        """Returns a leaf of the result of the program without the tape; a view as a tensor of its own."""
+        x = self.constant(x)
+        is_view = type(x) is ShardedTensor and hasattr(x._storage, "view_spec")
+        return bind_by(self.outer, OPS["copy"], (x,), ()) if is_view else x
 
     def close(self) -> None:
         """Drops what keeps values that no derivative needs."""

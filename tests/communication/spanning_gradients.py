@@ -62,6 +62,12 @@ def different(w: Any, x: Any) -> Any:
     return st.psum((y * y).sum(), "i")
 
 
+def results_that_differ(w: Any, x: Any) -> Any:
+    parts = st.shard(x, devices=MESH.flat)
+    made = st.pmap(lambda a: st.sin(a) if st.axis_index("i") % 3 else np.ones(a.shape), parts, axis_name="i")
+    return (st.unshard(made) ** 2).sum() + (w * w).sum()
+
+
 def inside(w: Any, x: Any) -> Any:
     gradient = st.grad(lambda w: (st.tanh(x @ w) ** 2).mean())(w)
     return (st.pmean(gradient, "i"),)
@@ -74,9 +80,16 @@ def check(name: str, fn: Callable[..., Any], *args: Any) -> None:
 
 
 def main() -> None:
-    for f, w in [(data_parallel, W), (data_parallel_map, W), (activations, W), (gathered, SPLIT), (different, W)]:
+    for f, w in [
+        (data_parallel, W),
+        (data_parallel_map, W),
+        (activations, W),
+        (gathered, SPLIT),
+        (different, W),
+        (results_that_differ, W),
+    ]:
         check(f.__name__, st.grad(f, argnums=(0, 1)), w, X)
-        if f is not activations and f is not different:  # What different programs save differs, too.
+        if f not in (activations, different, results_that_differ):  # What different programs save differs, too.
             check(f"{f.__name__} under jit", st.jit(st.grad(f, argnums=(0, 1))), w, X)
     check("inside", mapped(st.P(), st.P("i"))(inside), W, X)
 

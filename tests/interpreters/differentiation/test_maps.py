@@ -322,6 +322,10 @@ def test_lists() -> None:
     check(lambda x: (st.stack(st.pmap(lambda x: x.sum(axis=0) ** 2, st.shard(x))) ** 2).sum(), x)
     check(lambda x: sum([(b**2).sum() * (k + 1) for k, b in enumerate(st.to_batched_list(x, 4))]), x)
 
+    check(
+        lambda x: sum([(p[0] ** 2).sum() for p in st.pmap(lambda a: a[:2], st.shard(x, devices=st.devices()[:4]))]), x
+    )
+
     def of_trees(x: Any) -> Any:
         items = [{"x": part, "k": k} for k, part in enumerate(st.shard(x, devices=st.devices()[:3]))]
         made = st.pmap(lambda d: {"y": d["x"] ** d["k"], "times": 2.0, "n": None}, items)
@@ -611,7 +615,7 @@ def test_gradients_have_the_bits_of_one_process(engine: str, processes: int, mon
         status, text = launch(engine, count, PROGRAM, limit=60)
         assert status == 0, text
         found.append({re.sub(r"^\[\d+\] ", "", line) for line in text.splitlines()})
-    assert len(found[1]) == 9
+    assert len(found[1]) == 10
     assert found[0] == found[1]
 
 
