@@ -164,12 +164,13 @@ def _of_gather(g: Any, recorded: Call, k: int, typed: bool) -> Any:
 def _check_split(recorded: Call, k: int, axis: int, part: Any, joined: Any) -> None:
     """Checks that the parts that were joined are those into which the split rule splits the whole."""
     at = _position(recorded)
-    size, begins = joined.shape[axis], offsets(joined.shape[axis], (at.size,))
-    if part.shape[axis] != begins[at.index + 1] - begins[at.index]:
+    begins = offsets(joined.shape[axis], (at.size,))
+    wanted = begins[at.index + 1] - begins[at.index]
+    if part.shape[axis] != wanted:
         raise ArgumentError(
             f"{recorded.op.name}: it has no derivative for parts of other sizes than those of the split rule: part "
-            f"{at.index} of {at.size} has {part.shape[axis]} of {size} elements; wanted "
-            f"{begins[at.index + 1] - begins[at.index]}; st.stop_gradient(x) gives x without a gradient"
+            f"{at.index} of {at.size} has {part.shape[axis]} along axis {axis}, and the rule gives {wanted} of "
+            f"{joined.shape[axis]}; st.stop_gradient(x) gives x without a gradient"
         )
 
 
