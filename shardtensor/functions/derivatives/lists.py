@@ -41,6 +41,29 @@ def _joined(found: Any, recorded: Call) -> Any:
     return recorded.add_up(0, "sum", call("assemble", gs, mesh, P(silent, *chains)), axis=0)
 
 
+def shards_of(g: Any, recorded: Call, drop: int | None = None) -> list[Any] | None:
+    """Returns the shards of the cotangent of joined arrays, if each of these was one shard of the result, on the device
+    of that; otherwise None.
+
+    Args:
+        g: the cotangent.
+        recorded: the call.
+        drop: the dimension that the arrays do not have.
+    """
+    value, kinds = recorded.results[0], recorded.kinds
+    if not isinstance(value, Aval) or value.sharding.mesh.size == 1:
+        return None
+    if [k.sharding.mesh.flat if isinstance(k, Aval) else () for k in kinds] != [(d,) for d in value.sharding.mesh.flat]:
+        return None
+    for k, kind in enumerate(kinds):
+        shape = value.grid.shape(k)
+        if kind.shape != (shape if drop is None else (*shape[:drop], *shape[drop + 1 :])):
+            return None
+    g = g if g.sharding == value.sharding else call("reshard", g, value.sharding)
+    parts = call("split_over", g, value.sharding.mesh.axis_names, drop=drop)
+    return [part if is_active else None for part, is_active in zip(parts, recorded.active, strict=True)]
+
+
 def _squeezed(g: Any, recorded: Call) -> Any:
     return call("reshape", whole(g, recorded.results[0]), shape_of(recorded.kinds[0]))
 

@@ -514,6 +514,23 @@ def test_a_gathered_argument_gets_a_reduce_scatter() -> None:
     assert moved(st.grad(outside), w, x) - moved(outside, w, x) == (N - 1) * w.nbytes
 
 
+def test_gradients_of_lists_stay_on_their_devices() -> None:
+    (w, x), devices = arguments(), mesh_of((N,), "numpy").flat
+
+    def joined(x: Any) -> Any:
+        return (st.unshard(st.pmap(st.sin, st.shard(x, devices=devices))) ** 2).sum()
+
+    def stacked(x: Any) -> Any:
+        return (st.stack(st.pmap(lambda a: a.sum(axis=0), st.shard(x, devices=devices))) ** 2).sum()
+
+    def shared(w: Any, x: Any) -> Any:
+        return (st.unshard(st.pmap(lambda a, w: a @ w, st.shard(x, devices=devices), w)) ** 2).sum()
+
+    for fn in (joined, stacked):
+        assert moved(st.grad(fn), x) == moved(fn, x)
+    assert moved(st.grad(shared), w, x) == moved(shared, w, x) + 2 * (N - 1) * w.nbytes
+
+
 def test_what_is_computed_of_sums_is_not_added_again() -> None:
     def body(w: Any, x: Any) -> Any:
         y = st.psum(x.sum(axis=0), "x")
