@@ -94,7 +94,7 @@ def _in_any_program(caller: str, depends: bool, axis_name: Any, groups: Any) -> 
     def body(_: Any, values: Sequence[Any]) -> Sequence[Any]:
         return [any(values)] * len(values)
 
-    return bool(rendezvous(caller, at, depends, (("to be differentiated", True),), body, scalars=True))
+    return bool(rendezvous(f"{caller} of a gradient", at, depends, (), body, scalars=True))
 
 
 def _met(name: str, x: Any, recorded: Call, **params: Any) -> Any:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.core import OPS, implements, innermost
+from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.spmd.collectives import collective
 from tests import peers
 from tests.communication.test_distributed import FULL, launch
 from tests.communication.test_engines import NO_MPI
@@ -600,6 +604,52 @@ def test_errors() -> None:
     with pytest.raises(st.ConcretizationError, match="a tensor left a differentiated function"):
         left[0] + 1
     np.testing.assert_array_equal(np.asarray(st.grad(mapped(lambda x: st.psum(x.sum(), "x"), P("x"), P()))(x)), 1.0)
+
+
+def test_kernels_with_a_derivative(backend: str) -> None:
+    """A function of the user gets the arrays of the device, as in a map without a gradient."""
+    kinds = list[Any]()
+
+    def kernel(x: Any) -> Any:
+        kinds.append(type(x))
+        return x * x * x
+
+    def cube(x: Any) -> Any:
+        tape = innermost()
+        assert isinstance(tape, Tape)
+        state = tape.active(x)
+        made = kernel(tape.given(tape.constant(x)))
+        slope = lambda g, recorded: [3 * recorded.saved["x"] ** 2 * g]  # noqa: E731
+        return tape.add_function(slope, [state], [made], {"x": tape.constant(x)})[0]
+
+    _, x = arguments(backend)
+    g = st.grad(mapped(lambda x: st.psum(cube(x * 2).sum(), "x"), P("x"), P(), backend))(x)
+    np.testing.assert_allclose(np.asarray(g), 24 * np.asarray(x) ** 2, rtol=1e-12)
+    found = list[Any]()
+    mapped(lambda x: found.append(type(x)), P("x"), None, backend)(x)
+    assert {*kinds} == {*found}
+
+
+def test_programs_that_do_not_all_take_a_gradient() -> None:
+    def body(x: Any) -> Any:
+        total = lambda x: st.psum(x.sum(), "x")  # noqa: E731
+        return total(x) if st.axis_index("x") else st.grad(total)(x).sum()
+
+    with pytest.raises(st.CollectiveError, match="called psum of a gradient over 'x'"):
+        mapped(body, P("x"), P("x"))(arguments()[1])
+
+
+def test_a_collective_without_a_derivative() -> None:
+    with mock.patch.dict(OPS):
+
+        @collective
+        def ptwice(x: Any, axis_name: Any) -> Any:
+            """Returns twice the array."""
+
+        implements(ptwice, "algorithm", "infer")(lambda x, axis_name: 2 * x)
+        fn = mapped(lambda x: st.psum(ptwice(x, "x").sum(), "x"), P("x"), P())
+        with pytest.raises(st.ArgumentTypeError, match="ptwice: it has no derivative: none is defined yet"):
+            st.grad(fn)(arguments()[1])
 
 
 def test_what_was_saved_does_not_change_with_an_argument() -> None:
