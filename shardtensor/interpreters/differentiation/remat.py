@@ -26,7 +26,10 @@ class _Noting(Interpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call."""
-        return bind_by(self._tape.outer, op, map_leaves(self._noted, operands), params)
+        result = bind_by(self._tape.outer, op, map_leaves(self._noted, operands), params)
+        # In a program of a map the results of collectives of tensors are tensors, as on a tape.
+        are_tensors = op.spmd and any(type(x) is ShardedTensor for x in leaves(operands))
+        return map_leaves(self._tape.adopted, result) if are_tensors else result
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write to a tensor that the function has made."""
