@@ -63,7 +63,7 @@ class Collective(Recording):
         """Executes and records a call, if the operand of any program depends on a differentiated argument."""
         found = leaves(operands)
         for x in found:
-            tape.make_tensor(x)
+            tape._make_tensor(x)
         depends = any(map(tape.active, found))
         if any(_has_gradient(tape.adopted(x)) for x in found):
             named = dict(zip(op.params, params, strict=True))

@@ -186,7 +186,7 @@ class _Map:
         saved = {"arrays": [self._arrays.pop(i, arrays) for i, (_, arrays, _) in enumerate(made)]}
         of_states = [None if s is None else _kind(s.primal) for s in states]
         step = len(tape.steps)
-        tape.add(op, {}, vjp(self.backward), states, of_states, outputs, [*kinds, *kinds], saved)
+        tape._add(op, {}, vjp(self.backward), states, of_states, outputs, [*kinds, *kinds], saved)
         tape.steps[step].outputs = [*map(number_of, outputs), *totals]
         self._owners = [i for i, _ in self.inputs]
         del self.tape, self.given, self.inputs  # The step keeps this object, and what it has saved, nothing else.

@@ -159,7 +159,7 @@ class Tape(CallInterpreter):
         if found is None:
             found = Taped(self, tensor(value, View(base.primal, view_spec)), base)
             base.views[key] = found
-            self.add(
+            self._add(
                 OPS["view"], {"view_spec": view_spec}, _row("view"), [base], [base.primal._aval], [found], [value], {}
             )
         return found
@@ -186,7 +186,7 @@ class Tape(CallInterpreter):
         if op.name in PYTHON and (found := self._of_scalars(op, operands)) is not NotImplemented:
             return found
         if op.view_spec and type(operands[0]) is ShardedTensor:
-            self.make_tensor(operands[0])
+            self._make_tensor(operands[0])
         return super().apply(op, operands, params)
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
@@ -199,7 +199,7 @@ class Tape(CallInterpreter):
             return result
         made = self.variable(result)
         kinds, results = [base.primal._aval], [result._aval]
-        self.add(OPS["view"], {"view_spec": view_spec}, _row("view"), [base], kinds, [made._storage], results, {})
+        self._add(OPS["view"], {"view_spec": view_spec}, _row("view"), [base], kinds, [made._storage], results, {})
         return made
 
     def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -253,7 +253,7 @@ class Tape(CallInterpreter):
         if any(new):
             saved = self._saved(op, derivative, states, operands, given, outs, new)
             named = dict(zip(op.params, params, strict=True))
-            self.add(op, named, derivative, states, list(map(_kind, primals)), new, list(map(_kind, outs)), saved)
+            self._add(op, named, derivative, states, list(map(_kind, primals)), new, list(map(_kind, outs)), saved)
         return made[0] if type(result) is ShardedTensor else replaced(result, made)
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -262,7 +262,7 @@ class Tape(CallInterpreter):
         if op.name == "copy" and state is not None and type(state.primal) in SCALARS:
             return tensor(operands[0]._aval, state)  # A number never changes, and stays one.
         for x in operands:
-            self.make_tensor(x)
+            self._make_tensor(x)
         return self.planned(op, operands, params)
 
     def constants(self, tree: Any) -> Any:
@@ -319,7 +319,7 @@ class Tape(CallInterpreter):
         x = bind_by(self.outer, OPS["copy"], (x,), ()) if hasattr(x._storage, "view_spec") else x
         return here.backend.export(shard_arrays(x)[0]) if type(x._storage) is Storage else x
 
-    def add(
+    def _add(
         self,
         op: Op,
         params: dict[str, Any],
@@ -366,7 +366,7 @@ class Tape(CallInterpreter):
         made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
         new = [y._storage if self.taped(y) else None for y in made]
         kinds = [None if s is None else _kind(s.primal) for s in states]
-        self.add(OPS["copy"], {}, vjp(function), states, kinds, new, list(map(_kind, results)), saved or {})
+        self._add(OPS["copy"], {}, vjp(function), states, kinds, new, list(map(_kind, results)), saved or {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
@@ -382,10 +382,10 @@ class Tape(CallInterpreter):
         states = [self.active(x) for x in operands]
         values: list[Any] = [x if s is None else s.primal for x, s in zip(operands, states, strict=True)]
         named = dict(zip(op.operands, values, strict=True)) | {"y": result}
-        self.add(op, {}, derivative, states, values, [made._storage], [result], named)
+        self._add(op, {}, derivative, states, values, [made._storage], [result], named)
         return made
 
-    def make_tensor(self, x: Any) -> None:
+    def _make_tensor(self, x: Any) -> None:
         """Replaces the value of a Python scalar by a tensor, of which there can be views."""
         state = self.taped(x)
         if state is None or type(state.primal) is ShardedTensor or x._storage is not state:
@@ -393,7 +393,7 @@ class Tape(CallInterpreter):
         result = self.adopted(bind_by(self.outer, OPS["asarray"], (state.primal,), (None, None, None)))
         x._storage = made = Taped(self, result)
         x._aval = result._aval
-        self.add(OPS["copy"], {}, _row("copy"), [state], [state.primal], [made], [result._aval], {})
+        self._add(OPS["copy"], {}, _row("copy"), [state], [state.primal], [made], [result._aval], {})
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
         """Executes a call of which the result leaves the library, or has a shape that depends on elements."""
@@ -414,7 +414,7 @@ class Tape(CallInterpreter):
             return
         with contextlib.nullcontext() if is_mine else self.outside():
             out._make_writable()
-        self.make_tensor(out)
+        self._make_tensor(out)
         base, view_spec = out._base_and_view()
         if op.assigns:
             value, index = operands[1], operands[2]
@@ -453,10 +453,10 @@ class Tape(CallInterpreter):
         base._storage = made = Taped(self, new)
         result = made if out is base else Taped(self, None)
         kinds, value = list(map(_kind, given)), out._aval
-        self.add(op, dict(zip(op.params, params, strict=True)), derivative, states, kinds, [result], [value], saved)
+        self._add(op, dict(zip(op.params, params, strict=True)), derivative, states, kinds, [result], [value], saved)
         if out is not base:
             kinds = [new._aval, value]
-            self.add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
+            self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
         return True
 
     def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, value: Any) -> bool:
@@ -490,7 +490,7 @@ class Tape(CallInterpreter):
             state.primal = None  # This value exists no longer.
         base._storage = made = Taped(self, new)
         kinds = [new._aval, _kind(given)]
-        self.add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [made], [new._aval], {})
+        self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [made], [new._aval], {})
 
     def end(self) -> None:
         """Ends the recording. Tensors from outside that the function has written get their values."""

@@ -668,7 +668,7 @@ def test_what_was_saved_does_not_change_with_an_argument() -> None:
 
 # -- other processes, and JAX -------------------------------------------------------------------------
 
-PROGRAM = str(peers.ROOT / "tests" / "communication" / "spanning_gradients.py")
+PROGRAM = str(peers.ROOT / "tests" / "communication" / "spanning_map_gradients.py")
 
 
 @pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
