@@ -24,7 +24,7 @@ class ProgramTape(Tape):
     """The tape of one program of a map.
 
     Attributes:
-        around: the tape that records the map.
+        recorder: the tape that records the map.
         inputs: the numbers of the arguments that depend on differentiated ones, and their avals.
         outs: likewise of the leaves of the result; None for those that do not.
         known: of arguments without a gradient, the axes along which those of the programs may differ, by identity.
@@ -37,9 +37,10 @@ class ProgramTape(Tape):
         "value"
     )
 
-    def __init__(self, around: Tape) -> None:
+    def __init__(self, recorder: Tape) -> None:
         super().__init__()
-        self.around = around
+        self.recorder = recorder
+        self._captured: dict[Taped, tuple[Taped, Taped]] = {}
         self.inputs: list[tuple[int, Any]] = []
         self.outs: list[tuple[int, Any] | None] = []
         self.known: dict[int, tuple[Any, frozenset[str]]] = {}
@@ -55,20 +56,24 @@ class ProgramTape(Tape):
         """
         if type(x) is ShardedTensor:
             storage = getattr(x._storage, "base", x)._storage
-            if type(storage) is Taped and storage.tape is not self and storage not in self.known_as:
-                self._capture(x, storage)
+            if type(storage) is Taped and storage.tape is not self and (made := self._captured_as(x, storage)):
+                return made
         return super().taped(x)
 
-    def _capture(self, x: ShardedTensor, storage: Taped) -> None:
-        if self.around.ended:
-            return
+    def _captured_as(self, x: ShardedTensor, storage: Taped) -> Taped | None:
+        if storage in self._captured:
+            return self._captured[storage][1]
+        if self.recorder.ended:
+            return None
         with _capturing:
-            state = self.around.taped(x)
-        if state is not None:
-            state.save()
-            made = self.variable(state.primal)._storage
-            made.save()
-            self.known_as[storage] = made
+            state = self.recorder.taped(x)
+        if state is None:
+            return None
+        state.save()
+        made: Taped = self.variable(state.primal)._storage
+        made.save()
+        self._captured[storage] = state, made
+        return made
 
     def adopted(self, x: Any) -> Any:
         """See `Tape`. A tensor of an argument shares the storage of that."""
@@ -99,9 +104,8 @@ class ProgramTape(Tape):
         return result
 
     def closed(self) -> dict[Taped, int]:
-        """Returns the values of the tape around that the function closes over, with their numbers on this one."""
-        known = self.around.known_as
-        return {known.get(storage, storage): made.number for storage, made in self.known_as.items()}
+        """Returns the values of the recorder that the function closes over, with their numbers on this tape."""
+        return {state: made.number for state, made in self._captured.values()}
 
     def returned(self, x: Any) -> Any:
         """Returns a leaf of the result of the program without the tape; a view as a tensor of its own."""
@@ -111,7 +115,6 @@ class ProgramTape(Tape):
 
     def close(self) -> None:
         """Drops what keeps values that no derivative needs."""
-        self.known_as.clear()
         self.known.clear()
         self._lent = ()
 

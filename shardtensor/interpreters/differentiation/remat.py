@@ -22,7 +22,7 @@ class _Noting(Interpreter):
         self._tape = tape
         self.in_program = tape.in_program
         self.device = tape.device
-        self.found: dict[Taped, None] = {}
+        self.found: dict[Any, Taped] = {}
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call."""
@@ -40,8 +40,8 @@ class _Noting(Interpreter):
 
     def _noted(self, x: Any) -> Any:
         base = self._tape.taped(x)
-        if base is not None:
-            self.found[base] = None
+        if base is not None:  # In a program of a map it stands for one that the map's function closes over.
+            self.found[getattr(x._storage, "base", x)._storage] = base
         return self._tape.constant(x)
 
 
@@ -78,7 +78,7 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
     with interpreting(noting):
         given, named = replaced(tree, list(map(_own, kept)))
         result = fun(*given, **named)
-    closed = list(noting.found)
+    closed, found = list(dict.fromkeys(noting.found.values())), noting.found
     if not closed and not any(states):
         return result
     is_active = [state is not None for state in states]
@@ -88,7 +88,8 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
         kept, values = recorded.saved["arguments"], recorded.saved["closed"]
         boxes = [sub.variable(_own(x)) if a else x for x, a in zip(kept, is_active, strict=True)]
         outside = [sub.variable(_own(x)) for x in values]
-        sub.known_as = {state: box._storage for state, box in zip(closed, outside, strict=True)}
+        boxes_of = {state: box._storage for state, box in zip(closed, outside, strict=True)}
+        sub.known_as = {storage: boxes_of[state] for storage, state in found.items()}
         variables = [b for b, a in zip(boxes, is_active, strict=True) if a] + outside
         inputs = [(b._storage.number, b._aval) for b in variables]
         given, named = replaced(tree, boxes)
@@ -102,8 +103,8 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
         for n, one in zip(numbers, g if isinstance(g, list) else [g], strict=True):
             if n is not None and one is not None:
                 start.setdefault(n, []).append(one)
-        found = iter(sub.pull(start, inputs, keep=False))
-        return [next(found) if a else None for a in is_active] + list(found)
+        gradients = iter(sub.pull(start, inputs, keep=False))
+        return [next(gradients) if a else None for a in is_active] + list(gradients)
 
     saved = {"arguments": kept, "closed": [state.primal for state in closed]}
     return replaced(result, tape.add_function(backward, [*states, *closed], leaves(result), saved))

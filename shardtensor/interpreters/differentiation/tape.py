@@ -62,8 +62,8 @@ class Tape(CallInterpreter):
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
         known_as: for values of another tape, which the function has closed over, those that stand for them here.
-        split: the arguments of the next map that do not depend on differentiated ones: the parts of each, the tensor,
-            and the axes along which it was split.
+        split: the last arguments for a map that do not depend on differentiated ones: the parts of each, the tensor, and
+            the axes along which it was split.
         one_value: for results of maps that are one value of all programs along some axes, the number of the cotangent
             of that value, and these axes.
         device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
@@ -179,7 +179,7 @@ class Tape(CallInterpreter):
         else:
             result = bind_by(self.outer, op, operands, params)
             if op.name == "split_over":
-                self.split.append((result, operands[0], params[0]))
+                self.split = [*self.split[-15:], (result, operands[0], params[0])]
             return result
         if op.escapes:
             return self._escape(op, operands, params)

@@ -244,6 +244,8 @@ def test_values_that_a_function_closes_over() -> None:
     sum_of = lambda x, w: st.psum((st.tanh(x @ w) ** 2).sum(), "x")  # noqa: E731
     check(lambda w, x: mapped(lambda x: sum_of(x, w), P("x"), P())(x), w, x, twice=True)
     check(lambda w: mapped(lambda x: sum_of(x, w), P("x"), P())(x), w)
+    again = lambda x, w: st.psum(st.remat(lambda x: st.tanh(x @ w) @ w)(x).sum(), "x")  # noqa: E731
+    check(lambda w: mapped(lambda x: again(x, w), P("x"), P())(x), w)
     check(lambda w: (mapped(lambda x: w, P("x"), P())(x) ** 2).sum(), w)
     check(lambda w: (mapped(lambda x: st.psum(x @ w[:2].T, "x"), P("x"), P())(x) ** 2).sum(), w)
     by_one = lambda x, w: st.psum(x @ w if st.axis_index("x") == 2 else x, "x").sum()  # noqa: E731
