@@ -62,7 +62,7 @@ class Tape(CallInterpreter):
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
         known_as: for values of another tape, which the function has closed over, those that stand for them here.
-        split: the last arguments for a map that do not depend on differentiated ones: the parts of each, the tensor, and
+        split: the last arguments for maps that do not depend on differentiated ones: the parts of each, the tensor, and
             the axes along which it was split.
         one_value: for results of maps that are one value of all programs along some axes, the number of the cotangent
             of that value, and these axes.
