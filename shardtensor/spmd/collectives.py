@@ -37,6 +37,7 @@ from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import AxisName, AxisPosition, axis_index, axis_position, axis_size, check_shared
+from shardtensor.spmd.launch import DERIVATIVES
 from shardtensor.spmd.rendezvous import Arrays, rendezvous
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def collective(function: Callable[Concatenate[Any, Arguments], Any]) -> Collecti
     declared = operator(operands=("x",), trees=("x",), spmd=True)(function)
     op = OPS[function.__name__]
     op.recorded = functools.partial(_recorded, op)
+    implements(declared, "derivative")(DERIVATIVES)
     return cast("Collective[Arguments]", declared)
 
 

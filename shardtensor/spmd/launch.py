@@ -48,6 +48,9 @@ Onto = Callable[[Any, Device, str, bool, list[Lent]], Any]
 tensor, which nothing writes to, to the list ``lent``.
 """
 
+DERIVATIVES: Any = "shardtensor.spmd.derivatives"
+"""The module of the derivatives of maps and collectives, which is loaded on use."""
+
 # -- mapped calls ----------------------------------------------------------------------------------
 
 
@@ -166,6 +169,9 @@ def map_shards(
     >>> map_shards([MappedArgument([1, 2], True)], lambda x: x + 1, submeshes, submeshes, "pmap")
     [2, 3]
     """
+
+
+implements(map_shards, "derivative")(DERIVATIVES)
 
 
 @dataclass(eq=False)

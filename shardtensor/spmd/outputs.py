@@ -26,6 +26,7 @@ from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
+from shardtensor.spmd.launch import DERIVATIVES
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, paths, replaced
 from shardtensor.tensor.storage import Storage
@@ -197,6 +198,10 @@ def check_equal(pairs: Sequence[tuple[ShardedTensor, ShardedTensor]], /, declare
     >>> from shardtensor.spmd.outputs import check_equal
     >>> check_equal([(st.zeros(3), st.zeros(3))], "shard_map: the result is declared to be equal", "shard_map")
     """
+
+
+for _function in (assemble, check_equal):
+    implements(_function, "derivative")(DERIVATIVES)
 
 
 @implements(check_equal, "algorithm")

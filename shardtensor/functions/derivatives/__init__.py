@@ -17,8 +17,9 @@ _CHAPTERS = {
     "products": "linear_algebra products differences",
     "movement": (
         "manipulation joining placement conversion triangles repetition unsplit_lines creation partial_sums grids "
-        "shard_lists dlpack_methods names"
+        "dlpack_methods names"
     ),
+    "lists": "shard_lists",
     "indexing": "indexing take_along scatter counts",
     "linalg": "linalg decompositions matrix_functions",
     "fourier": "fft",
@@ -36,6 +37,9 @@ _MODULES = {f"shardtensor.functions.{name}": rows for rows, names in _CHAPTERS.i
 def derivative_of(op: Op) -> Derivative | None:
     """Returns the derivative of an operator; None if it has no row."""
     if op.derivative is not None:
+        if type(op.derivative) is str:  # The module that attaches those of its package.
+            importlib.import_module(op.derivative)
+            op.derivative = None if type(op.derivative) is str else op.derivative
         return op.derivative  # type: ignore[no-any-return]
     if (rows := _MODULES.get(op.dispatch.__module__)) is not None:
         importlib.import_module(f"{__name__}.{rows}")

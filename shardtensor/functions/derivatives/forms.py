@@ -30,10 +30,12 @@ class Derivative(abc.ABC):
         takes_partial_sums: whether it passes unreduced cotangents on as they are; other derivatives get their sums.
         after_composition: whether the composition of the operator is called first, so that only the calls are recorded
             for which it returns NotImplemented.
+        meets: whether it is called without a cotangent, too, since the programs of a map meet in it.
     """
 
     takes_partial_sums = False
     after_composition = False
+    meets = False
 
     def saves(self, op: Op, active: Sequence[bool]) -> Sequence[str]:
         """Returns the names of the values that the derivative needs: names of operands, or ``y`` for the result."""
@@ -181,6 +183,14 @@ def vjp(
         after_composition: see `Derivative`.
     """
     return General(function, saved, pushed, after_composition)
+
+
+class Recording(Derivative):
+    """A derivative that records calls itself, also those of which no operand depends on a differentiated argument."""
+
+    @abc.abstractmethod
+    def record(self, tape: Any, op: Op, operands: Any, params: Any, /) -> Any:
+        """Executes a call, records it on a tape, and returns its result."""
 
 
 class Zero(Derivative):

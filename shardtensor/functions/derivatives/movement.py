@@ -11,6 +11,7 @@ import numpy as np
 from shardtensor.core import call
 from shardtensor.functions.derivatives.cotangents import Call, unbroadcast, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Refused, linear, rows, zero
+from shardtensor.functions.derivatives.lists import shards_of
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.value import Aval, reduced
@@ -42,6 +43,8 @@ def _parts(g: Any, recorded: Call) -> list[Any]:
     """Returns the parts of a cotangent that belong to the joined arrays."""
     axis = normalize_axis(recorded.params["axis"], g.ndim)
     g, made, begin = whole(g, recorded.results[0]), [], 0
+    if (shards := shards_of(g, recorded)) is not None:
+        return shards
     for is_active, kind in zip(recorded.active, recorded.kinds, strict=True):
         end = begin + shape_of(kind)[axis]
         made.append(g[(slice(None),) * axis + (slice(begin, end),)] if is_active else None)
@@ -52,6 +55,8 @@ def _parts(g: Any, recorded: Call) -> list[Any]:
 def _items(g: Any, recorded: Call) -> list[Any]:
     axis = normalize_axis(recorded.params["axis"], g.ndim)
     g = whole(g, recorded.results[0])
+    if (shards := shards_of(g, recorded, drop=axis)) is not None:
+        return shards
     return [g[(slice(None),) * axis + (k, ...)] if a else None for k, a in enumerate(recorded.active)]
 
 
@@ -103,7 +108,6 @@ rows(
     reshape=linear(_reshaped, partial_sums=True),
     expand_dims=linear(_reshaped, partial_sums=True),
     squeeze=linear(_reshaped, partial_sums=True),
-    unsqueeze=linear(_reshaped),
     # Of these, only copies of arrays without elements are recorded: others are views.
     permute_dims=linear(_of_nothing),
     matrix_transpose=linear(_of_nothing),

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.protocol import current_device
 from shardtensor.core import OPS, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.differentiation.outside import Outside
-from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
+from shardtensor.interpreters.differentiation.tangents import Forward, NeedsTape, like, pushed_forward
+from shardtensor.interpreters.differentiation.tape import Tape, innermost_of, tensor_here
 from shardtensor.interpreters.differentiation.values import number_of
 from shardtensor.tensor.operands import dtype_of, is_data
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, map_leaves, paths, replaced
@@ -29,8 +28,9 @@ class _Run:
     """One call of a function on a tape.
 
     Attributes:
-        value: the result, without the tape.
-        aux: the auxiliary result.
+        value: the result, without the tape; in a program of a map, tensors stand for the arrays of its device.
+        aux: the auxiliary result, as the caller gets it.
+        given: what stands for the arguments that are differentiated.
         tangents: the tangents of the leaves of the result, if those of the leaves of the arguments are given.
     """
 
@@ -47,18 +47,14 @@ class _Run:
         holomorphic: bool = False,
         tangents: Sequence[Any] | None = None,
     ) -> None:
-        if current_device() is not None:
-            raise ArgumentError(
-                f"{caller}: called in a function that a map calls on each device, where gradients are not supported "
-                "yet; differentiate the whole computation outside of the map"
-            )
         self.caller = caller
         self.tape = Tape() if tangents is None else Forward()
         given = tuple([args[n] for n in argnums])
         self.given = map_leaves(_without_elements, given)
         names = [path for n in argnums for path in paths(args[n], f"argument {n}")]
         found = leaves(given)
-        primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, found, strict=True)]
+        adopted = list(map(self.tape.adopted, found))
+        primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, adopted, strict=True)]
         boxes = [x if x is None else self.tape.variable(x) for x in primals]
         self._inputs = [None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in boxes]
         for b, t in zip(boxes, tangents or (), strict=tangents is not None):
@@ -92,11 +88,15 @@ class _Run:
                     f"{self.caller}: the function returns {type_text(result)}; wanted the pair (result, aux), since "
                     "has_aux is true"
                 )
-            result, self.aux = result[0], map_leaves(self.tape.result, result[1])
+            result, self.aux = result[0], self.shown(map_leaves(self.tape.result, result[1]))
         if isinstance(self.tape, Forward):
             self.tangents = list(map(self.tape.tangent, leaves(result)))
         self._numbers = [number_of(s) for s in map(self.tape.active, leaves(result))]
         self.value = map_leaves(self.tape.result, result)
+
+    def shown(self, tree: Any) -> Any:
+        """Returns results as the caller gets them: in a program of a map as arrays of its device."""
+        return map_leaves(self.tape.given, tree) if self.tape.in_program else tree
 
     def pulled(self, cotangents: Sequence[Any], *, keep: bool) -> Any:
         """Returns the gradients of the arguments, given cotangents of the leaves of the result."""
@@ -110,7 +110,7 @@ class _Run:
             _no_gradient(x) if i is None else _or_zeros(next(found), i[1])
             for x, i in zip(leaves(self.given), self._inputs, strict=True)
         ]
-        return replaced(self.given, made)
+        return self.shown(replaced(self.given, made))
 
     def pushed(self, tangents: Sequence[Any]) -> Any:
         """Returns the tangents of the results, given those of the leaves of the arguments."""
@@ -307,7 +307,8 @@ def _value_and_grad(
         numbers = argument_numbers(caller, argnums, len(args))
         run = _Run(caller, fun, args, kwargs, numbers, has_aux=has_aux, allow_int=allow_int, holomorphic=holomorphic)
         gradients = run.pulled([_scalar(caller, run, holomorphic)], keep=False)
-        value = (run.value, run.aux) if has_aux else run.value
+        value = run.shown(run.value)
+        value = (value, run.aux) if has_aux else value
         return value, gradients if isinstance(argnums, (tuple, list)) else gradients[0]
 
     return computed
@@ -383,9 +384,11 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     run.value = run.aux = None  # The function below holds what derivatives need, and nothing else.
 
     def pull(cotangents: Any) -> Any:
-        found = _checked_tangents("vjp", "the cotangent", cotangents, "the result", result)
+        given = map_leaves(run.tape.adopted, cotangents)
+        found = _checked_tangents("vjp", "the cotangent", given, "the result", result)
         return run.pulled(found, keep=True)
 
+    value = run.shown(value)
     return (value, pull, aux) if has_aux else (value, pull)
 
 
@@ -414,7 +417,8 @@ def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) ->
 def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = False) -> Any:
     """Returns the value of a function and its derivative in a direction.
 
-    The derivative is computed together with the value, so that no intermediate value is kept for it.
+    The derivative is computed together with the value, so that no intermediate value is kept for it. A function that
+    calls a map with differentiated arguments is called once more, from its beginning, as `linearize` calls it.
 
     Args:
         fun: the function.
@@ -436,13 +440,17 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
             raise ArgumentTypeError(
                 f"jvp: {name} is {type_text(given)}; wanted a tuple with one item for each argument"
             )
-    primals = tuple(primals)
-    directions = _checked_tangents("jvp", "tangents", tuple(tangents), "primals", primals)
-    kinds = [None if t is None else _kind(x) for x, t in zip(leaves(primals), directions, strict=True)]
+    given, directions = [map_leaves(tensor_here, tuple(x)) for x in (primals, tangents)]
+    directions = _checked_tangents("jvp", "tangents", directions, "primals", given)
+    kinds = [None if t is None else _kind(x) for x, t in zip(leaves(given), directions, strict=True)]
     directions = [None if t is None else like(t, kind) for t, kind in zip(directions, kinds, strict=True)]
-    run = _Run("jvp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True, tangents=directions)
-    tangent = run.in_results(run.tangents)
-    return (run.value, tangent, run.aux) if has_aux else (run.value, tangent)
+    try:
+        run = _Run("jvp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True, tangents=directions)
+    except NeedsTape:  # The function calls a map.
+        value, push, *aux = linearize(fun, *primals, has_aux=has_aux)
+        return (value, push(*tangents), *aux)
+    value, tangent = run.shown(run.value), run.shown(run.in_results(run.tangents))
+    return (value, tangent, run.aux) if has_aux else (value, tangent)
 
 
 def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
@@ -469,10 +477,12 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     has_maps = any(step.op.name == "map_shards" for step in run.tape.steps)
 
     def push(*tangents: Any) -> Any:
-        directions = _checked_tangents("linearize", "tangents", tangents, "primals", run.given)
-        return run.transposed_twice(directions) if has_maps else run.pushed(directions)
+        given = map_leaves(run.tape.adopted, tangents)
+        directions = _checked_tangents("linearize", "tangents", given, "primals", run.given)
+        return run.shown(run.transposed_twice(directions) if has_maps else run.pushed(directions))
 
-    return (run.value, push, run.aux) if has_aux else (run.value, push)
+    value = run.shown(run.value)
+    return (value, push, run.aux) if has_aux else (value, push)
 
 
 def stop_gradient(x: Any) -> Any:
@@ -488,13 +498,14 @@ def stop_gradient(x: Any) -> Any:
     def constant(leaf: Any) -> Any:
         found: Any = leaf
         apply: Any = None
-        interpreter = innermost()
+        interpreter: Any = innermost()
+        tape = None
         while isinstance(interpreter, (Tape, Outside)):
             tape = interpreter if isinstance(interpreter, Tape) else interpreter.tape
             apply, found = tape.outer, tape.constant(found)
             interpreter = innermost_of(apply)
-        if found is leaf or type(found) is not ShardedTensor:
+        if found is leaf or tape is None or type(found) is not ShardedTensor:
             return found
-        return bind_by(apply, OPS["copy"], (found,), ())  # The caller may write it.
+        return tape.given(bind_by(apply, OPS["copy"], (found,), ()))  # The caller may write it.
 
     return map_leaves(constant, x)

@@ -6,6 +6,7 @@ reached. Where they are partial sums along the same mesh axes, they are added as
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import copy
 import math
@@ -126,8 +127,32 @@ def _is_sum_of_tensors(x: Any) -> bool:
     return type(x) is ShardedTensor and not x._aval.unreduced
 
 
+class Typed(abc.ABC):
+    """The types of values in a program of a map: the axes along which the programs' values may differ. Where they are
+    the same value, its cotangent is the sum of those of all programs.
+    """
+
+    @abc.abstractmethod
+    def contribution(self, step: Step, number: int, g: Any) -> Any:
+        """Returns a contribution with the axes along which those of all programs are yet to be added."""
+
+    @abc.abstractmethod
+    def joined(self, found: list[Any], kind: Any) -> list[Any]:
+        """Returns contributions to one value, added over programs."""
+
+    @abc.abstractmethod
+    def left(self, number: int, found: list[Any]) -> list[Any]:
+        """Returns this program's part of the contributions to an argument, of which the caller adds the parts."""
+
+
 def pulled_back(
-    steps: list[Step], uses: dict[int, int], cotangents: dict[int, list[Any]], inputs: Sequence[tuple[int, Any]]
+    steps: list[Step],
+    uses: dict[int, int],
+    cotangents: dict[int, list[Any]],
+    inputs: Sequence[tuple[int, Any]],
+    typed: Typed | None = None,
+    *,
+    own: bool = True,
 ) -> list[Any]:
     """Returns the cotangents of inputs, each in the layout and dtype of its value; None for those that have none.
 
@@ -137,15 +162,18 @@ def pulled_back(
         uses: for the number of each value, how many operands of these calls it is.
         cotangents: contributions to the cotangents of values, by number.
         inputs: the numbers of the inputs and their avals; a Python scalar stands for itself.
+        typed: in a program of a map, along which axes values differ, if that is known.
+        own: whether the cotangents have to be tensors of their own.
     """
     _set_targets(steps, uses, inputs)
     while steps:
         step = steps.pop()
         found = [cotangents.pop(n, None) if n is not None else None for n in step.outputs]
-        if not any(found):
+        if not any(found) and not step.derivative.meets:
             continue
         for k, given in enumerate(found):
             if given is not None:
+                given = given if typed is None else typed.joined(given, step.results[k])
                 found[k] = added(given, step.results[k])
         del given
         if not step.derivative.takes_partial_sums:
@@ -154,9 +182,15 @@ def pulled_back(
             made: Any = step.derivative.transposed(found.pop() if len(found) == 1 else found, step)
         for n, g, kind in zip(step.inputs, made, step.kinds, strict=True):
             if n is not None and g is not None:
-                cotangents.setdefault(n, []).append(g if type(g) is Into else cast_to(g, kind))
+                g = g if type(g) is Into else cast_to(g, kind)
+                cotangents.setdefault(n, []).append(g if typed is None else typed.contribution(step, n, g))
         made = g = None  # The next transpose may take long: a cotangent that it has used is freed at once.
-    return [gradient(cotangents[n], kind) if n in cotangents else None for n, kind in inputs]
+    found = []
+    for n, kind in inputs:
+        given = cotangents.pop(n, [])
+        given = given if typed is None else typed.left(n, given)
+        found.append(gradient(given, kind, own=own) if given else None)
+    return found
 
 
 @contextlib.contextmanager
@@ -182,7 +216,8 @@ def _set_targets(steps: Sequence[Step], uses: dict[int, int], inputs: Sequence[t
     wanted: dict[int, Any] = {n: kind.sharding for n, kind in inputs if isinstance(kind, Aval)}
     for step in steps:
         number = step.inputs[0] if step.inputs else None
-        if step.op.name in _MOVES and number in wanted and uses.get(number) == 1 and step.outputs[0] is not None:
+        moves = step.op.name in _MOVES and step.derivative.takes_partial_sums  # Functions of the user do not.
+        if moves and number in wanted and uses.get(number) == 1 and step.outputs[0] is not None:
             wanted[step.outputs[0]] = wanted[number]
         step.targets = [None if n is None or uses.get(n) != 1 else wanted.get(n) for n in step.inputs]
 
@@ -273,9 +308,11 @@ def _in_layout(g: Any, kind: Any) -> Any:
     return g
 
 
-def gradient(found: list[Any], kind: Any) -> Any:
-    """Returns the gradient of an argument, from its contributions: a tensor of its own in the argument's layout."""
+def gradient(found: list[Any], kind: Any, *, own: bool = True) -> Any:
+    """Returns the gradient of an argument, from its contributions: in the argument's layout, and, if ``own``, a tensor
+    of its own.
+    """
     g = cast_to(whole(added(found, kind), kind), kind)
-    if not isinstance(kind, Aval):
+    if not isinstance(kind, Aval) or (not own and g.sharding == reduced(kind).sharding):
         return g
     return call("transfer_to", g, reduced(kind).sharding, "grad", committed=kind.committed)

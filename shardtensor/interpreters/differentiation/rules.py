@@ -189,7 +189,7 @@ class GivenArguments:
         self.states: list[Taped | None] = list(map(tape.active, found))
         primals = list(map(tape.constant, found))
         with tape.outside():
-            own = [call("copy", x) if type(x) is ShardedTensor else x for x in primals]
+            own = [tape.given(call("copy", x)) if type(x) is ShardedTensor else x for x in primals]
         self.values: tuple[Any, ...] = replaced(given, own)
         self.kinds = list(map(kind_of, primals))
         self.tree: tuple[Any, ...] = replaced(given, self.kinds)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.device import Device
 from shardtensor.core import (
     OPS,
     Op,
@@ -30,8 +31,9 @@ from shardtensor.core import (
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Refused, vjp
+from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Recording, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
+from shardtensor.interpreters.device import DeviceInterpreter
 from shardtensor.interpreters.differentiation.cotangents import (
     WRITTEN,
     Gathered,
@@ -51,7 +53,8 @@ from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.sharding.view_spec import ViewSpec, part_steps
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
+from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, shard_arrays, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
 _INSTEAD = "use other operators, or st.stop_gradient(x) for its operands where no gradient is wanted"
@@ -73,6 +76,12 @@ class Tape(CallInterpreter):
         gathers_again: whether values that a gather has made are saved as its source.
         known_as: by the numbers of values of that tape, which the function closes over, those that stand for them here.
         check_write: is called with each tensor that is about to be written.
+        split: the last arguments for maps that do not depend on differentiated ones: the parts of each, the tensor, and
+            the axes along which it was split.
+        one_value: for results of maps that are one value of all programs along some axes, the number of the cotangent
+            of that value, and these axes.
+        device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
+        in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
     """
 
     can_be_read = True
@@ -81,9 +90,14 @@ class Tape(CallInterpreter):
     records = True
     """Whether calls are recorded, so that what is recorded may call a function again."""
 
+    writes_outside = WRITES_OUTSIDE
+    """The error of a write to a tensor that the function closes over."""
+
     def __init__(self, around: Tape | None = None) -> None:
         found = innermost()
         self.outer: Callable[..., Any] | None = None if found is None else found.apply
+        self.in_program = program_of(found)
+        self.device: Device | None = getattr(found, "device", None)
         self.steps: list[Step] = []
         self.uses: dict[int, int] = {}
         self.ended = False
@@ -91,6 +105,8 @@ class Tape(CallInterpreter):
         self.gathers_again = self.records
         self.known_as: dict[int, Taped] = {}
         self.check_write: Callable[[ShardedTensor], None] = _any_write
+        self.split: list[tuple[list[Any], ShardedTensor, Sequence[str]]] = []
+        self.one_value: dict[int, tuple[int, frozenset[str]]] = {}
         self._count = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
 
@@ -209,6 +225,8 @@ class Tape(CallInterpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, and records it if an operand depends on a differentiated argument."""
+        if op.spmd and isinstance(derivative := derivative_of(op), Recording):
+            return derivative.record(self, op, operands, params)
         for x in operands:
             if type(x) is ShardedTensor:
                 if self.taped(x) is not None:
@@ -218,7 +236,10 @@ class Tape(CallInterpreter):
                     operands = self._stacked(x), *operands[1:]
                 break
         else:
-            return bind_by(self.outer, op, operands, params)
+            result = bind_by(self.outer, op, operands, params)
+            if op.name == "split_over":
+                self.split = [*self.split[-15:], (result, operands[0], params[0])]
+            return result
         if op.escapes:
             return self._escape(op, operands, params)
         if op.name in PYTHON and (found := self._of_scalars(op, operands)) is not NotImplemented:
@@ -256,18 +277,32 @@ class Tape(CallInterpreter):
         derivative = derivative_of(op)
         if derivative is ZERO:
             return bind_by(self.outer, op, self.constants(operands), params)
+        if isinstance(derivative, Recording):
+            return derivative.record(self, op, operands, params)
         if derivative is None or type(derivative) is Refused:
             reason = "none is defined yet" if derivative is None else derivative.reason
             name = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
             raise ArgumentTypeError(f"{name}: it has no derivative: {reason}; {_INSTEAD}")
+        return self.recorded(op, operands, params, derivative)
+
+    def recorded(
+        self, op: Op, operands: Operands, params: Params, derivative: Derivative, *, depends: bool = False
+    ) -> Any:
+        """Executes a call, and records it with a derivative, if an operand depends on a differentiated argument, or if
+        the result ``depends`` on one in another way.
+        """
         in_trees = op.variadic or bool(op.trees)
         found = leaves(operands) if in_trees else operands
         states = [self.active(x) for x in found]
-        if not any(states):
+        if not any(states) and not depends:
             return bind_by(self.outer, op, self.constants(operands), params)
         primals = [self.constant(x) if s is None else s.primal for x, s in zip(found, states, strict=True)]
+        if self.in_program is not None:
+            primals = list(map(self.adopted, primals))
         given: Operands = tuple(replaced(operands, primals)) if in_trees else tuple(primals)
         result = bind_by(self.outer, op, given, params)
+        if self.in_program is not None:
+            result = map_leaves(self.adopted, result)
         for x, primal in zip(found, primals, strict=True):
             if result is primal:  # As `st.astype(x, x.dtype, copy=False)`.
                 return x
@@ -316,21 +351,18 @@ class Tape(CallInterpreter):
                 held: Iterable[Taped | None] = new
             else:
                 at = op.operands.index(name)
+                at = op.operands.index(name)
                 x = operands[at]
-                if type(x) is ShardedTensor:
-                    base = self.taped(x)
-                    source = None if base is None else base.source
-                    if base is not None and source is not None and source.exists():
-                        view_spec = x._base_and_view()[1] if hasattr(x._storage, "view_spec") else None
-                        saved[name] = Gathered(source.primal, base.primal._aval, x._aval, view_spec)
-                        held = (source,)
-                    else:
-                        saved[name] = self._kept(given[at]) if base is None else given[at]
-                        held = (base,)
+                base = self.taped(x) if type(x) is ShardedTensor else None
+                source = None if base is None else base.source
+                if base is not None and source is not None and source.exists():
+                    view_spec = x._base_and_view()[1] if hasattr(x._storage, "view_spec") else None
+                    saved[name] = Gathered(source.primal, base.primal._aval, x._aval, view_spec)
+                    held = (source,)
                 else:
-                    assert not any(map(self.taped, leaves(x)))
-                    held = ()
-                    saved[name] = map_leaves(self._kept, given[at])
+                    held = list(map(self.taped, leaves(x)))
+                    values = zip(leaves(given[at]), held, strict=True)
+                    saved[name] = replaced(given[at], [self._kept(x) if s is None else x for x, s in values])
             for state in held:
                 if state is not None:
                     state.save()
@@ -338,9 +370,27 @@ class Tape(CallInterpreter):
 
     def _kept(self, x: Any) -> Any:
         """Returns an operand that is none of the tape, as a derivative saves it: later writes do not change it."""
+        x = self.adopted(x)
         if type(x) is ShardedTensor:
-            return bind_by(self.outer, OPS["copy"], (x,), ())
+            return x if self.is_lent(x) else bind_by(self.outer, OPS["copy"], (x,), ())
         return x.copy() if isinstance(x, np.ndarray) else x
+
+    def is_lent(self, x: Any) -> bool:
+        """Whether the elements of a tensor are those of an argument of a program, which nothing writes."""
+        return False
+
+    def adopted(self, x: Any) -> Any:
+        """Returns an array of the device of a program as a tensor; other objects as they are."""
+        here = self.in_program
+        return x if here is None else adopted(here, x)
+
+    def given(self, x: Any) -> Any:
+        """Returns a tensor as a function of the user gets it: in a program on one device as an array of that."""
+        here = self.in_program
+        if here is None or type(x) is not ShardedTensor or x.sharding.mesh.flat != (here.device,):
+            return x
+        x = bind_by(self.outer, OPS["copy"], (x,), ()) if hasattr(x._storage, "view_spec") else x
+        return here.backend.export(shard_arrays(x)[0]) if type(x._storage) is Storage else x
 
     def _add(
         self,
@@ -388,9 +438,10 @@ class Tape(CallInterpreter):
         for state in states:
             if state is not None:
                 state.save()
-        made, new = self._variables(results)
+        made, new = self._variables(list(map(self.adopted, results)))
         kinds = [None if s is None else _kind(s.primal) for s in states]
         derivative = function if isinstance(function, Derivative) else vjp(function, pushed=pushed)
+        results = [s.primal if s is not None else y for s, y in zip(new, results, strict=True)]
         self._add(OPS["copy"], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
         return made
 
@@ -419,7 +470,7 @@ class Tape(CallInterpreter):
         state = self.taped(x)
         if state is None or type(state.primal) is ShardedTensor or x._storage is not state:
             return
-        result = bind_by(self.outer, OPS["asarray"], (state.primal,), (None, None, None))
+        result = self.adopted(bind_by(self.outer, OPS["asarray"], (state.primal,), (None, None, None)))
         x._storage = made = Taped(self, result)
         x._aval = result._aval
         self._add(OPS["copy"], {}, _row("copy"), [state], [state.primal], [made], [result._aval], {})
@@ -547,7 +598,7 @@ class Tape(CallInterpreter):
         """Writes a value into the elements that a view spec selects: in place, unless the old ones are saved."""
         state, source = self.taped(base), self.active(value)
         if state is not None and base._storage is not state:
-            raise ArgumentError(WRITES_OUTSIDE)
+            raise ArgumentError(self.writes_outside)
         given = self.constant(value)
         old = base if state is None else state.primal
         is_in_place = state is not None and not state.is_saved
@@ -615,6 +666,25 @@ def _any_write(base: ShardedTensor) -> None:
 def innermost_of(apply: Callable[..., Any] | None) -> Any:
     """Returns the interpreter that has the method ``apply``; for None the outermost one."""
     return outermost() if apply is None else apply.__self__  # type: ignore[attr-defined]
+
+
+def program_of(found: Any) -> DeviceInterpreter | None:
+    """Returns the interpreter of the device, given the innermost one in a program of a map."""
+    return found if isinstance(found, DeviceInterpreter) else getattr(found, "in_program", None)
+
+
+def adopted(here: DeviceInterpreter, x: Any) -> Any:
+    """Returns an array of a device as a tensor, which nothing writes in place; other objects as they are."""
+    if type(x) is ShardedTensor or not here.backend.is_array(x):
+        return x
+    value = here.aval_of(x)
+    return x if value is None else tensor_of(value, (here.backend.asarray(x),), (None,))
+
+
+def tensor_here(x: Any) -> Any:
+    """Returns an array of the device of the calling program as a tensor; other objects as they are."""
+    here = program_of(innermost())
+    return x if here is None else adopted(here, x)
 
 
 def _row(name: str) -> Derivative:

@@ -81,7 +81,7 @@ def _shown(x: Any) -> Any:
 
 LEAVES = (
     "and a differentiated function depends on it, so that its gradient would be lost; use the functions of "
-    "shardtensor, or st.stop_gradient(x) where no gradient is wanted"
+    "shardtensor, st.custom_vjp around other code, or st.stop_gradient(x) where no gradient is wanted"
 )
 LEFT = (
     "a tensor left a differentiated function, by a global variable, a container or an object, and is used after that; "

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from shardtensor.backend.protocol import current_device
 from shardtensor.backend.small_floats import is_element, is_small_float
 from shardtensor.communication.exported_storage import Exported
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import announce_reading
-from shardtensor.core import OPS, Op, Operands, Params, call, implements
+from shardtensor.core import OPS, Op, Operands, Params, call, execute, implements
 from shardtensor.errors import ArgumentTypeError, ShapeError
 from shardtensor.functions.indexing import put, setitem
 from shardtensor.host import blockwise
@@ -150,6 +151,8 @@ def _setitem(x: Any, value: Any, index: Any) -> ShardedTensor:
 
 @implements(put, "algorithm", "infer")
 def _put(x: Any, value: Any, view_spec: ViewSpec) -> ShardedTensor:
+    if not isinstance(x, ShardedTensor):  # An array of a device, in a map of a program that a jit has traced.
+        x = execute(OPS["asarray"], (x,), (None, current_device(), None))
     new = _duplicate(x)
     dtype = part_dtype(new.dtype, view_spec.part)
     check_result("setitem", value, view_spec.shape, dtype)

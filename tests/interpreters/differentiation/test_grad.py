@@ -304,16 +304,6 @@ def test_an_operator_without_a_row_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         st.grad(lambda x: st.linalg.inv(x[:2, :2]).sum())(put(X, "numpy"))
 
 
-def test_maps_have_no_gradients_yet() -> None:
-    x, rows = put(X, "numpy"), st.shard(put(X, "numpy"))
-    with pytest.raises(TypeError, match=r"(pmap|unshard|split_over|shard).*has no derivative: none is defined yet"):
-        st.grad(lambda x: sum(st.pmap(lambda r: r.sum(), st.shard(x))))(x)
-    with pytest.raises(st.ConcretizationError, match="its gradient would be lost"):
-        st.grad(lambda x: sum(st.pmap(lambda r: (r * x[0, 0]).sum(), rows)))(x)
-    with pytest.raises(ValueError, match="grad: called in a function that a map calls on each device"):
-        st.pmap(lambda r: st.grad(squares)(r), rows)
-
-
 def test_donated_arguments() -> None:
     x = put(X, "numpy")
     st.device_put(x, x.sharding, donate=True)
@@ -414,3 +404,17 @@ def test_writes_by_index_arrays_are_in_place(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(OPS["put"], "algorithm", refused)
     found = st.grad(loss)(put(X, "numpy"))
     assert_equal(found, np.asarray(wanted))
+
+
+def test_the_result_of_remat_has_a_layout_of_its_own() -> None:
+    """The cotangent of a function is not computed in the layout of its argument."""
+    w = put(np.ones((3, 8)), "numpy", spec=st.P(None, "x"))
+    x = put(X, "numpy", spec=st.P("x"))
+    f = st.remat(lambda w: w.sum(axis=1)[:2])
+    assert_equal(st.grad(lambda w: (f(w) * x).sum())(w)[:2], np.repeat(X.sum(axis=0)[:, None], 8, axis=1))
+
+
+def test_numbers_under_jit() -> None:
+    x = put(X, "numpy")
+    fn = lambda a, x: (a * x * a).sum()  # noqa: E731
+    assert float(st.jit(st.grad(fn))(3.0, x)) == 6 * X.sum()

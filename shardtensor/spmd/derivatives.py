@@ -1,0 +1,281 @@
+"""The derivatives of collectives, and of what joins the results of a map.
+
+In a map of which all programs do the same, a value has a type: the axes along which it may differ. The result of a sum
+over an axis is one value of all programs along it, so that its cotangent, which is that of all of them, is also the one
+of each summand, and nothing is transferred. In other maps, and in a gradient that a program takes itself, the results
+of all programs count as different values, of which the cotangents are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import shardtensor.spmd.collectives
+import shardtensor.spmd.outputs  # noqa: F401 - these modules declare the operators
+from shardtensor.core import OPS, Op, Operands, Params, call
+from shardtensor.errors import ArgumentError
+from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
+from shardtensor.functions.derivatives.forms import ZERO, Derivative, Recording, linear
+from shardtensor.interpreters.differentiation.tape import Tape, tensor_here
+from shardtensor.sharding.layout import offsets
+from shardtensor.spmd.axes import axis_position
+from shardtensor.spmd.differentiation import MapDerivative
+from shardtensor.spmd.rendezvous import rendezvous
+from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.value import Aval
+
+Transpose = Callable[[Any, Call, int, bool], Any]
+"""``transpose(g, call, k, typed)`` returns the cotangent of leaf k of the operand, given that of the result."""
+
+
+class Collective(Recording):
+    """The derivative of a collective.
+
+    Attributes:
+        transpose: the transpose for one leaf.
+        joins: whether the result is one value of all programs along the axis.
+        typed: whether the types of values are known, so that the cotangent is that of one value.
+        meets: whether other programs may wait for this one, whether it has a cotangent or not.
+    """
+
+    def __init__(self, transpose: Transpose, saved: Sequence[str] = (), *, joins: bool = False) -> None:
+        self.transpose = transpose
+        self.joins = joins
+        self.meets = True
+        self.saved = saved
+        self.typed = False
+
+    def with_types(self, typed: bool) -> Collective:
+        """Returns the derivative of a call in a map of which all programs do the same."""
+        made = Collective(self.transpose, self.saved, joins=self.joins)
+        made.meets, made.typed = False, typed and self.joins
+        return made
+
+    def saves(self, op: Op, active: Sequence[bool]) -> Sequence[str]:
+        """The names that the transpose needs."""
+        return self.saved
+
+    def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes and records a call, if the operand of any program depends on a differentiated argument."""
+        found = leaves(operands)
+        for x in found:
+            tape._make_tensor(x)
+        depends = any(map(tape.active, found))
+        if any(_has_gradient(tape.adopted(x)) for x in found):
+            named = dict(zip(op.params, params, strict=True))
+            depends = _in_any_program(op.name, depends, named["axis_name"], named.get("axis_index_groups"))
+        return tape.recorded(op, operands, params, self, depends=depends)
+
+    def transposed(self, g: Any, call: Call) -> list[Any]:
+        """Returns the cotangents of the leaves of the operand."""
+        found = g if type(g) is list else [g]
+        made: list[Any] = []
+        for k, (g, kind) in enumerate(zip(found, call.results, strict=True)):
+            if not isinstance(kind, Aval) or not is_inexact(kind.dtype):
+                made.append(None)
+                continue
+            g = zeros_of(kind) if g is None else whole(g, kind)
+            made.append(tensor_here(self.transpose(g, call, k, self.typed)))
+        return made
+
+
+def _has_gradient(x: Any) -> bool:
+    return isinstance(x, (ShardedTensor, np.ndarray, np.generic)) and is_inexact(x.dtype)
+
+
+def _in_any_program(caller: str, depends: bool, axis_name: Any, groups: Any) -> bool:
+    """Tells the programs that meet in a collective whether one of them has a gradient there: all record it then."""
+    at = axis_position(caller, axis_name, groups)
+
+    def body(_: Any, values: Sequence[Any]) -> Sequence[Any]:
+        return [any(values)] * len(values)
+
+    return bool(rendezvous(f"{caller} of a gradient", at, depends, (), body, scalars=True))
+
+
+def _met(name: str, x: Any, recorded: Call, **params: Any) -> Any:
+    """Returns the result of a collective of the programs of a recorded one."""
+    given = recorded.params
+    if given.get("axis_index_groups") is not None:
+        params["axis_index_groups"] = given["axis_index_groups"]
+    return tensor_here(call(name, x, axis_name=given["axis_name"], **params))
+
+
+def _total(g: Any, recorded: Call, typed: bool) -> Any:
+    """Returns the cotangent of a result that all programs have in common."""
+    return g if typed else _met("psum", g, recorded)
+
+
+def _position(recorded: Call) -> Any:
+    params = recorded.params
+    return axis_position(recorded.op.name, params["axis_name"], params.get("axis_index_groups"))
+
+
+def _of_sum(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    return _total(g, recorded, typed)
+
+
+def _of_mean(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    return _total(g, recorded, typed) / _position(recorded).size
+
+
+def _of_extremum(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    """Equal extremes share the cotangent."""
+    x, y = _leaf(recorded, "x", k), _leaf(recorded, "y", k)
+    chosen = call("astype", call("equal", x, y), g.dtype)
+    return _total(g, recorded, typed) * chosen / _met("psum", chosen, recorded)
+
+
+def _of_product(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    """The product of the elements of the other programs, which is no quotient where elements are zero."""
+    x, at = _leaf(recorded, "x", k), _position(recorded)
+    every = _met("all_gather", x, recorded, axis=0, tiled=False)
+    product = _total(g, recorded, typed)
+    for n in range(at.size):
+        product = product if n == at.index else product * every[n]
+    return product
+
+
+def _leaf(recorded: Call, name: str, k: int) -> Any:
+    return tensor_here(leaves(recorded.saved[name])[k])
+
+
+def _of_broadcast(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    g = _total(g, recorded, typed)
+    return g if _position(recorded).index == recorded.params["source"] else zeros_of(recorded.kinds[k])
+
+
+def _of_scatter(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    p = recorded.params
+    return _met("all_gather", g, recorded, axis=p["scatter_dimension"], tiled=p["tiled"])
+
+
+def _of_gather(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    p = recorded.params
+    if p["tiled"]:
+        _check_split(recorded, k, p["axis"], recorded.kinds[k], g)
+    return _met("psum_scatter", g, recorded, scatter_dimension=p["axis"], tiled=p["tiled"])
+
+
+def _check_split(recorded: Call, k: int, axis: int, part: Any, joined: Any) -> None:
+    """Checks that the parts that were joined are those into which the split rule splits the whole."""
+    at = _position(recorded)
+    begins = offsets(joined.shape[axis], (at.size,))
+    wanted = begins[at.index + 1] - begins[at.index]
+    if part.shape[axis] != wanted:
+        raise ArgumentError(
+            f"{recorded.op.name}: it has no derivative for parts of other sizes than those of the split rule: part "
+            f"{at.index} of {at.size} has {part.shape[axis]} along axis {axis}, and the rule gives {wanted} of "
+            f"{joined.shape[axis]}; st.stop_gradient(x) gives x without a gradient"
+        )
+
+
+def _of_exchange(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    p = recorded.params
+    split, concat = (p["axis"], p["axis"]) if "axis" in p else (p["split_axis"], p["concat_axis"])
+    made = _met("all_to_all", g, recorded, split_axis=concat, concat_axis=split, tiled=p.get("tiled", False))
+    if made.shape != recorded.kinds[k].shape:
+        raise ArgumentError(
+            f"{recorded.op.name}: it has no derivative for blocks of other sizes than those of the split rule, as one "
+            f"of shape {recorded.kinds[k].shape}; st.stop_gradient(x) gives x without a gradient"
+        )
+    return made
+
+
+def _of_permutation(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    pairs = [(b, a) for a, b in recorded.params["perm"]]
+    return _moved(g, recorded, pairs, k)
+
+
+def _of_shuffle(g: Any, recorded: Call, k: int, typed: bool) -> Any:
+    return _moved(g, recorded, list(enumerate(recorded.params["perm"])), k)
+
+
+def _moved(g: Any, recorded: Call, pairs: Sequence[tuple[int, int]], k: int) -> Any:
+    made = _met("ppermute", g, recorded, perm=pairs)
+    # A program that is no source has sent nothing, and its array may have another shape.
+    return made if made.shape == recorded.kinds[k].shape else zeros_of(recorded.kinds[k])
+
+
+class _Assembly(Recording):
+    """The derivative of `assemble`. Of equal blocks only the first is used, so that the others get nothing, unless all
+    of them are known to be one value: each then gets the cotangent of that.
+    """
+
+    def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes and records a call."""
+        mesh, spec = params
+        named = {axis for chain in spec.chains for axis in chain}
+        silent = frozenset([axis for axis in mesh.axis_names if mesh.shape[axis] > 1 and axis not in named])
+        states = list(map(tape.active, operands))
+        one = [tape.one_value.get(s.number) if s is not None else None for s in states]
+        if silent and all(x is not None and x[1] == silent for x in one):
+            step = len(tape.steps)
+            made = tape.recorded(op, operands, params, EQUAL_BLOCKS)
+            tape.steps[step].inputs = [x[0] for x in one if x is not None]
+            return made
+        return tape.recorded(op, operands, params, FIRST_BLOCKS)
+
+    def transposed(self, g: Any, call: Call) -> list[Any]:
+        """Is never called."""
+        raise AssertionError("the recorded calls have another derivative")
+
+
+def _blocks(g: Any, recorded: Call, *, equal: bool) -> list[Any]:
+    value: Aval = recorded.results[0]
+    g = whole(g, value)
+    if g.sharding != value.sharding:
+        g = call("reshard", g, value.sharding)
+    parts = call("split_over", g, recorded.params["mesh"].axis_names)
+    grid, seen, made = value.grid, set(), list[Any]()
+    begins = _begins(recorded)
+    for k, (part, kind, active) in enumerate(zip(parts, recorded.kinds, recorded.active, strict=True)):
+        at = tuple(grid.parts[k].tolist())
+        if not active or (at in seen and not equal):
+            made.append(None)
+        elif part.shape == kind.shape and all(b == o for b, (o, _) in zip(begins[at], grid.box(k), strict=True)):
+            made.append(part)
+        else:  # The blocks were rebalanced.
+            at_index = tuple([slice(b, b + n) for b, n in zip(begins[at], kind.shape, strict=True)])
+            made.append(call("transfer_to", g[at_index], kind.sharding, "grad", committed=True))
+        seen.add(at)
+    return made
+
+
+def _begins(recorded: Call) -> dict[tuple[int, ...], list[int]]:
+    """Returns where each block begins, by its position along each dimension."""
+    parts = list(map(tuple, recorded.results[0].grid.parts.tolist()))
+    sizes: list[dict[int, int]] = [{} for _ in recorded.results[0].shape]
+    for kind, at in zip(recorded.kinds, parts, strict=True):
+        for d, p in enumerate(at):
+            sizes[d][p] = kind.shape[d]
+    return {at: [sum(sizes[d][q] for q in range(p)) for d, p in enumerate(at)] for at in parts}
+
+
+EQUAL_BLOCKS = linear(lambda g, recorded: _blocks(g, recorded, equal=True))
+FIRST_BLOCKS = linear(lambda g, recorded: _blocks(g, recorded, equal=False))
+
+
+_DERIVATIVES: dict[str, Derivative] = {
+    "psum": Collective(_of_sum, joins=True),
+    "pmean": Collective(_of_mean, joins=True),
+    "pmax": Collective(_of_extremum, ("x", "y"), joins=True),
+    "pmin": Collective(_of_extremum, ("x", "y"), joins=True),
+    "pprod": Collective(_of_product, ("x",), joins=True),
+    "pbroadcast": Collective(_of_broadcast, joins=True),
+    "psum_scatter": Collective(_of_scatter),
+    "all_gather": Collective(_of_gather),
+    "all_to_all": Collective(_of_exchange),
+    "pswapaxes": Collective(_of_exchange),
+    "ppermute": Collective(_of_permutation),
+    "pshuffle": Collective(_of_shuffle),
+    "map_shards": MapDerivative(),
+    "assemble": _Assembly(),
+    "check_equal": ZERO,
+}
+for _name, _derivative in _DERIVATIVES.items():
+    OPS[_name].derivative = _derivative

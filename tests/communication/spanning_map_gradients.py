@@ -1,0 +1,99 @@
+"""Gradients of programs over the devices of all processes: prints a line for each, the same in every process.
+
+The lines have the bits of the gradients, which are those of one process with as many devices.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from shardtensor import distributed
+
+if __name__ == "__main__":
+    distributed.initialize(timeout=60)  # The statements below use the devices of the job.
+
+import shardtensor as st
+
+MESH = st.make_mesh((len(st.devices()),), ("i",))
+RNG = np.random.default_rng(0)
+
+
+def placed(shape: tuple[int, ...], *spec: Any) -> st.ShardedTensor:
+    return st.device_put(RNG.standard_normal(shape), st.NamedSharding(MESH, st.P(*spec)))
+
+
+X, W, SPLIT = placed((8, 3), "i"), placed((3, 3)), placed((8, 3), "i")
+
+
+def mapped(*specs: Any) -> Callable[..., Any]:
+    return st.shard_map(mesh=MESH, in_specs=specs, out_specs=st.P())
+
+
+def data_parallel(w: Any, x: Any) -> Any:
+    return (st.tanh(x @ w) ** 2).mean()
+
+
+@mapped(st.P(), st.P("i"))
+def data_parallel_map(w: Any, x: Any) -> Any:
+    return st.pmean((st.tanh(x @ w) ** 2).mean(), "i")
+
+
+@mapped(st.P(), st.P("i"))
+def activations(w: Any, x: Any) -> Any:
+    y = st.psum(x, "i") @ w
+    if float(y[0, 0]) < 1e9:  # Python's control flow may depend on values.
+        y = st.sin(y) + w[0]
+    return (y * y).sum() + st.pmax(x @ w, "i").sum()
+
+
+@mapped(st.P("i"), st.P("i"))
+def gathered(w: Any, x: Any) -> Any:
+    whole = st.all_gather(w, "i", tiled=True)
+    return st.psum((st.tanh(x @ whole[:3]) * whole[3:5].sum()).sum(), "i") ** 2
+
+
+@mapped(st.P(), st.P("i"))
+def different(w: Any, x: Any) -> Any:
+    y = st.sin(x @ w) if st.axis_index("i") % 2 else x
+    return st.psum((y * y).sum(), "i")
+
+
+def results_that_differ(w: Any, x: Any) -> Any:
+    parts = st.shard(x, devices=MESH.flat)
+    made = st.pmap(lambda a: st.sin(a) if st.axis_index("i") % 3 else np.ones(a.shape), parts, axis_name="i")
+    return (st.unshard(made) ** 2).sum() + (w * w).sum()
+
+
+def inside(w: Any, x: Any) -> Any:
+    gradient = st.grad(lambda w: (st.tanh(x @ w) ** 2).mean())(w)
+    return (st.pmean(gradient, "i"),)
+
+
+def check(name: str, fn: Callable[..., Any], *args: Any) -> None:
+    arrays = [distributed.process_allgather(g) for g in fn(*args)]
+    # Zeros of both signs are equal.
+    print(name, *[zlib.crc32(a + 0.0) for a in arrays], flush=True)
+
+
+def main() -> None:
+    for f, w in [
+        (data_parallel, W),
+        (data_parallel_map, W),
+        (activations, W),
+        (gathered, SPLIT),
+        (different, W),
+        (results_that_differ, W),
+    ]:
+        check(f.__name__, st.grad(f, argnums=(0, 1)), w, X)
+        if f not in (activations, different, results_that_differ):  # What different programs save differs, too.
+            check(f"{f.__name__} under jit", st.jit(st.grad(f, argnums=(0, 1))), w, X)
+    check("inside", mapped(st.P(), st.P("i"))(inside), W, X)
+
+
+if __name__ == "__main__":
+    main()
+    distributed.shutdown()
