@@ -195,6 +195,34 @@ def _convolved(recorded: Call) -> Any:
     return total
 
 
+def _together(x: Any, axes: Any) -> Any:
+    """Returns the values of all examples so that these are not split along the given mesh axes."""
+    chains = x.sharding.spec.chains_of(x.ndim)
+    kept = tuple([a for a in chains[0] if a not in axes])
+    return x if kept == chains[0] else call("reshard", x, x.sharding.with_spec(P(kept, *chains[1:])))
+
+
+def _split_over(recorded: Call) -> Any:
+    """The shards of all examples, which are not split along the axes of the shards themselves."""
+    axes, drop = recorded.params["axes"], recorded.params["drop"]
+    return recorded.again(_together(recorded.operands[0], axes), drop=None if drop is None else drop + 1)
+
+
+def _assembled(recorded: Call) -> Any:
+    spec = recorded.params["spec"]
+    blocks = [recorded.whole(k) for k in range(len(recorded.leaves))]
+    return recorded.again(*blocks, spec=P(None, *spec.chains_of(recorded.ndim())))
+
+
+def _unsqueezed(recorded: Call) -> Any:
+    return recorded.again(*recorded.operands, axis=recorded.params["axis"] + 1)
+
+
+def _with_halos(recorded: Call) -> Any:
+    x = recorded.operands[0]
+    return recorded.again(_together(x, x.sharding.mesh.axis_names), depth=(0, *recorded.params["depth"]))
+
+
 def _along_lines(recorded: Call) -> Any:
     return recorded.again(*recorded.operands, along=recorded.params["along"] + 1)
 
@@ -236,6 +264,10 @@ rows(
     diagonal=_two_axes,
     trace=_two_axes,
     spanned=_repeated,
+    split_over=_split_over,
+    assemble=_assembled,
+    unsqueeze=_unsqueezed,
+    with_halos=_with_halos,
     convolve_part=_convolved,
     convolved=_convolved,
     lines_applied=_along_lines,

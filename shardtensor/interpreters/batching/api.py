@@ -14,6 +14,7 @@ from shardtensor.core import call, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.functions.random_keys import Key, KeyBatch
 from shardtensor.interpreters.batching.batcher import Batcher
+from shardtensor.interpreters.differentiation.tape import tensor_here
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import leaves, paths, replaced, spread
@@ -80,7 +81,7 @@ def vmap(
             found = leaves(result)
             covering = spread(out_axes, result, "vmap: out_axes", "the result")
             where = zip(found, covering, paths(result, "the result"), strict=True)
-            return replaced(result, [_result(batcher, y, axis, name) for y, axis, name in where])
+            return replaced(result, [batcher.shown(_result(batcher, y, axis, name)) for y, axis, name in where])
         finally:
             batcher.ended = True
 
@@ -149,10 +150,11 @@ def _leading(x: Any, axis: int | None, name: str) -> Any:
             f"vmap: {name} is a Key; wanted a list with one for each example, st.random.split(key, n), or None for it "
             "in in_axes"
         )
+    x = tensor_here(x)
     if type(x) is not ShardedTensor:
         if not is_data(x) and not isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):
             raise ArgumentTypeError(f"vmap: {name} is {type_text(x)}; wanted an array, or None for it in in_axes")
-        x = call("asarray", x)
+        x = tensor_here(call("asarray", x))
     if not x.ndim:
         raise ShapeError(f"vmap: {name} has no dimension to map; give None for it in in_axes")
     at = _axis(axis, x.ndim, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from shardtensor.functions.batching import Call, rule_of
 from shardtensor.functions.random_keys import KeyBatch
 from shardtensor.interpreters.batching.values import LEAVES, LEFT, Batched, viewed
 from shardtensor.interpreters.calls import CallInterpreter, Found, raise_named
+from shardtensor.interpreters.differentiation.tape import adopted, exported, program_of
 from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import NamedSharding
@@ -46,12 +48,16 @@ class Batcher(CallInterpreter):
         outer: the method ``apply`` of the interpreter around it; None for the outermost one.
         size: the number of examples.
         axis_name: the name of their dimension, for collectives; or None.
+        device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
+        in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
         ended: whether the function has returned.
     """
 
     def __init__(self, size: int, axis_name: str | None = None) -> None:
         found = innermost()
         self.outer: Callable[..., Any] | None = None if found is None else found.apply
+        self.in_program = program_of(found)
+        self.device = getattr(found, "device", None)
         self.size = size
         self.axis_name = axis_name
         self.ended = False
@@ -111,10 +117,14 @@ class Batcher(CallInterpreter):
         """
         found = self.batched(x)
         if found is None:
-            return x
+            return x if self.in_program is None else adopted(self.in_program, x)
         if not hasattr(x._storage, "view_spec"):
             return found.primal
         return viewed(found.primal, x._base_and_view()[1])
+
+    def shown(self, x: Any) -> Any:
+        """Returns a result as the caller gets it: in a program of a map as an array of its device."""
+        return x if self.in_program is None else exported(self.in_program, x)
 
     # -- calls ---------------------------------------------------------------------------------------
 
@@ -177,6 +187,8 @@ class Batcher(CallInterpreter):
         Raises:
             ArgumentTypeError: it has none.
         """
+        if op.batching is not None:
+            importlib.import_module(op.batching)
         if op.name in SPECIAL:
             with self.outside():
                 return SPECIAL[op.name](self, op, operands, dict(zip(op.params, params, strict=True)))

@@ -9,8 +9,9 @@ from typing import Any
 from shardtensor.core import Op, Operands, bind, call
 from shardtensor.errors import ArgumentError, ShapeError
 from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher
+from shardtensor.interpreters.differentiation.tape import tensor_here
 from shardtensor.sharding.rules import normalize_axis
-from shardtensor.tensor.pytree import leaves, replaced
+from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import SCALARS
 
 
@@ -59,7 +60,7 @@ def _shifted(batcher: Batcher, op: Op, x: Any, params: dict[str, Any], flags: Se
     if not any(flags):
         return bind(op, (given,), tuple(params.values()))
     moved = {name: value + 1 if name in _AXES and value >= 0 else value for name, value in params.items()}
-    return bind(op, (given,), tuple(moved.values()))
+    return map_leaves(tensor_here, bind(op, (given,), tuple(moved.values())))
 
 
 _AXES = frozenset(("axis", "split_axis", "concat_axis", "scatter_dimension"))
