@@ -193,6 +193,8 @@ _CHAPTERS = {
         "rad2deg radians rint spacing vdot vecmat"
     ),
     "functions.windows": "bartlett blackman hamming hanning kaiser",
+    "interpreters.batching.api": "vmap",
+    "interpreters.batching.jacobians": "hessian jacfwd jacrev",
     "interpreters.control_flow": "associative_scan cond fori_loop map scan switch while_loop",
     "interpreters.differentiation.custom": "custom_jvp custom_vjp",
     "interpreters.differentiation.api": "grad jvp linearize stop_gradient value_and_grad vjp",
@@ -512,6 +514,12 @@ if _typing.TYPE_CHECKING:
         hamming as hamming,
         hanning as hanning,
         kaiser as kaiser,
+    )
+    from shardtensor.interpreters.batching.api import vmap as vmap
+    from shardtensor.interpreters.batching.jacobians import (
+        hessian as hessian,
+        jacfwd as jacfwd,
+        jacrev as jacrev,
     )
     from shardtensor.interpreters.differentiation.api import (
         grad as grad,

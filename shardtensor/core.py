@@ -98,6 +98,8 @@ class Op:
             mapped function where the array library records a gradient of an array in the operand.
         derivative: how the operator is differentiated (see `shardtensor.functions.derivatives.forms`); None for an
             operator that is composed of others, whose derivatives are used, and before the row is loaded.
+        batching: for operators of packages that batching does not know: the name of the module that says how `vmap`
+            calls them.
         dtype: the dtype of the result: a dtype, or a function of the operands, with one element each, and of the params
             that returns an array of it. None: that of NumPy's function of the same name; for an operator with a kernel
             and no monoid, that of the first array.
@@ -166,6 +168,7 @@ class Op:
     blockwise: Function | None = dataclasses.field(default=None, init=False)
     recorded: Function | None = dataclasses.field(default=None, init=False)
     derivative: Any = dataclasses.field(default=None, init=False)
+    batching: str | None = dataclasses.field(default=None, init=False)
     name: str = dataclasses.field(init=False)
     optional: tuple[str, ...] = dataclasses.field(init=False)
     params: tuple[str, ...] = dataclasses.field(init=False)

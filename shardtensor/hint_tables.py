@@ -27,7 +27,6 @@ def _chosen(hints: Hints, names: str) -> Hints:
 _KEY = "random numbers are functions of a key: `key = st.random.key(0)`"
 _GPU = 'the devices of GPUs are `st.devices("cupy")`'
 _GRADIENTS = "`st.grad` and `st.value_and_grad` differentiate functions; tensors themselves record nothing"
-_BATCHES = "functions broadcast as NumPy's do; torch.func.vmap works in functions that st.pmap maps over torch devices"
 _AXIS_TYPES = (
     "mesh axes have no types: outside of st.shard_map all are explicit, so leave axis_types out: "
     "`st.make_mesh((2, 2), ('x', 'y'))`"
@@ -230,8 +229,6 @@ _JAXS = {
     "default_backend": "`st.devices()[0].backend`",
     "live_arrays": "`st.memory_info()` counts the bytes of tensors",
     "clear_caches": "`st.free_cache()` frees memory that is kept",
-    **_each("jacfwd jacrev hessian", _GRADIENTS),
-    "vmap": _BATCHES,
     "checkpoint": "`st.remat(f)` recomputes in the backward pass",
     **_each("dynamic_slice", "`x[1:3]`"),
     **_each("dynamic_update_slice", "`x[1:3] = 0.0`"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from shardtensor.core import Op, bind
@@ -76,6 +77,39 @@ class SymbolicKey(Key):
         return "<key of jit>"
 
 
+class KeyBatch(Key):
+    """A key that differs from one example to another of a function that `vmap` calls.
+
+    Attributes:
+        keys: the key of each example.
+        batcher: the interpreter that calls the function.
+    """
+
+    __slots__ = ("batcher", "keys")
+
+    def __init__(self, keys: Sequence[Key], batcher: Any) -> None:
+        object.__setattr__(self, "keys", keys)
+        object.__setattr__(self, "batcher", batcher)
+
+    def each(self, derive: Callable[[Key], Key]) -> KeyBatch:
+        """Returns a key that is derived from that of each example."""
+        return KeyBatch([derive(key) for key in self.keys], self.batcher)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("seed", "stream"):
+            raise ConcretizationError(f"Key.{name}: the key differs from one example of vmap to another")
+        raise AttributeError(name)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return "<keys of the examples of vmap>"
+
+
 def key_of(bits: Any) -> Key:
     """Returns the key with these bits: an integer, or a traced one."""
     return Key(bits % _WORD, bits // _WORD) if type(bits) is int else SymbolicKey(bits)
@@ -126,9 +160,11 @@ def integer(value: Any, caller: str, name: str) -> int:
 
 
 def bits_of(key: Any, caller: str) -> Any:
-    """Returns a key as one integer; for a key that jit traces, a traced one."""
+    """Returns a key as one integer; for a key that jit traces, a traced one; for the keys of a batch these."""
     if type(key) is SymbolicKey:
         return key.bits
+    if type(key) is KeyBatch:
+        return key
     if type(key) is not Key:
         raise ArgumentTypeError(f"{caller}: key is {type_text(key)}; wanted a key, such as st.random.key(0)")
     return key.seed | key.stream << 64
@@ -136,6 +172,9 @@ def bits_of(key: Any, caller: str) -> Any:
 
 def _keys(key: Any, caller: str, counter: int, count: int) -> list[Key]:
     """Returns keys that are made of the first two words of successive blocks."""
+    if type(key) is KeyBatch:
+        found = [_keys(one, caller, counter, count) for one in key.keys]
+        return [KeyBatch(same, key.batcher) for same in zip(*found, strict=True)]
     bits = bits_of(key, caller)
     if type(bits) is not int:
         return [key_of(bind(_DERIVED, (n, bits, counter), ())) for n in range(count)]
@@ -185,6 +224,8 @@ def fold_in(key: Key, data: int) -> Key:
     >>> st.pmap(draw, np.zeros(4, int), axis_name="i").tolist()
     [64, 14, 11, 65]
     """
+    if type(key) is KeyBatch:
+        return key.each(lambda one: fold_in(one, data))
     bits = bits_of(key, "fold_in")
     number: Any = data
     if type(bits) is not int or type(number) is ShardedTensor:

@@ -49,6 +49,39 @@ def scatter_add(at: ArrayLike, values: ArrayLike, /, *, size: int, out_sharding:
     """
 
 
+def _each_rule(shapes: Sequence[Shape], *, size: int) -> tuple[str, Shape]:
+    at, values = shapes
+    rule, shape = _scatter_rule((at[1:], values[1:]), size=size)
+    terms, result = rule.split("->")
+    both = ", ".join([f"example {term.strip()}" for term in terms.split(",")])
+    return f"{both} -> example {result.strip()}", (at[0], *shape)
+
+
+@operator(
+    _each_rule,
+    operands=("at", "values"),
+    combine="sum",
+    dtype=lambda at, values, **params: values,
+    blocks=False,
+    error_name="scatter_add",
+)
+def scatter_add_each(at: ArrayLike, values: ArrayLike, /, *, size: int) -> ShardedTensor:
+    """Returns the result of `scatter_add` for each index of the first dimension of both arrays.
+
+    >>> from shardtensor.functions.scatter import scatter_add_each
+    >>> scatter_add_each(st.asarray([[1, 1], [0, 1]]), st.asarray([[1.0, 2.0], [3.0, 4.0]]), size=2).tolist()
+    [[0.0, 3.0], [3.0, 4.0]]
+    """
+
+
+@implements(scatter_add_each, "kernel")
+def _scatter_add_each(xp: Any, context: ShardContext | None, at: Any, values: Any, *, size: int) -> Any:
+    n, ndim = at.shape[0], len(at.shape)
+    shift = xp.reshape(xp.arange(n, dtype=_INT) * size, (n, *[1] * (ndim - 1)))
+    made = _scatter_add(xp, None, xp.asarray(at, dtype=_INT) + shift, values, size=n * size)
+    return xp.reshape(made, (n, size, *values.shape[ndim:]))
+
+
 @implements(scatter_add, "kernel")
 def _scatter_add(xp: Any, context: ShardContext | None, at: Any, values: Any, *, size: int) -> Any:
     rest = tuple(values.shape[len(at.shape) :])

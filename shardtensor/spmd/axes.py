@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shardtensor.core import innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ShardingError, type_text
 from shardtensor.sequences import is_iterator
 from shardtensor.spmd.program import current
@@ -45,7 +46,8 @@ def axis_index(axis_name: AxisName) -> int:
     given.
 
     Args:
-        axis_name: the name of an axis of an enclosing map, or a tuple of names.
+        axis_name: the name of an axis of an enclosing map or `vmap`, or a tuple of names of maps. Along an axis of
+            `vmap`, the index is a tensor that differs from one example to another.
 
     Raises:
         ShardingError: no enclosing map has such an axis.
@@ -56,6 +58,9 @@ def axis_index(axis_name: AxisName) -> int:
     >>> f(np.arange(4)).tolist()
     [0, 1, 12, 13]
     """
+    if (batcher := _batcher(axis_name)) is not None:
+        found: int = batcher.index()
+        return found
     return axis_position("axis_index", axis_name).index
 
 
@@ -72,7 +77,21 @@ def axis_size(axis_name: AxisName) -> int:
     >>> st.pmap(lambda x: x + st.axis_size("i"), np.zeros(4), axis_name="i").tolist()
     [4.0, 4.0, 4.0, 4.0]
     """
+    if (batcher := _batcher(axis_name)) is not None:
+        size: int = batcher.size
+        return size
     return axis_position("axis_size", axis_name).size
+
+
+def _batcher(axis_name: Any) -> Any:
+    """Returns the interpreter of the `vmap` around this call that has given an axis this name; None if none has."""
+    found: Any = innermost()
+    while found is not None:
+        if isinstance(axis_name, str) and getattr(found, "axis_name", None) == axis_name:
+            return found
+        outer = getattr(found, "outer", None)
+        found = None if outer is None else outer.__self__
+    return None
 
 
 def axis_position(

@@ -49,6 +49,7 @@ tensor, which nothing writes to, to the list ``lent``.
 """
 
 DERIVATIVES: Any = "shardtensor.spmd.derivatives"
+BATCHING: Any = "shardtensor.spmd.batching"
 """The module of the derivatives of maps and collectives, which is loaded on use."""
 
 # -- mapped calls ----------------------------------------------------------------------------------
@@ -172,6 +173,7 @@ def map_shards(
 
 
 implements(map_shards, "derivative")(DERIVATIVES)
+implements(map_shards, "batching")(BATCHING)
 
 
 @dataclass(eq=False)

@@ -26,7 +26,7 @@ from shardtensor.host.units import counted
 from shardtensor.sharding.layout import NamedSharding, as_sharding
 from shardtensor.sharding.mesh import Mesh, submeshes_along
 from shardtensor.sharding.spec import Chain, P, PartitionSpec
-from shardtensor.spmd.launch import DERIVATIVES
+from shardtensor.spmd.launch import BATCHING, DERIVATIVES
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, paths, replaced
 from shardtensor.tensor.storage import Storage
@@ -202,6 +202,7 @@ def check_equal(pairs: Sequence[tuple[ShardedTensor, ShardedTensor]], /, declare
 
 for _function in (assemble, check_equal):
     implements(_function, "derivative")(DERIVATIVES)
+implements(check_equal, "batching")(BATCHING)
 
 
 @implements(check_equal, "algorithm")

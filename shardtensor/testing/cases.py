@@ -230,9 +230,10 @@ ELSEWHERE = {
     "add_partials", "partial_sums", "place_result",
     # Random numbers.
     "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
-    "words",
+    "words", "draws_of_examples",
     # Selections of whole dimensions, and what only gradients call.
     "take_rows", "bessel_i1", "gamma_slope", "lines_copied", "mills_ratio", "name", "scatter_add",
+    "scatter_add_each",
     # What functions of other packages, and of lines, are declared as, for their derivatives.
     "convolved", "lines_applied",
 }  # fmt: skip

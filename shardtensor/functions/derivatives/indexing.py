@@ -216,6 +216,13 @@ def _of_scatter(g: Any, recorded: Call) -> list[Any]:
     return [None, whole(g, recorded.results[0])[recorded.saved["at"]]]
 
 
+def _of_scatter_each(g: Any, recorded: Call) -> list[Any]:
+    g, at = whole(g, recorded.results[0]), recorded.saved["at"]
+    n = shape_of(at)[0]
+    examples = call("reshape", call("arange", n), (n, *[1] * (len(shape_of(at)) - 1)))
+    return [None, g[examples, at]]
+
+
 def _of_counts(g: Any, recorded: Call) -> list[Any]:
     """Each weight is added to the count of one integer."""
     weights = whole(g, recorded.results[0])[recorded.saved["x"]]
@@ -225,6 +232,7 @@ def _of_counts(g: Any, recorded: Call) -> list[Any]:
 rows(
     counts_of_integers=linear(_of_counts, "x"),
     scatter_add=linear(_of_scatter, "at"),
+    scatter_add_each=linear(_of_scatter_each, "at"),
     gather=linear(_of_gather, "index"),
     setitem=linear(_of_setitem, "index", after_composition=True),
     take_along_axis=linear(_of_take_along, "indices"),

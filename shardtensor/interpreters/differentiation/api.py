@@ -226,7 +226,8 @@ def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) 
     return call("copy", x) if type(x) is ShardedTensor else x
 
 
-def _numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
+def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
+    """Returns the numbers of the arguments that are differentiated, counted from the first one."""
     given = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
     for n in given:
         if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
@@ -303,7 +304,7 @@ def _value_and_grad(
 
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        numbers = _numbers(caller, argnums, len(args))
+        numbers = argument_numbers(caller, argnums, len(args))
         run = _Run(caller, fun, args, kwargs, numbers, has_aux=has_aux, allow_int=allow_int, holomorphic=holomorphic)
         gradients = run.pulled([_scalar(caller, run, holomorphic)], keep=False)
         value = run.shown(run.value)

@@ -387,10 +387,10 @@ class Tape(CallInterpreter):
     def given(self, x: Any) -> Any:
         """Returns a tensor as a function of the user gets it: in a program on one device as an array of that."""
         here = self.in_program
-        if here is None or type(x) is not ShardedTensor or x.sharding.mesh.flat != (here.device,):
+        if here is None:
             return x
-        x = bind_by(self.outer, OPS["copy"], (x,), ()) if hasattr(x._storage, "view_spec") else x
-        return here.backend.export(shard_arrays(x)[0]) if type(x._storage) is Storage else x
+        with self.outside():
+            return exported(here, x)
 
     def _add(
         self,
@@ -679,6 +679,14 @@ def adopted(here: DeviceInterpreter, x: Any) -> Any:
         return x
     value = here.aval_of(x)
     return x if value is None else tensor_of(value, (here.backend.asarray(x),), (None,))
+
+
+def exported(here: DeviceInterpreter, x: Any) -> Any:
+    """Returns a tensor on a device as an array of it; other objects as they are."""
+    if type(x) is not ShardedTensor or x.sharding.mesh.flat != (here.device,):
+        return x
+    x = call("copy", x) if hasattr(x._storage, "view_spec") else x
+    return here.backend.export(shard_arrays(x)[0]) if type(x._storage) is Storage else x
 
 
 def tensor_here(x: Any) -> Any:

@@ -66,6 +66,8 @@ NEVER_ACTIVE = {
     "put",
     # The elements leave the library, which the tape refuses itself.
     "to_host",
+    # The keys and the parameters of a batch: random numbers have no derivatives of these.
+    "draws_of_examples",
 }  # fmt: skip
 """The internal operators of which no operand ever depends on a differentiated argument."""
 

@@ -1,0 +1,175 @@
+"""Jacobian matrices: the derivatives of `vjp` and `jvp` in all directions at once, by `vmap`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardtensor.core import call
+from shardtensor.errors import ArgumentTypeError, type_text
+from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.interpreters.batching.api import vmap
+from shardtensor.interpreters.differentiation.api import argument_numbers, jvp, vjp
+from shardtensor.tensor.operands import dtype_of
+from shardtensor.tensor.pytree import leaves, paths, replaced
+
+
+def jacrev(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[..., Any]:
+    """Returns a function that computes the Jacobian of ``fun`` by reverse mode: one pass for each element of the
+    result, all of them at once.
+
+    It suits functions of which the result has fewer elements than the arguments.
+
+    Args:
+        fun: a function. Its arguments and results are pytrees of tensors, host arrays and numbers.
+        argnums, has_aux, holomorphic, allow_int: see `grad`.
+
+    Returns:
+        A function of the arguments of ``fun``, which returns a pytree of the form of the result, whose leaves are
+        pytrees of the form of the argument (or tuples of these): tensors of the shape of the result's leaf followed by
+        that of the argument's leaf.
+
+    Raises:
+        ArgumentTypeError: see `grad`; a result is no floating-point number, or is complex without ``holomorphic``.
+
+    >>> st.jacrev(lambda x: x * x)(st.asarray([1.0, 2.0])).tolist()
+    [[2.0, 0.0], [0.0, 4.0]]
+    """
+    _check("jacrev", fun)
+
+    @functools.wraps(fun)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        function, given = _of_arguments("jacrev", fun, argnums, args, kwargs)
+        _check_leaves("jacrev", given, "argument", allow_int, holomorphic)
+        value, pull, *aux = vjp(function, *given, has_aux=has_aux)
+        _check_leaves("jacrev", value, "the result", False, holomorphic)
+        found = []
+        for k, y in enumerate(leaves(value)):
+
+            def row(g: Any, k: int = k) -> Any:
+                return pull(replaced(value, [g if i == k else None for i in range(len(leaves(value)))]))
+
+            rows = vmap(row)(_basis(y))
+            of_row = [call("reshape", x, (*np.shape(y), *x.shape[1:])) for x in leaves(rows)]
+            shaped = replaced(rows, of_row)
+            found.append(shaped if isinstance(argnums, (tuple, list)) else shaped[0])
+        made = replaced(value, found)
+        return (made, aux[0]) if has_aux else made
+
+    return computed
+
+
+def jacfwd(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
+) -> Callable[..., Any]:
+    """Returns a function that computes the Jacobian of ``fun`` by forward mode: one direction for each element of the
+    arguments, all of them at once.
+
+    It suits functions of which the arguments have fewer elements than the result.
+
+    Args:
+        fun, argnums, has_aux, holomorphic: see `jacrev`.
+
+    Returns:
+        See `jacrev`.
+
+    Raises:
+        ArgumentTypeError: see `jacrev`.
+
+    >>> st.jacfwd(lambda x: x * x)(st.asarray([1.0, 2.0])).tolist()
+    [[2.0, 0.0], [0.0, 4.0]]
+    """
+    _check("jacfwd", fun)
+
+    @functools.wraps(fun)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        function, given = _of_arguments("jacfwd", fun, argnums, args, kwargs)
+        _check_leaves("jacfwd", given, "argument", False, holomorphic)
+        inputs, columns, aux, value = leaves(given), [], None, None
+        zeros = [call("zeros_like", x) if np.ndim(x) else call("zeros", (), dtype=dtype_of(x)) for x in inputs]
+        for k, x in enumerate(inputs):
+
+            def column(t: Any, k: int = k) -> Any:
+                nonlocal aux, value
+                value, tangent, *rest = jvp(
+                    function, given, replaced(given, [t if i == k else z for i, z in enumerate(zeros)]), has_aux=has_aux
+                )
+                aux = rest[0] if rest else None
+                return tangent
+
+            made = vmap(column, out_axes=-1)(_basis(x))
+            columns.append([call("reshape", y, (*y.shape[:-1], *np.shape(x))) for y in leaves(made)])
+        _check_leaves("jacfwd", value, "the result", False, holomorphic)
+        found = []
+        for parts in zip(*columns, strict=True):
+            shaped = replaced(given, parts)
+            found.append(shaped if isinstance(argnums, (tuple, list)) else shaped[0])
+        result = replaced(value, found)
+        return (result, aux) if has_aux else result
+
+    return computed
+
+
+def hessian(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
+) -> Callable[..., Any]:
+    """Returns a function that computes the second derivatives of ``fun``: `jacfwd` of `jacrev`.
+
+    Args:
+        fun, argnums, has_aux, holomorphic: see `jacrev`.
+
+    Returns:
+        See `jacrev`; a number's second derivatives by one argument are a tensor of its shape twice.
+
+    >>> st.hessian(lambda x: (x**3).sum())(st.asarray([1.0, 2.0])).tolist()
+    [[6.0, 0.0], [0.0, 12.0]]
+    """
+    return jacfwd(jacrev(fun, argnums, has_aux, holomorphic), argnums, has_aux, holomorphic)
+
+
+def _check(caller: str, fun: Any) -> None:
+    if not callable(fun):
+        raise ArgumentTypeError(f"{caller}: fun is {type_text(fun)}; wanted a function")
+
+
+def _of_arguments(
+    caller: str, fun: Callable[..., Any], argnums: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns ``fun`` as a function of the arguments that are differentiated, and these."""
+    numbers = argument_numbers(caller, argnums, len(args))
+
+    def function(*chosen: Any) -> Any:
+        every = list(args)
+        for n, x in zip(numbers, chosen, strict=True):
+            every[n] = x
+        return fun(*every, **kwargs)
+
+    return function, tuple([args[n] for n in numbers])
+
+
+def _check_leaves(caller: str, tree: Any, what: str, allow_int: bool, holomorphic: bool) -> None:
+    for path, x in zip(paths(tree, what), leaves(tree), strict=True):
+        dtype = dtype_of(x)
+        if not is_inexact(dtype) and not allow_int:
+            raise ArgumentTypeError(f"{caller}: {path} has dtype {dtype}; wanted floating-point numbers")
+        if is_inexact(dtype) and (dtype.kind == "c") != holomorphic:
+            wanted = (
+                "complex numbers, since holomorphic is true" if holomorphic else "real numbers (or holomorphic=True)"
+            )
+            raise ArgumentTypeError(f"{caller}: {path} has dtype {dtype}; wanted {wanted}")
+
+
+def _basis(x: Any) -> Any:
+    """Returns for each element of an array, along a first dimension, the array in which it is 1 and others are 0."""
+    size = math.prod(np.shape(x))
+    return call("reshape", call("eye", size, dtype=dtype_of(x)), (size, *np.shape(x)))
