@@ -163,3 +163,53 @@ def test_a_gaussian_process(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> 
         np.testing.assert_allclose(np.asarray(g), np.asarray(wanted[0][name]), rtol=1e-10, atol=1e-10)
     assert found[1].sharding == data[0].sharding
     np.testing.assert_allclose(np.asarray(found[1]), np.asarray(wanted[1]), rtol=1e-10, atol=1e-10)
+
+
+def string(np: Any, write: Any, p: Any) -> Any:
+    """The energy that a string with friction has left at its ends after some steps, which are written in place."""
+    u, v = p["height"] * 1.0, np.zeros_like(p["height"])
+    for _ in range(12):
+        pull = u[2:] - 2 * u[1:-1] + u[:-2]
+        v = write(v, slice(1, -1), v[1:-1] * (1 - p["friction"]) + 0.3 * p["stiffness"] * np.sin(pull))
+        u = write(u, slice(1, -1), u[1:-1] + 0.3 * v[1:-1])
+        u = write(u, slice(-1, None), u[-2:-1] * 0.5)
+    return (v * v).sum() + (u[:4] ** 2).sum() + (u[-4:] ** 2).sum()
+
+
+def in_place(x: Any, at: Any, value: Any) -> Any:
+    x[at] = value
+    return x
+
+
+def clusters(np: Any, _: Any, p: Any) -> Any:
+    """The distances of points from the nearest of some centres, the largest tenth of which is cut off."""
+    difference = p["points"][:, None, :] - p["centres"][None, :, :]
+    distances = np.sqrt((difference * difference).sum(axis=-1))
+    nearest = np.sort(np.sort(distances, axis=1)[:, 0])
+    return nearest[: nearest.shape[0] * 9 // 10].sum() + distances.min(axis=0).max()
+
+
+MODELS = {"string": string, "clusters": clusters}
+
+
+def of_model(name: str) -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    if name == "clusters":
+        return {"points": rng.standard_normal((30, 3)), "centres": rng.standard_normal((4, 3))}
+    return {"height": rng.standard_normal(21), "stiffness": np.asarray(0.7), "friction": np.asarray(0.05)}
+
+
+@everywhere
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_simulations_and_clusters(name: str, compiled: bool, backend: str) -> None:
+    p, model = of_model(name), MODELS[name]
+    with jax.enable_x64(True):
+        wanted = jax.grad(lambda p: model(jax.numpy, lambda x, at, value: x.at[at].set(value), p))(p)
+    mesh = mesh_of((4,), backend)
+    put = {k: st.device_put(x, st.NamedSharding(mesh, st.P("x") if x.size > 12 else st.P())) for k, x in p.items()}
+    fn = st.grad(lambda p: model(st, in_place, p))
+    found = (st.jit(fn) if compiled else fn)(put)
+    for key, g in found.items():
+        assert g.sharding == put[key].sharding
+        np.testing.assert_allclose(np.asarray(g), np.asarray(wanted[key]), rtol=1e-10, atol=1e-12)

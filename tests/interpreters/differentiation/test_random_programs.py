@@ -1,5 +1,6 @@
-"""Random programs of views, writes in place and saved values: their gradients agree with differences of NumPy's runs of
-the same programs, in every layout, under jit, recomputed and of second order.
+"""Random programs of views, writes in place, masks, reductions, products, changes of layout and saved values: their
+gradients agree with differences of NumPy's runs of the same programs, in every layout, under jit, recomputed and of
+second order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,41 @@ from tests.interpreters.differentiation.numeric import slope
 from tests.layouts import put
 
 SHAPE = (7, 5)
+SPECS = [st.P("x"), st.P(None, "x"), st.P()]
+
+
+def moved(x: Any, number: int) -> Any:
+    """Returns a copy of a tensor in another layout."""
+    return x.copy() if isinstance(x, np.ndarray) else st.reshard(x, x.sharding.with_spec(SPECS[number])).copy()
+
+
+def masked(x: Any, mask: Any, y: Any, kind: int) -> Any:
+    """Writes the elements of a matrix that a mask selects, in one of three ways; returns a matrix."""
+    if kind == 0:
+        x[mask] = 0.4
+    elif kind == 1:
+        np.multiply(x, 0.8, out=x, where=mask)
+    return np.where(mask, x, y)
+
+
+def reduced(x: Any, y: Any, kind: int) -> Any:
+    """Returns a matrix that depends on sums, means, deviations or running sums."""
+    if kind == 0:
+        return x - y.mean(axis=0)
+    if kind == 1:
+        return x / (1 + (y * y).sum(axis=1, keepdims=True))
+    if kind == 2:
+        return x * np.std(y + 0.1, axis=0) + np.linalg.norm(y)
+    return np.cumsum(x, axis=int(kind == 4)) * 0.5 - y.sum() * 0.1
+
+
+def joined(x: Any, y: Any, kind: int) -> Any:
+    """Returns a matrix that has been made of parts of others."""
+    if kind == 0:
+        return np.concatenate([x[:3], y[3:]])
+    if kind == 1:
+        return np.roll(x, 2, axis=0) * np.flip(y)
+    return np.tanh(x @ y.T @ x * 0.2)
 
 
 def drawn_slice(rng: np.random.Generator, n: int, count: int) -> slice:
@@ -48,8 +84,11 @@ def program(seed: int, length: int) -> Callable[[Any], Any]:
     def run(x: Any) -> Any:
         rng = np.random.default_rng(seed)
         whole, views, total = [x.copy(), x * 0.5], [], 0.0
+        mask: Any = rng.random(SHAPE) < 0.4
+        if rng.random() < 0.7 and not isinstance(x, np.ndarray):
+            mask = st.device_put(mask, x.sharding)
         for _ in range(length):
-            kind = int(rng.integers(0, 12))
+            kind = int(rng.integers(0, 16))
             a, b = [whole[int(rng.integers(0, len(whole)))] for _ in range(2)]
             counts = tuple([int(rng.integers(1, n + 1)) for n in SHAPE])
             at, of = drawn_index(rng, SHAPE, counts), drawn_index(rng, SHAPE, counts)
@@ -76,23 +115,32 @@ def program(seed: int, length: int) -> Callable[[Any], Any]:
                 np.tanh(v, out=v)
             elif kind == 10:
                 a[[0, 3]] = b[[2, 2]] * 0.5
+            elif kind == 11:
+                whole.append(masked(a, mask, b, int(rng.integers(0, 3))))
+            elif kind == 12:
+                whole.append(reduced(a, b, int(rng.integers(0, 5))))
+            elif kind == 13:
+                whole.append(moved(a, int(rng.integers(0, 3))))
+            elif kind == 14:
+                whole.append(joined(a, b, int(rng.integers(0, 3))))
             total = total + (v * w).sum() * 0.1 if v.shape == w.shape else total + np.cos(v).sum() * 0.1
         return total + sum([(a * (k + 1)).sum() for k, a in enumerate(whole)])
 
     return run
 
 
-COUNT = drawn(2000, fast=60)
+COUNT = drawn(10000, fast=120)
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(8))
 def test_random_programs(part: int) -> None:
-    for seed in range(part, COUNT, 4):
+    for seed in range(part, COUNT, 8):
         rng = np.random.default_rng(seed)
         values, d = rng.uniform(-1, 1, SHAPE), rng.standard_normal(SHAPE)
         fn = program(seed, int(rng.integers(3, 14)))
         wanted = slope(lambda x, fn=fn: fn(x), [values], [d], 1e-3)
-        x = put(values, "numpy", spec=[st.P("x"), st.P(None, "x"), st.P()][seed % 3])
+        x = put(values, "numpy", spec=SPECS[seed % 3])
+        np.testing.assert_allclose(float(fn(x.copy())), fn(values), rtol=1e-9, err_msg=str(seed))
         g = st.grad(fn)(x.copy())
         assert g.sharding == x.sharding
         found = np.asarray(g)
@@ -104,5 +152,6 @@ def test_random_programs(part: int) -> None:
                 st.grad(st.remat(fn, policy=lambda op, *_, s=seed, **__: (len(op.name) + s) % 2 == 0))(x.copy())
             )
             others.append(st.grad(lambda x, fn=fn: st.jvp(fn, (x,), (st.zeros_like(x),))[0])(x.copy()))
+            others += [st.grad(fn)(put(values, "numpy", spec=spec)) for spec in SPECS]
             for other in others:
                 np.testing.assert_allclose(np.asarray(other), found, rtol=1e-11, atol=1e-11 * scale, err_msg=str(seed))
