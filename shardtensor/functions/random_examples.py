@@ -44,7 +44,8 @@ def draws_of_examples(
 
     >>> from shardtensor.functions.random_examples import draws_of_examples
     >>> words = np.array([[7, 0], [8, 0]])
-    >>> made = draws_of_examples([words], "normal", (2,), (), (), np.float64)
+    >>> given = (("shape", (2,)), ("dtype", np.float64))
+    >>> made = draws_of_examples([words], "normal", (2,), (), given, np.float64)
     >>> bool(st.all(made[1] == st.random.normal(st.random.key(8), (2,))))
     True
     """

@@ -1,4 +1,4 @@
-"""The operator that adds elements at given places: the transpose of selecting elements by index arrays."""
+"""The operators that add rows at given places, and their transpose, which selects rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from shardtensor.communication.all_reduce import Rounds
 from shardtensor.core import implements, operator
+from shardtensor.functions.algorithms.requests import check_bounds
 from shardtensor.functions.own_kernels import own_kernel
 from shardtensor.host import blockwise
 from shardtensor.sharding.layout import Shape, Where
@@ -186,3 +187,40 @@ def _sums_of_equal(keys: Any, values: Any, order: Any) -> tuple[Any, Any]:
     if sums.dtype.kind in "fc":
         sums += 0  # As if it had been added to zeros, which a negative zero is not.
     return keys[begins], sums
+
+
+def _rows_rule(shapes: Sequence[Shape], *, lines: int = 0) -> str:
+    x, at = shapes
+    lead = [f"n{d}" for d in range(len(at))]
+    rest = [f"d{d}" for d in range(len(x) - lines - 1)]
+    return f"{' '.join([*lead[:lines], 'k!', *rest])}, {' '.join(lead)} -> {' '.join(lead + rest)}"
+
+
+@operator(_rows_rule, operands=("x", "at"), dtype=lambda x, at, **params: x, blocks=False, error_name="getitem")
+def rows_at(x: ArrayLike, at: ArrayLike, /, *, lines: int = 0) -> ShardedTensor:
+    """Selects rows of x, in the layout of ``at``. No device needs the places of another one.
+
+    Args:
+        x: the rows.
+        at: their numbers, of which negative ones count from the end.
+        lines: how many of the first dimensions x and ``at`` share: each of their elements has rows of its own.
+
+    Raises:
+        IndexingError: there is no such row.
+
+    >>> from shardtensor.functions.scatter import rows_at
+    >>> rows_at(st.asarray([[1, 2], [3, 4]]), st.asarray([1, 0, -1])).tolist()
+    [[3, 4], [1, 2], [3, 4]]
+    """
+
+
+@implements(rows_at, "kernel")
+def _rows_at(xp: Any, context: ShardContext | None, x: Any, at: Any, *, lines: int = 0) -> Any:
+    k, rest = x.shape[lines], tuple(x.shape[lines + 1 :])
+    check_bounds(xp, at, 0, k)
+    shape, n = tuple(at.shape), math.prod(at.shape[:lines])
+    at = xp.where(at < 0, at + k, at)
+    if lines:
+        at = xp.reshape(at, (n, math.prod(shape[lines:]))) + k * xp.expand_dims(xp.arange(n), axis=1)
+    flat = xp.reshape(x, (n * k, *rest))
+    return xp.reshape(xp.take(flat, xp.reshape(at, (-1,)), axis=0), (*shape, *rest))

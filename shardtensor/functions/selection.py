@@ -373,7 +373,7 @@ def putmask(a: ShardedTensor, mask: ArrayLike, values: ArrayLike) -> None:
 def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, axis: int | None) -> None:
     """Writes values to a tensor: in each line along an axis, to the elements at the indices of the same line.
 
-    The indices are read on the host.
+    The indices are read on the host, unless a function is traced.
 
     Args:
         arr: the tensor.
@@ -391,7 +391,9 @@ def put_along_axis(arr: ShardedTensor, indices: ArrayLike, values: ArrayLike, ax
     [[0, 0, 5], [5, 0, 0]]
     """
     _check_target(arr, "put_along_axis: arr")
-    index = on_host(array_like(indices, "put_along_axis"))
+    index: Any = array_like(indices, "put_along_axis")
+    if axis is None or not isinstance(index, ShardedTensor) or not lacks_elements(index):
+        index = on_host(index)
     if index.dtype.kind not in "iu":
         raise ArgumentTypeError(f"put_along_axis: indices have dtype {index.dtype}; wanted integers")
     ndim = 1 if axis is None else arr.ndim

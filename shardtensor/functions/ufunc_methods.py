@@ -29,7 +29,7 @@ from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis, reduction
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
-from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
+from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 from shardtensor.tensor.value import Aval
 
 
@@ -271,15 +271,19 @@ def _in_order(apply: Any, x: Any, at: tuple[slice, ...]) -> Any:
 def update(x: ShardedTensor, index: Any, name: str, values: Sequence[Any], what: str) -> None:
     """Writes the results of an operator to the elements ``x[index]``, once for each time that an element is indexed.
 
-    Index arrays are read on the host, as by ``x[index]``. Where no element occurs twice, the call is ``x[index] =
-    op(x[index], value)``. Otherwise the elements that are indexed are updated in a tensor of their own, so that time
-    and memory are in proportion to the index, unless it has more than an eighth as many elements as x. On separate
-    memories, reading elements of a view by index arrays copies the view.
+    Index arrays are read on the host, as by ``x[index]``, unless a function is traced. Where no element occurs twice,
+    the call is ``x[index] = op(x[index], value)``. Otherwise the elements that are indexed are updated in a tensor of
+    their own, so that time and memory are in proportion to the index, unless it has more than an eighth as many
+    elements as x. On separate memories, reading elements of a view by index arrays copies the view.
 
     Raises:
         IndexingError: the index is out of bounds.
         ShapeError: the values do not broadcast to the shape of the elements.
     """
+    entries = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(e, ShardedTensor) and lacks_elements(e) for e in entries):
+        _update_unknown(x, index, name, values, what)
+        return
     places = _coordinates(x.shape, index, what)
     if values and not _fits(shape_of(values[0]), places.shape[1:]):
         raise ShapeError(f"numpy.{what}: values of shape {shape_of(values[0])} for elements of {places.shape[1:]}")
@@ -295,6 +299,19 @@ def update(x: ShardedTensor, index: Any, name: str, values: Sequence[Any], what:
     distinct, which = np.unique(flat, return_inverse=True)
     at = np.unravel_index(distinct, x.shape)
     x[at] = call("updated", x[at], np.ascontiguousarray(which.reshape(1, -1)), *listed, ufunc=name)
+
+
+def _update_unknown(x: ShardedTensor, index: Any, name: str, values: Sequence[Any], what: str) -> None:
+    """Does the same where the index is traced: the coordinates are those of the numbers that it selects."""
+    numbers = call("reshape", call("arange", x.size), x.shape)[index]
+    if values and not _fits(shape_of(values[0]), numbers.shape):
+        raise ShapeError(f"numpy.{what}: values of shape {shape_of(values[0])} for elements of {numbers.shape}")
+    listed = [_spread(v, numbers.shape, x.dtype) for v in values] or [None]
+    places: list[Any] = []
+    for n in x.shape[::-1]:
+        numbers, place = call("floor_divide", numbers, n), call("remainder", numbers, n)
+        places.insert(0, call("reshape", place, (-1,)))
+    bind_into(x, OPS["updated"], (x, call("stack", places), *listed), (name,))
 
 
 _SORTED_ELEMENT = 8

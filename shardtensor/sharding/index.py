@@ -85,13 +85,16 @@ def has_ellipsis(index: Any) -> bool:
 def is_array(entry: Any) -> bool:
     """Whether an index entry is an index array or a mask.
 
-    NumPy's integer scalars, and 0-d tensors that represent scalars, are not; bools and 0-d arrays are.
+    NumPy's integer scalars, and 0-d tensors that represent scalars, are not; bools, 0-d arrays, and scalars that differ
+    between the examples of `vmap` are.
     """
     if isinstance(entry, (list, tuple, range, bool, np.bool_, np.ndarray)):
         return True
     if not hasattr(entry, "ndim") or isinstance(entry, np.generic):
         return False
-    return entry.ndim > 0 or entry.dtype.kind == "b" or not getattr(entry, "_is_scalar", False)
+    if entry.ndim > 0 or entry.dtype.kind == "b" or not getattr(entry, "_is_scalar", False):
+        return True
+    return getattr(getattr(entry, "_storage", None), "differs", False)
 
 
 def span_of(entry: slice, size: int, dimension: int) -> Span:

@@ -296,7 +296,7 @@ def _contracted(n: int, m: int, axes: Axes) -> tuple[Sequence[int], Sequence[int
         if not 0 <= axes <= min(n, m):
             raise AxisError(f"axes={axes} dimensions cannot be contracted of operands with {n} and {m}")
         return range(n - axes, n), range(axes)
-    if not isinstance(axes, tuple) or len(axes) != 2:
+    if not isinstance(axes, (tuple, list)) or len(axes) != 2:
         raise ArgumentError(f"axes is {axes!r}; wanted an integer, or a pair of sequences of the same length")
     if any(hasattr(a, "__next__") for a in axes):
         raise ArgumentTypeError("axes has an iterator, which can be read only once; wanted a pair of lists or tuples")

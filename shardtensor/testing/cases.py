@@ -233,7 +233,7 @@ ELSEWHERE = {
     "words", "draws_of_examples",
     # Selections of whole dimensions, and what only gradients call.
     "take_rows", "bessel_i1", "gamma_slope", "lines_copied", "mills_ratio", "name", "scatter_add",
-    "scatter_add_each",
+    "scatter_add_each", "rows_at",
     # What functions of other packages, and of lines, are declared as, for their derivatives.
     "convolved", "lines_applied",
 }  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.communication.all_reduce import reduction_tree
-from shardtensor.functions.scatter import added_on_host, scatter_add
+from shardtensor.functions.scatter import added_on_host, rows_at, scatter_add, scatter_add_each
 from tests.layouts import assert_close, everywhere, mesh_of, put
 
 
@@ -64,3 +64,37 @@ def test_time_is_in_proportion_to_the_rows_on_shared_memory(monkeypatch: Any) ->
     x = st.ones((16, 4), device=mesh_of((8,), "numpy"))
     scatter_add(put(np.arange(16) % 3, "numpy"), x, size=1000)
     assert [shape for shape in sizes if np.prod(shape) >= 1000] == [(1000, 4)]
+
+
+@everywhere
+@pytest.mark.parametrize("shape", [(), (3,), (0,)])
+@pytest.mark.parametrize("count", [0, 4])
+def test_lines_have_rows_of_their_own(count: int, shape: tuple[int, ...], backend: str) -> None:
+    rng = np.random.default_rng(0)
+    at, values = rng.integers(0, 6, (7, count, 2)), rng.standard_normal((7, count, 2, *shape))
+    wanted = np.zeros((7, 6, *shape))
+    for n in range(7):
+        np.add.at(wanted[n], at[n], values[n])
+    places = put(at, backend)
+    added = scatter_add_each(places, put(values, backend), size=6)
+    assert_close(added, wanted, exact=False)
+    selected = rows_at(added, places - 6, lines=1)
+    assert_close(selected, np.stack([wanted[n][at[n]] for n in range(7)]), exact=False)
+    assert added.sharding.spec == selected.sharding.spec == st.P("x")
+
+
+@everywhere
+def test_rows_are_selected_where_their_numbers_are(backend: str) -> None:
+    x, at = np.random.default_rng(0).standard_normal((5, 3)), np.array([[1, -5], [4, 0], [0, 0]])
+    table, places = put(x, backend, spec=st.P()), put(at, backend)
+    with st.transfers() as log:
+        found = rows_at(table, places)
+    assert_close(found, x[at], exact=True)
+    assert (found.sharding.spec, log.bytes) == (st.P("x"), 0)
+    for k in (5, -6):
+        with pytest.raises(st.IndexingError, match=f"index {k} is out of bounds for axis 0 with size 5"):
+            rows_at(table, np.array([0, k]))
+    g = st.grad(lambda x: (rows_at(x, at) ** 2).sum())(table)
+    wanted = np.zeros((5, 3))
+    np.add.at(wanted, at, 2 * x[at])
+    assert_close(g, wanted, exact=False)

@@ -222,7 +222,7 @@ def test_the_tests_see_every_operator() -> None:
     composed = {name for name, op in OPS.items() if op.composite and not op.algorithm}
     inside = {"add_partials", "partial_sums"}  # Storages and transfers call them while an operator runs.
     loops = {name for name, op in OPS.items() if op.functions}  # See `tests.interpreters.test_control_flow`.
-    of_transforms = {"bessel_i1", "draws_of_examples", "gamma_slope", "mills_ratio", "scatter_add_each"}
+    of_transforms = {"bessel_i1", "draws_of_examples", "gamma_slope", "mills_ratio", "rows_at", "scatter_add_each"}
     assert set(OPS) - ESCAPES - loops - of_transforms == seen | set(CASES) | set(COLLECTIVES) | composed | inside
 
 

@@ -130,6 +130,7 @@ def test_every_operator_is_exported_or_listed_here() -> None:
         "put",
         "scatter_add",
         "take_rows",
+        "rows_at",
         "split_over",
         "unsqueeze",
         "view",

@@ -17,6 +17,7 @@ from shardtensor.sharding.rules import normalize_axis, parse, reduced_axes
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.pytree import leaves
+from shardtensor.tensor.tensor import ShardedTensor
 
 
 class Call:
@@ -53,7 +54,11 @@ class Call:
     def whole(self, number: int) -> Any:
         """Returns an operand with a leading dimension for the examples, whether it is batched or not."""
         x = self.leaves[number]
-        return x if self.batched[number] else call("broadcast_to", x, (self.size, *shape_of(x)))
+        if self.batched[number]:
+            return x
+        if type(x) is not ShardedTensor:
+            x = call("asarray", x, device=self.beside().with_spec(P()))
+        return call("broadcast_to", x, (self.size, *shape_of(x)))
 
     def wide(self, number: int, ndim: int) -> Any:
         """Returns an operand so that it broadcasts with others of which an example has ``ndim`` dimensions: with
@@ -76,6 +81,23 @@ class Call:
                 kept = tuple([a for a in x.sharding.spec.chains_of(x.ndim)[0] if a not in used])
                 return one.with_spec(P(kept, *chains, unreduced=one.spec.unreduced))
         return one.with_spec(P(None, *chains, unreduced=one.spec.unreduced))
+
+    def beside(self) -> NamedSharding:
+        """Returns the layout of an array that a rule makes, of which the examples are where those of an operand are."""
+        x = next(x for x, is_batched in zip(self.leaves, self.batched, strict=True) if is_batched)
+        layout: NamedSharding = x.sharding
+        return layout.with_spec(P(layout.spec.chains_of(x.ndim)[0]))
+
+    def kept(self, made: Any) -> Any:
+        """Returns a result with the examples where those of an operand are."""
+        here, chains = self.beside(), made.sharding.spec.chains_of(made.ndim)
+        used = {a for chain in chains[1:] for a in chain}
+        first = tuple([a for a in here.spec.chains_of(1)[0] if a not in used])
+        return call("reshard", made, here.with_spec(P(first, *chains[1:]))) if here.mesh == made.sharding.mesh else made
+
+    def numbers(self) -> Any:
+        """Returns the number of each example."""
+        return call("arange", self.size, device=self.beside())
 
     def again(self, *operands: Any, **params: Any) -> Any:
         """Calls the operator with other operands, and with other values of some parameters. The parameter ``device`` is
@@ -153,6 +175,7 @@ def product(recorded: Call) -> Any:
     shapes = [recorded.shape(0), recorded.shape(1)]
     text = op.rule(shapes, **params) if callable(op.rule) else op.rule
     rule = parse(text[0] if isinstance(text, tuple) else text, tuple(map(len, shapes)), op.operands)
+    wanted = ["batch", *rule.result]
     # Dimensions of size 1 that are broadcast have no place in a contraction: the operand is squeezed.
     terms, given = [], []
     for k, names in enumerate(rule.operands):
@@ -167,14 +190,24 @@ def product(recorded: Call) -> Any:
         given.append(x)
     if op.name == "vecdot" and getattr(given[0], "dtype", None) is not None and given[0].dtype.kind == "c":
         given[0] = call("conj", given[0])
+    if set(wanted) >= {n for term in terms for n in term}:  # Nothing is added: a product with broadcasting.
+        return call("multiply", *[_aligned(x, term, wanted) for x, term in zip(given, terms, strict=True)])
     # The order of a contraction: dimensions of both, of the first and of the second factor.
-    wanted = ["batch", *rule.result]
     both = [n for n in wanted if n in terms[0] and n in terms[1]]
     order = [*both, *[n for n in wanted if n in terms[0] and n not in both], *[n for n in wanted if n not in terms[0]]]
     label = {n: f"n{i}" for i, n in enumerate(dict.fromkeys([*terms[0], *terms[1]]))}
     left = ", ".join([" ".join([label[n] for n in term]) for term in terms])
     made = call("contract", *given, rule=f"{left} -> {' '.join([label[n] for n in order])}")
     return made if order == wanted else call("permute_dims", made, tuple([order.index(n) for n in wanted]))
+
+
+def _aligned(x: Any, names: Sequence[str], wanted: Sequence[str]) -> Any:
+    """Returns an operand with its dimensions in the order of those of the result, and size 1 for others."""
+    found = [n for n in wanted if n in names]
+    if found != list(names):
+        x = call("permute_dims", x, tuple([names.index(n) for n in found]))
+    absent = tuple([d for d, n in enumerate(wanted) if n not in names])
+    return call("expand_dims", x, axis=absent) if absent else x
 
 
 RULES: dict[str, Rule] = {}

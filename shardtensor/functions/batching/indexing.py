@@ -31,6 +31,8 @@ class _Place:
         is_batched: whether an array differs from one example to another.
         has_batched_mask: whether a mask does.
         is_one_mask: whether the index is one mask.
+        mask_at: the dimension of the first element of a mask, the only array beside whole slices; else None.
+        one_array: the number of the only array, if it differs and others are slices; else None.
     """
 
     def __init__(self, recorded: Call) -> None:
@@ -55,6 +57,12 @@ class _Place:
         if arrays and not self.is_apart:
             self.first = sum([rest if e is Ellipsis else 1 for e in entries[: arrays[0]]])
         slices = sum([n is None and e is not Ellipsis for e, n in zip(entries, ndims, strict=True)])
+        is_one = self.is_batched and len(arrays) == 1 and "new" not in kinds and not self.has_batched_mask
+        self.one_array = arrays[0] if is_one else None
+        whole = [e is Ellipsis or (isinstance(e, slice) and e == slice(None)) for e in entries]
+        is_one_mask = kinds.count("mask") == 1 and sum(whole) == len(entries) - 1
+        before = entries[: kinds.index("mask")] if is_one_mask else []
+        self.mask_at = sum([rest if e is Ellipsis else 1 for e in before]) if is_one_mask else None
         self.result_ndim = slices + rest + self.ndim
 
     def aligned(self) -> list[Any]:
@@ -106,19 +114,35 @@ def _gathered(recorded: Call) -> Any:
     if not place.is_batched:
         made = x[(slice(None), *place.entries)]
         return call("moveaxis", made, place.ndim, 0) if place.is_apart else made
+    if place.one_array is not None:
+        return _along_one(recorded, place)
     if not recorded.batched[0]:
         made = x[tuple(place.aligned())]
-        return call("moveaxis", made, place.first, 0) if place.first else made
+        return recorded.kept(call("moveaxis", made, place.first, 0) if place.first else made)
     made = x[(_examples(recorded, place), *place.aligned())]
     return _moved(made, 1, 1 + place.first, place.ndim) if place.first else made
 
 
+def _along_one(recorded: Call, place: _Place) -> Any:
+    """Selects along one dimension: the examples need not be numbered."""
+    is_batched, k = recorded.batched[0], place.one_array
+    assert k is not None
+    slices = [slice(None) if n == k else entry for n, entry in enumerate(place.entries)]
+    x = recorded.operands[0][(*[slice(None)] * is_batched, *slices)]
+    if place.first:
+        x = call("moveaxis", x, place.first + is_batched, int(is_batched))
+    made = call("rows_at", x, place.entries[k], lines=int(is_batched))
+    return _moved(made, 1 + place.ndim, 1, place.first)
+
+
 def _examples(recorded: Call, place: _Place) -> Any:
-    return call("reshape", call("arange", recorded.size), (recorded.size, *[1] * place.ndim))
+    return call("reshape", recorded.numbers(), (recorded.size, *[1] * place.ndim))
 
 
 def _moved(x: Any, first: int, to: int, count: int) -> Any:
     """Returns x with ``count`` dimensions moved, from ``first`` on, to ``to`` on."""
+    if not count:
+        return x
     return call("moveaxis", x, tuple(range(first, first + count)), tuple(range(to, to + count)))
 
 
@@ -156,16 +180,19 @@ def _wide(value: Any, place: _Place) -> Any:
 
 def _masked(recorded: Call, place: _Place) -> Any:
     """Writes one number where masks are true that differ from one example to another."""
-    if len(place.entries) > 1 and any(not (isinstance(e, slice) and e == slice(None)) for e in place.entries[1:]):
+    at = place.mask_at
+    if at is None:
         raise ArgumentError("setitem: a mask that differs from one example to another, and other entries; use st.where")
     if recorded.ndim(1) and recorded.shape(1) != (1,):
         raise ArgumentError(
             "setitem: the mask differs from one example to another, and so does the number of selected elements; "
             "wanted one number, or st.where(mask, value, x)"
         )
-    mask, x, value = place.entries[0], recorded.whole(0), recorded.leaves[1]
-    more = recorded.ndim(0) - len(shape_of(mask)) + place.has_batched_mask
-    mask = call("reshape", mask, (*shape_of(mask), *[1] * more))
+    mask, x, value = next(e for e in place.entries if _kind(e) == "mask"), recorded.whole(0), recorded.leaves[1]
+    shape = shape_of(mask)[1:] if place.has_batched_mask else shape_of(mask)
+    behind = recorded.ndim(0) - at - len(shape)
+    examples = (recorded.size,) if place.has_batched_mask else ()
+    mask = call("reshape", mask, (*examples, *[1] * at, *shape, *[1] * behind))
     if recorded.batched[1]:
         value = call("reshape", value, (recorded.size, *[1] * recorded.ndim(0)))
     return call("where", mask, call("astype", call("asarray", value), x.dtype), x)
@@ -179,10 +206,8 @@ def _rows(recorded: Call) -> Any:
     if not recorded.batched[0]:
         made = recorded.again(x, indices)
         return call("moveaxis", made, axis, 0) if axis else made
-    ndim = recorded.ndim(1)
-    examples = call("reshape", call("arange", recorded.size), (recorded.size, *[1] * ndim))
-    made = x[(examples, *[slice(None)] * axis, indices)]
-    return _moved(made, 1, 1 + axis, ndim) if axis else made
+    made = call("rows_at", call("moveaxis", x, axis + 1, 1) if axis else x, indices, lines=1)
+    return _moved(made, 1, 1 + axis, recorded.ndim(1)) if axis else made
 
 
 rows(gather=_gathered, setitem=_assigned, take_rows=_rows)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
+
+import numpy as np
 
 from shardtensor.core import call
 from shardtensor.functions.batching.forms import Call, along, each, over_axes, product, rows, stacks
@@ -86,7 +89,7 @@ def _rolled(recorded: Call) -> Any:
     shift, axis = recorded.params["shift"], recorded.params["axis"]
     x = recorded.operands[0]
     if axis is None:
-        flat = recorded.again(call("reshape", x, (recorded.size, -1)), axis=1)
+        flat = recorded.again(call("reshape", x, (recorded.size, math.prod(recorded.shape(0)))), axis=1)
         return call("reshape", flat, x.shape)
     axes = tuple([normalize_axis(a, recorded.ndim()) + 1 for a in (axis if isinstance(axis, tuple) else (axis,))])
     return recorded.again(x, shift=shift, axis=axes if isinstance(axis, tuple) else axes[0])
@@ -119,19 +122,53 @@ def _padded(recorded: Call) -> Any:
 
 
 def _quantiles(recorded: Call) -> Any:
-    """The dimensions of the probabilities are in front. If they differ between examples, each gets all of them, and
-    keeps its own.
-    """
+    """The dimensions of the probabilities are in front."""
     axes = tuple([a + 1 for a in reduced_axes(recorded.params["axis"], recorded.ndim())])
     q, shape = recorded.operands[1], recorded.shape(1)
     if not recorded.batched[1]:
         made = recorded.again(recorded.whole(0), q, axis=axes)
         return call("moveaxis", made, len(shape), 0) if shape else made
+    x = recorded.whole(0)
+    if recorded.op.name == "quantile" and x.dtype.kind in "iuf" and all(x.shape[a] for a in axes):
+        return _quantiles_of_each(recorded, x, axes)
+    # Each example gets the quantiles of all, and keeps its own.
     n = math.prod(shape)
-    every = recorded.again(recorded.whole(0), call("reshape", q, (-1,)), axis=axes)  # (examples * n, examples, ...)
+    every = recorded.again(x, call("reshape", q, (recorded.size * n,)), axis=axes)  # (examples * n, examples, ...)
     every = call("reshape", every, (recorded.size, n, *every.shape[1:]))
     own = call("diagonal", every, axis1=0, axis2=2)  # (n, ..., examples)
     return call("reshape", call("moveaxis", own, -1, 0), (recorded.size, *shape, *own.shape[1:-1]))
+
+
+_ELEMENTS = ("lower", "higher", "nearest", "inverted_cdf", "closest_observation")
+"""The methods of quantiles that are elements, between which nothing is interpolated."""
+
+
+def _quantiles_of_each(recorded: Call, x: Any, axes: tuple[int, ...]) -> Any:
+    """Returns quantiles of which the probabilities differ: between the sorted elements before and behind the quantile
+    of the ranks.
+    """
+    q, shape, method = recorded.operands[1], recorded.shape(1), recorded.params["method"]
+    kept = [a for a in range(1, x.ndim) if a not in axes]
+    rest, n = [x.shape[a] for a in kept], math.prod([x.shape[a] for a in axes])
+    lines = call("reshape", call("permute_dims", x, (0, *kept, *axes)), (recorded.size, *rest, n))
+    ordered = call("sort", lines, axis=-1)
+    count = math.prod(shape)
+    at = call("quantile", call("arange", float(n)), call("reshape", q, (recorded.size * count,)), method=method)
+    at = recorded.kept(call("reshape", at, (recorded.size, *[1] * len(rest), count)))
+    before = call("floor", at)
+    ranks = [call("astype", k, "int64") for k in (before, call("minimum", before + 1, n - 1))]
+    dtype = np.quantile(np.ones(1, x.dtype), np.zeros(1, q.dtype), method=method).dtype
+    a, b = [call("astype", call("take_along_axis", ordered, k, axis=-1), dtype) for k in ranks]
+    weight = call("astype", at - before, dtype)
+    found = a
+    if method not in _ELEMENTS:
+        found = call("where", weight >= 0.5, b - (b - a) * (1 - weight), a + (b - a) * weight)
+    if x.dtype.kind == "f":
+        found = call("where", call("isnan", ordered[..., -1:]), np.nan, found)
+    found = call("moveaxis", found, -1, 1)
+    if recorded.params["keepdims"]:
+        rest = [1 if a in axes else x.shape[a] for a in range(1, x.ndim)]
+    return call("reshape", found, (recorded.size, *shape, *rest))
 
 
 def _crossed(recorded: Call) -> Any:
@@ -171,27 +208,30 @@ def _repeated(recorded: Call) -> Any:
     """One of the arrays that span a grid, repeated over it."""
     which, axes, dtype = [recorded.params[name] for name in ("which", "axes", "dtype")]
     sizes = [recorded.shape(axes.index(d))[0] for d in range(len(axes))]
-    wide = call(
-        "reshape", recorded.whole(which), (recorded.size, *[-1 if d == axes[which] else 1 for d in range(len(axes))])
-    )
+    line = [n if d == axes[which] else 1 for d, n in enumerate(sizes)]
+    wide = call("reshape", recorded.whole(which), (recorded.size, *line))
     return call("astype", call("broadcast_to", wide, (recorded.size, *sizes)), dtype)
 
 
-def _convolved(recorded: Call) -> Any:
-    """The sum over the elements of v of their products with a part of a, as `convolve_part` computes it."""
-    a, v = recorded.whole(0), recorded.whole(1)
+def _part_of_convolution(recorded: Call) -> Any:
+    p = recorded.params
+    return _convolved(recorded.whole(0), recorded.whole(1), recorded.beside(), p["before"], p["behind"])
+
+
+def _convolved(a: Any, v: Any, where: Any, before: int, behind: int) -> Any:
+    """Returns the sum over the elements of v of their products with a part of a, as `convolve_part` computes it."""
     n, m = a.shape[1], v.shape[1]
-    if "mode" in recorded.params:
-        count, before = windows_of_convolution(n, m, recorded.params["mode"])
-    else:
-        before = recorded.params["before"]
-        count = before + n + recorded.params["behind"] - m + 1
-    total = mark_array(call("zeros", (recorded.size, max(count, 0)), dtype=a.dtype, device=recorded.layout(P(), 1)))
+    count = before + n + behind - m + 1
+    total = mark_array(call("zeros", (a.shape[0], max(count, 0)), dtype=a.dtype, device=where))
     for k in range(m if count > 0 else 0):
         first = m - 1 - k - before
         begin, end = max(-first, 0), min(n - first, count)
         if begin < end:
-            total[:, begin:end] += a[:, begin + first : end + first] * v[:, k : k + 1]
+            part, products = total[:, begin:end], a[:, begin + first : end + first] * v[:, k : k + 1]
+            if a.dtype.kind == "b":
+                part |= products
+            else:
+                part += products
     return total
 
 
@@ -227,8 +267,41 @@ def _along_lines(recorded: Call) -> Any:
     return recorded.again(*recorded.operands, along=recorded.params["along"] + 1)
 
 
+def _convolution(recorded: Call) -> Any:
+    (n,), (m,) = recorded.shape(0), recorded.shape(1)
+    count, before = windows_of_convolution(n, m, recorded.params["mode"])
+    a, v, behind = recorded.whole(0), recorded.whole(1), count + m - 1 - before - n
+    return _convolved(a, v, recorded.beside(), before, behind)
+
+
+def _diagonal_matrix(recorded: Call) -> Any:
+    """The k-th diagonal of a matrix, or the matrix that has one, of each example."""
+    k = operator.index(recorded.params["k"])
+    if recorded.ndim() != 1:
+        return call("copy", call("diagonal", recorded.operands[0], k, 1, 2))
+    count = recorded.shape(0)[0]
+    size, top = count + abs(k), max(-k, 0)
+    rows_of = call("pad", recorded.operands[0], ((0, 0), (top, size - count - top)))
+    is_there = np.eye(size, k=k, dtype=bool)
+    return call("where", is_there, call("expand_dims", rows_of, axis=-1), np.zeros((), rows_of.dtype))
+
+
 def _copied(recorded: Call) -> Any:
     return recorded.again(*recorded.operands)
+
+
+def _as_array(recorded: Call) -> Any:
+    """Nested lists are stacked behind the examples."""
+    numbers = iter(range(len(recorded.leaves)))
+
+    def stacked(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return call("stack", list(map(stacked, x)), axis=1)
+        return recorded.whole(next(numbers))
+
+    made = call("asarray", stacked(recorded.operands[0]), recorded.params["dtype"], copy=recorded.params["copy"])
+    device = recorded.params["device"]
+    return made if device is None else call("reshard", made, recorded.layout(device, made.ndim - 1))
 
 
 rows(
@@ -248,7 +321,8 @@ rows(
     vecdot=product,
     cross=_crossed,
     # Movement and creation.
-    **each("copy asarray matrix_transpose zeros_like ones_like empty_like", _copied),
+    **each("copy matrix_transpose zeros_like ones_like empty_like", _copied),
+    asarray=_as_array,
     reshape=_reshape,
     broadcast_to=_broadcast_to,
     permute_dims=_permuted,
@@ -268,9 +342,10 @@ rows(
     assemble=_assembled,
     unsqueeze=_unsqueezed,
     with_halos=_with_halos,
-    convolve_part=_convolved,
-    convolved=_convolved,
     lines_applied=_along_lines,
+    convolve_part=_part_of_convolution,
+    convolved=_convolution,
+    diag=_diagonal_matrix,
     tril=_triangle,
     triu=_triangle,
     transfer_to=_transferred,

@@ -23,7 +23,8 @@ def _ranks(recorded: Call) -> Any:
     if not recorded.batched[0]:
         return recorded.again(*recorded.operands)
     ordered, sorter = recorded.operands[0], recorded.params["sorter"]
-    made = _places(ordered if sorter is None else ordered[:, sorter], _lines(recorded, 1), recorded.params["side"])
+    ordered = ordered if sorter is None else ordered[:, sorter]
+    made = _places(ordered, _lines(recorded, 1), recorded.params["side"])
     return call("reshape", made, (recorded.size, *recorded.shape(1)))
 
 
@@ -47,23 +48,29 @@ def _members(recorded: Call) -> Any:
     """Whether elements are among those of a set, which all examples may share."""
     if not recorded.batched[1]:
         return recorded.again(*recorded.operands)
-    x, elements = _lines(recorded, 0), _lines(recorded, 1)
-    found = call("any", call("expand_dims", x, axis=-1) == call("expand_dims", elements, axis=1), axis=-1)
+    dtype = np.result_type(dtype_of(recorded.leaves[0]), dtype_of(recorded.leaves[1]))
+    x, elements = [call("astype", _lines(recorded, k), dtype) for k in range(2)]
+    n = elements.shape[1]
+    if not n:
+        found = call("zeros_like", x, dtype=bool)
+    else:
+        ordered = call("sort", elements, axis=1)
+        at = call("clip", _places(ordered, x, "left"), 0, n - 1)
+        found = call("take_along_axis", ordered, at, axis=1) == x
     found = call("logical_not", found) if recorded.params["invert"] else found
     return call("reshape", found, (recorded.size, *recorded.shape(0)))
 
 
 def _counted(recorded: Call) -> Any:
     weights = None if recorded.leaves[1] is None else _lines(recorded, 1)
-    return _counts(recorded.size, _lines(recorded, 0), weights, recorded.params["length"])
+    return _counts(_lines(recorded, 0), weights, recorded.params["length"])
 
 
-def _counts(size: int, x: Any, weights: Any, length: int) -> Any:
-    """Returns how often each integer is in a line, or the sums of weights: each line counts in an own range."""
-    shift = call("expand_dims", call("arange", size), axis=1) * length
-    given = call("reshape", x + shift, (-1,))
-    weights = None if weights is None else call("reshape", weights, (-1,))
-    return call("reshape", call("counts_of_integers", given, weights, length=length * size), (size, length))
+def _counts(x: Any, weights: Any, length: int) -> Any:
+    """Returns how often each integer is in a line, or the sums of weights."""
+    if weights is None:
+        return call("astype", scatter_add_each(x, call("ones_like", x, dtype="float64"), size=length), "int64")
+    return scatter_add_each(x, call("astype", weights, "float64"), size=length)
 
 
 def _scattered(recorded: Call) -> Any:
@@ -83,6 +90,13 @@ def _scattered_each(recorded: Call) -> Any:
     return call("reshape", made, (recorded.size, n, *made.shape[1:]))
 
 
+def _rows(recorded: Call) -> Any:
+    lines = recorded.params["lines"]
+    if not (recorded.batched[0] or lines):
+        return recorded.again(*recorded.operands)  # All examples select rows of the same array.
+    return recorded.again(recorded.whole(0), recorded.whole(1), lines=lines + 1)
+
+
 def _histogram(recorded: Call) -> Any:
     """The number of the bin of each element is counted; the last bin includes both edges."""
     x, edges = _lines(recorded, 0), recorded.whole(1)
@@ -94,7 +108,7 @@ def _histogram(recorded: Call) -> Any:
     at = call("where", x == edges[:, -1:], n, at) - 1
     at = call("where", call("logical_or", at < 0, at >= n), n, at)
     weights = None if recorded.leaves[2] is None else _lines(recorded, 2)
-    return _counts(recorded.size, at, weights, n + 1)[:, :n]
+    return _counts(at, weights, n + 1)[:, :n]
 
 
 def _interpolated(recorded: Call) -> Any:
@@ -123,9 +137,7 @@ def _interpolated(recorded: Call) -> Any:
 def _updated(recorded: Call) -> Any:
     """Each example is one more coordinate of the places."""
     n = shape_of(recorded.leaves[1])[-1]
-    examples = call(
-        "broadcast_to", call("reshape", call("arange", recorded.size), (1, recorded.size, 1)), (1, recorded.size, n)
-    )
+    examples = call("broadcast_to", call("reshape", recorded.numbers(), (1, recorded.size, 1)), (1, recorded.size, n))
     places = call("moveaxis", recorded.whole(1), 0, 1)
     every = call("concat", [call("astype", examples, places.dtype), places], axis=0)
     values = recorded.leaves[2]
@@ -138,6 +150,7 @@ def _updated(recorded: Call) -> Any:
 rows(
     scatter_add=_scattered,
     scatter_add_each=_scattered_each,
+    rows_at=_rows,
     searchsorted=_ranks,
     isin=_members,
     counts_of_integers=_counted,

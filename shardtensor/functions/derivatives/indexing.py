@@ -213,14 +213,21 @@ def _of_taken_rows(g: Any, recorded: Call) -> list[Any]:
 
 
 def _of_scatter(g: Any, recorded: Call) -> list[Any]:
-    return [None, whole(g, recorded.results[0])[recorded.saved["at"]]]
+    return [None, call("rows_at", whole(g, recorded.results[0]), recorded.saved["at"])]
 
 
 def _of_scatter_each(g: Any, recorded: Call) -> list[Any]:
-    g, at = whole(g, recorded.results[0]), recorded.saved["at"]
-    n = shape_of(at)[0]
-    examples = call("reshape", call("arange", n), (n, *[1] * (len(shape_of(at)) - 1)))
-    return [None, g[examples, at]]
+    return [None, call("rows_at", whole(g, recorded.results[0]), recorded.saved["at"], lines=1)]
+
+
+def _of_rows_at(g: Any, recorded: Call) -> list[Any]:
+    at, lines, shape = recorded.saved["at"], recorded.params["lines"], shape_of(recorded.kinds[0])
+    n, g = shape[lines], whole(g, recorded.results[0])
+    at = call("where", at < 0, at + n, at)
+    if not lines:
+        return [recorded.add_up(0, "scatter_add", at, g, size=n), None]
+    at, g = [call("reshape", x, (math.prod(shape[:lines]), *x.shape[lines:])) for x in (at, g)]
+    return [call("reshape", call("scatter_add_each", at, g, size=n), shape), None]
 
 
 def _of_counts(g: Any, recorded: Call) -> list[Any]:
@@ -237,4 +244,5 @@ rows(
     setitem=linear(_of_setitem, "index", after_composition=True),
     take_along_axis=linear(_of_take_along, "indices"),
     take_rows=linear(_of_taken_rows, "indices"),
+    rows_at=linear(_of_rows_at, "at"),
 )

@@ -13,7 +13,8 @@ import shardtensor.interpreters.batching.loops  # noqa: F401 - both extend the b
 from shardtensor.core import call, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.functions.random_keys import Key, KeyBatch
-from shardtensor.interpreters.batching.batcher import Batcher
+from shardtensor.host.units import counted
+from shardtensor.interpreters.batching.batcher import Batcher, for_all
 from shardtensor.interpreters.differentiation.tape import tensor_here
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import is_data
@@ -81,7 +82,9 @@ def vmap(
             found = leaves(result)
             covering = spread(out_axes, result, "vmap: out_axes", "the result")
             where = zip(found, covering, paths(result, "the result"), strict=True)
-            return replaced(result, [batcher.shown(_result(batcher, y, axis, name)) for y, axis, name in where])
+            mapped = [x for x, axis in zip(moved, axes, strict=True) if axis is not None and type(x) is ShardedTensor]
+            known = {id(x): x for x in mapped}
+            return replaced(result, [batcher.shown(_result(batcher, y, axis, name, known)) for y, axis, name in where])
         finally:
             batcher.ended = True
 
@@ -130,11 +133,12 @@ def _axes_of(prefix: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     """Returns the dimension of the examples in each leaf of the arguments; None for those that are not mapped."""
     if isinstance(prefix, tuple) and len(prefix) != len(args):
         raise ArgumentError(
-            f"vmap: in_axes has {len(prefix)} entries, and the function is called with {len(args)} positional "
-            "arguments; wanted an entry for each, or one for all"
+            f"vmap: in_axes has {counted(len(prefix), 'entry', 'entries')}, and the function is called with "
+            f"{counted(len(args), 'positional argument')}; wanted an entry for each, or one for all"
         )
     axes = spread(prefix, args, "vmap: in_axes", "the arguments") if args else []
     axes += [0] * len(leaves(kwargs))
+    axes = [None if x is None else axis for x, axis in zip(leaves((args, kwargs)), axes, strict=True)]
     for axis in axes:
         if axis is not None and (not isinstance(axis, (int, np.integer)) or isinstance(axis, bool)):
             raise ArgumentTypeError(f"vmap: in_axes has {type_text(axis)}; wanted integers and None")
@@ -175,6 +179,10 @@ def _axis(axis: int, ndim: int, name: str) -> int:
 
 def _size(found: list[Any], axes: list[int | None], names: list[str], axis_size: int | None) -> int:
     """Returns the number of examples."""
+    if axis_size is not None and (type(axis_size) is bool or not isinstance(axis_size, (int, np.integer))):
+        raise ArgumentTypeError(f"vmap: axis_size is {type_text(axis_size)}; wanted an integer")
+    if axis_size is not None and axis_size < 0:
+        raise ArgumentError(f"vmap: axis_size is {axis_size}; wanted the number of examples")
     size, where = axis_size, "axis_size"
     for x, axis, name in zip(found, axes, names, strict=True):
         if axis is None:
@@ -190,8 +198,16 @@ def _size(found: list[Any], axes: list[int | None], names: list[str], axis_size:
     return size
 
 
-def _result(batcher: Batcher, y: Any, axis: Any, name: str) -> Any:
-    """Returns the results of all examples, with their dimension at ``axis``."""
+def _result(batcher: Batcher, y: Any, axis: Any, name: str, known: dict[int, ShardedTensor]) -> Any:
+    """Returns the results of all examples, with their dimension at ``axis``, where the examples of the arguments are.
+
+    Args:
+        batcher: the batcher.
+        y: the result.
+        axis: where the dimension of the examples has to be.
+        name: the name of the result.
+        known: by identity, the tensors that other handles can write: the arguments, and results before this one.
+    """
     if type(y) is KeyBatch and y.batcher is batcher:
         return list(y.keys)
     is_batched = batcher.batched(y) is not None
@@ -201,12 +217,19 @@ def _result(batcher: Batcher, y: Any, axis: Any, name: str) -> Any:
                 f"vmap: {name} differs from one example to another, and out_axes is None for it; wanted an axis"
             )
         return y
-    if is_batched:
-        all_of_them = call("copy", batcher.examples(y))
-    elif y is None:
+    if y is None:
         return None
+    if is_batched:
+        every = batcher.examples(y)
+        if id(every) in known or hasattr(every._storage, "view_spec"):
+            every = call("copy", every)
     else:
         one = y if type(y) is ShardedTensor else call("asarray", y)
-        all_of_them = call("copy", call("broadcast_to", one, (batcher.size, *one.shape)))
-    at = _axis(axis, all_of_them.ndim, name)
-    return call("moveaxis", all_of_them, 0, at) if at else all_of_them
+        like = next(iter(known.values()), None)
+        if like is None:
+            every = call("broadcast_to", one, (batcher.size, *one.shape))
+        else:
+            every = call("copy", for_all(one, batcher.size, like._aval, "vmap"))
+    known[id(every)] = every
+    at = _axis(axis, every.ndim, name)
+    return call("moveaxis", every, 0, at) if at else every

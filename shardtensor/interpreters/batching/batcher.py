@@ -134,10 +134,11 @@ class Batcher(CallInterpreter):
             return self._collective(op, operands, params)
         if op.name == "getitem" and self._has_batched(params):
             op, operands, params = OPS["gather"], (*operands, *params), ()
-        elif not self._has_batched(operands) and not op.functions:
+        elif not (self._has_batched(operands) or op.functions or (op.composite and self._has_batched(params))):
             result = bind_by(self.outer, op, operands, params)
+            given = set(map(id, leaves(operands)))
             for y in leaves(result):
-                if type(y) is ShardedTensor:
+                if type(y) is ShardedTensor and id(y) not in given:  # `asarray` may return its operand.
                     self._made[id(y)] = y
             return result
         if op.escapes:
@@ -178,7 +179,7 @@ class Batcher(CallInterpreter):
     def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Calls the operators of a composition, unless it has a rule itself: then that runs for all examples."""
         # Of an index, the composition tells whether it has arrays: then it is that of another operator, `gather`.
-        has_rule = op.name != "getitem" and rule_of(op) is not None
+        has_rule = op.name != "getitem" and rule_of(op) is not None and not self._has_batched(params)
         return NotImplemented if has_rule else super().composed(op, operands, params)
 
     def planned(self, op: Op, operands: Operands, params: Params, *_: Any) -> Any:
@@ -257,11 +258,18 @@ class Batcher(CallInterpreter):
                 "one to another; pass it with in_axes=0, or write a tensor that the function has made"
             )
         with self.outside():
-            wide = call("broadcast_to", tensor(base._aval, base._storage), (self.size, *base.shape))
-            target = with_examples(base._aval, like.primal._aval)
-            moved = call("transfer_to", wide, target, op.error_name, committed=like.primal.committed)
+            moved = for_all(tensor(base._aval, base._storage), self.size, like.primal._aval, op.error_name)
             primal = mark_array(call("copy", moved))
         base._storage, base._aval = Batched(self, primal), _example(primal._aval)
+
+
+def for_all(one: ShardedTensor, size: int, like: Aval, caller: str) -> Any:
+    """Returns a value that is the same for all examples once for each of them, in the layout of another batch."""
+    target = with_examples(one._aval, like)
+    chains = target.spec.chains_of(one.ndim + 1)[1:]
+    moved = call("transfer_to", one, target.with_spec(P(*chains)), caller, committed=like.committed)
+    wide = call("broadcast_to", moved, (size, *one.shape))
+    return call("transfer_to", wide, target, caller, committed=like.committed)
 
 
 def with_examples(one: Aval, like: Aval) -> NamedSharding:

@@ -14,8 +14,10 @@ from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.batching.api import vmap
 from shardtensor.interpreters.differentiation.api import argument_numbers, jvp, vjp
+from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.pytree import leaves, paths, replaced
+from shardtensor.tensor.tensor import ShardedTensor
 
 
 def jacrev(
@@ -172,4 +174,5 @@ def _check_leaves(caller: str, tree: Any, what: str, allow_int: bool, holomorphi
 def _basis(x: Any) -> Any:
     """Returns for each element of an array, along a first dimension, the array in which it is 1 and others are 0."""
     size = math.prod(np.shape(x))
-    return call("reshape", call("eye", size, dtype=dtype_of(x)), (size, *np.shape(x)))
+    where = x.sharding.with_spec(P()) if type(x) is ShardedTensor else None
+    return call("reshape", call("eye", size, dtype=dtype_of(x), device=where), (size, *np.shape(x)))

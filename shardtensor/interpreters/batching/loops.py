@@ -12,7 +12,7 @@ from typing import Any
 
 from shardtensor.core import OPS, Op, Operands, bind_by, call
 from shardtensor.errors import ArgumentError
-from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher, with_examples
+from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher, for_all
 from shardtensor.interpreters.control_flow.operators import Function, converted, kind_of, text_of
 from shardtensor.interpreters.infer import inferring
 from shardtensor.interpreters.mutation.views import stand_in
@@ -68,9 +68,7 @@ def _spread(batcher: Batcher, tree: Any, flags: Flags, wanted: Flags, like: Aval
     for x, is_given, is_wanted in zip(leaves(tree), flags, wanted, strict=True):
         if is_wanted and not is_given:
             assert like is not None
-            one = converted(x)
-            wide = call("broadcast_to", one, (batcher.size, *one.shape))
-            x = call("transfer_to", wide, with_examples(one._aval, like), "vmap", committed=like.committed)
+            x = for_all(converted(x), batcher.size, like, "vmap")
         made.append(x)
     return replaced(tree, made)
 

@@ -28,7 +28,10 @@ class Batched(NoElements):
         batcher: the batcher.
         primal: the values of all examples as the interpreter around the batcher has them: a tensor with one more
             dimension, the first one.
+        differs: True, by which an index knows that it cannot read a scalar.
     """
+
+    differs = True
 
     __slots__ = ("batcher", "primal")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -154,6 +155,8 @@ def test_a_tensor_that_has_left_the_function_is_an_error() -> None:
         (lambda x: st.vmap(lambda a: a, out_axes=3)(x), st.AxisError, "vmap: the result: axis 3"),
         (lambda x: st.vmap(lambda a: a[a > 0])(x), st.ArgumentError, r"st\.where\(mask, x, 0\) keeps the shape"),
         (lambda x: st.vmap(3)(x), st.ArgumentTypeError, "fun is an int"),
+        (lambda x: st.vmap(lambda: 0, axis_size="3")(), st.ArgumentTypeError, "vmap: axis_size is a str"),
+        (lambda x: st.vmap(lambda: 0, axis_size=-3)(), st.ArgumentError, "vmap: axis_size is -3"),
         (lambda x: st.vmap(lambda a: a)(object()), st.ArgumentTypeError, r"arguments\[0\] is an? "),
     ],
 )
@@ -181,3 +184,176 @@ def test_analysis() -> None:
     mesh = st.AbstractMesh((512,), ("x",))
     large = st.empty((2**20, 64), device=st.NamedSharding(mesh, st.P("x")))
     assert st.simulate(fn, large).bytes == 0
+
+
+def test_arguments_of_operators_are_no_tensors_that_the_function_has_made() -> None:
+    """`asarray` and `astype` return their operand where nothing changes."""
+    for same in (st.asarray, lambda x: st.astype(x, x.dtype, copy=False), lambda x: x[:]):
+        shared = st.zeros(4)
+
+        def write(row: Any, same: Any = same, shared: Any = shared) -> Any:
+            y = same(shared)
+            y[...] = row
+            return y
+
+        with pytest.raises(st.ArgumentError, match="a tensor that is the same for all examples is written"):
+            st.vmap(write)(array(5, 4))
+        assert not np.asarray(shared).any()
+
+
+@everywhere
+def test_lists_of_values(backend: str) -> None:
+    x = array(2, 3)
+    for fn in (
+        lambda ns, v: ns.asarray([v[0], v[1]]),
+        lambda ns, v: ns.asarray([[v[0], 1.0], [v[2], v[1]]]),
+        lambda ns, v: ns.asarray([v, v * 2, np.ones(3)], dtype="float32"),
+    ):
+        found = st.vmap(lambda v, fn=fn: fn(st, v))(put(x, backend))
+        wanted = np.stack([fn(np, row) for row in x])
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(np.asarray(found), wanted)
+
+
+def test_none_is_no_argument() -> None:
+    x = array(5, 3)
+    assert st.vmap(lambda a, mask, b=None: a * 2)(x, None, b=None).shape == (5, 3)
+    assert st.vmap(lambda d: d["a"])({"a": x, "b": None}).shape == (5, 3)
+
+
+def test_results_are_independent_tensors() -> None:
+    x = st.asarray(array(5, 4))
+    for fn in (lambda a: a, lambda a: a[1:], lambda a: st.asarray(a), lambda a: (a + 1, a)[1]):
+        st.vmap(fn)(x)[...] = 0
+    np.testing.assert_array_equal(np.asarray(x), array(5, 4))
+    one, other = st.vmap(lambda a: [a * 2] * 2)(x)
+    one[...] = 0
+    np.testing.assert_array_equal(np.asarray(other), array(5, 4) * 2)
+
+
+@everywhere
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda v, i, k, w: v[i],
+        lambda v, i, k, w: w[i],
+        lambda v, i, k, w: w[:, k],
+        lambda v, i, k, w: w[i[0], k] * v[k],
+        lambda v, i, k, w: st.grad(lambda v: (v[i] ** 2).sum() + v[k])(v),
+        lambda v, i, k, w: st.grad(lambda w: (w[i] ** 2).sum())(w),
+        lambda v, i, k, w: st.histogram(v, [-1, 0, 0.5, 1], weights=v)[0],
+        lambda v, i, k, w: st.isin(i, i[:1] + 1),
+        lambda v, i, k, w: st.diag(v),
+        lambda v, i, k, w: st.diag(st.diag(v, 1) + 1, -1),
+        lambda v, i, k, w: st.convolve(v, w[0]),
+        lambda v, i, k, w: st.correlate(v[:2], v, "same"),
+        lambda v, i, k, w: st.jacrev(lambda v: v * v)(v),
+    ],
+)
+def test_the_split_of_a_batch_stays(fn: Any, backend: str) -> None:
+    rng = np.random.default_rng(0)
+    host = [rng.uniform(-1, 1, (7, 4)), rng.integers(0, 4, (7, 2)), rng.integers(-4, 4, (7,))]
+    xs, w = [put(x, backend, spec=st.P("x")) for x in host], put(rng.standard_normal((4, 4)), backend, spec=st.P())
+    wanted = np.stack([np.asarray(fn(*[x[n] for x in xs], w)) for n in range(7)])
+    with st.transfers() as log:
+        found = st.vmap(fn, in_axes=(0, 0, 0, None))(*xs, w)
+    assert found.sharding.spec == st.P("x")
+    assert log.bytes < 400  # Constants of the host, and index arrays, but no batch.
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12)
+
+
+def test_an_index_of_a_batch_around_other_interpreters() -> None:
+    x, k = array(5, 4), np.arange(5) % 4
+    found = st.vmap(st.grad(lambda v, k: v[k] ** 2))(x, k)
+    np.testing.assert_allclose(np.asarray(found), np.eye(4)[k] * 2 * x)
+    found = st.vmap(lambda k: st.vmap(lambda v: v[k])(x))(k)
+    np.testing.assert_allclose(np.asarray(found), x[:, k].T)
+
+    def written(v: Any, k: Any) -> Any:
+        y = v * 1.0
+        y[k] = 0
+        return (y**2).sum()
+
+    found = st.vmap(st.grad(written))(x, k)
+    np.testing.assert_allclose(np.asarray(found), 2 * x * (1 - np.eye(4)[k]))
+
+
+def test_results_that_are_the_same_for_all_examples_are_where_the_batch_is() -> None:
+    x = put(array(7, 3), "numpy", spec=st.P("x"))
+    for fn in (lambda a: 3.0, lambda a: st.ones(3), lambda a: np.ones(3), st.grad(lambda a: (a * 2).sum())):
+        found = st.vmap(fn)(x)
+        assert found.sharding.mesh == x.sharding.mesh
+        assert found.sharding.spec == st.P("x")
+    outer = st.vmap(lambda v: st.grad(lambda w: (st.einsum("i,j->ij", v, w) * np.arange(9.0).reshape(3, 3)).sum())(v))
+    np.testing.assert_allclose(np.asarray(outer(x)), array(7, 3) @ np.arange(9.0).reshape(3, 3))
+
+
+@everywhere
+def test_masks_of_examples_behind_whole_slices(backend: str) -> None:
+    x, s = array(7, 4, 3), array(7)
+
+    def chosen(a: Any, m: Any, s: Any) -> Any:
+        y = a * 1
+        y[:, m] = s
+        y[..., 1:][:, m[1:]] = 2.0
+        return y
+
+    m = x[:, 0] > 0
+    found = st.vmap(chosen)(put(x, backend), put(m, backend), put(s, backend))
+    np.testing.assert_array_equal(np.asarray(found), np.stack([chosen(*row) for row in zip(x, m, s, strict=True)]))
+
+
+def test_parameters_that_differ() -> None:
+    x, at = array(7, 4), np.random.default_rng(0).integers(0, 4, (7, 2))
+
+    def along(row: Any, at: Any) -> Any:
+        y = row * 1
+        np.put_along_axis(y, at, np.asarray([5.0, 6.0]), axis=0)
+        return y
+
+    wanted = np.stack([along(*row) for row in zip(x, at, strict=True)])
+    for fn in (st.vmap(along), st.jit(st.vmap(along))):
+        np.testing.assert_array_equal(np.asarray(fn(x, at)), wanted)
+    found = st.vmap(lambda row: st.searchsorted(row, np.asarray([-1.0, 0.5]), sorter=st.argsort(row)))(x)
+    np.testing.assert_array_equal(np.asarray(found), [np.searchsorted(np.sort(row), [-1.0, 0.5]) for row in x])
+    found = st.vmap(lambda row: np.tensordot(row, row, axes=[[0], [0]]))(x)
+    np.testing.assert_allclose(np.asarray(found), (x * x).sum(axis=1))
+    assert st.vmap(lambda row: st.roll(row, 1))(array(0, 4)).shape == (0, 4)
+
+
+@everywhere
+def test_additions_at_indices_of_each_example(backend: str) -> None:
+    x, at = array(7, 4, 3), np.random.default_rng(0).integers(-4, 4, (7, 5))
+
+    def summed(ns: Any, a: Any, i: Any) -> Any:
+        y, z = ns.zeros(4), a * 1
+        np.add.at(y, i, 1.0)
+        np.maximum.at(z, i[:4], a[::-1])
+        np.multiply.at(z, (i, 1), 2.0)
+        np.negative.at(z, (0, i % 3))
+        return z * y[:, None]
+
+    wanted = np.stack([summed(np, *row) for row in zip(x, at, strict=True)])
+    given = put(x, backend), put(at, backend)
+    for fn in (st.vmap(lambda a, i: summed(st, a, i)), st.jit(st.vmap(lambda a, i: summed(st, a, i)))):
+        found = fn(*given)
+        assert found.sharding.spec == st.P("x")
+        np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12)
+    with pytest.raises(st.IndexingError, match=r"index [0-9]+ is out of bounds for axis 0 with size 4"):
+        st.vmap(lambda a, i: np.add.at(a, i, 1.0))(put(x, backend), put(at % 4 + 9, backend))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("method", ["linear", "nearest", "averaged_inverted_cdf", "weibull"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
+def test_quantiles_of_probabilities_that_differ(dtype: str, method: str) -> None:
+    x, q = (array(7, 4, 3) * 9).astype(dtype), np.random.default_rng(1).uniform(0, 1, (7, 2))
+    q[0], q[1] = [0, 1], [1 / 3, 0.5]
+    if dtype != "int64":
+        x[2, 1, 1], x[3, 2], x[1] = np.nan, np.inf, np.inf
+    for axis, keepdims in ((None, False), (0, True), (-1, False)):
+        fn = functools.partial(np.quantile, axis=axis, keepdims=keepdims, method=method)
+        found = st.vmap(fn)(put(x, "numpy", spec=st.P("x")), put(q, "numpy", spec=st.P("x")))
+        wanted = np.stack([np.asarray(fn(st.asarray(a), st.asarray(b))) for a, b in zip(x, q, strict=True)])
+        assert (found.dtype, found.sharding.spec) == (wanted.dtype, st.P("x"))
+        np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-6 if dtype == "float32" else 1e-12)
