@@ -152,9 +152,12 @@ class NoElements(DeferredStorage):
 
     Attributes:
         reason: the end of the message of the error that reading elements raises.
+        is_shareable: whether several handles may have the storage, so that a write to one does not reach the others.
     """
 
     __slots__ = ("reason",)
+
+    is_shareable = True
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

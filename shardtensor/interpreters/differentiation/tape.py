@@ -7,6 +7,7 @@ happens in place otherwise.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -26,8 +27,8 @@ from shardtensor.core import (
 )
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
-from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Refused, vjp
+from shardtensor.functions.derivatives.cotangents import Call, is_inexact
+from shardtensor.functions.derivatives.forms import ZERO, Cotangents, Derivative, Elementwise, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
 from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped, number_of
@@ -50,6 +51,20 @@ WRITES_OUTSIDE = (
 )
 
 
+class OfFunctions(Derivative):
+    """The derivative of an operator that calls functions, as loops and branches do: it executes and records the calls
+    itself.
+    """
+
+    @abc.abstractmethod
+    def recorded(self, tape: Tape, op: Op, operands: Operands, params: Params) -> Any:
+        """Executes a call, and records it if its result depends on a differentiated argument."""
+
+    def transposed(self, g: Any, call: Call) -> Cotangents:
+        """Is never called."""
+        raise AssertionError("the steps of such calls have derivatives of their own")
+
+
 class Tape(CallInterpreter):
     """Executes calls by the interpreter around it, and records those that depend on differentiated arguments.
 
@@ -59,7 +74,10 @@ class Tape(CallInterpreter):
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
         known_as: for values of another tape, which the function has closed over, those that stand for them here.
+        writes_outside: the message of the error for a write to such a value.
     """
+
+    writes_outside = WRITES_OUTSIDE
 
     def __init__(self) -> None:
         found = innermost()
@@ -152,6 +170,9 @@ class Tape(CallInterpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, and records it if an operand depends on a differentiated argument."""
+        if op.functions:  # They may close over values of the tape.
+            assert isinstance(op.derivative, OfFunctions)
+            return op.derivative.recorded(self, op, operands, params)
         for x in operands:
             if type(x) is ShardedTensor:
                 if self.taped(x) is not None:
@@ -218,7 +239,7 @@ class Tape(CallInterpreter):
         if any(new):
             saved = self._saved(op, derivative, states, operands, given, outs, new)
             named = dict(zip(op.params, params, strict=True))
-            self._add(op, named, derivative, states, list(map(_kind, primals)), new, list(map(_kind, outs)), saved)
+            self._add(op, named, derivative, states, list(map(kept_of, primals)), new, list(map(kept_of, outs)), saved)
         return made[0] if type(result) is ShardedTensor else replaced(result, made)
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -297,22 +318,30 @@ class Tape(CallInterpreter):
         self.steps.append(step)
 
     def add_function(
-        self, function: Callable[[Any, Any], Any], states: Sequence[Taped | None], results: Sequence[Any]
+        self,
+        function: Callable[[Any, Any], Any],
+        states: Sequence[Taped | None],
+        results: Sequence[Any],
+        saved: dict[str, Any],
+        name: str = "asarray",
     ) -> list[Any]:
         """Records a call of a function of the user, and returns its results as tensors of the tape.
 
         Args:
-            function: its derivative, as in `shardtensor.functions.derivatives.forms.vjp`.
+            function: its derivative, as in `shardtensor.functions.derivatives.forms.vjp`. It takes all tensors that it
+                needs from ``call.saved``, since a loop stacks those of its trips.
             states: the values of the tape on which the results depend, which are saved.
             results: what it has returned.
+            saved: what the derivative needs.
+            name: the operator that has called the function.
         """
         for state in states:
             if state is not None:
                 state.save()
         made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
         new = [y._storage if self.taped(y) else None for y in made]
-        kinds = [None if s is None else _kind(s.primal) for s in states]
-        self._add(OPS["copy"], {}, vjp(function), states, kinds, new, list(map(_kind, results)), {})
+        kinds = [None if s is None else kept_of(s.primal) for s in states]
+        self._add(OPS[name], {}, vjp(function), states, kinds, new, list(map(kept_of, results)), saved)
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
@@ -398,7 +427,7 @@ class Tape(CallInterpreter):
         new, state.primal = state.primal, None  # This value exists no longer.
         base._storage = made = Taped(self, new)
         result = made if out is base else Taped(self, None)
-        kinds, value = list(map(_kind, given)), out._aval
+        kinds, value = list(map(kept_of, given)), out._aval
         self._add(op, dict(zip(op.params, params, strict=True)), derivative, states, kinds, [result], [value], saved)
         if out is not base:
             kinds = [new._aval, value]
@@ -420,7 +449,7 @@ class Tape(CallInterpreter):
         """Writes a value into the elements that a view spec selects: in place, unless the old ones are saved."""
         state, source = self.taped(base), self.active(value)
         if state is not None and base._storage is not state:
-            raise ArgumentError(WRITES_OUTSIDE)
+            raise ArgumentError(self.writes_outside)
         given = self.constant(value)
         old = base if state is None else state.primal
         is_in_place = state is not None and not state.is_saved
@@ -435,7 +464,7 @@ class Tape(CallInterpreter):
         elif is_in_place:
             state.primal = None  # This value exists no longer.
         base._storage = made = Taped(self, new)
-        kinds = [new._aval, _kind(given)]
+        kinds = [new._aval, kept_of(given)]
         self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [made], [new._aval], {})
 
     def end(self) -> None:
@@ -467,7 +496,7 @@ def _row(name: str) -> Derivative:
     return found
 
 
-def _kind(x: Any) -> Any:
+def kept_of(x: Any) -> Any:
     """Returns what a step keeps of an operand: its aval, or a scalar in place of a host array."""
     if type(x) is ShardedTensor:
         return x._aval

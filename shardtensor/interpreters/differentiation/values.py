@@ -24,6 +24,8 @@ class Taped(NoElements):
 
     __slots__ = ("is_saved", "number", "primal", "tape", "viewed", "views")
 
+    is_shareable = False
+
     def __init__(self, tape: Any, primal: Any, viewed: Taped | None = None) -> None:
         self.tape = tape
         self.primal = primal

@@ -1,0 +1,302 @@
+"""Tapes of functions that a differentiated function passes to a loop, to a branch or to `remat`.
+
+Such a function runs on a tape of its own, while the interpreter around the tape of the caller traces or infers it. The
+values of that tape which it closes over become variables. What its derivatives have saved is given to its transpose
+later, as slices of stacked arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from shardtensor.backend.device import HOST
+from shardtensor.backend.registry import backend_of
+from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_by, call, innermost, interpreting
+from shardtensor.errors import ConcretizationError
+from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
+from shardtensor.interpreters.differentiation.tape import Tape, innermost_of, kept_of
+from shardtensor.interpreters.differentiation.values import LEFT, Taped, number_of
+from shardtensor.interpreters.infer import INFER
+from shardtensor.interpreters.mutation.views import View
+from shardtensor.interpreters.programs.trace import PYTHON, Traced, Tracer
+from shardtensor.tensor.pytree import leaves, map_leaves, replaced
+from shardtensor.tensor.storage import NoElements
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor
+
+
+def with_functions(op: Op, params: Params, around: Callable[[Function], Function]) -> Params:
+    """Returns the parameters of an operator with other functions in place of those that it calls."""
+    made = list(params)
+    for name in op.functions:
+        at = op.params.index(name)
+        made[at] = tuple(map(around, made[at])) if isinstance(made[at], tuple) else around(made[at])
+    return tuple(made)
+
+
+def root_of(tape: Interpreter | None) -> Interpreter | None:
+    """Returns the interpreter around all tapes; None for the outermost one."""
+    while isinstance(tape, Tape):
+        tape = None if tape.outer is None else innermost_of(tape.outer)
+    return tape
+
+
+def knows_no_elements(tape: Tape, operands: Any) -> bool:
+    """Whether a call is traced or inferred, so that functions cannot be called trip by trip."""
+    root = root_of(tape)
+    is_abstract = isinstance(root, Tracer) or (root is not None and root.only_infers)
+    return is_abstract or any(map(lacks_elements, leaves(operands)))
+
+
+def storage_of(x: ShardedTensor) -> Any:
+    """Returns the storage of a tensor, or of the base of a view."""
+    return getattr(x._storage, "base", x)._storage
+
+
+class Inner(Tape):
+    """The tape of a function that is called within a function on another tape, whose values it may close over.
+
+    Args:
+        parent: the other tape.
+        outer: what executes the calls; by default the innermost interpreter.
+
+    Attributes:
+        parent: the other tape.
+        tracer: the tracer of the function, None if it is only inferred.
+        now: for values that the function closes over, those that it takes now, by their storages.
+    """
+
+    writes_outside = (
+        "writes a tensor that the function of a loop, of a branch or of st.remat closes over; make it a part of the "
+        "carry, or return the new value"
+    )
+
+    def __init__(self, parent: Tape, outer: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.outer = outer or self.outer
+        self.parent = parent
+        root = root_of(self)
+        self.tracer = root if isinstance(root, Tracer) else None
+        self.now: dict[Any, Any] = {}
+
+    def taped(self, x: Any) -> Taped | None:
+        """Returns the value of a tensor, as `Tape.taped`; that of a tensor of the parent becomes a variable."""
+        if type(x) is not ShardedTensor:
+            return None
+        storage = storage_of(x)
+        if type(storage) is not Taped:
+            return None
+        if storage.tape is self:
+            return storage
+        state = self.parent.taped(x)
+        if state is None:
+            return None
+        if state not in self.known_as:
+            if self.parent.ended:
+                raise ConcretizationError(LEFT)
+            self.known_as[state] = self.variable(state.primal)._storage
+        return self.known_as[state]
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes one call, and records it if an operand depends on a variable."""
+        return super().apply(op, self.current(operands), params)
+
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """Executes a write."""
+        super().write(out, op, self.current(operands), params)
+
+    def current(self, tree: Any) -> Any:
+        """Returns operands with the values of now in place of those that the function closes over."""
+        tree = self.parent.current(tree) if isinstance(self.parent, Inner) else tree
+        return map_leaves(self._current, tree) if self.now else tree
+
+    def _current(self, x: Any) -> Any:
+        if type(x) is not ShardedTensor or (base := self.now.get(storage_of(x))) is None:
+            return x
+        return tensor(x._aval, View(base, x._base_and_view()[1])) if hasattr(x._storage, "view_spec") else base
+
+    def _kept(self, x: Any) -> Any:
+        """Returns an operand that is none of the tape, as a derivative saves it. That of a tensor from outside of the
+        function is copied by the parent, once for all trips.
+        """
+        if type(x) is not ShardedTensor or not is_inside(x, self.tracer):
+            return x if type(x) is ShardedTensor else super()._kept(x)
+        if type(x._storage) in (Traced, NoElements):  # These values never change: a write binds the handle to others.
+            return tensor(x._aval, x._storage)
+        return super()._kept(x)
+
+
+def is_inside(x: ShardedTensor, tracer: Tracer | None) -> bool:
+    """Returns whether a tensor has been made in a function that a tracer traces, or may have been."""
+    storage = storage_of(x)
+    while type(storage) is Taped:
+        if type(storage.primal) is not ShardedTensor:
+            return True
+        storage = storage_of(storage.primal)
+    if type(storage) is Traced:
+        return storage.tracer is tracer
+    return tracer is None and isinstance(storage, NoElements)
+
+
+class Ref:
+    """Stands for a tensor that derivatives have saved, by its number."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class InnerCall:
+    """One call of a function on a tape of its own, and what its transpose needs.
+
+    Args:
+        parent: the tape of the caller.
+        function: the function.
+        args: its arguments: a pytree.
+        active: for each leaf, whether its cotangent is wanted.
+        outer: see `Inner`.
+
+    Attributes:
+        result: the result of the function, without the tape.
+        inputs: for each leaf of the arguments the number of its variable and its aval; None for others.
+        closed: the values of the parent that the function closes over, with number and aval.
+        outputs: for each leaf of the result the number of its value; None if it depends on no variable.
+        saved: the tensors that derivatives have saved.
+        tracer: see `Inner`.
+    """
+
+    def __init__(
+        self,
+        parent: Tape,
+        function: Function,
+        args: Any,
+        active: Sequence[bool],
+        outer: Callable[..., Any] | None = None,
+    ) -> None:
+        tape = Inner(parent, outer)
+        self.tracer = tape.tracer
+        self.inputs: list[Any] = []
+        given = []
+        for x, is_active in zip(leaves(args), active, strict=True):
+            x = tape.variable(handle_on(x)) if is_active else x
+            self.inputs.append((x._storage.number, kept_of(x._storage.primal)) if is_active else None)
+            given.append(x)
+        try:
+            with interpreting(tape):
+                result = function(*replaced(args, given))
+            self.outputs = [number_of(s) for s in map(tape.active, leaves(result))]
+            self.result = map_leaves(tape.constant, result)
+        finally:
+            tape.end()
+        self.closed = [(state, known.number, kept_of(state.primal)) for state, known in tape.known_as.items()]
+        self._uses = tape.uses
+        self._numbers: dict[Any, int] = {}
+        self.saved: list[Any] = []
+        self._steps = [_with_saved(step, map_leaves(self._ref, step.saved)) for step in tape.steps]
+
+    def _ref(self, x: Any) -> Any:
+        if type(x) is not ShardedTensor:
+            return x
+        key = key_of(x)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.saved)
+            self.saved.append(x)
+        return Ref(self._numbers[key])
+
+    def pulled(self, cotangents: Iterable[Any], accumulated: Sequence[Any], saved: Sequence[Any]) -> list[Any]:
+        """Returns the cotangents of the inputs, None for those that have none, and then of what is closed over.
+
+        Args:
+            cotangents: those of the leaves of the result; None for none.
+            accumulated: the sums of earlier cotangents of what is closed over; None for none.
+            saved: the saved tensors.
+        """
+        start: dict[int, list[Any]] = {}
+        closed = [number for _, number, _ in self.closed]
+        for n, g in [*zip(closed, accumulated, strict=True), *zip(self.outputs, cotangents, strict=True)]:
+            if n is not None and g is not None:
+                start.setdefault(n, []).append(g)
+        steps = [_with_saved(step, map_leaves(lambda x: _taken(x, saved), step.saved)) for step in self._steps]
+        wanted = [x for x in self.inputs if x is not None] + [(n, kind) for _, n, kind in self.closed]
+        found = iter(pulled_back(steps, self._uses, start, wanted))
+        return [None if x is None else next(found) for x in self.inputs] + list(found)
+
+
+def key_of(x: Any) -> Any:
+    """Returns what is the same for all handles of one value, or of one view of it."""
+    if type(x) is not ShardedTensor:
+        return None
+    if not hasattr(x._storage, "view_spec"):
+        return x._storage
+    view_spec = x._base_and_view()[1]
+    return storage_of(x), view_spec.boxes, view_spec.part
+
+
+def _taken(x: Any, saved: Sequence[Any]) -> Any:
+    return saved[x.number] if type(x) is Ref else x
+
+
+def _with_saved(step: Step, saved: dict[str, Any]) -> Step:
+    made = Step()
+    for name in ("op", "params", "derivative", "kinds", "results", "active", "inputs", "outputs"):
+        setattr(made, name, getattr(step, name))
+    made.saved = saved
+    return made
+
+
+def handle_on(x: Any) -> Any:
+    """Returns a tensor of the same value, which no write to another one changes; other objects unchanged."""
+    if type(x) is not ShardedTensor:
+        return x
+    if type(x._storage) in (Traced, NoElements):
+        made = tensor(x._aval, x._storage)
+        return made if x._is_scalar else mark_array(made)
+    return call("copy", x)
+
+
+class _Abstract(Interpreter):
+    """Infers calls, of which operands may be values of tracers and tapes, without recording anything."""
+
+    only_infers = True
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Infers one call. Python's numbers stay numbers."""
+        operands = map_leaves(abstract, operands)
+        if op.name in PYTHON and all(type(x) in SCALARS for x in operands):
+            return PYTHON[op.name](*operands)
+        if op.functions:
+            params = with_functions(op, params, _inferred)
+        return bind_by(INFER.apply, op, operands, params)
+
+    def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
+        """Checks a write."""
+        with interpreting(INFER):
+            INFER.write(abstract(out), op, map_leaves(abstract, operands), params)
+
+
+def _inferred(function: Function) -> Function:
+    def inferred(*args: Any) -> Any:
+        with interpreting(ABSTRACT):
+            return function(*args)
+
+    return inferred
+
+
+ABSTRACT = _Abstract()
+
+
+def abstract(x: Any) -> Any:
+    """Returns what inference takes for a value of tracers and tapes."""
+    while type(x) is ShardedTensor and type(storage := storage_of(x)) in (Taped, Traced):
+        given = storage.primal if type(storage) is Taped else storage.stand_in
+        if not hasattr(x._storage, "view_spec"):
+            x = given
+            if type(x) is ShardedTensor and type(x._storage) is NoElements:
+                return handle_on(x)
+            continue
+        view_spec = x._base_and_view()[1]
+        if type(given) is not ShardedTensor:
+            return view_spec.of(backend_of(HOST), given)
+        x = tensor(x._aval, View(given, view_spec))
+    return x
