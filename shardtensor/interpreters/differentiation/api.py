@@ -12,7 +12,7 @@ from shardtensor.backend.protocol import current_device
 from shardtensor.core import OPS, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.interpreters.differentiation import loops as loops  # It attaches derivatives.
+from shardtensor.interpreters.differentiation import branches, loops  # noqa: F401 - they attach derivatives
 from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
 from shardtensor.interpreters.differentiation.values import number_of
 from shardtensor.tensor.operands import is_data

@@ -14,8 +14,9 @@ from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_by, call, innermost, interpreting
 from shardtensor.errors import ConcretizationError
+from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of, kept_of
+from shardtensor.interpreters.differentiation.tape import Tape, aval_of_scalar, innermost_of, kept_of
 from shardtensor.interpreters.differentiation.values import LEFT, Taped, number_of
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.mutation.views import View
@@ -46,6 +47,13 @@ def knows_no_elements(tape: Tape, operands: Any) -> bool:
     root = root_of(tape)
     is_abstract = isinstance(root, Tracer) or (root is not None and root.only_infers)
     return is_abstract or any(map(lacks_elements, leaves(operands)))
+
+
+def by_trips(tape: Tape, op: Op, operands: Operands, params: Params) -> Any:
+    """Executes a loop or a branch as that of Python, of which the tape records each operator."""
+    assert op.algorithm is not None
+    with interpreting(tape):
+        return op.algorithm(*operands, *params)
 
 
 def storage_of(x: ShardedTensor) -> Any:
@@ -121,9 +129,14 @@ class Inner(Tape):
         """
         if type(x) is not ShardedTensor or not is_inside(x, self.tracer):
             return x if type(x) is ShardedTensor else super()._kept(x)
-        if type(x._storage) in (Traced, NoElements):  # These values never change: a write binds the handle to others.
+        if is_shareable(x):
             return tensor(x._aval, x._storage)
         return super()._kept(x)
+
+
+def is_shareable(x: ShardedTensor) -> bool:
+    """Whether several handles may have the value of a tensor, since a write binds one of them to another value."""
+    return isinstance(x._storage, NoElements) and x._storage.is_shareable
 
 
 def is_inside(x: ShardedTensor, tracer: Tracer | None) -> bool:
@@ -135,7 +148,18 @@ def is_inside(x: ShardedTensor, tracer: Tracer | None) -> bool:
         storage = storage_of(storage.primal)
     if type(storage) is Traced:
         return storage.tracer is tracer
-    return tracer is None and isinstance(storage, NoElements)
+    return tracer is None and lacks_elements(x)
+
+
+def held(tape: Tape, x: Any) -> Any:
+    """Returns a tensor that is none of a function, as the call of the function saves it. What the caller closes over
+    itself is saved by its own caller.
+    """
+    return x if isinstance(tape, Inner) and not is_inside(x, tape.tracer) else handle_on(x)
+
+
+def has_gradient(x: Any) -> bool:
+    return is_inexact(x.dtype) if type(x) is ShardedTensor else type(x) in (float, complex)
 
 
 class Ref:
@@ -249,10 +273,23 @@ def handle_on(x: Any) -> Any:
     """Returns a tensor of the same value, which no write to another one changes; other objects unchanged."""
     if type(x) is not ShardedTensor:
         return x
-    if type(x._storage) in (Traced, NoElements):
+    if is_shareable(x):
         made = tensor(x._aval, x._storage)
         return made if x._is_scalar else mark_array(made)
     return call("copy", x)
+
+
+class _Weak(NoElements):
+    """The storage of a Python number that is inferred, which promotes no dtype.
+
+    Attributes:
+        stand_in: a number of its type.
+    """
+
+    __slots__ = ("stand_in",)
+
+    def __init__(self, given: Any) -> None:
+        self.stand_in = given
 
 
 class _Abstract(Interpreter):
@@ -261,10 +298,12 @@ class _Abstract(Interpreter):
     only_infers = True
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Infers one call. Python's numbers stay numbers."""
+        """Infers one call. The results of Python's numbers stay such numbers."""
         operands = map_leaves(abstract, operands)
         if op.name in PYTHON and all(type(x) in SCALARS for x in operands):
-            return PYTHON[op.name](*operands)
+            return _weak(PYTHON[op.name](*operands))
+        if op.name == "copy" and type(operands[0]) in SCALARS:
+            return _weak(operands[0])
         if op.functions:
             params = with_functions(op, params, _inferred)
         return bind_by(INFER.apply, op, operands, params)
@@ -288,15 +327,25 @@ ABSTRACT = _Abstract()
 
 def abstract(x: Any) -> Any:
     """Returns what inference takes for a value of tracers and tapes."""
-    while type(x) is ShardedTensor and type(storage := storage_of(x)) in (Taped, Traced):
+    while type(x) is ShardedTensor and type(storage := storage_of(x)) in (Taped, Traced, _Weak):
         given = storage.primal if type(storage) is Taped else storage.stand_in
         if not hasattr(x._storage, "view_spec"):
             x = given
-            if type(x) is ShardedTensor and type(x._storage) is NoElements:
-                return handle_on(x)
             continue
         view_spec = x._base_and_view()[1]
         if type(given) is not ShardedTensor:
             return view_spec.of(backend_of(HOST), given)
         x = tensor(x._aval, View(given, view_spec))
     return x
+
+
+def argument(x: Any) -> Any:
+    """Returns an argument of a function that is called to be inferred only."""
+    given = abstract(x)
+    if type(given) in SCALARS and type(x) is ShardedTensor:
+        return _weak(given)
+    return handle_on(given) if type(given) is ShardedTensor and lacks_elements(given) else given
+
+
+def _weak(x: Any) -> Any:
+    return tensor(aval_of_scalar(x), _Weak(x))

@@ -1,4 +1,4 @@
-"""Derivatives of loops.
+"""The derivatives of loops.
 
 Where the number of trips is known and elements exist, the trips run one after the other on the tape. A program has one
 loop more: the loop of the function also returns what the derivatives of each trip have saved, stacked, and the backward
@@ -21,8 +21,11 @@ from shardtensor.interpreters.differentiation.inner import (
     ABSTRACT,
     Inner,
     InnerCall,
-    abstract,
+    argument,
+    by_trips,
     handle_on,
+    has_gradient,
+    held,
     is_inside,
     key_of,
     knows_no_elements,
@@ -42,13 +45,6 @@ class CountedLoop(OfFunctions):
         if not knows_no_elements(tape, operands):
             return by_trips(tape, op, operands, params)
         return _Loop(tape, operands, params).run(op)
-
-
-def by_trips(tape: Tape, op: Op, operands: Operands, params: Params) -> Any:
-    """Executes a loop or a branch as that of Python, of which the tape records each operator."""
-    assert op.algorithm is not None
-    with interpreting(tape):
-        return op.algorithm(*operands, *params)
 
 
 class _Loop:
@@ -93,7 +89,7 @@ class _Loop:
     def _forward(self, i: Any, carry: Any, x: Any) -> Any:
         """Calls the function for one trip, and returns what it does and what the derivatives have saved."""
         args = carry, x
-        may_be = [a and _has_gradient(leaf) for a, leaf in zip(self._active_leaves(i, args), leaves(args), strict=True)]
+        may_be = [a and has_gradient(leaf) for a, leaf in zip(self._active_leaves(i, args), leaves(args), strict=True)]
         self._trip = trip = InnerCall(self._tape, self._call_with(i), args, may_be)
         after, y = trip.result
         self._sources = sources = _Sources(trip, i, leaves(x), leaves(y))
@@ -108,11 +104,11 @@ class _Loop:
         """
         found = leaves(args)
         count = self._count
-        while not all(a or not _has_gradient(x) for a, x in zip(self._active[:count], found[:count], strict=True)):
-            given = map_leaves(abstract, args)
-            active = [a and _has_gradient(x) for a, x in zip(self._active, leaves(given), strict=True)]
+        while not all(a or not has_gradient(x) for a, x in zip(self._active[:count], found[:count], strict=True)):
+            given = map_leaves(argument, args)
+            active = [a and has_gradient(x) for a, x in zip(self._active, leaves(given), strict=True)]
             with recorded_by():
-                trial = InnerCall(self._tape, self._call_with(abstract(i)), given, active, ABSTRACT.apply)
+                trial = InnerCall(self._tape, self._call_with(argument(i)), given, active, ABSTRACT.apply)
             after = [a or n is not None for a, n in zip(self._active[:count], trial.outputs[:count], strict=True)]
             if after == self._active[:count]:
                 break
@@ -137,17 +133,6 @@ class _Loop:
                 )
         begin, end = [integer(self._caller, name, x) for name, x in zip(names, bounds, strict=True)]
         return begin, max(end - begin, 0)
-
-
-def _has_gradient(x: Any) -> bool:
-    return is_inexact(x.dtype) if type(x) is ShardedTensor else type(x) in (float, complex)
-
-
-def held(tape: Tape, x: Any) -> Any:
-    """Returns a tensor that is none of a function, as the call of the function saves it. What the caller closes over
-    itself is saved by its own caller.
-    """
-    return x if isinstance(tape, Inner) and not is_inside(x, tape.tracer) else handle_on(x)
 
 
 class _Sources:

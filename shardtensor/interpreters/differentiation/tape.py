@@ -110,7 +110,7 @@ class Tape(CallInterpreter):
         if type(primal) is ShardedTensor:
             made = tensor(primal._aval, Taped(self, primal))
             return made if primal._is_scalar else mark_array(made)
-        return tensor(_aval_of_scalar(primal), Taped(self, primal))
+        return tensor(aval_of_scalar(primal), Taped(self, primal))
 
     def taped(self, x: Any) -> Taped | None:
         """Returns the value of this tape that is that of a tensor, or of the base of a view; None if there is none.
@@ -503,5 +503,6 @@ def kept_of(x: Any) -> Any:
     return np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, np.ndarray) else x
 
 
-def _aval_of_scalar(x: Any) -> Aval:
+def aval_of_scalar(x: Any) -> Aval:
+    """Returns the aval of a tensor that stands for a Python scalar."""
     return aval((), np.asarray(x).dtype, as_sharding(default_mesh(), 0, "grad"), False)
