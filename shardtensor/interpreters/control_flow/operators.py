@@ -97,7 +97,7 @@ def _own(x: Any) -> Any:
         base, view_spec = x._base_and_view()
         if base is not x:
             return tensor(x._aval, View(_own(base), view_spec))
-        is_shareable = lacks_elements(x) and getattr(x._storage, "is_shareable", True)
+        is_shareable = getattr(x._storage, "is_shareable", True) and lacks_elements(x)
         return mark_array(tensor(x._aval, x._storage)) if is_shareable else call("copy", x)
     return mark_array(tensor(x._aval, shared(x._storage)))
 

@@ -6,7 +6,7 @@ have saved, with zeros in place of what only others save, and the backward pass 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardtensor.communication.transfer_log import recorded_by
@@ -68,7 +68,7 @@ class _Branches:
         functions = tuple([self._forward(k) for k in range(len(self._functions))])
         result, slots = bind_by(tape.outer, op, (index, given), (functions, self._caller))
         order = range(len(functions))
-        calls, sources, places = [[of[k] for k in order] for of in (self._calls, self._sources, self._places)]
+        calls, sources, places = [self._calls[k] for k in order], [self._sources[k] for k in order], self._places
         active = [any(n is not None for n in column) for column in zip(*[c.outputs for c in calls], strict=True)]
         if not any(active):
             return result
@@ -181,7 +181,7 @@ class _Backward:
         self,
         calls: Sequence[InnerCall],
         sources: Sequence[_Sources],
-        places: Sequence[Sequence[int]],
+        places: Mapping[int, Sequence[int]],
         closed: Sequence[Taped],
         caller: str,
     ) -> None:
@@ -196,7 +196,9 @@ class _Backward:
         given = [None if one is None else gradient([one], kind) for one, kind in pairs]
         saved = recorded.saved
         functions = tuple([self._function(k, saved["outside"][k], recorded) for k in range(len(self._calls))])
-        made: list[Any] = call("branch", saved["index"], (saved["slots"], saved["args"], given), functions, self._caller)
+        made: list[Any] = call(
+            "branch", saved["index"], (saved["slots"], saved["args"], given), functions, self._caller
+        )
         found = iter(made)
         return [next(found) if is_active else None for is_active in recorded.active]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
-from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_by, call, innermost, interpreting
+from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_by, call, interpreting
 from shardtensor.errors import ConcretizationError
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
@@ -35,11 +35,13 @@ def with_functions(op: Op, params: Params, around: Callable[[Function], Function
     return tuple(made)
 
 
-def root_of(tape: Interpreter | None) -> Interpreter | None:
-    """Returns the interpreter around all tapes; None for the outermost one."""
-    while isinstance(tape, Tape):
-        tape = None if tape.outer is None else innermost_of(tape.outer)
-    return tape
+def root_of(interpreter: Interpreter | None) -> Interpreter | None:
+    """Returns the interpreter around all tapes, and around those that pass calls on like these; None for the outermost
+    one.
+    """
+    while hasattr(interpreter, "outer"):
+        interpreter = None if interpreter.outer is None else innermost_of(interpreter.outer)
+    return interpreter
 
 
 def knows_no_elements(tape: Tape, operands: Any) -> bool:
@@ -107,7 +109,18 @@ class Inner(Tape):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, and records it if an operand depends on a variable."""
-        return super().apply(op, self.current(operands), params)
+        operands = self.current(operands)
+        return super().apply(op, map_leaves(self._mine, operands) if op.functions else operands, params)
+
+    def _mine(self, x: Any) -> Any:
+        """Returns an operand as a tensor of this tape, if it is one of the parent's."""
+        state = self.taped(x)
+        if state is None or storage_of(x) is state:
+            return x
+        base, view_spec = x._base_and_view()
+        own = tensor(base._aval, state)
+        own = own if base._is_scalar else mark_array(own)
+        return own if base is x else tensor(x._aval, View(own, view_spec))
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write."""
@@ -159,7 +172,28 @@ def held(tape: Tape, x: Any) -> Any:
 
 
 def has_gradient(x: Any) -> bool:
+    """Whether an argument of a function can have a gradient."""
     return is_inexact(x.dtype) if type(x) is ShardedTensor else type(x) in (float, complex)
+
+
+def number_in(storage: Any) -> tuple[Any, int]:
+    """Returns the tape or the tracer that has made a value, and the number of the value there."""
+    if type(storage) is Taped:
+        return storage.tape, storage.number
+    return (storage.tracer, storage.value.number) if type(storage) is Traced else (None, 0)
+
+
+def numbers_around(tape: Tape) -> dict[Any, int]:
+    """Returns the number of the next value of the tapes around a tape and of the tracer."""
+    made: dict[Any, int] = {}
+    interpreter: Any = tape
+    while hasattr(interpreter, "outer") and interpreter.outer is not None:
+        interpreter = innermost_of(interpreter.outer)
+        if isinstance(interpreter, Tape):
+            made[interpreter] = interpreter.next_number
+        elif isinstance(interpreter, Tracer):
+            made[interpreter] = interpreter.trace.count
+    return made
 
 
 class Ref:

@@ -2,8 +2,8 @@
 
 Where the number of trips is known and elements exist, the trips run one after the other on the tape. A program has one
 loop more: the loop of the function also returns what the derivatives of each trip have saved, stacked, and the backward
-pass is a loop over that in reverse, whose carry is the cotangent of the carry and the sums of the cotangents of what the
-function closes over.
+pass is a loop over that in reverse. Its carry consists of the cotangent of the carry, and of the sums of the cotangents
+of what the function closes over.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardtensor.communication.transfer_log import UNKNOWN_TRIPS, recorded_by
-from shardtensor.core import OPS, Function, Op, Operands, Params, bind_by, call, interpreting
+from shardtensor.core import OPS, Function, Op, Operands, Params, bind_by, call
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.functions.derivatives.cotangents import Call, is_inexact, zeros_of
+from shardtensor.functions.derivatives.cotangents import Call, zeros_of
 from shardtensor.interpreters.control_flow.operators import converted, integer
 from shardtensor.interpreters.differentiation.cotangents import gradient
 from shardtensor.interpreters.differentiation.inner import (
     ABSTRACT,
-    Inner,
     InnerCall,
     argument,
     by_trips,
@@ -36,6 +35,7 @@ from shardtensor.interpreters.differentiation.tape import OfFunctions, Tape
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
+
 
 class CountedLoop(OfFunctions):
     """The derivative of `scan`, `fori_loop` and `map`."""
@@ -213,9 +213,7 @@ class _Backward:
             return (before, made[at:]), made[count:at]
 
         init = carried, [zeros_of(kind) for _, _, kind in trip.closed]
-        (before, sums), xs = call(
-            "counted_loop", init, slices, (0, self._n), backward, not self._reverse, self._caller
-        )
+        (before, sums), xs = call("counted_loop", init, slices, (0, self._n), backward, not self._reverse, self._caller)
         return [*before, *xs, *sums]
 
 

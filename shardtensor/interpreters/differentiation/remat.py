@@ -6,37 +6,105 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreting
+from shardtensor.core import (
+    Function,
+    Interpreter,
+    Op,
+    Operands,
+    Params,
+    bind_by,
+    bind_into,
+    call,
+    innermost,
+    interpreted_by,
+    interpreting,
+)
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape
+from shardtensor.functions.derivatives.cotangents import Call
+from shardtensor.interpreters.differentiation.inner import (
+    Inner,
+    handle_on,
+    number_in,
+    numbers_around,
+    storage_of,
+    with_functions,
+)
+from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape, innermost_of
 from shardtensor.interpreters.differentiation.values import Taped, number_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 
 
 class _Noting(Interpreter):
-    """Executes calls outside of a tape, and notes the values of the tape that the function closes over."""
+    """Executes calls outside of a tape, and notes the values that the function closes over.
 
-    def __init__(self, tape: Tape) -> None:
+    Args:
+        tape: the tape.
+        outer: the interpreter that executes the calls, as in `Tape`.
+        known: the numbers of values so far of the interpreters around the function of a loop.
+
+    Attributes:
+        found: the values of the tape that the function closes over.
+        others: other values of the function of a loop or of a branch that it closes over, by their storages.
+    """
+
+    def __init__(self, tape: Tape, outer: Callable[..., Any] | None, known: dict[Any, int]) -> None:
         self._tape = tape
+        self.outer = outer
+        self._known = known
         self.found: dict[Taped, None] = {}
+        self.others: dict[Any, ShardedTensor] = {}
+
+    @property
+    def only_infers(self) -> bool:  # type: ignore[override]
+        """See `Interpreter`."""
+        return bool(innermost_of(self.outer).only_infers)
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call."""
-        return bind_by(self._tape.outer, op, map_leaves(self._noted, operands), params)
+        if op.functions:
+            params = with_functions(op, params, self._noting)
+        return bind_by(self.outer, op, map_leaves(self.noted, operands), params)
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write to a tensor that the function has made."""
         if self._tape.taped(out) is not None:
             raise ArgumentError(WRITES_OUTSIDE)
-        with self._tape.outside():
-            bind_into(out, op, map_leaves(self._noted, operands), params)
+        with interpreted_by(self.outer):
+            bind_into(out, op, map_leaves(self.noted, operands), params)
 
-    def _noted(self, x: Any) -> Any:
+    def _noting(self, function: Function) -> Function:
+        """Returns the function of a loop or of a branch that notes values, too."""
+
+        def called(*args: Any) -> Any:
+            found = innermost()
+            inner = _Noting(self._tape, None if found is None else found.apply, self._known)
+            inner.found, inner.others = self.found, self.others
+            with interpreting(inner):
+                return map_leaves(inner.noted, function(*args))
+
+        return called
+
+    def noted(self, x: Any) -> Any:
+        """Returns a value as the interpreter around the tape takes it."""
+        if type(x) is not ShardedTensor:
+            return x
         base = self._tape.taped(x)
         if base is not None:
             self.found[base] = None
-        return self._tape.constant(x)
+            return self._tape.constant(x)
+        storage = storage_of(x)
+        maker, number = number_in(storage)
+        if maker in self._known and number < self._known[maker]:
+            self.others[storage] = x._base_and_view()[0]
+        return x
+
+
+class _Again(Inner):
+    """The tape of the second call of a function."""
+
+    writes_outside = WRITES_OUTSIDE
+    _kept = Tape._kept
 
 
 def remat(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,18 +135,26 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
     """Calls a function outside of a tape, and records the call as one step."""
     tree = args, kwargs
     states = [tape.active(x) for x in leaves(tree)]
-    kept = [_copied(tape, x) for x in leaves(tree)]
-    noting = _Noting(tape)
+    noting = _Noting(tape, tape.outer, numbers_around(tape) if isinstance(tape, Inner) else {})
+    with tape.outside():
+        kept = [handle_on(tape.constant(x)) for x in leaves(tree)]
     with interpreting(noting):
         given, named = replaced(tree, list(map(_own, kept)))
-        result = fun(*given, **named)
-    closed = list(noting.found)
+        result = map_leaves(noting.noted, fun(*given, **named))
+    closed, others = list(noting.found), noting.others
     if not closed and not any(states):
         return result
-    values = [state.primal for state in closed]
+    with tape.outside():
+        saved = {
+            "kept": kept,
+            "closed": [state.primal for state in closed],
+            "others": list(map(handle_on, others.values())),
+        }
 
-    def backward(g: Any, _: Any) -> list[Any]:
-        sub = Tape()
+    def backward(g: Any, recorded: Call) -> list[Any]:
+        kept, values = recorded.saved["kept"], recorded.saved["closed"]
+        sub = _Again(tape)
+        sub.now = dict(zip(others, recorded.saved["others"], strict=True))
         boxes = [x if s is None else sub.variable(_own(x)) for x, s in zip(kept, states, strict=True)]
         outside = [sub.variable(_own(x)) for x in values]
         sub.known_as = {state: box._storage for state, box in zip(closed, outside, strict=True)}
@@ -98,13 +174,7 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
         found = iter(sub.pull(start, inputs, keep=False))
         return [None if s is None else next(found) for s in states] + list(found)
 
-    return replaced(result, tape.add_function(backward, [*states, *closed], leaves(result), {}))
-
-
-def _copied(tape: Tape, x: Any) -> Any:
-    """Returns a leaf of the arguments without the tape, which later writes do not change."""
-    x = tape.constant(x)
-    return bind_by(tape.outer, OPS["copy"], (x,), ()) if type(x) is ShardedTensor else x
+    return replaced(result, tape.add_function(backward, [*states, *closed], leaves(result), saved))
 
 
 def _own(x: Any) -> Any:

@@ -73,6 +73,7 @@ class Tape(CallInterpreter):
         steps: the recorded calls.
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
+        next_number: the number of the next value.
         known_as: for values of another tape, which the function has closed over, those that stand for them here.
         writes_outside: the message of the error for a write to such a value.
     """
@@ -86,7 +87,7 @@ class Tape(CallInterpreter):
         self.uses: dict[int, int] = {}
         self.ended = False
         self.known_as: dict[Taped, Taped] = {}
-        self._count = 0
+        self.next_number = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
 
     @property
@@ -102,8 +103,8 @@ class Tape(CallInterpreter):
 
     def new_number(self) -> int:
         """Returns the number of a new value."""
-        self._count += 1
-        return self._count
+        self.next_number += 1
+        return self.next_number - 1
 
     def variable(self, primal: Any) -> ShardedTensor:
         """Returns a tensor of the tape for a value, to which no other object may refer."""

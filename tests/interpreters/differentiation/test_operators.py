@@ -55,8 +55,6 @@ MISSING = {
     "quantile", "i0",
     # Random numbers, of which the parameters have derivatives by reparametrisation.
     "gamma", "truncated_normal",
-    # Loops and branches.
-    "branch", "conditional_loop", "counted_loop",
     # Maps, collectives, and what makes and joins their arguments.
     "all_gather", "all_to_all", "assemble", "check_equal", "map_shards", "pbroadcast", "pmax", "pmean", "pmin",
     "ppermute", "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "split_over", "with_halos", "with_windows",
