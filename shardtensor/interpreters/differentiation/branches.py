@@ -12,6 +12,7 @@ from typing import Any
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, Op, Operands, Params, bind_by, call
 from shardtensor.functions.derivatives.cotangents import Call, zeros_of
+from shardtensor.functions.derivatives.forms import Recording
 from shardtensor.interpreters.control_flow.operators import converted
 from shardtensor.interpreters.differentiation.cotangents import gradient
 from shardtensor.interpreters.differentiation.inner import (
@@ -26,18 +27,18 @@ from shardtensor.interpreters.differentiation.inner import (
     key_of,
     knows_no_elements,
 )
-from shardtensor.interpreters.differentiation.tape import OfFunctions, Tape
+from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval, reduced
 
 
-class Branch(OfFunctions):
+class Branch(Recording):
     """The derivative of `cond` and `switch`."""
 
-    def recorded(self, tape: Tape, op: Op, operands: Operands, params: Params) -> Any:
-        """See `OfFunctions`."""
+    def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
+        """See `Recording`."""
         if not knows_no_elements(tape, operands[:1]):
             return by_trips(tape, op, operands, params)
         return _Branches(tape, operands, params).run(op)
@@ -82,7 +83,7 @@ class _Branches:
             }
         results = leaves(result)
         backward = _Backward(calls, sources, places, list(closed), self._caller)
-        made = tape.add_function(backward, [*self._states, *closed], results, saved, op.name)
+        made = tape.add_function(backward, [*self._states, *closed], results, saved=saved, name=op.name)
         return replaced(result, [m if a else y for m, y, a in zip(made, results, active, strict=True)])
 
     def _is_used(self, number: int) -> bool:

@@ -14,7 +14,7 @@ from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_by, call, interpreting
 from shardtensor.errors import ConcretizationError
-from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.functions.derivatives.cotangents import Call, is_inexact
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
 from shardtensor.interpreters.differentiation.tape import Tape, aval_of_scalar, innermost_of, kept_of
 from shardtensor.interpreters.differentiation.values import LEFT, Taped, number_of
@@ -39,9 +39,10 @@ def root_of(interpreter: Interpreter | None) -> Interpreter | None:
     """Returns the interpreter around all tapes, and around those that pass calls on like these; None for the outermost
     one.
     """
-    while hasattr(interpreter, "outer"):
-        interpreter = None if interpreter.outer is None else innermost_of(interpreter.outer)
-    return interpreter
+    found: Any = interpreter
+    while hasattr(found, "outer"):
+        found = None if found.outer is None else innermost_of(found.outer)
+    return found  # type: ignore[no-any-return]
 
 
 def knows_no_elements(tape: Tape, operands: Any) -> bool:
@@ -297,8 +298,9 @@ def _taken(x: Any, saved: Sequence[Any]) -> Any:
 
 def _with_saved(step: Step, saved: dict[str, Any]) -> Step:
     made = Step()
-    for name in ("op", "params", "derivative", "kinds", "results", "active", "inputs", "outputs"):
-        setattr(made, name, getattr(step, name))
+    for name in (*Call.__slots__, *Step.__slots__):
+        if hasattr(step, name):  # All but the targets of sums, which belong to one backward pass.
+            setattr(made, name, getattr(step, name))
     made.saved = saved
     return made
 

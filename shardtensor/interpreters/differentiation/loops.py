@@ -15,6 +15,7 @@ from shardtensor.communication.transfer_log import UNKNOWN_TRIPS, recorded_by
 from shardtensor.core import OPS, Function, Op, Operands, Params, bind_by, call
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.derivatives.cotangents import Call, zeros_of
+from shardtensor.functions.derivatives.forms import Recording
 from shardtensor.interpreters.control_flow.operators import converted, integer
 from shardtensor.interpreters.differentiation.cotangents import gradient
 from shardtensor.interpreters.differentiation.inner import (
@@ -31,17 +32,17 @@ from shardtensor.interpreters.differentiation.inner import (
     storage_of,
     with_functions,
 )
-from shardtensor.interpreters.differentiation.tape import OfFunctions, Tape
+from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
 
 
-class CountedLoop(OfFunctions):
+class CountedLoop(Recording):
     """The derivative of `scan`, `fori_loop` and `map`."""
 
-    def recorded(self, tape: Tape, op: Op, operands: Operands, params: Params) -> Any:
-        """See `OfFunctions`."""
+    def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
+        """See `Recording`."""
         if not knows_no_elements(tape, operands):
             return by_trips(tape, op, operands, params)
         return _Loop(tape, operands, params).run(op)
@@ -82,7 +83,7 @@ class _Loop:
                 "outside": [held(tape, x) for x in sources.outside],
             }
         states = [*self._states, *[state for state, _, _ in trip.closed]]
-        made = tape.add_function(_Backward(self, begin, n), states, results, saved, op.name)
+        made = tape.add_function(_Backward(self, begin, n), states, results, saved=saved, name=op.name)
         chosen = [m if n is not None else y for m, y, n in zip(made, results, trip.outputs, strict=True)]
         return replaced((carry, ys), chosen)
 
@@ -217,11 +218,11 @@ class _Backward:
         return [*before, *xs, *sums]
 
 
-class ConditionalLoop(OfFunctions):
+class ConditionalLoop(Recording):
     """Stands for the derivative of `while_loop`, which has none in reverse mode."""
 
-    def recorded(self, tape: Tape, op: Op, operands: Operands, params: Params) -> Any:
-        """See `OfFunctions`."""
+    def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
+        """See `Recording`."""
         if any(tape.active(x) for x in leaves(operands)):
             raise self._refused(params)
         if not knows_no_elements(tape, operands):

@@ -174,7 +174,7 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
         found = iter(sub.pull(start, inputs, keep=False))
         return [None if s is None else next(found) for s in states] + list(found)
 
-    return replaced(result, tape.add_function(backward, [*states, *closed], leaves(result), saved))
+    return replaced(result, tape.add_function(backward, [*states, *closed], leaves(result), saved=saved))
 
 
 def _own(x: Any) -> Any:

@@ -7,7 +7,6 @@ happens in place otherwise.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -27,8 +26,8 @@ from shardtensor.core import (
 )
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
-from shardtensor.functions.derivatives.cotangents import Call, is_inexact
-from shardtensor.functions.derivatives.forms import ZERO, Cotangents, Derivative, Elementwise, Refused, vjp
+from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Recording, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, pulled_back, window
 from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped, number_of
@@ -49,20 +48,6 @@ _INSTEAD = "use other operators, or st.stop_gradient(x) for its operands where n
 WRITES_OUTSIDE = (
     "remat: the function writes a tensor that it closes over, which calling it again would repeat; return the new value"
 )
-
-
-class OfFunctions(Derivative):
-    """The derivative of an operator that calls functions, as loops and branches do: it executes and records the calls
-    itself.
-    """
-
-    @abc.abstractmethod
-    def recorded(self, tape: Tape, op: Op, operands: Operands, params: Params) -> Any:
-        """Executes a call, and records it if its result depends on a differentiated argument."""
-
-    def transposed(self, g: Any, call: Call) -> Cotangents:
-        """Is never called."""
-        raise AssertionError("the steps of such calls have derivatives of their own")
 
 
 class Tape(CallInterpreter):
@@ -171,9 +156,8 @@ class Tape(CallInterpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, and records it if an operand depends on a differentiated argument."""
-        if op.functions:  # They may close over values of the tape.
-            assert isinstance(op.derivative, OfFunctions)
-            return op.derivative.recorded(self, op, operands, params)
+        if op.spmd and isinstance(derivative := derivative_of(op), Recording):
+            return derivative.record(self, op, operands, params)
         for x in operands:
             if type(x) is ShardedTensor:
                 if self.taped(x) is not None:
@@ -323,7 +307,7 @@ class Tape(CallInterpreter):
         function: Callable[[Any, Any], Any],
         states: Sequence[Taped | None],
         results: Sequence[Any],
-        saved: dict[str, Any],
+        saved: dict[str, Any] | None = None,
         name: str = "asarray",
     ) -> list[Any]:
         """Records a call of a function of the user, and returns its results as tensors of the tape.
@@ -333,7 +317,7 @@ class Tape(CallInterpreter):
                 needs from ``call.saved``, since a loop stacks those of its trips.
             states: the values of the tape on which the results depend, which are saved.
             results: what it has returned.
-            saved: what the derivative needs.
+            saved: what it finds there.
             name: the operator that has called the function.
         """
         for state in states:
@@ -342,7 +326,7 @@ class Tape(CallInterpreter):
         made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
         new = [y._storage if self.taped(y) else None for y in made]
         kinds = [None if s is None else kept_of(s.primal) for s in states]
-        self._add(OPS[name], {}, vjp(function), states, kinds, new, list(map(kept_of, results)), saved)
+        self._add(OPS[name], {}, vjp(function), states, kinds, new, list(map(kept_of, results)), saved or {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
