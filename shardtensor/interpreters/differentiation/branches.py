@@ -93,7 +93,7 @@ class _Branches:
         """Returns the function of a branch, which also returns what its derivatives have saved."""
 
         def forward(*args: Any) -> Any:
-            if not self._slots:
+            if k == 0:  # The functions are called in their order, and maybe again.
                 self._set_slots(args)
             self._calls[k] = made = self._called(k, args)
             self._sources[k] = sources = _Sources(made, args)
@@ -112,6 +112,7 @@ class _Branches:
 
     def _set_slots(self, args: Any) -> None:
         """Finds what the branches save, by inference: each returns as many arrays of a kind as the one with most."""
+        self._slots = []
         for k in range(len(self._functions)):
             given = map_leaves(argument, args)
             with recorded_by():

@@ -225,22 +225,29 @@ class ConditionalLoop(Recording):
         """See `Recording`."""
         if any(tape.active(x) for x in leaves(operands)):
             raise self._refused(params)
-        if not knows_no_elements(tape, operands):
-            result = by_trips(tape, op, operands, params)
-            if any(tape.active(x) for x in leaves(result)):
-                raise self._refused(params)
-            return result
+        body = params[1]
+        is_run = not knows_no_elements(tape, operands)
 
         def around(function: Function) -> Function:
             def called(*args: Any) -> Any:
-                made = InnerCall(tape, function, args, [False] * len(leaves(args)))
-                if function is not params[0] and any(n is not None for n in made.outputs):
+                if is_run:
+                    result = function(*args)
+                    depends = any(map(tape.active, leaves(result)))
+                else:
+                    made = InnerCall(tape, function, args, [False] * len(leaves(args)))
+                    result, depends = made.result, any(n is not None for n in made.outputs)
+                if depends and function is body:
                     raise self._refused(params)
-                return made.result
+                return result
 
             return called
 
-        return bind_by(tape.outer, op, tape.constants(operands), with_functions(op, params, around))
+        params = with_functions(op, params, around)
+        return (
+            by_trips(tape, op, operands, params)
+            if is_run
+            else bind_by(tape.outer, op, tape.constants(operands), params)
+        )
 
     def _refused(self, params: Params) -> ArgumentTypeError:
         return ArgumentTypeError(

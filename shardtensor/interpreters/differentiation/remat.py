@@ -21,6 +21,7 @@ from shardtensor.core import (
 )
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import Call
+from shardtensor.functions.random_keys import SymbolicKey
 from shardtensor.interpreters.differentiation.inner import (
     Inner,
     handle_on,
@@ -33,6 +34,12 @@ from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape, 
 from shardtensor.interpreters.differentiation.values import Taped, number_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
+
+_KEY = (
+    "remat: the function takes a key of the carry, or one that a trip has made, in a program, and keys are not kept "
+    "for the backward pass; draw the numbers outside of st.remat, or make the key in it, of the number of the trip: "
+    "st.random.fold_in(key, i)"
+)
 
 
 class _Noting(Interpreter):
@@ -86,7 +93,13 @@ class _Noting(Interpreter):
         return called
 
     def noted(self, x: Any) -> Any:
-        """Returns a value as the interpreter around the tape takes it."""
+        """Returns a value as the interpreter around the tape takes it.
+
+        Raises:
+            ArgumentTypeError: it is a key that the second call would not find.
+        """
+        if type(x) is SymbolicKey and number_in(storage_of(x.bits))[0] in self._known:
+            raise ArgumentTypeError(_KEY)
         if type(x) is not ShardedTensor:
             return x
         base = self._tape.taped(x)
@@ -138,6 +151,7 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
     noting = _Noting(tape, tape.outer, numbers_around(tape) if isinstance(tape, Inner) else {})
     with tape.outside():
         kept = [handle_on(tape.constant(x)) for x in leaves(tree)]
+    map_leaves(lambda x: noting.noted(x) if type(x) is SymbolicKey else x, tree)
     with interpreting(noting):
         given, named = replaced(tree, list(map(_own, kept)))
         result = map_leaves(noting.noted, fun(*given, **named))

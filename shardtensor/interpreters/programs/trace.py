@@ -262,6 +262,8 @@ class Tracer(CallInterpreter):
             return self._on_python_scalars(op, operands)
         if op.escapes:
             return self._escape(op, operands, params)
+        if op.name == "copy" and self._is_weak(operands[0]):
+            return operands[0]  # A number never changes, and stays one.
         result = super().apply(op, operands, params)
         self.trace.note_copy(op, operands, result)
         return result
