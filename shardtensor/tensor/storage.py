@@ -152,12 +152,9 @@ class NoElements(DeferredStorage):
 
     Attributes:
         reason: the end of the message of the error that reading elements raises.
-        is_shareable: whether several handles may have the storage, so that a write to one does not reach the others.
     """
 
     __slots__ = ("reason",)
-
-    is_shareable = True
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -169,6 +166,9 @@ class NoElements(DeferredStorage):
     def is_lacking(self) -> bool:
         """Returns True: the elements are not known."""
         return True
+
+    def share(self) -> None:
+        """Makes the storage one that several handles may have: a write to one of them binds it to another storage."""
 
     def settle(self) -> None:
         """Returns at once: there is nothing to wait for."""

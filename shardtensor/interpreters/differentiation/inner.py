@@ -143,14 +143,7 @@ class Inner(Tape):
         """
         if type(x) is not ShardedTensor or not is_inside(x, self.tracer):
             return x if type(x) is ShardedTensor else super()._kept(x)
-        if is_shareable(x):
-            return tensor(x._aval, x._storage)
-        return super()._kept(x)
-
-
-def is_shareable(x: ShardedTensor) -> bool:
-    """Whether several handles may have the value of a tensor, since a write binds one of them to another value."""
-    return isinstance(x._storage, NoElements) and x._storage.is_shareable
+        return shared_handle(x) if isinstance(x._storage, NoElements) else super()._kept(x)
 
 
 def is_inside(x: ShardedTensor, tracer: Tracer | None) -> bool:
@@ -309,10 +302,14 @@ def handle_on(x: Any) -> Any:
     """Returns a tensor of the same value, which no write to another one changes; other objects unchanged."""
     if type(x) is not ShardedTensor:
         return x
-    if is_shareable(x):
-        made = tensor(x._aval, x._storage)
-        return made if x._is_scalar else mark_array(made)
-    return call("copy", x)
+    return shared_handle(x) if isinstance(x._storage, NoElements) else call("copy", x)
+
+
+def shared_handle(x: ShardedTensor) -> ShardedTensor:
+    """Returns another handle on a value without elements."""
+    x._storage.share()
+    made = tensor(x._aval, x._storage)
+    return made if x._is_scalar else mark_array(made)
 
 
 class _Weak(NoElements):

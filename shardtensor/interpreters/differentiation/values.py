@@ -24,8 +24,6 @@ class Taped(NoElements):
 
     __slots__ = ("is_saved", "number", "primal", "tape", "viewed", "views")
 
-    is_shareable = False
-
     def __init__(self, tape: Any, primal: Any, viewed: Taped | None = None) -> None:
         self.tape = tape
         self.primal = primal
@@ -39,6 +37,10 @@ class Taped(NoElements):
         self.is_saved = True
         if self.viewed is not None:
             self.viewed.save()
+
+    def share(self) -> None:
+        """See `NoElements`: a value that is saved is never written in place."""
+        self.save()
 
     def stored(self) -> NoReturn:
         """Raises ConcretizationError: elements are read through operators, which the tape sees."""

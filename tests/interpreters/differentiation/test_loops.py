@@ -328,7 +328,10 @@ def test_nothing_is_gathered() -> None:
     g = st.jit(st.grad(network), executor="numpy")
     with st.transfers() as log:
         g(w, c, xs)
-    assert log.bytes == st.simulate(st.grad(network), w, c, xs).bytes == st.simulate(g, w, c, xs).bytes > 0
+    where = st.AbstractMesh((4,), ("x",))
+    abstract = [st.empty_like(x, device=st.NamedSharding(where, x.sharding.spec)) for x in (w, c, xs)]
+    assert log.bytes == st.simulate(g, *abstract).bytes > 0
+    assert st.simulate(st.grad(network), *abstract).bytes == log.bytes + 2 * 3 * 8
 
 
 def test_devices_that_do_not_exist() -> None:
