@@ -105,8 +105,12 @@ class Inner(Tape):
         if state not in self.known_as:
             if self.parent.ended:
                 raise ConcretizationError(LEFT)
-            self.known_as[state] = self.variable(state.primal)._storage
+            self.known_as[state] = self.closed_over(state)
         return self.known_as[state]
+
+    def closed_over(self, state: Taped) -> Taped:
+        """Returns the variable that stands for a value of the parent."""
+        return self.variable(state.primal)._storage  # type: ignore[return-value]
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, and records it if an operand depends on a variable."""

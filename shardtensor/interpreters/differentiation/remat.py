@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -42,23 +43,24 @@ _KEY = (
 )
 
 
-class _Noting(Interpreter):
-    """Executes calls outside of a tape, and notes the values that the function closes over.
-
-    Args:
-        tape: the tape.
-        outer: the interpreter that executes the calls, as in `Tape`.
-        known: the numbers of values so far of the interpreters around the function of a loop.
+class Outside(Interpreter):
+    """Executes calls of a function outside of a tape, and notes the values of the tape that it closes over.
 
     Attributes:
-        found: the values of the tape that the function closes over.
+        tape: the tape.
+        outer: the interpreter that executes the calls, as in `Tape`.
+        known: in the function of a loop or of a branch, the numbers of values so far of the interpreters around it.
+        found: the values of the tape, in the order of their use.
         others: other values of the function of a loop or of a branch that it closes over, by their storages.
     """
 
-    def __init__(self, tape: Tape, outer: Callable[..., Any] | None, known: dict[Any, int]) -> None:
-        self._tape = tape
-        self.outer = outer
-        self._known = known
+    writes = WRITES_OUTSIDE
+    """The message of the error if the function writes such a value."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.outer = tape.outer
+        self.known = numbers_around(tape) if isinstance(tape, Inner) else {}
         self.found: dict[Taped, None] = {}
         self.others: dict[Any, ShardedTensor] = {}
 
@@ -75,8 +77,8 @@ class _Noting(Interpreter):
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write to a tensor that the function has made."""
-        if self._tape.taped(out) is not None:
-            raise ArgumentError(WRITES_OUTSIDE)
+        if self.tape.taped(out) is not None:
+            raise ArgumentError(self.writes)
         with interpreted_by(self.outer):
             bind_into(out, op, map_leaves(self.noted, operands), params)
 
@@ -84,9 +86,8 @@ class _Noting(Interpreter):
         """Returns the function of a loop or of a branch that notes values, too."""
 
         def called(*args: Any) -> Any:
-            found = innermost()
-            inner = _Noting(self._tape, None if found is None else found.apply, self._known)
-            inner.found, inner.others = self.found, self.others
+            inner, found = copy.copy(self), innermost()
+            inner.outer = None if found is None else found.apply
             with interpreting(inner):
                 return map_leaves(inner.noted, function(*args))
 
@@ -98,17 +99,17 @@ class _Noting(Interpreter):
         Raises:
             ArgumentTypeError: it is a key that the second call would not find.
         """
-        if type(x) is SymbolicKey and number_in(storage_of(x.bits))[0] in self._known:
+        if type(x) is SymbolicKey and number_in(storage_of(x.bits))[0] in self.known:
             raise ArgumentTypeError(_KEY)
         if type(x) is not ShardedTensor:
             return x
-        base = self._tape.taped(x)
+        base = self.tape.taped(x)
         if base is not None:
             self.found[base] = None
-            return self._tape.constant(x)
+            return self.tape.constant(x)
         storage = storage_of(x)
         maker, number = number_in(storage)
-        if maker in self._known and number < self._known[maker]:
+        if maker in self.known and number < self.known[maker]:
             self.others[storage] = x._base_and_view()[0]
         return x
 
@@ -148,14 +149,14 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
     """Calls a function outside of a tape, and records the call as one step."""
     tree = args, kwargs
     states = [tape.active(x) for x in leaves(tree)]
-    noting = _Noting(tape, tape.outer, numbers_around(tape) if isinstance(tape, Inner) else {})
+    outside = Outside(tape)
     with tape.outside():
         kept = [handle_on(tape.constant(x)) for x in leaves(tree)]
-    map_leaves(lambda x: noting.noted(x) if type(x) is SymbolicKey else x, tree)
-    with interpreting(noting):
+    map_leaves(lambda x: outside.noted(x) if type(x) is SymbolicKey else x, tree)
+    with interpreting(outside):
         given, named = replaced(tree, list(map(_own, kept)))
-        result = map_leaves(noting.noted, fun(*given, **named))
-    closed, others = list(noting.found), noting.others
+        result = map_leaves(outside.noted, fun(*given, **named))
+    closed, others = list(outside.found), outside.others
     if not closed and not any(states):
         return result
     with tape.outside():
@@ -170,9 +171,9 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any) -> An
         sub = _Again(tape)
         sub.now = dict(zip(others, recorded.saved["others"], strict=True))
         boxes = [x if s is None else sub.variable(_own(x)) for x, s in zip(kept, states, strict=True)]
-        outside = [sub.variable(_own(x)) for x in values]
-        sub.known_as = {state: box._storage for state, box in zip(closed, outside, strict=True)}
-        variables = [b for b, s in zip(boxes, states, strict=True) if s is not None] + outside
+        closed_over = [sub.variable(_own(x)) for x in values]
+        sub.known_as = {state: box._storage for state, box in zip(closed, closed_over, strict=True)}
+        variables = [b for b, s in zip(boxes, states, strict=True) if s is not None] + closed_over
         inputs = [(b._storage.number, b._aval) for b in variables]
         given, named = replaced(tree, boxes)
         try:
