@@ -54,7 +54,8 @@ def _inner_class(kind: type[Tape]) -> Any:
 
 def _called(tape: Any, function: Function, args: Any, tangents: Sequence[Any]) -> tuple[Any, list[Any]]:
     """Returns the result of a function, and the tangents of its leaves; None for zeros."""
-    inner = _inner_class(type(tape))(tape)
+    kind: Any = type(tape)
+    inner = _inner_class(kind)(tape)
     given = [inner.dual(handle_on(x), t) for x, t in zip(leaves(args), tangents, strict=True)]
     try:
         with interpreting(inner):

@@ -110,7 +110,8 @@ class Inner(Tape):
 
     def closed_over(self, state: Taped) -> Taped:
         """Returns the variable that stands for a value of the parent."""
-        return self.variable(state.primal)._storage  # type: ignore[return-value]
+        made: Taped = self.variable(state.primal)._storage
+        return made
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, and records it if an operand depends on a variable."""
