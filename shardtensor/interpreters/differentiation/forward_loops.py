@@ -18,10 +18,11 @@ from shardtensor.interpreters.differentiation.inner import (
     by_trips,
     handle_on,
     has_gradient,
+    kept_of,
     knows_no_elements,
     with_functions,
 )
-from shardtensor.interpreters.differentiation.tape import Tape, kept_of
+from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import SCALARS

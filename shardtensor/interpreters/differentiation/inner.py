@@ -10,20 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_by, call, interpreting
 from shardtensor.errors import ConcretizationError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
-from shardtensor.interpreters.differentiation.tape import Tape, aval_of_scalar, innermost_of, kept_of
+from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
 from shardtensor.interpreters.differentiation.values import LEFT, Taped, number_of
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.programs.trace import PYTHON, Traced, Tracer
+from shardtensor.sharding.layout import as_sharding
+from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor
+from shardtensor.tensor.value import aval
 
 
 def with_functions(op: Op, params: Params, around: Callable[[Function], Function]) -> Params:
@@ -173,6 +178,11 @@ def held(tape: Tape, x: Any) -> Any:
 def has_gradient(x: Any) -> bool:
     """Whether an argument of a function can have a gradient."""
     return is_inexact(x.dtype) if type(x) is ShardedTensor else type(x) in (float, complex)
+
+
+def kept_of(x: Any) -> Any:
+    """Returns what is kept of an argument: the aval of a tensor, or a number."""
+    return x._aval if type(x) is ShardedTensor else x
 
 
 def number_in(storage: Any) -> tuple[Any, int]:
@@ -386,4 +396,4 @@ def argument(x: Any) -> Any:
 
 
 def _weak(x: Any) -> Any:
-    return tensor(aval_of_scalar(x), _Weak(x))
+    return tensor(aval((), np.asarray(x).dtype, as_sharding(default_mesh(), 0, "grad"), False), _Weak(x))

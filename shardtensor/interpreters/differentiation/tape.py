@@ -96,7 +96,7 @@ class Tape(CallInterpreter):
         if type(primal) is ShardedTensor:
             made = tensor(primal._aval, Taped(self, primal))
             return made if primal._is_scalar else mark_array(made)
-        return tensor(aval_of_scalar(primal), Taped(self, primal))
+        return tensor(_aval_of_scalar(primal), Taped(self, primal))
 
     def taped(self, x: Any) -> Taped | None:
         """Returns the value of this tape that is that of a tensor, or of the base of a view; None if there is none.
@@ -224,7 +224,7 @@ class Tape(CallInterpreter):
         if any(new):
             saved = self._saved(op, derivative, states, operands, given, outs, new)
             named = dict(zip(op.params, params, strict=True))
-            self._add(op, named, derivative, states, list(map(kept_of, primals)), new, list(map(kept_of, outs)), saved)
+            self._add(op, named, derivative, states, list(map(_kind, primals)), new, list(map(_kind, outs)), saved)
         return made[0] if type(result) is ShardedTensor else replaced(result, made)
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -325,8 +325,8 @@ class Tape(CallInterpreter):
                 state.save()
         made = [self.variable(y) if type(y) is ShardedTensor and is_inexact(y.dtype) else y for y in results]
         new = [y._storage if self.taped(y) else None for y in made]
-        kinds = [None if s is None else kept_of(s.primal) for s in states]
-        self._add(OPS[name], {}, vjp(function), states, kinds, new, list(map(kept_of, results)), saved or {})
+        kinds = [None if s is None else _kind(s.primal) for s in states]
+        self._add(OPS[name], {}, vjp(function), states, kinds, new, list(map(_kind, results)), saved or {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
@@ -412,7 +412,7 @@ class Tape(CallInterpreter):
         new, state.primal = state.primal, None  # This value exists no longer.
         base._storage = made = Taped(self, new)
         result = made if out is base else Taped(self, None)
-        kinds, value = list(map(kept_of, given)), out._aval
+        kinds, value = list(map(_kind, given)), out._aval
         self._add(op, dict(zip(op.params, params, strict=True)), derivative, states, kinds, [result], [value], saved)
         if out is not base:
             kinds = [new._aval, value]
@@ -449,7 +449,7 @@ class Tape(CallInterpreter):
         elif is_in_place:
             state.primal = None  # This value exists no longer.
         base._storage = made = Taped(self, new)
-        kinds = [new._aval, kept_of(given)]
+        kinds = [new._aval, _kind(given)]
         self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [made], [new._aval], {})
 
     def end(self) -> None:
@@ -481,13 +481,12 @@ def _row(name: str) -> Derivative:
     return found
 
 
-def kept_of(x: Any) -> Any:
+def _kind(x: Any) -> Any:
     """Returns what a step keeps of an operand: its aval, or a scalar in place of a host array."""
     if type(x) is ShardedTensor:
         return x._aval
     return np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, np.ndarray) else x
 
 
-def aval_of_scalar(x: Any) -> Aval:
-    """Returns the aval of a tensor that stands for a Python scalar."""
+def _aval_of_scalar(x: Any) -> Aval:
     return aval((), np.asarray(x).dtype, as_sharding(default_mesh(), 0, "grad"), False)
