@@ -284,7 +284,7 @@ HAS_FORWARD_MODE = hasattr(st, "linearize")
 @pytest.mark.skipif(not HAS_FORWARD_MODE, reason="without forward mode, loops of unknown length have no derivative")
 def test_forward_mode_needs_no_number_of_trips() -> None:
     def doubled(x: Any, n: Any) -> Any:
-        first = st.while_loop(lambda state: state[1].sum() < 20, lambda s: (s[0] + x, s[1] * s[0]), (0, x))[1]
+        first = st.while_loop(lambda state: state[1].sum() < 20, lambda s: (s[0] + x[1], s[1] * s[0]), (1, x))[1]
         return st.fori_loop(0, n, lambda i, y: y * x + i, first).sum()
 
     x, n = st.asarray([1.0, 2.0, 3.0]), st.asarray(3)
