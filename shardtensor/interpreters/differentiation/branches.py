@@ -15,7 +15,6 @@ from shardtensor.functions.derivatives.cotangents import Call, zeros_of
 from shardtensor.functions.derivatives.forms import Recording
 from shardtensor.interpreters.control_flow.operators import converted
 from shardtensor.interpreters.differentiation.cotangents import gradient
-from shardtensor.interpreters.differentiation.forward_loops import is_forward, pushed
 from shardtensor.interpreters.differentiation.inner import (
     ABSTRACT,
     InnerCall,
@@ -40,8 +39,6 @@ class Branch(Recording):
 
     def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
         """See `Recording`."""
-        if is_forward(tape):
-            return pushed(tape, op, operands, params)
         if not knows_no_elements(tape, operands[:1]):
             return by_trips(tape, op, operands, params)
         return _Branches(tape, operands, params).run(op)

@@ -110,13 +110,8 @@ class Inner(Tape):
         if state not in self.known_as:
             if self.parent.ended:
                 raise ConcretizationError(LEFT)
-            self.known_as[state] = self.closed_over(state)
+            self.known_as[state] = self.variable(state.primal)._storage
         return self.known_as[state]
-
-    def closed_over(self, state: Taped) -> Taped:
-        """Returns the variable that stands for a value of the parent."""
-        made: Taped = self.variable(state.primal)._storage
-        return made
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, and records it if an operand depends on a variable."""

@@ -18,7 +18,6 @@ from shardtensor.functions.derivatives.cotangents import Call, zeros_of
 from shardtensor.functions.derivatives.forms import Recording
 from shardtensor.interpreters.control_flow.operators import converted, integer
 from shardtensor.interpreters.differentiation.cotangents import gradient
-from shardtensor.interpreters.differentiation.forward_loops import is_forward, pushed
 from shardtensor.interpreters.differentiation.inner import (
     ABSTRACT,
     InnerCall,
@@ -44,8 +43,6 @@ class CountedLoop(Recording):
 
     def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
         """See `Recording`."""
-        if is_forward(tape):
-            return pushed(tape, op, operands, params)
         if not knows_no_elements(tape, operands):
             return by_trips(tape, op, operands, params)
         return _Loop(tape, operands, params).run(op)
@@ -226,8 +223,6 @@ class ConditionalLoop(Recording):
 
     def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
         """See `Recording`."""
-        if is_forward(tape):
-            return pushed(tape, op, operands, params)
         if any(tape.active(x) for x in leaves(operands)):
             raise self._refused(params)
         body = params[1]

@@ -278,26 +278,6 @@ def test_derivatives_in_a_direction(name: str) -> None:
         np.testing.assert_allclose(float(how(c, xs)), wanted, rtol=1e-10)
 
 
-HAS_FORWARD_MODE = hasattr(st, "linearize")
-
-
-@pytest.mark.skipif(not HAS_FORWARD_MODE, reason="without forward mode, loops of unknown length have no derivative")
-def test_forward_mode_needs_no_number_of_trips() -> None:
-    def doubled(x: Any, n: Any) -> Any:
-        first = st.while_loop(lambda state: state[1].sum() < 20, lambda s: (s[0] + x[1], s[1] * s[0]), (1, x))[1]
-        return st.fori_loop(0, n, lambda i, y: y * x + i, first).sum()
-
-    x, n = st.asarray([1.0, 2.0, 3.0]), st.asarray(3)
-    along = lambda x, n: st.jvp(lambda x: doubled(x, n), (x,), (x,))  # noqa: E731
-    step = 1e-6
-    wanted = float(doubled(x * (1 + step), n) - doubled(x * (1 - step), n)) / (2 * step)
-    for how in (along, st.jit(along, executor="numpy")):
-        value, tangent = how(x, n)
-        assert float(value) == float(doubled(x, n))
-        np.testing.assert_allclose(float(tangent), wanted, rtol=1e-6)
-    assert st.eval_shape(along, x, n)[1].shape == ()
-
-
 # -- what programs consist of ----------------------------------------------------------------------
 
 
