@@ -54,10 +54,12 @@ def is_product(equation: Equation) -> bool:
     return alike and _products(x, y, orders[1]) <= MOST
 
 
-def _orders(equation: Equation) -> tuple[Sequence[int] | None, Sequence[int] | None] | None:
-    """Returns the orders of the dimensions in which operands are those of `matmul`, None for an operand that is one as
-    it is; None in place of both if it is no such product.
-    """
+Order = Sequence[int | None] | None
+"""The dimensions of an operand in the order of `matmul`, with None for a new one; None for an operand as it is."""
+
+
+def _orders(equation: Equation) -> tuple[Order, Order] | None:
+    """Returns the orders of the operands of a product; None if it is no product of matrices and vectors."""
     if equation.op.name in ("matmul", "vecdot"):
         return (None, None) if all(p in (None, -1) for p in equation.params) else None
     if equation.op.name != "contract":
@@ -65,14 +67,23 @@ def _orders(equation: Equation) -> tuple[Sequence[int] | None, Sequence[int] | N
     operands, _, result = equation.params[0].partition("->")
     x, y = [term.split() for term in operands.split(",")]
     inner = [name for name in x if name in y]
+    if len(x) == len(y) == 1 and not inner:
+        return [0, None], [None, 0]
     if len(inner) != 1 or inner[0] in result.split():
         return None
     at = x.index(inner[0]), y.index(inner[0])
     return [*[d for d in range(len(x)) if d != at[0]], at[0]], [at[1], *[d for d in range(len(y)) if d != at[1]]]
 
 
-def _products(x: Aval | HostAval, y: Aval | HostAval, order: Sequence[int] | None) -> int:
-    columns = y.shape[1:] if order is None else [y.shape[d] for d in order[1:]]
+def _ordered(x: HostArray, order: Order) -> HostArray:
+    if order is None:
+        return x
+    x = x.transpose([d for d in order if d is not None])
+    return x[tuple([None if d is None else slice(None) for d in order])]
+
+
+def _products(x: Aval | HostAval, y: Aval | HostAval, order: Order) -> int:
+    columns = y.shape[1:] if order is None else [y.shape[d] for d in order[1:] if d is not None]
     return math.prod(x.shape) * math.prod(columns)
 
 
@@ -120,7 +131,7 @@ class FusedProduct(Fused):
         (equation,) = self.equations
         loops = cast(CompiledLoops, self.compiled)
         found = [values[x.number] if type(x) is Var else x for x in equation.operands]
-        x, y = [x if order is None else x.transpose(order) for x, order in zip(found, self._orders, strict=True)]
+        x, y = map(_ordered, found, self._orders)
         return loops.product(x, y, target(equation.results, None))
 
     def __call__(self, values: Any) -> bool:

@@ -360,10 +360,11 @@ def test_c_runs_the_trips(monkeypatch: pytest.MonkeyPatch) -> None:
         trips.append(self.done)
 
     monkeypatch.setattr(c_trips.Run, "run", counting)
-    args = st.asarray(RNG.standard_normal((2, 2))), st.asarray(C), st.asarray(XS)
-    found = st.jit(st.grad(network, argnums=(0, 1, 2)), executor="c")(*args)
-    check(found, st.grad(network, argnums=(0, 1, 2))(*args), args)
-    assert trips == [3, 3]
+    w = st.asarray(RNG.standard_normal((2, 2)))
+    for args in ((w, st.asarray(C), st.asarray(XS)), (w, st.asarray(C[0]), st.asarray(XS[:, 0]))):
+        found = st.jit(st.grad(network, argnums=(0, 1, 2)), executor="c")(*args)
+        check(found, st.grad(network, argnums=(0, 1, 2))(*args), args)
+    assert trips == [3, 3, 3, 3]
 
 
 # -- errors ----------------------------------------------------------------------------------------
