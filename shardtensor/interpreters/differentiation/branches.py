@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, Op, Operands, Params, bind_by, call
 from shardtensor.functions.derivatives.cotangents import Call, zeros_of
 from shardtensor.functions.derivatives.forms import Recording
 from shardtensor.interpreters.control_flow.operators import converted
 from shardtensor.interpreters.differentiation.cotangents import gradient
 from shardtensor.interpreters.differentiation.inner import (
-    ABSTRACT,
     InnerCall,
-    argument,
     by_trips,
     handle_on,
     has_gradient,
     held,
+    inferred_call,
     is_inside,
     key_of,
     knows_no_elements,
@@ -95,7 +93,7 @@ class _Branches:
         def forward(*args: Any) -> Any:
             if k == 0:  # The functions are called in their order, and maybe again.
                 self._set_slots(args)
-            self._calls[k] = made = self._called(k, args)
+            self._calls[k] = made = InnerCall(self._tape, self._functions[k], args, self._active(args))
             self._sources[k] = sources = _Sources(made, args)
             values: list[Any] = [None] * len(self._slots)
             self._places[k] = list(_places(sources.stacked, self._slots))
@@ -106,18 +104,15 @@ class _Branches:
 
         return forward
 
-    def _called(self, k: int, args: Any, outer: Callable[..., Any] | None = None) -> InnerCall:
-        active = [s is not None and has_gradient(x) for s, x in zip(self._states, leaves(args), strict=True)]
-        return InnerCall(self._tape, self._functions[k], args, active, outer)
+    def _active(self, args: Any) -> list[bool]:
+        return [s is not None and has_gradient(x) for s, x in zip(self._states, leaves(args), strict=True)]
 
     def _set_slots(self, args: Any) -> None:
         """Finds what the branches save, by inference: each returns as many arrays of a kind as the one with most."""
         self._slots = []
         for k in range(len(self._functions)):
-            given = map_leaves(argument, args)
-            with recorded_by():
-                trial = self._called(k, given, ABSTRACT.apply)
-            for _ in _places(_Sources(trial, given).stacked, self._slots, grows=True):
+            trial = inferred_call(self._tape, self._functions[k], args, self._active(args))
+            for _ in _places(_Sources(trial, trial.args).stacked, self._slots, grows=True):
                 pass
 
 

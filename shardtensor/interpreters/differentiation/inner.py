@@ -14,8 +14,9 @@ import numpy as np
 
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
+from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_by, call, interpreting
-from shardtensor.errors import ConcretizationError
+from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
 from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
@@ -82,11 +83,6 @@ class Inner(Tape):
         now: for values that the function closes over, those that it takes now, by their storages.
     """
 
-    writes_outside = (
-        "writes a tensor that the function of a loop, of a branch or of st.remat closes over; make it a part of the "
-        "carry, or return the new value"
-    )
-
     def __init__(self, parent: Tape, outer: Callable[..., Any] | None = None) -> None:
         super().__init__()
         self.outer = outer or self.outer
@@ -129,7 +125,17 @@ class Inner(Tape):
         return own if base is x else tensor(x._aval, View(own, view_spec))
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
-        """Executes a write."""
+        """Executes a write.
+
+        Raises:
+            ArgumentError: the tensor is one of the parent.
+        """
+        base = out._base_and_view()[0]
+        if self.taped(base) not in (None, base._storage):
+            raise ArgumentError(
+                f"{op.error_name}: writes a tensor that the function of a loop, of a branch or of st.remat closes "
+                "over; make it a part of the carry, or return the new value"
+            )
         super().write(out, op, self.current(operands), params)
 
     def current(self, tree: Any) -> Any:
@@ -220,6 +226,7 @@ class InnerCall:
         outer: see `Inner`.
 
     Attributes:
+        args: the arguments.
         result: the result of the function, without the tape.
         inputs: for each leaf of the arguments the number of its variable and its aval; None for others.
         closed: the values of the parent that the function closes over, with number and aval.
@@ -237,6 +244,7 @@ class InnerCall:
         outer: Callable[..., Any] | None = None,
     ) -> None:
         tape = Inner(parent, outer)
+        self.args = args
         self.tracer = tape.tracer
         self.inputs: list[Any] = []
         given = []
@@ -392,3 +400,17 @@ def argument(x: Any) -> Any:
 
 def _weak(x: Any) -> Any:
     return tensor(aval((), np.asarray(x).dtype, as_sharding(default_mesh(), 0, "grad"), False), _Weak(x))
+
+
+def inferred_call(parent: Tape, function: Function, args: Any, active: Sequence[bool]) -> InnerCall:
+    """Returns a call of a function that is inferred only, which records nothing but in what it returns."""
+    error = None
+    try:
+        with recorded_by():
+            return InnerCall(parent, function, map_leaves(argument, args), active, ABSTRACT.apply)
+    except ConcretizationError as found:
+        if "eval_shape knows only" not in str(found):
+            raise
+        error = found
+    InnerCall(parent, function, args, [False] * len(active))  # The error of a tracer names the arguments.
+    raise error

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardtensor.communication.transfer_log import UNKNOWN_TRIPS, recorded_by
+from shardtensor.communication.transfer_log import UNKNOWN_TRIPS
 from shardtensor.core import OPS, Function, Op, Operands, Params, bind_by, call
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.derivatives.cotangents import Call, zeros_of
@@ -19,13 +19,13 @@ from shardtensor.functions.derivatives.forms import Recording
 from shardtensor.interpreters.control_flow.operators import converted, integer
 from shardtensor.interpreters.differentiation.cotangents import gradient
 from shardtensor.interpreters.differentiation.inner import (
-    ABSTRACT,
     InnerCall,
     argument,
     by_trips,
     handle_on,
     has_gradient,
     held,
+    inferred_call,
     is_inside,
     key_of,
     knows_no_elements,
@@ -34,7 +34,7 @@ from shardtensor.interpreters.differentiation.inner import (
 )
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.mutation.views import View
-from shardtensor.tensor.pytree import leaves, map_leaves, replaced
+from shardtensor.tensor.pytree import leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements, tensor
 
 
@@ -106,10 +106,8 @@ class _Loop:
         found = leaves(args)
         count = self._count
         while not all(a or not has_gradient(x) for a, x in zip(self._active[:count], found[:count], strict=True)):
-            given = map_leaves(argument, args)
-            active = [a and has_gradient(x) for a, x in zip(self._active, leaves(given), strict=True)]
-            with recorded_by():
-                trial = InnerCall(self._tape, self._call_with(argument(i)), given, active, ABSTRACT.apply)
+            active = [a and has_gradient(x) for a, x in zip(self._active, found, strict=True)]
+            trial = inferred_call(self._tape, self._call_with(argument(i)), args, active)
             after = [a or n is not None for a, n in zip(self._active[:count], trial.outputs[:count], strict=True)]
             if after == self._active[:count]:
                 break

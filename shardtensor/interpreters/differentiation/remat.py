@@ -117,7 +117,6 @@ class Outside(Interpreter):
 class _Again(Inner):
     """The tape of the second call of a function."""
 
-    writes_outside = WRITES_OUTSIDE
     _kept = Tape._kept
 
 

@@ -60,10 +60,7 @@ class Tape(CallInterpreter):
         ended: whether the function has returned.
         next_number: the number of the next value.
         known_as: for values of another tape, which the function has closed over, those that stand for them here.
-        writes_outside: the message of the error for a write to such a value.
     """
-
-    writes_outside = WRITES_OUTSIDE
 
     def __init__(self) -> None:
         found = innermost()
@@ -434,7 +431,7 @@ class Tape(CallInterpreter):
         """Writes a value into the elements that a view spec selects: in place, unless the old ones are saved."""
         state, source = self.taped(base), self.active(value)
         if state is not None and base._storage is not state:
-            raise ArgumentError(self.writes_outside)
+            raise ArgumentError(WRITES_OUTSIDE)
         given = self.constant(value)
         old = base if state is None else state.primal
         is_in_place = state is not None and not state.is_saved

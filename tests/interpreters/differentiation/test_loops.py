@@ -409,8 +409,18 @@ def test_writes_to_what_functions_close_over_are_an_error_in_programs() -> None:
         return st.fori_loop(0, 2, body, x).sum()
 
     assert st.grad(f)(st.ones(2)).tolist() == [4, 12]
-    with pytest.raises(ValueError, match="closes over; make it a part of the carry"):
+    with pytest.raises(ValueError, match=r"setitem: writes a tensor that .* closes over; make it a part of the carry"):
         st.jit(st.grad(f))(st.ones(2))
+
+
+def test_errors_of_elements_name_the_arguments() -> None:
+    x = st.ones(2)
+    loop = lambda x: st.scan(lambda c, _: (c * float(x[0]), None), st.zeros(2), None, length=2)[0].sum()  # noqa: E731
+    branch = lambda x: st.cond(x.sum() > 0, lambda x: x * float(x[0]), lambda x: x, x).sum()  # noqa: E731
+    for f in (loop, branch):
+        assert st.grad(f)(x).shape == (2,)
+        with pytest.raises(st.ConcretizationError, match="float: needs the elements of a tensor, and jit traces"):
+            st.jit(st.grad(f))(x)
 
 
 def test_later_writes_do_not_change_what_loops_have_saved() -> None:
