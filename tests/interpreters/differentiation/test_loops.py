@@ -54,14 +54,14 @@ def drawn_program(seed: int) -> Any:
     raise AssertionError
 
 
-@settings(max_examples=drawn(200, fast=4), deadline=None)
+@settings(max_examples=drawn(200, fast=8), deadline=None)
 @given(seed=some.integers(0, 10**6))
 def test_gradients_of_drawn_programs_are_those_of_jax(seed: int) -> None:
     jax = pytest.importorskip("jax")
     program, arrays = drawn_program(seed)
     ns, jaxs = ours(seed), Jaxs()
     given = ns.put(arrays[0]), ns.put(arrays[1], rows=True)
-    wanted = jax.grad(differentiated(program, jaxs), argnums=(0, 1))(*map(jaxs.put, arrays))
+    wanted = jax.jit(jax.grad(differentiated(program, jaxs), argnums=(0, 1)))(*map(jaxs.put, arrays))
     f = st.grad(differentiated(program, ns), argnums=(0, 1))
     rtol = 1e-10 if arrays[0].dtype == "f8" else 1e-3
     check(f(*given), wanted, given, rtol)
@@ -84,7 +84,7 @@ def test_second_derivatives_of_drawn_programs_are_those_of_jax(seed: int) -> Non
         first = grad(differentiated(program, ns))
         return grad(lambda c, xs: ns.sum(first(c, xs) * d), argnums=(0, 1))
 
-    wanted = second(jax.grad, jaxs)(*map(jaxs.put, arrays))
+    wanted = jax.jit(second(jax.grad, jaxs))(*map(jaxs.put, arrays))
     f = second(st.grad, ns)
     check(f(*given), wanted, given, 1e-8)
     check(st.jit(f, executor="numpy")(*given), wanted, given, 1e-8)
@@ -228,7 +228,7 @@ def recomputed(ns: Any, c: Any, xs: Any) -> Any:
 def test_loops_have_the_gradients_of_jax(name: str) -> None:
     jax = pytest.importorskip("jax")
     jaxs = Jaxs()
-    wanted = jax.grad(differentiated(CASES[name], jaxs), argnums=(0, 1))(jaxs.put(C), jaxs.put(XS))
+    wanted = jax.jit(jax.grad(differentiated(CASES[name], jaxs), argnums=(0, 1)))(jaxs.put(C), jaxs.put(XS))
     ns = ours(len(name))
     given = ns.put(C), ns.put(XS, rows=True)
     f = st.grad(differentiated(CASES[name], ns), argnums=(0, 1))
@@ -250,7 +250,7 @@ def test_second_derivatives(name: str) -> None:
         first = grad(differentiated(CASES[name], ns))
         return grad(lambda c, xs: ns.sum(first(c, xs) * C), argnums=(0, 1))
 
-    wanted, given = second(jax.grad, jaxs)(jaxs.put(C), jaxs.put(XS)), (ns.put(C), ns.put(XS, rows=True))
+    wanted, given = jax.jit(second(jax.grad, jaxs))(jaxs.put(C), jaxs.put(XS)), (ns.put(C), ns.put(XS, rows=True))
     check(st.jit(second(st.grad, ns), executor="numpy")(*given), wanted, given)
     if name not in QUICK:
         check(second(st.grad, ns)(*given), wanted, given)
