@@ -183,6 +183,18 @@ def vjp(
     return General(function, saved, pushed, after_composition)
 
 
+class Recording(Derivative):
+    """A derivative that records calls itself, also those of which no operand depends on a differentiated argument."""
+
+    @abc.abstractmethod
+    def record(self, tape: Any, op: Op, operands: Any, params: Any, /) -> Any:
+        """Executes a call, records it on a tape, and returns its result."""
+
+    def transposed(self, g: Any, call: Call) -> Cotangents:
+        """Is never called."""
+        raise AssertionError("what it records has derivatives of its own")
+
+
 class Zero(Derivative):
     """The derivative of an operator that is constant almost everywhere, or whose results are no real numbers."""
 

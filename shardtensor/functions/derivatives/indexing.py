@@ -213,7 +213,7 @@ def _of_taken_rows(g: Any, recorded: Call) -> list[Any]:
 
 
 def _of_scatter(g: Any, recorded: Call) -> list[Any]:
-    return [None, whole(g, recorded.results[0])[recorded.saved["at"]]]
+    return [None, call("take", whole(g, recorded.results[0]), recorded.saved["at"], axis=0)]
 
 
 def _of_counts(g: Any, recorded: Call) -> list[Any]:

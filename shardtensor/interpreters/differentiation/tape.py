@@ -30,7 +30,7 @@ from shardtensor.core import (
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Refused, vjp
+from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Recording, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.differentiation.cotangents import (
     WRITTEN,
@@ -73,6 +73,7 @@ class Tape(CallInterpreter):
         gathers_again: whether values that a gather has made are saved as its source.
         known_as: by the numbers of values of that tape, which the function closes over, those that stand for them here.
         check_write: is called with each tensor that is about to be written.
+        next_number: the number of the next value.
     """
 
     can_be_read = True
@@ -91,7 +92,7 @@ class Tape(CallInterpreter):
         self.gathers_again = self.records
         self.known_as: dict[int, Taped] = {}
         self.check_write: Callable[[ShardedTensor], None] = _any_write
-        self._count = 0
+        self.next_number = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
 
     @property
@@ -107,8 +108,8 @@ class Tape(CallInterpreter):
 
     def new_number(self) -> int:
         """Returns the number of a new value."""
-        self._count += 1
-        return self._count
+        self.next_number += 1
+        return self.next_number - 1
 
     def variable(self, primal: Any) -> ShardedTensor:
         """Returns a tensor of the tape for a value, to which no other object may refer."""
@@ -209,6 +210,8 @@ class Tape(CallInterpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, and records it if an operand depends on a differentiated argument."""
+        if op.spmd and isinstance(derivative := derivative_of(op), Recording):
+            return derivative.record(self, op, operands, params)
         for x in operands:
             if type(x) is ShardedTensor:
                 if self.taped(x) is not None:
@@ -374,6 +377,7 @@ class Tape(CallInterpreter):
         results: Sequence[Any],
         saved: dict[str, Any] | None = None,
         pushed: Pushed | None = None,
+        name: str = "asarray",
     ) -> list[Any]:
         """Records a call of a function of the user, and returns its results as tensors of the tape.
 
@@ -381,9 +385,10 @@ class Tape(CallInterpreter):
             function: its derivative, or a function as in `shardtensor.functions.derivatives.forms.vjp`.
             states: the values of the tape on which the results depend, which are saved.
             results: what it has returned.
-            saved: the values that the derivative finds in its `Call`. It must not refer to other ones, since a loop or
-                a map keeps those of all its calls.
+            saved: the values that the derivative finds in its `Call`. It must not refer to other tensors, since a loop
+                or a map keeps those of all its calls.
             pushed: its derivative in the other direction, as in ``vjp``.
+            name: the operator that has called the function.
         """
         for state in states:
             if state is not None:
@@ -391,7 +396,7 @@ class Tape(CallInterpreter):
         made, new = self._variables(results)
         kinds = [None if s is None else _kind(s.primal) for s in states]
         derivative = function if isinstance(function, Derivative) else vjp(function, pushed=pushed)
-        self._add(OPS["copy"], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
+        self._add(OPS[name], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:

@@ -49,8 +49,6 @@ def class_of(name: str) -> str:
 
 
 MISSING = {
-    # Loops and branches.
-    "branch", "conditional_loop", "counted_loop",
     # Maps, collectives, and what makes and joins their arguments.
     "all_gather", "all_to_all", "assemble", "check_equal", "map_shards", "pbroadcast", "pmax", "pmean", "pmin",
     "ppermute", "pprod", "pshuffle", "psum", "psum_scatter", "pswapaxes", "split_over",
