@@ -193,14 +193,14 @@ def kept_of(x: Any) -> Any:
 
 
 def number_in(storage: Any) -> tuple[Any, int]:
-    """Returns the tape or the tracer that has made a value, and the number of the value there."""
+    """Returns the tape or the trace of which a value is, and the number of the value there."""
     if type(storage) is Taped:
         return storage.tape, storage.number
-    return (storage.tracer, storage.value.number) if type(storage) is Traced else (None, 0)
+    return (storage.tracer.trace, storage.value.number) if type(storage) is Traced else (None, 0)
 
 
 def numbers_around(tape: Tape) -> dict[Any, int]:
-    """Returns the number of the next value of the tapes around a tape and of the tracer."""
+    """Returns the number of the next value of the tapes around a tape and of the trace."""
     made: dict[Any, int] = {}
     interpreter: Any = tape
     while hasattr(interpreter, "outer") and interpreter.outer is not None:
@@ -208,7 +208,7 @@ def numbers_around(tape: Tape) -> dict[Any, int]:
         if isinstance(interpreter, Tape):
             made[interpreter] = interpreter.next_number
         elif isinstance(interpreter, Tracer):
-            made[interpreter] = interpreter.trace.count
+            made[interpreter.trace] = interpreter.trace.count
     return made
 
 

@@ -53,22 +53,38 @@ class _Trial(Inner):
         self.others: dict[Any, ShardedTensor] = {}
         self._known = numbers_around(around) if isinstance(around, Inner) else {}
 
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes one call."""
+        if self._known and not op.variadic:
+            for name, x in zip(op.operands, operands, strict=False):
+                if name in ("bits", "key"):
+                    self.check_key(x)
+        return super().apply(op, operands, params)
+
+    def check_key(self, bits: Any) -> None:
+        """Checks a key, given its bits.
+
+        Raises:
+            ArgumentTypeError: the second call would not find it.
+        """
+        if self._is_closed_over(bits) and storage_of(bits).tracer.is_inside:
+            raise ArgumentTypeError(_KEY)
+
     def current(self, tree: Any) -> Any:
         """See `Inner.current`. Notes the operands."""
         tree = super().current(tree)
         if self._known:
             for x in leaves(tree):
-                self._note(x)
+                if self._is_closed_over(x):
+                    self.others[storage_of(x)] = x._base_and_view()[0]
         return tree
 
-    def _note(self, x: Any) -> None:
-        if type(x) is SymbolicKey and number_in(storage_of(x.bits))[0] in self._known:
-            raise ArgumentTypeError(_KEY)
-        if type(x) is ShardedTensor:
-            storage = storage_of(x)
-            maker, number = number_in(storage)
-            if maker in self._known and number < self._known[maker]:
-                self.others[storage] = x._base_and_view()[0]
+    def _is_closed_over(self, x: Any) -> bool:
+        """Whether an operand is a value of the interpreters around the function that exists before its call."""
+        if type(x) is not ShardedTensor:
+            return False
+        maker, number = number_in(storage_of(x))
+        return maker in self._known and number < self._known[maker]
 
     def _add(self, *_: Any) -> None:
         """Records nothing."""
@@ -288,7 +304,9 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any, polic
         saving = _Saving(policy) if policy is not None else None
         with interpreting(saving) if saving is not None else contextlib.nullcontext():
             trial = _Trial(tape)
-        trial.current([x for x in leaves(tree) if type(x) is SymbolicKey])
+        for x in leaves(tree):
+            if type(x) is SymbolicKey:
+                trial.check_key(x.bits)
         try:
             result = _called(trial, fun, tree, kept, [s is not None for s in states])[1]
             made = map_leaves(trial.result, trial.current(result))

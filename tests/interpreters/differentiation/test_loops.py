@@ -278,6 +278,93 @@ def test_derivatives_in_a_direction(name: str) -> None:
         np.testing.assert_allclose(float(how(c, xs)), wanted, rtol=1e-10)
 
 
+# -- functions that are called again, and functions with rules, in functions of loops --------------
+
+
+@st.custom_vjp
+def by_vjp(x: Any) -> Any:
+    return st.sin(x)
+
+
+by_vjp.defvjp(
+    lambda x: (st.fori_loop(0, 2, lambda i, y: y * 1.0, st.sin(x)), x),
+    lambda x, g: (st.fori_loop(0, 2, lambda i, g: g * 1.0, g * st.cos(x)),),
+)
+
+
+@st.custom_jvp
+def by_jvp(x: Any) -> Any:
+    return st.sin(x)
+
+
+by_jvp.defjvps(lambda t, y, x: st.fori_loop(0, 2, lambda i, t: t * 1.0, t * st.cos(everywhere_of(x))))
+
+
+def everywhere_of(x: Any) -> Any:
+    """The value on all devices, of which a derivative saves the source."""
+    return st.reshard(x, st.NamedSharding(x.sharding.mesh, st.P()))
+
+
+def written(y: Any) -> Any:
+    y = st.tanh(y)
+    y[st.asarray([0, 2])] = y[st.asarray([1, 3])] * 2
+    y[st.asarray([0, 2])] += 1.0
+    return y * y
+
+
+DOTS, EVERYTHING = st.checkpoint_policies.dots_saveable, st.checkpoint_policies.everything_saveable
+BODIES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "arguments": lambda i, c, w: st.remat(lambda c, w: st.tanh(st.sin(c) @ w), policy=DOTS)(c, w),
+    "closed over": lambda i, c, w: st.remat(lambda: st.tanh(st.sin(c) @ w) * (i + 1), policy=EVERYTHING)(),
+    "in another one": lambda i, c, w: st.remat(
+        lambda c: st.remat(lambda d: st.tanh(d @ w) * (i + 1), policy=DOTS)(st.sin(c))
+    )(c),
+    "around a loop": lambda i, c, w: st.remat(
+        lambda c: st.fori_loop(0, 2, lambda j, c: st.remat(lambda c: st.tanh(c @ w) * (i + 1) + j)(c), c) * c,
+        policy=EVERYTHING,
+    )(c),
+    "in a branch": lambda i, c, w: st.cond(
+        i > 0, lambda c: st.remat(lambda c: st.tanh(c @ w) * i)(c), lambda c: c * 2, c
+    ),
+    "rules": lambda i, c, w: by_vjp(c @ w) * (i + 1) + by_jvp(c @ w),
+    "rules called again": lambda i, c, w: st.remat(lambda c: by_jvp(by_vjp(c @ w) * (i + 1)))(c),
+    "gathers": lambda i, c, w: st.tanh(c @ everywhere_of(w)) @ everywhere_of(w),
+    "writes": lambda i, c, w: st.remat(lambda c: written(c @ w) * (i + 1))(written(c)),
+}
+
+
+def of_python(lower: int, upper: int, body: Any, c: Any) -> Any:
+    for i in range(lower, upper):
+        c = body(i, c)
+    return c
+
+
+RARE = ("arguments", "in another one", "around a loop", "rules called again", "writes")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n in RARE else n for n in BODIES])
+def test_functions_of_loops(name: str) -> None:
+    """Each loop has the derivatives of the same one of Python, by all ways to compute them."""
+    mesh, body = mesh_of((2, 2), "numpy"), BODIES[name]
+    w = st.device_put(0.3 * RNG.standard_normal((2, 2)), st.NamedSharding(mesh, st.P("x")))
+    c, d = st.device_put(C, st.NamedSharding(mesh, st.P("y"))), st.ones((2, 2), device=w.sharding)
+
+    def f(w: Any, loop: Any = st.fori_loop) -> Any:
+        return (loop(0, 3, lambda i, c: body(i, c, w), c) ** 2).sum()
+
+    def twice(w: Any, f: Any = f) -> Any:
+        return st.grad(lambda w: (st.grad(f)(w) * d).sum())(w)
+
+    again = functools.partial(f, loop=of_python)
+    wanted, second = st.grad(again)(w), twice(w, again)
+    check([st.grad(f)(w), st.jit(st.grad(f))(w)], [wanted] * 2, [w] * 2)
+    check([st.jit(twice)(w)], [second], [w])
+    check([st.jit(lambda w: st.jvp(st.grad(f), (w,), (d,))[1])(w)], [second], [w])
+    along = st.jit(lambda w: st.linearize(f, w)[1](d))(w)
+    np.testing.assert_allclose(float(along), float((wanted * d).sum()), rtol=1e-10)
+    assert st.eval_shape(twice, w).sharding == w.sharding
+
+
 # -- what programs consist of ----------------------------------------------------------------------
 
 
@@ -456,11 +543,13 @@ def test_random_numbers_of_trips() -> None:
     np.testing.assert_allclose(np.asarray(st.jit(st.grad(f))(c)), np.asarray(st.grad(f)(c)), rtol=1e-12)
     check_gradients(f, [c], [0])
 
-    def recomputed(c: Any) -> Any:
-        draw = st.remat(lambda key, y: y * st.random.normal(key, y.shape))
+    def recomputed(draw: Any) -> Any:
         step = lambda carry, _: ((st.random.split(carry[0])[0], draw(*carry)), None)  # noqa: E731
-        return st.scan(step, (st.random.key(3), c), None, length=4)[0][1].sum()
+        return lambda c: st.scan(step, (st.random.key(3), c), None, length=4)[0][1].sum()
 
-    st.grad(recomputed)(c)
-    with pytest.raises(TypeError, match=r"remat: .* a key of the carry.*st\.random\.fold_in\(key, i\)"):
-        st.jit(st.grad(recomputed))(c)
+    drawn = lambda key, y: y * st.random.normal(key, y.shape)  # noqa: E731
+    closed_over = lambda key, y: st.remat(functools.partial(drawn, key))(y)  # noqa: E731
+    for draw in (st.remat(drawn), closed_over, lambda *given: st.cond(c.sum() < 9, closed_over, drawn, *given)):
+        st.grad(recomputed(draw))(c)
+        with pytest.raises(TypeError, match=r"remat: .* a key of the carry.*st\.random\.fold_in\(key, i\)"):
+            st.jit(st.grad(recomputed(draw)))(c)
