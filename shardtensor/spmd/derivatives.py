@@ -216,7 +216,8 @@ class _Assembly(Recording):
         if silent and all(x is not None and x[1] == silent for x in one):
             step = len(tape.steps)
             made = tape.recorded(op, operands, params, EQUAL_BLOCKS)
-            tape.steps[step].inputs = [x[0] for x in one if x is not None]
+            for recorded in tape.steps[step:]:
+                recorded.inputs = [x[0] for x in one if x is not None]
             return made
         return tape.recorded(op, operands, params, FIRST_BLOCKS)
 

@@ -187,7 +187,8 @@ class _Map:
         of_states = [None if s is None else _kind(s.primal) for s in states]
         step = len(tape.steps)
         tape._add(op, {}, vjp(self.backward), states, of_states, outputs, [*kinds, *kinds], saved)
-        tape.steps[step].outputs = [*map(number_of, outputs), *totals]
+        for recorded in tape.steps[step:]:  # The first call of `remat` records nothing.
+            recorded.outputs = [*map(number_of, outputs), *totals]
         self._owners = [i for i, _ in self.inputs]
         del self.tape, self.given, self.inputs  # The step keeps this object, and what it has saved, nothing else.
         return results

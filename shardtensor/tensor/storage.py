@@ -167,6 +167,9 @@ class NoElements(DeferredStorage):
         """Returns True: the elements are not known."""
         return True
 
+    def share(self) -> None:
+        """Makes the storage one that several handles may have: a write to one of them binds it to another storage."""
+
     def settle(self) -> None:
         """Returns at once: there is nothing to wait for."""
 

@@ -39,6 +39,12 @@ def by_elements(x: Any) -> Any:
     )
 
 
+def summed(program: Any, ns: Any, c: Any, xs: Any) -> Any:
+    """The sum of all results, which is differentiated."""
+    found = [y for y in st.tree.leaves(program(ns, c, xs)) if y.dtype in (np.float32, np.float64)]
+    return sum([st.sum(y * y) for y in found])
+
+
 def main(path: str, count: str) -> None:
     alone = os.environ.get("SHARDTENSOR_ALONE")
     if alone:
@@ -50,7 +56,10 @@ def main(path: str, count: str) -> None:
         program, (c, xs) = draw_program(seed)
         ns = Ours(mesh, [st.P("x"), st.P(), st.P(("x", "y"))][seed % 3])
         traced = st.jit(functools.partial(program, ns), executor="numpy")
-        for how, f in (("eager", functools.partial(program, ns)), ("jit", traced)):
+        gradient = st.grad(functools.partial(summed, program, ns), argnums=(0, 1))
+        more = ("gradient", gradient), ("jit-gradient", st.jit(gradient, executor="numpy"))
+        is_last = seed % 4 == 3 and program.__name__ != "loop"  # A `while_loop` has no gradient.
+        for how, f in (("eager", functools.partial(program, ns)), ("jit", traced), *(more if is_last else ())):
             try:
                 line = digest(f(ns.put(c), ns.put(xs, rows=True)))
             except st.ShardTensorError as error:

@@ -192,6 +192,10 @@ class Recording(Derivative):
     def record(self, tape: Any, op: Op, operands: Any, params: Any, /) -> Any:
         """Executes a call, records it on a tape, and returns its result."""
 
+    def transposed(self, g: Any, call: Call) -> Cotangents:
+        """Is never called."""
+        raise AssertionError("what it records has derivatives of its own")
+
 
 class Zero(Derivative):
     """The derivative of an operator that is constant almost everywhere, or whose results are no real numbers."""

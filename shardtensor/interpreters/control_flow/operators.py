@@ -15,7 +15,7 @@ from shardtensor.interpreters.mutation.views import View
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.ownership import shared
 from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced
-from shardtensor.tensor.storage import Storage
+from shardtensor.tensor.storage import NoElements, Storage
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor
 
 Carry = Any
@@ -97,7 +97,11 @@ def _own(x: Any) -> Any:
         base, view_spec = x._base_and_view()
         if base is not x:
             return tensor(x._aval, View(_own(base), view_spec))
-        return mark_array(tensor(x._aval, x._storage)) if lacks_elements(x) else call("copy", x)
+        if isinstance(x._storage, NoElements):
+            x._storage.share()
+        elif not lacks_elements(x):
+            return call("copy", x)
+        return mark_array(tensor(x._aval, x._storage))
     return mark_array(tensor(x._aval, shared(x._storage)))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from shardtensor.core import OPS, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.interpreters.differentiation import branches, loops  # noqa: F401 - they attach derivatives
 from shardtensor.interpreters.differentiation.outside import Outside
 from shardtensor.interpreters.differentiation.tangents import Forward, NeedsTape, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Tape, innermost_of, tensor_here

@@ -263,6 +263,7 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
             )
         with interpreting(rule):
             sub = Linear()
+            sub.gathers_again = tape.gathers_again
             tangents = list(map(zero_of, primals.kinds))
             for k, state in enumerate(primals.states):
                 if state is not None:

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import abc
+import copy
 from typing import Any
 
-from shardtensor.core import Interpreter, Op, Operands, Params, bind_by, bind_into
-from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.core import (
+    Function,
+    Interpreter,
+    Op,
+    Operands,
+    Params,
+    bind_by,
+    bind_into,
+    innermost,
+    interpreted_by,
+    interpreting,
+)
+from shardtensor.interpreters.differentiation.inner import with_functions
+from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -17,28 +30,43 @@ class Outside(Interpreter):
     Attributes:
         tape: the tape.
         in_program, device: those of the tape.
+        outer: the method ``apply`` of the interpreter that executes them; None for the outermost one.
     """
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.in_program = tape.in_program
         self.device = tape.device
+        self.outer = tape.outer
 
     @property
     def only_infers(self) -> bool:  # type: ignore[override]
         """See `Interpreter`."""
-        return self.tape.only_infers
+        return bool(innermost_of(self.outer).only_infers)
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call. In a program of a map, results of collectives of tensors are tensors, as on a tape."""
-        result = bind_by(self.tape.outer, op, map_leaves(self.noted, operands), params)
+        if op.functions:
+            params = with_functions(op, params, self._noting)
+        result = bind_by(self.outer, op, map_leaves(self.noted, operands), params)
         are_tensors = op.spmd and any(type(x) is ShardedTensor for x in leaves(operands))
         return map_leaves(self.tape.adopted, result) if are_tensors else result
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write to a tensor that the function has made."""
-        with self.tape.outside():
+        with interpreted_by(self.outer):
             bind_into(out, op, map_leaves(self.noted, operands), params)
+
+    def _noting(self, function: Function) -> Function:
+        """Returns the function of a loop or of a branch that notes its operands, too."""
+
+        def called(*args: Any) -> Any:
+            inside, found = copy.copy(self), innermost()
+            inside.outer = None if found is None else found.apply
+            with interpreting(inside):
+                return map_leaves(inside.noted, function(*args))
+
+        return called
 
     @abc.abstractmethod
     def noted(self, x: Any) -> Any:

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from shardtensor.checkpoint_policies import Offloadable
-from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreting
+from shardtensor.core import Interpreter, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import Call
 from shardtensor.functions.derivatives.forms import Cotangents, Derivative
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
-from shardtensor.interpreters.differentiation.values import Taped, number_of
+from shardtensor.functions.random_keys import SymbolicKey
+from shardtensor.interpreters.differentiation.inner import Inner, handle_on, number_in, numbers_around, storage_of
+from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape, innermost_of
+from shardtensor.interpreters.differentiation.values import number_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -29,31 +31,71 @@ _DIFFERS = (
     "remat: the second call of the function differs from the first one: {}; the function must not depend on what "
     "changes meanwhile, such as global variables"
 )
+_KEY = (
+    "remat: the function takes a key of the carry, or one that a trip has made, in a program, and keys are not kept "
+    "for the backward pass; draw the numbers outside of st.remat, or make the key in it, of the number of the trip: "
+    "st.random.fold_in(key, i)"
+)
 
 
-class _Trial(Tape):
+class _Trial(Inner):
     """The tape of the first call, which saves nothing.
 
     Attributes:
-        closed: the values of the tape around it that the function closes over, which it finds.
+        others: what it closes over of values that have no gradient, and that are other ones in each trip of a loop
+            around it, by their storages.
     """
+
+    writes_outside = WRITES_OUTSIDE
 
     def __init__(self, around: Tape) -> None:
         super().__init__(around)
-        self.closed: list[Taped] = []
+        self.others: dict[Any, ShardedTensor] = {}
+        self._known = numbers_around(around) if isinstance(around, Inner) else {}
 
-    def closed_over(self, state: Taped) -> Taped | None:
-        """See `Tape`."""
-        if state.number not in self.known_as:
-            primal = state.primal
-            if type(primal) is ShardedTensor:
-                primal = bind_by(self.outer, OPS["copy"], (primal,), ())
-            self.known_as[state.number] = self.variable(primal)._storage
-            self.closed.append(state)
-        return self.known_as[state.number]
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Executes one call."""
+        if self._known and not op.variadic:
+            for name, x in zip(op.operands, operands, strict=False):
+                if name in ("bits", "key"):
+                    self.check_key(x)
+        return super().apply(op, operands, params)
+
+    def check_key(self, bits: Any) -> None:
+        """Checks a key, given its bits.
+
+        Raises:
+            ArgumentTypeError: the second call would not find it.
+        """
+        if self._is_closed_over(bits) and storage_of(bits).tracer.is_inside:
+            raise ArgumentTypeError(_KEY)
+
+    def current(self, tree: Any) -> Any:
+        """See `Inner.current`. Notes the operands."""
+        tree = super().current(tree)
+        if self._known:
+            for x in leaves(tree):
+                if self._is_closed_over(x):
+                    self.others[storage_of(x)] = x._base_and_view()[0]
+        return tree
+
+    def _is_closed_over(self, x: Any) -> bool:
+        """Whether an operand is a value of the interpreters around the function that exists before its call."""
+        if type(x) is not ShardedTensor:
+            return False
+        maker, number = number_in(storage_of(x))
+        return maker in self._known and number < self._known[maker]
 
     def _add(self, *_: Any) -> None:
         """Records nothing."""
+
+
+class _Second(Inner):
+    """The tape of the second call."""
+
+    writes_outside = WRITES_OUTSIDE
+    closed_over = Tape.closed_over
+    _kept = Tape._kept
 
 
 class _Calls(Interpreter):
@@ -70,8 +112,8 @@ class _Calls(Interpreter):
         return bool(innermost_of(self.outer).only_infers)
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
-        """Executes one call. Views and copies have no number."""
-        if op.name == "copy" or op.view_spec:
+        """Executes one call. Views, copies, loops and branches have no number."""
+        if op.name == "copy" or op.view_spec or op.functions:
             return bind_by(self.outer, op, operands, params)
         self.count += 1
         return self.numbered(op, operands, params)
@@ -140,13 +182,14 @@ class _Replaying(_Calls):
         ArgumentError: the calls differ from those of which results were saved.
     """
 
-    def __init__(self, saving: _Saving) -> None:
+    def __init__(self, count: int, saved: dict[int, tuple[Op, Any, Any]]) -> None:
         super().__init__()
-        self._saving = saving
+        self._count = count
+        self._saved = saved
 
     def numbered(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call, or returns its saved result."""
-        found = self._saving.saved.get(self.count)
+        found = self._saved.get(self.count)
         if found is None:
             return bind_by(self.outer, op, operands, params)
         before, forms, result = found
@@ -161,8 +204,8 @@ class _Replaying(_Calls):
 
     def check_count(self) -> None:
         """Raises ArgumentError if the second call of the function has made more or fewer calls than the first one."""
-        if self.count != self._saving.count:
-            raise ArgumentError(_DIFFERS.format(f"it calls {self.count} operators in place of {self._saving.count}"))
+        if self.count != self._count:
+            raise ArgumentError(_DIFFERS.format(f"it calls {self.count} operators in place of {self._count}"))
 
 
 def _moved(x: Any, kind: str | None) -> Any:
@@ -257,20 +300,29 @@ def _recorded(tape: Tape, fun: Callable[..., Any], args: Any, kwargs: Any, polic
     tree = args, kwargs
     states = [tape.active(x) for x in leaves(tree)]
     with tape.outside():
-        kept = [_own(tape.constant(x)) for x in leaves(tree)]
+        kept = [handle_on(tape.constant(x)) for x in leaves(tree)]
         saving = _Saving(policy) if policy is not None else None
         with interpreting(saving) if saving is not None else contextlib.nullcontext():
             trial = _Trial(tape)
+        for x in leaves(tree):
+            if type(x) is SymbolicKey:
+                trial.check_key(x.bits)
         try:
             result = _called(trial, fun, tree, kept, [s is not None for s in states])[1]
-            made = map_leaves(trial.result, result)
+            made = map_leaves(trial.result, trial.current(result))
             del result
         finally:
             trial.end()
+        saved = {
+            "kept": kept,
+            "closed": [state.primal for state in trial.closed],
+            "others": list(map(handle_on, trial.others.values())),
+            "results": [] if saving is None else [y for _, _, y in saving.saved.values()],
+        }
     if not trial.closed and not any(states):
         return made
-    again = _Again(fun, tree, kept, [s is not None for s in states], trial, saving)
-    return replaced(made, tape.add_function(again, [*states, *trial.closed], leaves(made)))
+    again = _Again(fun, tree, [s is not None for s in states], trial, saving)
+    return replaced(made, tape.add_function(again, [*states, *trial.closed], leaves(made), saved))
 
 
 def _called(
@@ -293,18 +345,18 @@ class _Again(Derivative):
         self,
         fun: Callable[..., Any],
         tree: Any,
-        kept: Sequence[Any],
         active: Sequence[bool],
         trial: _Trial,
         saving: _Saving | None,
     ) -> None:
         self._fun = fun
         self._tree = map_leaves(lambda _: None, tree)
-        self._kept = kept
         self._active = active
         self._around = trial.around
-        self._closed = {state.number: state.primal for state in trial.closed}
-        self._saving = saving
+        self._closed = [state.number for state in trial.closed]
+        self._others = list(trial.others)
+        self._count = None if saving is None else saving.count
+        self._chosen = {} if saving is None else {n: (op, forms) for n, (op, forms, _) in saving.saved.items()}
 
     def transposed(self, g: Any, call: Call) -> Cotangents:
         """Calls the function again, and returns the cotangents of its arguments and of what it closes over."""
@@ -322,14 +374,17 @@ class _Again(Derivative):
 
     def _recorded(self, call: Call) -> tuple[Tape, list[int | None], list[tuple[int, Any]]]:
         """Calls the function again. Returns the tape, the numbers of the results, and the inputs."""
-        replaying = _Replaying(self._saving) if self._saving is not None else None
+        saved, replaying = call.saved, None
+        if self._count is not None:
+            pairs = zip(self._chosen.items(), saved["results"], strict=True)
+            replaying = _Replaying(self._count, {n: (*chosen, y) for (n, chosen), y in pairs})
         with interpreting(replaying) if replaying is not None else contextlib.nullcontext():
-            sub = Tape(self._around())
-        sub.gathers_again = False  # What it gathers is used soon.
-        outside = [sub.variable(_own(x)) for x in self._closed.values()]
+            sub = _Second(self._around())
+        sub.now = dict(zip(self._others, saved["others"], strict=True))
+        outside = [sub.variable(_own(x)) for x in saved["closed"]]
         sub.known_as = {n: box._storage for n, box in zip(self._closed, outside, strict=True)}
         try:
-            boxes, result = _called(sub, self._fun, self._tree, self._kept, self._active)
+            boxes, result = _called(sub, self._fun, self._tree, saved["kept"], self._active)
             again = leaves(result)
             if [_shape(y) for y in again] != [_shape(y) for y in call.results]:
                 raise ArgumentError(_DIFFERS.format("it returns other arrays"))

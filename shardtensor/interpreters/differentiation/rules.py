@@ -11,7 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 
 from shardtensor.backend.protocol import current_device
-from shardtensor.core import Op, Operands, Params, call, innermost, interpreting
+from shardtensor.core import Op, Operands, Params, call, innermost, interpreted_by, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact, zeros_of
 from shardtensor.host.units import counted
@@ -125,8 +125,8 @@ class Custom(Generic[Arguments, Result]):
             outside, args = interpreter, map_leaves(interpreter.noted, args)
         else:
             outside, args = RuleCalls(tape, self._name), map_leaves(tape.constant, args)
-        if _is_differentiated(tape):
-            with tape.outside():
+        if _is_differentiated(outside.outer):
+            with interpreted_by(outside.outer):
                 return self._called(args)
         with interpreting(outside):
             return self.fun(*args)  # type: ignore[call-arg]
@@ -204,11 +204,11 @@ def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _is_differentiated(tape: Tape) -> bool:
-    """Whether another tape is around a tape."""
-    interpreter = innermost_of(tape.outer)
+def _is_differentiated(outer: Callable[..., Any] | None) -> bool:
+    """Whether the interpreter that has the method ``apply``, or one around it, is another tape."""
+    interpreter = innermost_of(outer)
     while isinstance(interpreter, Outside):
-        interpreter = innermost_of(interpreter.tape.outer)
+        interpreter = innermost_of(interpreter.outer)
     return isinstance(interpreter, Tape)
 
 

@@ -117,7 +117,7 @@ class Forward(Tape):
         step.kinds, step.results, step.saved, step.tree = kinds, results, saved, tree
         tangents = [None if s is None else s.tangent for s in inputs]
         step.active = [t is not None for t in tangents]
-        if op.name == "put" and inputs[0] is not None:
+        if op.name == "put" and inputs[0] is not None and inputs[0].primal is None:
             # This value exists no longer, so that its tangent may be written in place.
             inputs[0].tangent = inputs[0].views = None
         with self.outside():

@@ -65,10 +65,13 @@ def _of_trip(forward: Forward, function: Callable[..., Any]) -> Callable[..., An
 def _joined(forward: Forward, pair: Pair) -> Any:
     """Returns the values as those of forward mode."""
     tree, tangents = pair
-    return replaced(tree, [forward.dual(x, _tensor(t)) for x, t in zip(leaves(tree), tangents, strict=True)])
+    return replaced(tree, [forward.dual(x, _tensor(t, x)) for x, t in zip(leaves(tree), tangents, strict=True)])
 
 
-def _tensor(t: Any) -> Any:
+def _tensor(t: Any, x: Any) -> Any:
+    """Returns the tangent of a value as a tensor; None for that of an integer."""
+    if t is None or not is_inexact(dtype_of(x)):
+        return None
     return call("asarray", t) if type(t) in SCALARS else t
 
 
@@ -79,7 +82,7 @@ def _pair(forward: Forward, tree: Any, *, with_zeros: bool = False) -> Pair:
         forward: the interpreter.
         tree: the values.
         with_zeros: whether each number that may have a tangent gets one, since those of a carry have it after a trip,
-            and those of other branches.
+            and those of other branches. An integer may become such a number in the first trip.
     """
     values, tangents = [], []
     with forward.outside():
@@ -89,8 +92,8 @@ def _pair(forward: Forward, tree: Any, *, with_zeros: bool = False) -> Pair:
                 value = call("asarray", value)
             if type(value) in SCALARS:
                 t = _weak(value, t, with_zeros)
-            elif t is None and with_zeros and type(value) is ShardedTensor and is_inexact(value.dtype):
-                t = _zeros(value)
+            elif t is None and with_zeros and type(value) is ShardedTensor:
+                t = _zeros(value) if is_inexact(value.dtype) else None if value.ndim else 0.0
             values.append(value)
             tangents.append(t)
     return replaced(tree, values), tangents
@@ -99,7 +102,7 @@ def _pair(forward: Forward, tree: Any, *, with_zeros: bool = False) -> Pair:
 def _weak(value: Any, t: Any, with_zeros: bool) -> Any:
     """Returns the tangent of a Python number: a number, too, where it is known, which determines no dtype."""
     if t is None:
-        return type(value)(0) if with_zeros and is_inexact(dtype_of(value)) else None
+        return (type(value)(0) if is_inexact(dtype_of(value)) else 0.0) if with_zeros else None
     if type(t) is ShardedTensor and type(t._storage) is Storage:
         return t.item()
     return t

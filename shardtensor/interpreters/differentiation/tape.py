@@ -82,6 +82,7 @@ class Tape(CallInterpreter):
             of that value, and these axes.
         device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
         in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
+        next_number: the number of the next value.
     """
 
     can_be_read = True
@@ -107,7 +108,7 @@ class Tape(CallInterpreter):
         self.check_write: Callable[[ShardedTensor], None] = _any_write
         self.split: list[tuple[list[Any], ShardedTensor, Sequence[str]]] = []
         self.one_value: dict[int, tuple[int, frozenset[str]]] = {}
-        self._count = 0
+        self.next_number = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
 
     @property
@@ -123,8 +124,8 @@ class Tape(CallInterpreter):
 
     def new_number(self) -> int:
         """Returns the number of a new value."""
-        self._count += 1
-        return self._count
+        self.next_number += 1
+        return self.next_number - 1
 
     def variable(self, primal: Any) -> ShardedTensor:
         """Returns a tensor of the tape for a value, to which no other object may refer."""
@@ -424,6 +425,7 @@ class Tape(CallInterpreter):
         results: Sequence[Any],
         saved: dict[str, Any] | None = None,
         pushed: Pushed | None = None,
+        name: str = "asarray",
     ) -> list[Any]:
         """Records a call of a function of the user, and returns its results as tensors of the tape.
 
@@ -431,9 +433,10 @@ class Tape(CallInterpreter):
             function: its derivative, or a function as in `shardtensor.functions.derivatives.forms.vjp`.
             states: the values of the tape on which the results depend, which are saved.
             results: what it has returned.
-            saved: the values that the derivative finds in its `Call`. It must not refer to other ones, since a loop or
-                a map keeps those of all its calls.
+            saved: the values that the derivative finds in its `Call`. It must not refer to other tensors, since a loop
+                or a map keeps those of all its calls.
             pushed: its derivative in the other direction, as in ``vjp``.
+            name: the operator that has called the function.
         """
         for state in states:
             if state is not None:
@@ -442,7 +445,7 @@ class Tape(CallInterpreter):
         kinds = [None if s is None else _kind(s.primal) for s in states]
         derivative = function if isinstance(function, Derivative) else vjp(function, pushed=pushed)
         results = [s.primal if s is not None else y for s, y in zip(new, results, strict=True)]
-        self._add(OPS["copy"], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
+        self._add(OPS[name], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:

@@ -50,6 +50,10 @@ class Taped(NoElements):
             return False
         return self.viewed is None or ((base := self.viewed()) is not None and base.exists())
 
+    def share(self) -> None:
+        """See `NoElements`: a value that is saved is never written in place."""
+        self.save()
+
     def stored(self) -> NoReturn:
         """Raises ConcretizationError: elements are read through operators, which the tape sees."""
         raise ConcretizationError(LEFT if self.tape.ended else f"a part of a tensor is read, {LEAVES}")

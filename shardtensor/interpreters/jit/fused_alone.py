@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from shardtensor.host import memory_pool
@@ -40,7 +40,7 @@ def alone_of(equation: Equation) -> Fused:
 
 def is_product(equation: Equation) -> bool:
     """Whether an equation is a small product of matrices or vectors of the host, all of one dtype."""
-    if equation.op.name not in ("matmul", "vecdot") or any(p not in (None, -1) for p in equation.params):
+    if (orders := _orders(equation)) is None:
         return False
     kinds = [kind_of(x) for x in (*equation.operands, equation.results)]
     if not all(isinstance(k, HostAval) or (isinstance(k, Aval) and is_on_host(k)) for k in kinds):
@@ -51,11 +51,40 @@ def is_product(equation: Equation) -> bool:
     if equation.op.name == "vecdot" and len(x.shape) + len(y.shape) > 2:
         return False
     alike = len({kind.dtype for kind in kinds}) == 1 and out.dtype.str[1:] in PRODUCTS
-    return alike and _products(x, y) <= MOST
+    return alike and _products(x, y, orders[1]) <= MOST
 
 
-def _products(x: Aval | HostAval, y: Aval | HostAval) -> int:
-    return math.prod(x.shape) * math.prod(y.shape[1:])
+Order = Sequence[int | None] | None
+"""The dimensions of an operand in the order of `matmul`, with None for a new one; None for an operand as it is."""
+
+
+def _orders(equation: Equation) -> tuple[Order, Order] | None:
+    """Returns the orders of the operands of a product; None if it is no product of matrices and vectors."""
+    if equation.op.name in ("matmul", "vecdot"):
+        return (None, None) if all(p in (None, -1) for p in equation.params) else None
+    if equation.op.name != "contract":
+        return None
+    operands, _, result = equation.params[0].partition("->")
+    x, y = [term.split() for term in operands.split(",")]
+    inner = [name for name in x if name in y]
+    if len(x) == len(y) == 1 and not inner:
+        return [0, None], [None, 0]
+    if len(inner) != 1 or inner[0] in result.split():
+        return None
+    at = x.index(inner[0]), y.index(inner[0])
+    return [*[d for d in range(len(x)) if d != at[0]], at[0]], [at[1], *[d for d in range(len(y)) if d != at[1]]]
+
+
+def _ordered(x: HostArray, order: Order) -> HostArray:
+    if order is None:
+        return x
+    x = x.transpose([d for d in order if d is not None])
+    return x[tuple([None if d is None else slice(None) for d in order])]
+
+
+def _products(x: Aval | HostAval, y: Aval | HostAval, order: Order) -> int:
+    columns = y.shape[1:] if order is None else [y.shape[d] for d in order[1:] if d is not None]
+    return math.prod(x.shape) * math.prod(columns)
 
 
 def reduces_columns(equation: Equation) -> bool:
@@ -85,7 +114,10 @@ class FusedProduct(Fused):
         x, y = equation.operands
         self.equations = (equation,)
         self.compiled = None
-        self.shape = (_products(kind_of(x), kind_of(y)),)
+        orders = _orders(equation)
+        assert orders is not None
+        self._orders = orders
+        self.shape = (_products(kind_of(x), kind_of(y), orders[1]),)
         self.kernel = LOOPS  # type: ignore[assignment]
         self._inputs = [(x.number, None, None) for x in (x, y) if type(x) is Var]
 
@@ -98,7 +130,8 @@ class FusedProduct(Fused):
         """See `Fused`."""
         (equation,) = self.equations
         loops = cast(CompiledLoops, self.compiled)
-        x, y = [values[x.number] if type(x) is Var else x for x in equation.operands]
+        found = [values[x.number] if type(x) is Var else x for x in equation.operands]
+        x, y = map(_ordered, found, self._orders)
         return loops.product(x, y, target(equation.results, None))
 
     def __call__(self, values: Any) -> bool:

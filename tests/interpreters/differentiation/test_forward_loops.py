@@ -117,6 +117,17 @@ def test_a_carry_that_begins_with_a_number_has_the_dtype_of_the_function() -> No
     assert (value.dtype, tangent.dtype, float(tangent)) == (np.float32, np.float32, 9.0)
 
 
+def test_an_integer_of_the_initial_carry_may_become_a_differentiated_number() -> None:
+    def fn(x: Any, lax: Any = st) -> Any:
+        body = lambda s: (s[0] + x[1, 0], s[1] * s[0], s[2] + 1)  # noqa: E731
+        return lax.while_loop(lambda s: s[2] < 3, body, (1, x, 0))
+
+    x, d = put(X, "numpy"), put(D, "numpy")
+    wanted = along(lambda x: fn(x, PYTHON), x, d)
+    assert_close(along(fn, x, d), wanted)
+    assert_close(st.jit(lambda x, d: along(fn, x, d))(x, d), wanted)
+
+
 def test_writes_in_functions_and_what_they_close_over() -> None:
     x = put(X, "numpy")
 
