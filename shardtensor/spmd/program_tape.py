@@ -51,29 +51,23 @@ class ProgramTape(Tape):
         assert program is not None
         self._lent: Sequence[Lent] = program.lent
 
-    def taped(self, x: Any) -> Taped | None:
-        """Returns the value of this tape that is that of a tensor; a tensor that depends on a differentiated argument,
-        and that the function closes over, becomes one.
+    def from_outside(self, state: Taped) -> Taped | None:
+        """See `Tape`. A value that depends on a differentiated argument, and that the function closes over, becomes one
+        of this tape.
         """
-        if type(x) is ShardedTensor:
-            storage = getattr(x._storage, "base", x)._storage
-            if type(storage) is Taped and storage.tape is not self and (made := self._captured_as(x, storage)):
-                return made
-        return super().taped(x)
-
-    def _captured_as(self, x: ShardedTensor, storage: Taped) -> Taped | None:
-        if storage in self._captured:
-            return self._captured[storage][1]
-        if self.recorder.ended:
+        if state in self._captured:
+            return self._captured[state][1]
+        recorder = self.recorder
+        if recorder.ended:
             return None
         with _capturing:
-            state = self.recorder.taped(x)
-        if state is None:
+            found = state if state.tape is recorder else recorder.from_outside(state)
+        if found is None:
             return None
-        state.save()
-        made: Taped = self.variable(state.primal)._storage
+        found.save()
+        made: Taped = self.variable(found.primal)._storage
         made.save()
-        self._captured[storage] = state, made
+        self._captured[state] = found, made
         return made
 
     def adopted(self, x: Any) -> Any:
