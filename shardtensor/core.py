@@ -582,7 +582,9 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
     try:
         internal = name == op.name and name != op.error_name
         # `place_result` is called with the operator that the user called.
-        composed = op.composite and not op.spmd and "op" not in op.params and name != op.error_name and name in OPS
+        # `lines_applied` calls a function of the user, whose errors are its own.
+        calls_others = "op" in op.params or "function" in op.params
+        composed = op.composite and not op.spmd and not calls_others and name != op.error_name and name in OPS
         if isinstance(error, DistributedError):  # See above.
             raise error
         if internal or composed:

@@ -232,7 +232,7 @@ def where(condition: Any, x1: Any, x2: Any, *, out: HostArray) -> None:
     """
     word = _WORDS.get(out.dtype.itemsize)
     others = [x for x in (x1, x2) if isinstance(x, np.ndarray) and x.dtype != out.dtype]
-    if out.size < _LEAST_MASKED or word is None or out.dtype.hasobject or others:
+    if out.size < _LEAST_MASKED or word is None or out.dtype.hasobject or others or not out.ndim:
         out[...] = np.where(condition, x1, x2)
         return
     operands = [x if isinstance(x, np.ndarray) else np.asarray(x, out.dtype) for x in (x1, x2)]

@@ -51,7 +51,7 @@ class _Thread:
     """A thread that calls one function after the other, until it gets None."""
 
     def __init__(self) -> None:
-        self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # fork: a child has no such threads.
         self._thread = threading.Thread(target=self._work, name="shardtensor: assistant", daemon=True)
         self._thread.start()
 
@@ -74,8 +74,8 @@ class _Call:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._requests: SimpleQueue[Callable[[], Any] | _Outcome] = SimpleQueue()
-        self._answers: SimpleQueue[_Outcome] = SimpleQueue()
+        self._requests: SimpleQueue[Callable[[], Any] | _Outcome] = SimpleQueue()  # fork: only this call has it.
+        self._answers: SimpleQueue[_Outcome] = SimpleQueue()  # fork: only this call has it.
         self._left = False
         try:
             self._thread = _idle.pop()

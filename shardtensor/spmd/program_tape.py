@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from shardtensor.core import OPS, Op, Operands, Params, bind_by
 from shardtensor.functions.derivatives.forms import Derivative
+from shardtensor.host import fork
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped
 from shardtensor.spmd.program import current
@@ -16,7 +16,7 @@ from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, tensor
 
-_capturing = threading.RLock()
+_capturing = fork.lock()
 """Programs that run in several threads note in the tape around them what they close over."""
 
 

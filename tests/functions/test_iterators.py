@@ -45,6 +45,34 @@ def along(name: str, module: Any = st, operand: str = "x", *args: Any, **params:
     return axis, lambda a, make: getattr(module, name)(getattr(a, operand), *args, axis=make(), **params)
 
 
+def product(a: Any, b: Any) -> Any:
+    return (a * b * b).sum()
+
+
+def derivative(name: str) -> tuple[list[Any], Call]:
+    """Returns the call of a function that takes the numbers of the arguments to be differentiated."""
+    return [0, 1], lambda a, make: getattr(st, name)(product, argnums=make())(a.v, a.v + 1)
+
+
+def power(x: Any, n: Any) -> Any:
+    return x**n
+
+
+def with_rule(name: str, **params: Any) -> Any:
+    """Returns the gradient of a function with a rule, which has an argument that is not differentiated."""
+    f = getattr(st, name)(power, **params)
+    if name == "custom_vjp":
+        f.defvjp(lambda x, n: (x**n, x), lambda n, x, g: (g * n * x ** (n - 1),))
+    else:
+        f.defjvp(lambda n, xs, ts: (xs[0] ** n, ts[0] * n * xs[0] ** (n - 1)))
+    return f
+
+
+def rule(name: str, parameter: str) -> tuple[list[Any], Call]:
+    items = [1] if parameter.endswith("nums") else ["n"]
+    return items, lambda a, make: st.grad(lambda x: with_rule(name, **{parameter: make()})(x, 3).sum())(a.v + 1)
+
+
 def shaped(name: str, *args: Any, **params: Any) -> tuple[list[Any], Call]:
     """Returns the call of a function that takes a shape after other arguments."""
     return [2, 3], lambda a, make: getattr(st, name)(*args, shape=make(), **params)
@@ -117,6 +145,21 @@ def compiled(argument: str) -> tuple[list[Any], Call]:
 
 
 CASES: dict[str, tuple[list[Any], Call]] = {
+    # Derivatives.
+    **{f"{name}.argnums": derivative(name) for name in ("grad", "value_and_grad", "jacrev", "jacfwd", "hessian")},
+    **{
+        f"{name}.{parameter}": rule(name, parameter)
+        for name in ("custom_vjp", "custom_jvp")
+        for parameter in ("nondiff_argnums", "nondiff_argnames")
+    },
+    "remat.static_argnums": (
+        [1],
+        lambda a, make: st.grad(lambda x: st.remat(power, static_argnums=make())(x, 2).sum())(a.v),
+    ),
+    "remat.static_argnames": (
+        ["n"],
+        lambda a, make: st.grad(lambda x: st.remat(power, static_argnames=make())(x, n=2).sum())(a.v),
+    ),
     # Axes.
     **{
         f"{name}.axis": along(name)
