@@ -197,7 +197,8 @@ class _Map:
         """Notes that a result is one value of all programs along some axes. Returns the number for its cotangent."""
         if self.types is None or (out := outs[k]) is None or not (one := self.axes - self.types.differ[out[0]]):
             return None
-        total = self.tape.new_number()
+        total = self.tape.next_number
+        self.tape.next_number += 1
         self.tape.one_value[number] = total, one
         return total
 

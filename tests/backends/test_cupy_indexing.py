@@ -53,10 +53,16 @@ def test_selected_elements(index: tuple[Any, ...], data: Any) -> None:
     with machine(4, devices=1) as m:
         spec = data.draw(some.sampled_from([st.P(), st.P("d"), st.P(None, "d"), st.P(None, None, "d")]))
         x = st.device_put(host, st.NamedSharding(m.mesh(), spec))
-        places = [st.NamedSharding(m.mesh(), st.P("d")), m.devices[2]]
-        given = tuple([
-            st.device_put(e, data.draw(some.sampled_from(places))) if isinstance(e, np.ndarray) else e for e in index
-        ])  # fmt: skip
+        mesh = st.make_mesh((4,), ("d",), devices=st.devices("numpy")[:4])
+        drawn_places = [data.draw(some.booleans()) for _ in index]
+
+        def placed(mesh: st.Mesh) -> tuple[Any, ...]:
+            """Returns the index with tensors on a mesh, which are split or on one device."""
+            where = [st.NamedSharding(mesh, st.P("d")) if split else mesh.flat[2] for split in drawn_places]
+            pairs = zip(index, where, strict=True)
+            return tuple([st.device_put(e, at) if isinstance(e, np.ndarray) else e for e, at in pairs])
+
+        given = placed(m.mesh())
         try:
             wanted = host[index]
         except IndexError:
@@ -65,8 +71,8 @@ def test_selected_elements(index: tuple[Any, ...], data: Any) -> None:
             return
         found = x[given]
         np.testing.assert_array_equal(np.asarray(found), wanted, strict=True)
-        by_host = x[index]
-        assert found.sharding.is_equivalent_to(by_host.sharding, found.ndim)
+        on_host = st.device_put(host, st.NamedSharding(mesh, spec))[placed(mesh)]
+        assert found.sharding.spec == on_host.sharding.spec
 
 
 @hypothesis.given(index=indices(), data=some.data())

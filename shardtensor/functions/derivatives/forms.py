@@ -28,6 +28,7 @@ class Derivative(abc.ABC):
 
     Attributes:
         takes_partial_sums: whether it passes unreduced cotangents on as they are; other derivatives get their sums.
+        records: whether it records calls itself (see `Recording`).
         after_composition: whether the composition of the operator is called first, so that only the calls are recorded
             for which it returns NotImplemented.
         meets: whether it is called without a cotangent, too, since the programs of a map meet in it.
@@ -35,6 +36,7 @@ class Derivative(abc.ABC):
 
     takes_partial_sums = False
     after_composition = False
+    records = False
     meets = False
 
     def saves(self, op: Op, active: Sequence[bool]) -> Sequence[str]:
@@ -187,6 +189,8 @@ def vjp(
 
 class Recording(Derivative):
     """A derivative that records calls itself, also those of which no operand depends on a differentiated argument."""
+
+    records = True
 
     @abc.abstractmethod
     def record(self, tape: Any, op: Op, operands: Any, params: Any, /) -> Any:

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from shardtensor.interpreters.differentiation.cotangents import (
     pulled_back,
     window,
 )
-from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped, number_of
+from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.mutation.writes import check_result
@@ -121,11 +121,6 @@ class Tape(CallInterpreter):
         return interpreted_by(self.outer)
 
     # -- values --------------------------------------------------------------------------------------
-
-    def new_number(self) -> int:
-        """Returns the number of a new value."""
-        self.next_number += 1
-        return self.next_number - 1
 
     def variable(self, primal: Any) -> ShardedTensor:
         """Returns a tensor of the tape for a value, to which no other object may refer."""
@@ -278,8 +273,8 @@ class Tape(CallInterpreter):
         derivative = derivative_of(op)
         if derivative is ZERO:
             return bind_by(self.outer, op, self.constants(operands), params)
-        if isinstance(derivative, Recording):
-            return derivative.record(self, op, operands, params)
+        if derivative is not None and derivative.records:
+            return cast("Recording", derivative).record(self, op, operands, params)
         if derivative is None or type(derivative) is Refused:
             reason = "none is defined yet" if derivative is None else derivative.reason
             name = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
@@ -352,7 +347,6 @@ class Tape(CallInterpreter):
                 held: Iterable[Taped | None] = new
             else:
                 at = op.operands.index(name)
-                at = op.operands.index(name)
                 x = operands[at]
                 base = self.taped(x) if type(x) is ShardedTensor else None
                 source = None if base is None else base.source
@@ -360,6 +354,9 @@ class Tape(CallInterpreter):
                     view_spec = x._base_and_view()[1] if hasattr(x._storage, "view_spec") else None
                     saved[name] = Gathered(source.primal, base.primal._aval, x._aval, view_spec)
                     held = (source,)
+                elif type(x) is ShardedTensor or type(x) in SCALARS:
+                    saved[name] = self._kept(given[at]) if base is None else given[at]
+                    held = (base,)
                 else:
                     held = list(map(self.taped, leaves(x)))
                     values = zip(leaves(given[at]), held, strict=True)
@@ -371,7 +368,7 @@ class Tape(CallInterpreter):
 
     def _kept(self, x: Any) -> Any:
         """Returns an operand that is none of the tape, as a derivative saves it: later writes do not change it."""
-        x = self.adopted(x)
+        x = x if self.in_program is None else self.adopted(x)
         if type(x) is ShardedTensor:
             return x if self.is_lent(x) else bind_by(self.outer, OPS["copy"], (x,), ())
         return x.copy() if isinstance(x, np.ndarray) else x
@@ -410,8 +407,8 @@ class Tape(CallInterpreter):
         step.op, step.params, step.derivative = op, params, derivative
         step.kinds, step.results, step.saved, step.tree = kinds, results, saved, tree
         step.active = [s is not None for s in inputs]
-        step.inputs = numbers = list(map(number_of, inputs))
-        step.outputs = list(map(number_of, outputs))
+        step.inputs = numbers = [None if s is None else s.number for s in inputs]
+        step.outputs = [None if s is None else s.number for s in outputs]
         uses = self.uses
         for n in numbers:
             if n is not None:

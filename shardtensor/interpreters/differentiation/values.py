@@ -31,7 +31,8 @@ class Taped(NoElements):
     def __init__(self, tape: Any, primal: Any, viewed: Taped | None = None) -> None:
         self.tape = tape
         self.primal = primal
-        self.number = tape.new_number()
+        self.number: int = tape.next_number
+        tape.next_number = self.number + 1
         self.tangent: Any = None
         self.is_saved = False
         self.viewed = None if viewed is None else weakref.ref(viewed)
