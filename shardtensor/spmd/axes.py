@@ -58,7 +58,7 @@ def axis_index(axis_name: AxisName) -> int:
     >>> f(np.arange(4)).tolist()
     [0, 1, 12, 13]
     """
-    if (batcher := _batcher(axis_name)) is not None:
+    if (batcher := batcher_of(axis_name)) is not None:
         found: int = batcher.index()
         return found
     return axis_position("axis_index", axis_name).index
@@ -77,13 +77,13 @@ def axis_size(axis_name: AxisName) -> int:
     >>> st.pmap(lambda x: x + st.axis_size("i"), np.zeros(4), axis_name="i").tolist()
     [4.0, 4.0, 4.0, 4.0]
     """
-    if (batcher := _batcher(axis_name)) is not None:
+    if (batcher := batcher_of(axis_name)) is not None:
         size: int = batcher.size
         return size
     return axis_position("axis_size", axis_name).size
 
 
-def _batcher(axis_name: Any) -> Any:
+def batcher_of(axis_name: Any) -> Any:
     """Returns the interpreter of the `vmap` around this call that has given an axis this name; None if none has."""
     found: Any = innermost()
     while found is not None:

@@ -21,7 +21,7 @@ from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Recording, linear
 from shardtensor.interpreters.differentiation.tape import Tape, tensor_here
 from shardtensor.sharding.layout import offsets
-from shardtensor.spmd.axes import axis_position
+from shardtensor.spmd.axes import axis_position, axis_size, batcher_of
 from shardtensor.spmd.differentiation import MapDerivative
 from shardtensor.spmd.rendezvous import rendezvous
 from shardtensor.tensor.pytree import leaves
@@ -65,6 +65,8 @@ class Collective(Recording):
         for x in found:
             tape._make_tensor(x)
         depends = any(map(tape.active, found))
+        if _is_batched(params[op.params.index("axis_name")]):
+            return tape.recorded(op, operands, params, self.with_types(typed=False))
         if any(_has_gradient(tape.adopted(x)) for x in found):
             named = dict(zip(op.params, params, strict=True))
             depends = _in_any_program(op.name, depends, named["axis_name"], named.get("axis_index_groups"))
@@ -81,6 +83,12 @@ class Collective(Recording):
             g = zeros_of(kind) if g is None else whole(g, kind)
             made.append(tensor_here(self.transpose(g, call, k, self.typed)))
         return made
+
+
+def _is_batched(axis_name: Any) -> bool:
+    """Whether an axis is that of `vmap`, whose examples are in one program."""
+    names = axis_name if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    return any(batcher_of(name) is not None for name in names)
 
 
 def _has_gradient(x: Any) -> bool:
@@ -120,7 +128,9 @@ def _of_sum(g: Any, recorded: Call, k: int, typed: bool) -> Any:
 
 
 def _of_mean(g: Any, recorded: Call, k: int, typed: bool) -> Any:
-    return _total(g, recorded, typed) / _position(recorded).size
+    groups, name = recorded.params.get("axis_index_groups"), recorded.params["axis_name"]
+    size = axis_size(name) if groups is None else _position(recorded).size
+    return _total(g, recorded, typed) / size
 
 
 def _of_extremum(g: Any, recorded: Call, k: int, typed: bool) -> Any:
@@ -156,7 +166,7 @@ def _of_scatter(g: Any, recorded: Call, k: int, typed: bool) -> Any:
 
 def _of_gather(g: Any, recorded: Call, k: int, typed: bool) -> Any:
     p = recorded.params
-    if p["tiled"]:
+    if p["tiled"] and not _is_batched(p["axis_name"]):
         _check_split(recorded, k, p["axis"], recorded.kinds[k], g)
     return _met("psum_scatter", g, recorded, scatter_dimension=p["axis"], tiled=p["tiled"])
 

@@ -31,12 +31,16 @@ class _Function:
         batcher: the batcher, by which its operators are called.
         function: the function.
         given: for the leaves of each of its arguments, whether they differ between examples.
+
+    Attributes:
+        others: for the leaves of the last result behind the carry, whether they differ between examples.
     """
 
     def __init__(self, batcher: Batcher, function: Function, given: Sequence[Flags]) -> None:
         self._batcher = batcher
         self._function = function
         self._given = given
+        self.others: Flags = []
 
     def __call__(self, *args: Any) -> tuple[Any, Flags]:
         """Returns the result of all examples, and which of its leaves differ between them."""
@@ -58,6 +62,18 @@ class _Function:
 
         def function(*args: Any) -> Any:
             return _spread(self._batcher, *self(*args), wanted, like)
+
+        return function
+
+    def with_carry(self, carry: Flags, like: Aval | None) -> Function:
+        """Returns the function, of whose result the first leaves, the carry, are those of all examples where these
+        flags say so. The others may be more than those that were inferred: they are what derivatives have saved.
+        """
+
+        def function(*args: Any) -> Any:
+            made, found = self(*args)
+            self.others = found[len(carry) :]
+            return _spread(self._batcher, made, found, carry + self.others, like)
 
         return function
 
@@ -100,14 +116,12 @@ def _counted(batcher: Batcher, init: Any, xs: Any, bounds: Any, body: Function, 
         if grown == flags or len(grown) != count:  # A carry that changes its structure is an error of the loop.
             break
         carry, flags = _spread(batcher, carry, flags, grown, like), grown
-    operands = carry, xs, bounds
-    wanted = flags + found[count:]
-    last, ys = bind_by(
-        batcher.outer, OPS["counted_loop"], operands, (function.with_flags(wanted, like), reverse, caller)
-    )
-    stacked = zip(leaves(ys), found[count:], strict=True)
+    operands, function.others = (carry, xs, bounds), found[count:]
+    params = function.with_carry(flags, like), reverse, caller
+    last, ys = bind_by(batcher.outer, OPS["counted_loop"], operands, params)
+    stacked = zip(leaves(ys), function.others, strict=True)
     ys = replaced(ys, [call("moveaxis", y, 1, 0) if f else y for y, f in stacked])
-    return batcher.boxed(last, flags), batcher.boxed(ys, found[count:])
+    return batcher.boxed(last, flags), batcher.boxed(ys, function.others)
 
 
 def _first(x: Any) -> Any:

@@ -44,7 +44,11 @@ class Batched(NoElements):
         raise ConcretizationError(LEFT if self.batcher.ended else f"the elements of one example are read, {LEAVES}")
 
     def is_lacking(self) -> bool:
-        """Whether the elements are unknown: one example has none."""
+        """Whether the elements are unknown: one example has none.
+
+        Raises:
+            ConcretizationError: the tensor has left the function.
+        """
         if self.batcher.ended:
             raise ConcretizationError(LEFT)
         return True

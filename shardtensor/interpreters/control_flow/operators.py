@@ -180,8 +180,17 @@ def structure_of(tree: Any, name: str) -> str:
 
 
 def lack_elements(tree: Any) -> bool:
-    """Whether a tensor in a tree lacks elements, as those on an `AbstractMesh` do."""
-    return any(lacks_elements(x) for x in leaves(tree))
+    """Whether a tensor in a tree lacks elements, as those on an `AbstractMesh` do, so that a loop is inferred. One
+    example of a batch lacks them only if all examples do.
+    """
+    return any(lacks_elements(_of_all(x)) for x in leaves(tree))
+
+
+def _of_all(x: Any) -> Any:
+    """Returns the values of all examples, for a value of `vmap` or of a tape around it."""
+    while type(x) is ShardedTensor and hasattr(storage := getattr(x._storage, "base", x)._storage, "primal"):
+        x = storage.primal
+    return x
 
 
 def result_array(caller: str, y: Any) -> Any:

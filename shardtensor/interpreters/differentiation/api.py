@@ -190,7 +190,7 @@ def _kind(primal: Any) -> Any:
 
 
 def _no_gradient(x: Any) -> Any:
-    return np.zeros(np.shape(x), _FLOAT0)
+    return None if x is None else np.zeros(np.shape(x), _FLOAT0)
 
 
 def _or_zeros(g: Any, kind: Any) -> Any:
@@ -204,6 +204,8 @@ def _or_zeros(g: Any, kind: Any) -> Any:
 
 def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) -> Any:
     """Returns a copy of an argument that the tape may hold; None for one without a gradient."""
+    if x is None:
+        return None
     if type(x) in (float, complex):
         kind: Any = np.asarray(x).dtype
     elif isinstance(x, (ShardedTensor, np.ndarray, np.generic, bool, int)) or is_data(x):
@@ -270,6 +272,12 @@ def _scalar(caller: str, run: _Run, holomorphic: bool) -> Any:
         )
     if not is_inexact(dtype):
         raise ArgumentTypeError(f"{caller}: the function returns dtype {dtype}; wanted a floating-point number")
+    if type(y) is not ShardedTensor and run.tape.was_read:
+        raise ArgumentTypeError(
+            f"{caller}: the function returns the Python number {y!r:.40}, and has read elements of its arguments as "
+            "such numbers, by float(x) or x.item(), which have no gradient; wanted a tensor: use functions of the "
+            "library in place of those of math"
+        )
     if type(y) is not ShardedTensor:
         return call("ones", (), dtype=dtype)
     return call("ones", (), dtype=dtype, device=reduced(y._aval).sharding)

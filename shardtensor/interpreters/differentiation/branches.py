@@ -28,7 +28,7 @@ from shardtensor.interpreters.differentiation.inner import (
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
-from shardtensor.tensor.tensor import ShardedTensor
+from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
 from shardtensor.tensor.value import Aval, reduced
 
 
@@ -37,7 +37,8 @@ class Branch(Recording):
 
     def record(self, tape: Tape, op: Op, operands: Operands, params: Params, /) -> Any:
         """See `Recording`."""
-        if not knows_no_elements(tape, operands[:1]):
+        # A condition that differs between the examples of a batch calls all branches.
+        if not knows_no_elements(tape, operands[:1]) and not lacks_elements(operands[0]):
             return by_trips(tape, op, operands, params)
         return _Branches(tape, operands, params).run(op)
 

@@ -18,6 +18,7 @@ from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_by, call, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.interpreters.control_flow.operators import lack_elements
 from shardtensor.interpreters.differentiation.cotangents import pulled_back
 from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
 from shardtensor.interpreters.differentiation.values import LEFT, Taped, number_of
@@ -28,7 +29,7 @@ from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import aval
 
 
@@ -55,7 +56,7 @@ def knows_no_elements(tape: Tape, operands: Any) -> bool:
     """Whether a call is traced or inferred, so that functions cannot be called trip by trip."""
     root = root_of(tape)
     is_abstract = isinstance(root, Tracer) or (root is not None and root.only_infers)
-    return is_abstract or any(map(lacks_elements, leaves(operands)))
+    return is_abstract or lack_elements(operands)
 
 
 def by_trips(tape: Tape, op: Op, operands: Operands, params: Params) -> Any:
@@ -166,7 +167,7 @@ class Inner(Tape):
 def is_inside(x: ShardedTensor, tracer: Tracer | None) -> bool:
     """Returns whether a tensor has been made in a function that a tracer traces, or may have been."""
     storage = storage_of(x)
-    while type(storage) is Taped:
+    while hasattr(storage, "primal"):  # That of a tape, or of a batch.
         if type(storage.primal) is not ShardedTensor:
             return True
         storage = storage_of(storage.primal)
@@ -196,6 +197,8 @@ def number_in(storage: Any) -> tuple[Any, int]:
     """Returns the tape or the trace of which a value is, and the number of the value there."""
     if type(storage) is Taped:
         return storage.tape, storage.number
+    if hasattr(storage, "batcher"):
+        return number_in(storage_of(storage.primal))
     return (storage.tracer.trace, storage.value.number) if type(storage) is Traced else (None, 0)
 
 
@@ -385,6 +388,8 @@ def abstract(x: Any) -> Any:
         if type(given) is not ShardedTensor:
             return view_spec.of(backend_of(HOST), given)
         x = tensor(x._aval, View(given, view_spec))
+    if type(x) is ShardedTensor and hasattr(storage_of(x), "batcher"):
+        return without_elements(x._aval)  # One example of a batch.
     return x
 
 

@@ -72,6 +72,7 @@ class Tape(CallInterpreter):
         steps: the recorded calls.
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
+        was_read: whether an element has been read as a Python number.
         around: for a function that is a part of another one, a weak reference to the tape of that.
         gathers_again: whether values that a gather has made are saved as its source.
         known_as: by the numbers of values of that tape, which the function closes over, those that stand for them here.
@@ -102,6 +103,7 @@ class Tape(CallInterpreter):
         self.steps: list[Step] = []
         self.uses: dict[int, int] = {}
         self.ended = False
+        self.was_read = False
         self.around = (lambda: None) if around is None else weakref.ref(around)
         self.gathers_again = self.records
         self.known_as: dict[int, Taped] = {}
@@ -480,6 +482,7 @@ class Tape(CallInterpreter):
         is_read = self.can_be_read and op.name == "to_host" and operands[0].size <= 1 and _is_read_by_user()
         if not is_read and derivative_of(op) is not ZERO:
             raise ConcretizationError(f"{op.error_name}: the elements of a tensor are taken out, {LEAVES}")
+        self.was_read = self.was_read or is_read
         return bind_by(self.outer, op, self.constants(operands), params)
 
     def _stacked(self, x: Any) -> Any:

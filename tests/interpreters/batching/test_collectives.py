@@ -73,6 +73,26 @@ def test_gradients_of_collectives() -> None:
     np.testing.assert_allclose(np.asarray(found), np.asarray(plain), rtol=1e-10)
 
 
+LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    "psum": lambda ns, a: (ns.psum(a, "b") * a).sum(),
+    "pmean": lambda ns, a: (ns.pmean(a * a, "b") * a).sum(),
+    "all_gather": lambda ns, a: (ns.all_gather(a, "b")[1] * a).sum(),
+    "ppermute": lambda ns, a: (ns.ppermute(a, "b", [(0, 1), (1, 2), (2, 3), (3, 0)]) * a).sum(),
+    "constant": lambda ns, a: (a * ns.psum(1.0, "b")).sum(),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_of_each_example(name: str) -> None:
+    """They are those of the sum of all examples' results, as in JAX."""
+    x, loss = np.random.default_rng(0).standard_normal((4, 3)), LOSSES[name]
+    with jax.enable_x64(True):
+        wanted = jax.vmap(jax.grad(lambda a: loss(jax.lax, a)), axis_name="b")(x)
+    each = st.vmap(st.grad(lambda a: loss(st, a)), axis_name="b")
+    for call in (each, st.jit(each)):
+        np.testing.assert_allclose(np.asarray(call(x)), np.asarray(wanted), rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("fn", "error", "text"),
     [

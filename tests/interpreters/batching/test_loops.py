@@ -114,6 +114,25 @@ def test_loops(name: str, spec: st.P, backend: str) -> None:
     st.eval_shape(st.vmap(fn, in_axes=(0, None)), x, w)
 
 
+DIFFERENTIABLE = [name for name in CASES if "while" not in name]
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_of_loops(name: str) -> None:
+    fn, (x, w) = CASES[name], arguments("numpy", st.P("x"))
+
+    def loss(a: Any, w: Any) -> Any:
+        return sum([(st.sin(y) * (k + 1)).sum() for k, y in enumerate(st.tree.leaves(fn(a, w)))])
+
+    wanted = np.stack([np.asarray(st.grad(loss)(row.copy(), w)) for row in x])
+    each = st.vmap(st.grad(loss), in_axes=(0, None))
+    total = st.grad(lambda x, w: st.vmap(loss, in_axes=(0, None))(x, w).sum())
+    for call in (each, st.jit(each), total, st.jit(total)):
+        found = call(x, w)
+        assert found.sharding == x.sharding
+        np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-10, atol=1e-12)
+
+
 def test_branches_that_differ_are_an_error() -> None:
     x, _ = arguments("numpy", st.P())
     with pytest.raises(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -418,3 +419,18 @@ def test_numbers_under_jit() -> None:
     x = put(X, "numpy")
     fn = lambda a, x: (a * x * a).sum()  # noqa: E731
     assert float(st.jit(st.grad(fn))(3.0, x)) == 6 * X.sum()
+
+
+def test_none_in_a_tree_stays_none() -> None:
+    x = put(X, "numpy")
+    g = st.grad(lambda p: (p["w"] ** 2).sum())({"w": x, "b": None})
+    assert_equal(g["w"], 2 * X)
+    assert g["b"] is None
+    assert st.vjp(lambda p: p["w"] * 2, {"w": x, "b": None})[1](x)[0]["b"] is None
+
+
+def test_a_number_of_elements_that_were_read_has_no_gradient() -> None:
+    for fn in (lambda x: math.sin(x[0, 0]), lambda x: float(x.sum()) ** 2, lambda x: x[0, 1].item()):
+        with pytest.raises(TypeError, match=r"returns the Python number .*which have no gradient; wanted a tensor"):
+            st.grad(fn)(put(X, "numpy"))
+    assert float(st.grad(lambda x: x if float(x) > 0 else -x)(st.asarray(3.0))) == 1
