@@ -47,7 +47,7 @@ INSTEAD = {
 SEVERAL = {"03_parallel_tutorial": {29, 47}}
 """The cells that need eight devices, or several in each process: otherwise only the next exchange compares results."""
 
-OF_PRODUCTS = {"03_parallel_tutorial": {43}, "04_training": {5, 27}}
+OF_PRODUCTS = {"03_parallel_tutorial": {43}, "04_training": {5, 25, 27}}
 """The cells with products of matrices whose rows are split: a process multiplies its rows, and the bits of some BLAS
 libraries on some processors depend on how many these are (see docs/many_processes.md).
 """
