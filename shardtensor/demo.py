@@ -222,23 +222,17 @@ def scores(xp: Any, rows: Array, weights: Weights) -> tuple[Array, Array]:
 def cross_entropy(rows: Array, targets: Array, weights: Weights) -> Array:
     """Returns the cross entropy of the network's scores, summed over the rows.
 
-    This is a sum and not a mean, so that the results of parts of any size add up to that of all rows.
+    Each device computes the sum of its rows, and the partial sums are combined.
     """
     _, score = scores(st, rows, weights)
     score = score - st.max(score, axis=1, keepdims=True)
     return -st.sum(targets * (score - st.log(st.sum(st.exp(score), axis=1, keepdims=True))))
 
 
-def part_gradients(rows: Array, targets: Array, weights: Weights) -> tuple[Array, ...]:
-    """Returns the loss of one device's rows and its gradient with respect to each of the weights."""
+def sharded_gradients(rows: Array, targets: Array, weights: Weights) -> tuple[Array, ...]:
+    """Returns the loss of all rows, which are split over the devices, and its gradient with respect to each weight."""
     value, by_weights = st.value_and_grad(cross_entropy, argnums=2)(rows, targets, weights)
     return value, *by_weights
-
-
-def sharded_gradients(rows: list[Array], targets: list[Array], weights: Weights) -> list[Array]:
-    """Computes `part_gradients` of the shards on each device, and sums the results over the devices."""
-    parts = st.pmap(part_gradients, rows, targets, weights)
-    return [st.sum(st.stack(shards), axis=0) for shards in zip(*parts, strict=True)]
 
 
 def gradients(rows: Array, targets: Array, weights: Weights) -> tuple[Array, ...]:
@@ -263,9 +257,9 @@ def initial_weights() -> Weights:
     )
 
 
-def descend(gradients_at: Gradients, count: int, steps: Iterable[int]) -> tuple[Weights, list[float]]:
+def descend(weights: Weights, gradients_at: Gradients, count: int, steps: Iterable[int]) -> tuple[Weights, list[float]]:
     """Minimizes the mean loss of ``count`` rows by gradient descent with momentum; returns the weights and losses."""
-    weights, losses = initial_weights(), []
+    losses = []
     speeds: Sequence[Array] = [0.0] * len(weights)
     for _ in steps:
         loss, *sums = gradients_at(weights)
@@ -280,10 +274,11 @@ def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights,
 
     There is one bar without times for both: the network is too small for a comparison of speed.
     """
-    console.rule("Training: pmap, value_and_grad, sum")
-    rows, targets = st.shard(train.rows), st.shard(train.targets)
+    console.rule("Training: value_and_grad")
+    rows, targets = st.asarray(train.rows), st.asarray(train.targets)
+    mesh, start = rows.sharding.mesh, initial_weights()
     console.print(
-        f"a network of {PIXELS}, {HIDDEN} and {CLASSES} units, on {counted(len(rows), 'device')}, and again in plain "
+        f"a network of {PIXELS}, {HIDDEN} and {CLASSES} units, on {counted(mesh.size, 'device')}, and again in plain "
         "NumPy, with a handwritten gradient, to check each loss and weight"
     )
     with Progress(TextColumn("training and check"), BarColumn(), TaskProgressColumn(), console=console) as progress:
@@ -295,8 +290,11 @@ def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights,
                 progress.advance(task)
 
         count = len(train.rows)
-        weights, losses = descend(lambda w: sharded_gradients(rows, targets, w), count, steps_shown())
-        plain_weights, plain_losses = descend(lambda w: gradients(train.rows, train.targets, w), count, steps_shown())
+        replicated = st.device_put(start, st.NamedSharding(mesh, st.P()))
+        weights, losses = descend(replicated, lambda w: sharded_gradients(rows, targets, w), count, steps_shown())
+        plain_weights, plain_losses = descend(
+            start, lambda w: gradients(train.rows, train.targets, w), count, steps_shown()
+        )
     console.print(f"the mean loss decreased from {losses[0]:.4f} to {losses[-1]:.4f} in {counted(steps, 'step')}")
     return weights, {
         "training losses": close(losses, plain_losses),
@@ -357,13 +355,14 @@ def show_smap(train: Digits, console: Console) -> dict[str, bool]:
 def show_transfers(train: Digits, weights: Weights, console: Console) -> dict[str, bool]:
     """Prints the transfers of one training step, and checks that a map of a map transfers nothing."""
     console.rule("Transfers")
-    rows, targets = st.shard(train.rows), st.shard(train.targets)
+    rows, targets = st.asarray(train.rows), st.asarray(train.targets)
     console.print("one training step (bytes: transferred between separate memories; copied: in this memory):")
     with st.transfers() as log:
         sharded_gradients(rows, targets, weights)
     console.print(Text(str(log)))
+    shards = st.shard(train.rows)
     with st.transfers() as log:
-        same = st.pmap(st.sqrt, st.pmap(st.square, rows))
+        same = st.pmap(st.sqrt, st.pmap(st.square, shards))
     console.print(f"pmap(st.sqrt, pmap(st.square, shards)) transferred {counted(log.bytes, 'byte')}")
     return {
         "pmap of pmap": close(st.concat(same), train.rows),
