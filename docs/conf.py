@@ -61,6 +61,7 @@ BELOW = {
     "docs/contributing": [
         "/docs/tests",
         "/docs/adding_an_operator",
+        "/docs/adding_a_derivative",
         "/docs/adding_a_collective",
         "/docs/adding_an_interpreter",
         "/docs/writing_a_backend",

@@ -6,7 +6,6 @@ The demo is written as user code: it uses only the public names of the library.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -220,26 +219,31 @@ def scores(xp: Any, rows: Array, weights: Weights) -> tuple[Array, Array]:
     return hidden, hidden @ into_classes + class_bias
 
 
-def gradients(xp: Any, rows: Array, targets: Array, weights: Weights) -> tuple[Array, ...]:
-    """Returns the cross entropy and its derivative with respect to each of the weights, summed over the rows.
+def cross_entropy(rows: Array, targets: Array, weights: Weights) -> Array:
+    """Returns the cross entropy of the network's scores, summed over the rows.
 
-    These are sums and not means, so that the results of parts of any size add up to those of all rows.
-
-    ``xp`` is the namespace of the arrays: NumPy for host arrays, `shardtensor` inside a mapped function.
+    Each device computes the sum of its rows, and the partial sums are combined.
     """
-    hidden, score = scores(xp, rows, weights)
-    score = score - xp.max(score, axis=1, keepdims=True)
-    log_chance = score - xp.log(xp.sum(xp.exp(score), axis=1, keepdims=True))
-    by_score = xp.exp(log_chance) - targets
+    _, score = scores(st, rows, weights)
+    score = score - st.max(score, axis=1, keepdims=True)
+    return -st.sum(targets * (score - st.log(st.sum(st.exp(score), axis=1, keepdims=True))))
+
+
+def sharded_gradients(rows: Array, targets: Array, weights: Weights) -> tuple[Array, ...]:
+    """Returns the loss of all rows, which are split over the devices, and its gradient with respect to each weight."""
+    value, by_weights = st.value_and_grad(cross_entropy, argnums=2)(rows, targets, weights)
+    return value, *by_weights
+
+
+def gradients(rows: Array, targets: Array, weights: Weights) -> tuple[Array, ...]:
+    """Computes what `sharded_gradients` computes, in plain NumPy: the derivatives are written by hand, as the check."""
+    hidden, score = scores(np, rows, weights)
+    score = score - score.max(axis=1, keepdims=True)
+    log_chance = score - np.log(np.exp(score).sum(axis=1, keepdims=True))
+    by_score = np.exp(log_chance) - targets
     by_hidden = (by_score @ weights[2].T) * (1 - hidden * hidden)
-    loss = -xp.sum(targets * log_chance)
-    return loss, rows.T @ by_hidden, xp.sum(by_hidden, axis=0), hidden.T @ by_score, xp.sum(by_score, axis=0)
-
-
-def sharded_gradients(rows: list[Array], targets: list[Array], weights: Weights) -> list[Array]:
-    """Computes `gradients` of the shards on each device, and sums the results over the devices."""
-    parts = st.pmap(functools.partial(gradients, st), rows, targets, weights)
-    return [st.sum(st.stack(shards), axis=0) for shards in zip(*parts, strict=True)]
+    value = -np.sum(targets * log_chance)
+    return value, rows.T @ by_hidden, by_hidden.sum(axis=0), hidden.T @ by_score, by_score.sum(axis=0)
 
 
 def initial_weights() -> Weights:
@@ -253,9 +257,9 @@ def initial_weights() -> Weights:
     )
 
 
-def descend(gradients_at: Gradients, count: int, steps: Iterable[int]) -> tuple[Weights, list[float]]:
+def descend(weights: Weights, gradients_at: Gradients, count: int, steps: Iterable[int]) -> tuple[Weights, list[float]]:
     """Minimizes the mean loss of ``count`` rows by gradient descent with momentum; returns the weights and losses."""
-    weights, losses = initial_weights(), []
+    losses = []
     speeds: Sequence[Array] = [0.0] * len(weights)
     for _ in steps:
         loss, *sums = gradients_at(weights)
@@ -270,11 +274,12 @@ def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights,
 
     There is one bar without times for both: the network is too small for a comparison of speed.
     """
-    console.rule("Training: pmap, stack, sum")
-    rows, targets = st.shard(train.rows), st.shard(train.targets)
+    console.rule("Training: value_and_grad")
+    rows, targets = st.asarray(train.rows), st.asarray(train.targets)
+    mesh, start = rows.sharding.mesh, initial_weights()
     console.print(
-        f"a network of {PIXELS}, {HIDDEN} and {CLASSES} units, on {counted(len(rows), 'device')}, and again in plain "
-        "NumPy to check each loss and weight"
+        f"a network of {PIXELS}, {HIDDEN} and {CLASSES} units, on {counted(mesh.size, 'device')}, and again in plain "
+        "NumPy, with a handwritten gradient, to check each loss and weight"
     )
     with Progress(TextColumn("training and check"), BarColumn(), TaskProgressColumn(), console=console) as progress:
         task = progress.add_task("training", total=2 * steps)
@@ -285,9 +290,10 @@ def show_training(train: Digits, steps: int, console: Console) -> tuple[Weights,
                 progress.advance(task)
 
         count = len(train.rows)
-        weights, losses = descend(lambda w: sharded_gradients(rows, targets, w), count, steps_shown())
+        replicated = st.device_put(start, st.NamedSharding(mesh, st.P()))
+        weights, losses = descend(replicated, lambda w: sharded_gradients(rows, targets, w), count, steps_shown())
         plain_weights, plain_losses = descend(
-            lambda w: gradients(np, train.rows, train.targets, w), count, steps_shown()
+            start, lambda w: gradients(train.rows, train.targets, w), count, steps_shown()
         )
     console.print(f"the mean loss decreased from {losses[0]:.4f} to {losses[-1]:.4f} in {counted(steps, 'step')}")
     return weights, {
@@ -349,13 +355,14 @@ def show_smap(train: Digits, console: Console) -> dict[str, bool]:
 def show_transfers(train: Digits, weights: Weights, console: Console) -> dict[str, bool]:
     """Prints the transfers of one training step, and checks that a map of a map transfers nothing."""
     console.rule("Transfers")
-    rows, targets = st.shard(train.rows), st.shard(train.targets)
+    rows, targets = st.asarray(train.rows), st.asarray(train.targets)
     console.print("one training step (bytes: transferred between separate memories; copied: in this memory):")
     with st.transfers() as log:
         sharded_gradients(rows, targets, weights)
     console.print(Text(str(log)))
+    shards = st.shard(train.rows)
     with st.transfers() as log:
-        same = st.pmap(st.sqrt, st.pmap(st.square, rows))
+        same = st.pmap(st.sqrt, st.pmap(st.square, shards))
     console.print(f"pmap(st.sqrt, pmap(st.square, shards)) transferred {counted(log.bytes, 'byte')}")
     return {
         "pmap of pmap": close(st.concat(same), train.rows),

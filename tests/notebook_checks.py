@@ -97,7 +97,7 @@ assert printed.count("True") == 3
 assert log.bytes == 2 * (n - 1) * 8 * (total + 1)
 """,
         "cell-15": r"""
-assert np.isclose(right, alone)
+assert np.isclose(right, of_all)
 assert not np.isclose(wrong, right, rtol=1e-3)
 """,
         "cell-21": r"""

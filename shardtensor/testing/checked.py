@@ -34,6 +34,7 @@ from shardtensor.backend import (
 )
 from shardtensor.errors import ArgumentTypeError, BackendError
 from shardtensor.host import fork
+from shardtensor.tensor.tensor import ShardedTensor
 
 __all__ = ["CheckedArray", "CheckedBackend"]
 
@@ -71,6 +72,8 @@ class CheckedArray(np.ndarray):
         self._memory = parent._memory if type(parent) is CheckedArray else None
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **kwargs: Any) -> Any:
+        if any(isinstance(x, ShardedTensor) for x in inputs):
+            return NotImplemented  # The tensor's own method gets this array with its memory.
         caller = ufunc.__name__
         bare = _bare(kwargs, caller)
         if out:

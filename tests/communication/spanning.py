@@ -682,6 +682,19 @@ def what_differs_by_right_is_no_error() -> None:
     assert_gathered(x + y * total, ROWS + (ROWS + 1) * ROWS.sum())
 
 
+def writes_on_one_device_are_no_calls_of_all() -> None:
+    """All processes may write a tensor on one device: only the one that has it does more than to know its shape."""
+    x = st.device_put(np.arange(6.0), st.devices()[0])
+    y = x + 0
+    y[:2] += x[4:]
+    y[np.array([3, 5])] = 1
+    y *= 2
+    pairs = x[np.array([[1, 2], [3, 4]])]
+    gradient = st.grad(lambda v: (v[:3] * v[3:]).sum())(x)
+    for found, wanted in ((y, [8, 12, 4, 2, 8, 2]), (pairs, [[1, 2], [3, 4]]), (gradient, [3, 4, 5, 0, 1, 2])):
+        assert_gathered(st.reshard(found, everything()), np.array(wanted, float))
+
+
 def jit_has_the_bits_of_eager_mode() -> None:
     def step(w: Any, a: Any) -> Any:
         error = st.exp(-a) @ w - a.sum(axis=1, keepdims=True)
@@ -868,6 +881,7 @@ CHECKS = [
     medians_where_a_process_has_no_lines, placed_reductions_take_one_exchange, algorithms_whose_parts_differ,
     meshes_may_leave_out_processes,
     views_and_writes, values_that_repeat_are_sent_once, random_numbers_do_not_depend_on_the_processes,
+    writes_on_one_device_are_no_calls_of_all,
     maps_and_their_collectives, maps_in_maps, lists_are_of_this_process, maps_over_arrays_say_whose_devices_they_use, jit_has_the_bits_of_eager_mode,
     gradients_are_added_in_one_message, kernels_run_in_each_process, compiled_functions_write_in_place,
     a_kernel_that_one_process_does_not_run_makes_the_same_calls, stencils_exchange_halos,

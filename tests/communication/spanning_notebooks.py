@@ -30,20 +30,24 @@ ELSEWHERE: dict[str, set[int]] = {
     "01_sharding": {3, 5, 6, 8, 9, 11, 21},  # lists of shards, which are of one process
     "02_writing": {5, 11},  # elements and addresses of arrays of another process
     "03_parallel_tutorial": {31},  # a program without the collective of the others: it is an error of another text
-    "04_training": {11, 13, 15, 29, 31},  # lists of shards; shards of other processes; PyTorch's devices
+    "04_training": {13, 15, 29, 31},  # lists of shards; shards of other processes; PyTorch's devices
     "05_patterns": {19},  # lists of shards
 }
 """The cells that are about one process."""
 
 INSTEAD = {
-    "04_training": {7: "n = st.device_count()", 9: "RATE, STEPS = 0.5, 30"},
+    "04_training": {
+        7: "n = st.device_count()",
+        9: "RATE, STEPS = 0.5, 30",
+        11: "alone = st.devices()[0]\nrows_alone, targets_alone = st.device_put((rows, targets), alone)",
+    },
 }
 """What is left of other cells about lists of shards."""
 
 SEVERAL = {"03_parallel_tutorial": {29, 47}}
 """The cells that need eight devices, or several in each process: otherwise only the next exchange compares results."""
 
-OF_PRODUCTS = {"03_parallel_tutorial": {43}}
+OF_PRODUCTS = {"03_parallel_tutorial": {43}, "04_training": {5, 25, 27}}
 """The cells with products of matrices whose rows are split: a process multiplies its rows, and the bits of some BLAS
 libraries on some processors depend on how many these are (see docs/many_processes.md).
 """
@@ -56,12 +60,19 @@ def has_bits_of_parts() -> bool:
     return all(np.array_equal(left @ right, part) for part in parts)
 
 
+def gathered(x: Any) -> Any:
+    """Returns the elements of an array in all processes, also of one that is in one process."""
+    if isinstance(x, st.ShardedTensor) and x.sharding.mesh.size == 1:
+        x = st.reshard(x, st.make_mesh((st.device_count(),), ("all",)))
+    return whole(x)
+
+
 class Gathering:
     """NumPy, of which `asarray` gathers tensors that span processes."""
 
     @staticmethod
     def asarray(x: Any, *args: Any, **params: Any) -> Any:
-        return np.asarray(whole(x), *args, **params)
+        return np.asarray(gathered(x), *args, **params)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -70,7 +81,7 @@ class Gathering:
 def cells(name: str) -> list[tuple[int, str]]:
     """The code of the cells that run, for the devices of this job, with their numbers."""
     book, count = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text()), st.device_count()
-    skipped, lines = ELSEWHERE[name], r"^(import numpy as np|os\.environ.*)$"
+    skipped, lines = ELSEWHERE[name], r"^(import numpy as np|st\.set_num_devices.*)$"
     if not has_bits_of_parts():
         skipped = skipped | OF_PRODUCTS.get(name, set())
     ours = {"for count in (1, 2, 4, 8)": f"for count in ({count},)", "runs[8]": f"runs[{count}]"}
@@ -91,13 +102,11 @@ def cells(name: str) -> list[tuple[int, str]]:
 
 def digest(space: dict[str, Any]) -> str:
     """Returns a hash of the arrays and numbers that have names."""
-    bits, everything = hashlib.blake2b(digest_size=8), st.make_mesh((st.device_count(),), ("all",))
+    bits = hashlib.blake2b(digest_size=8)
     for name in sorted(name for name in space if not name.startswith("_")):
         for leaf in leaves(space[name]):
             if isinstance(leaf, (st.ShardedTensor, np.ndarray, float)):
-                if isinstance(leaf, st.ShardedTensor) and leaf.sharding.mesh.size == 1:  # It is in one process.
-                    leaf = st.reshard(leaf, everything)
-                found = whole(leaf)
+                found = gathered(leaf)
                 bits.update(f"{name} {found.dtype} {found.shape}".encode())
                 bits.update(np.ascontiguousarray(found).tobytes())
     return bits.hexdigest()

@@ -17,7 +17,7 @@ import numpy as np
 
 from shardtensor.communication.gather_scatter import GatherPlan, GatherRequest
 from shardtensor.communication.offload import offloaded
-from shardtensor.communication.processes import described, note
+from shardtensor.communication.processes import described, is_common, note
 from shardtensor.communication.transfer import gather as gather_to_host
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import is_recording
@@ -112,7 +112,7 @@ def _selected(x: ShardedTensor, chosen: AdvancedIndex, value: Aval) -> ShardedTe
         return on_first(
             x, lambda alone: (_selected(alone, chosen, _layout(alone._aval, chosen, ())),), value.sharding, "getitem"
         )[0]
-    if value.spans:
+    if value.spans and is_common(x):
         note(f"getitem({described(x)}, {described(chosen.numpy)})")
     plan, here, arrays = _source(x, chosen, value.grid, False)
     rows = plan.run(local_views(here, arrays()), x.dtype)

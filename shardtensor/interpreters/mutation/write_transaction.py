@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.protocol import Backend
-from shardtensor.communication.processes import described, note
+from shardtensor.communication.processes import described, is_common, note
 from shardtensor.communication.transfer import are_joined, joined
 from shardtensor.communication.transfer_log import is_recording, record_copy
 from shardtensor.host import blockwise
@@ -106,7 +106,7 @@ class WriteTransaction:
         self._join(write_op.name)
         arrays, cells = storage.buffers, value.cells
         taken = tensor_of(value, arrays)
-        if value.spans:
+        if value.spans and is_common(self.base):
             part = self.view_spec.offset, self.view_spec.shape, self.view_spec.strides
             note(f"{write_op.name}({described(self.base)}, {part}, {write_op.described()})")
         if any(write_op.inside):

@@ -537,6 +537,20 @@ def test_gradients_of_lists_stay_on_their_devices() -> None:
     assert moved(st.grad(shared), w, x) == moved(shared, w, x) + 2 * (N - 1) * w.nbytes
 
 
+def test_arrays_of_a_program_are_operands_where_they_are(backend: str) -> None:
+    """Also as the left operand, whose method is called first."""
+    devices = mesh_of((2,), backend)
+    rows = st.shard(np.ones((6, 3)), devices=devices)
+    factors = [st.device_put(np.ones((3, 2)), d) for d in devices.flat]
+
+    def body(block: Any, w: Any) -> Any:
+        return st.grad(lambda w: (block @ w).sum() + (st.sum(block, axis=0)[:, None] * w).sum())(w)
+
+    with st.transfers() as log:
+        st.pmap(body, rows, factors)
+    assert log.bytes == 0
+
+
 def test_what_is_computed_of_sums_is_not_added_again() -> None:
     def body(w: Any, x: Any) -> Any:
         y = st.psum(x.sum(axis=0), "x")
