@@ -6,7 +6,7 @@ import functools
 import gc
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ import shardtensor_torch  # noqa: E402
 
 import shardtensor as st  # noqa: E402 - what follows wants torch
 from shardtensor.backend.registry import load  # noqa: E402
-from shardtensor.core import implements  # noqa: E402
+from shardtensor.core import OPS, implements  # noqa: E402
+from shardtensor.spmd.axes import axis_position  # noqa: E402
 from shardtensor.spmd.collectives import collective  # noqa: E402
 from shardtensor.spmd.rendezvous import rendezvous  # noqa: E402
 from tests.communication.test_distributed import launch  # noqa: E402
@@ -544,20 +545,23 @@ def test_a_graph_that_leaves_its_program_has_no_collectives() -> None:
         held[0].backward()
 
 
-@collective
-def pnorm(x: Any, axis_name: Any) -> Any:
-    """A collective of a user."""
+@pytest.fixture
+def pnorm() -> Iterator[Callable[..., Any]]:
+    """A collective of a user, which exists during one test."""
+
+    @collective
+    def pnorm(x: Any, axis_name: Any) -> Any: ...
+
+    @implements(pnorm, "algorithm", "infer")
+    def _pnorm(x: Any, axis_name: Any) -> Any:
+        at = axis_position("pnorm", axis_name)
+        return rendezvous("pnorm", at, x, (), lambda communicator, arrays: communicator.all_reduce(arrays, "add"))
+
+    yield pnorm
+    del OPS["pnorm"]
 
 
-@implements(pnorm, "algorithm", "infer")
-def _pnorm(x: Any, axis_name: Any) -> Any:
-    from shardtensor.spmd.axes import axis_position
-
-    at = axis_position("pnorm", axis_name)
-    return rendezvous("pnorm", at, x, (), lambda communicator, arrays: communicator.all_reduce(arrays, "add"))
-
-
-def test_a_collective_without_a_transpose_is_an_error() -> None:
+def test_a_collective_without_a_transpose_is_an_error(pnorm: Callable[..., Any]) -> None:
     def fn(x: Any) -> Any:
         assert pnorm(x, "i").tolist() == [2.0, 2.0]
         return pnorm(x.clone().requires_grad_(), "i")
