@@ -25,7 +25,7 @@ def check(found: Any, wanted: Any) -> None:
         np.testing.assert_allclose(np.asarray(got), np.asarray(answer), rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
+@pytest.mark.parametrize("argnums", [(0, 1), *[pytest.param(n, marks=pytest.mark.full) for n in (0, 1)]])
 @pytest.mark.parametrize("name", ["jacrev", "jacfwd"])
 def test_jacobians(name: str, argnums: Any) -> None:
     x = st.device_put(X, st.NamedSharding(mesh_of((2,), "numpy"), st.P("x")))
