@@ -8,7 +8,7 @@ from typing import Any
 
 from shardtensor.core import Op, Operands, bind, interpreting
 from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher
-from shardtensor.interpreters.differentiation.tape import tensor_here
+from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.spmd.launch import MappedArgument, Unmapped
 from shardtensor.spmd.program import current
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced

@@ -19,7 +19,8 @@ from shardtensor.core import OPS, Op, Operands, Params, call
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Recording, linear
-from shardtensor.interpreters.differentiation.tape import Tape, tensor_here
+from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import offsets
 from shardtensor.spmd.axes import axis_position, axis_size, batcher_of
 from shardtensor.spmd.differentiation import MapDerivative

@@ -20,8 +20,9 @@ from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Recording, vjp
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
-from shardtensor.interpreters.differentiation.tape import Tape, tensor_here
+from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped, number_of
+from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import mesh_of
 from shardtensor.sharding.spec import P

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.core import (
@@ -17,17 +16,15 @@ from shardtensor.core import (
     bind_into,
     call,
     innermost,
-    interpreted_by,
-    interpreting,
-    outermost,
 )
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShardTensorError
 from shardtensor.functions.batching import Call, rule_of
 from shardtensor.functions.random_keys import KeyBatch
 from shardtensor.interpreters.batching.values import LEAVES, LEFT, Batched, viewed
 from shardtensor.interpreters.calls import CallInterpreter, Found, raise_named
-from shardtensor.interpreters.differentiation.tape import adopted, exported, program_of
 from shardtensor.interpreters.mutation.write_ops import is_view
+from shardtensor.interpreters.nested import Nested
+from shardtensor.interpreters.program_arrays import adopted, exported, program_of
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
@@ -41,11 +38,10 @@ batcher, which rules do not know.
 """
 
 
-class Batcher(CallInterpreter):
+class Batcher(Nested, CallInterpreter):
     """Calls operators once for all examples of a batch, by the interpreter around it.
 
     Attributes:
-        outer: the method ``apply`` of the interpreter around it; None for the outermost one.
         size: the number of examples.
         axis_name: the name of their dimension, for collectives; or None.
         device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
@@ -54,35 +50,14 @@ class Batcher(CallInterpreter):
     """
 
     def __init__(self, size: int, axis_name: str | None = None) -> None:
+        super().__init__()
         found = innermost()
-        self.outer: Callable[..., Any] | None = None if found is None else found.apply
         self.in_program = program_of(found)
         self.device = getattr(found, "device", None)
         self.size = size
         self.axis_name = axis_name
         self.ended = False
         self._made: weakref.WeakValueDictionary[int, ShardedTensor] = weakref.WeakValueDictionary()
-
-    @property
-    def only_infers(self) -> bool:  # type: ignore[override]
-        """See `Interpreter`."""
-        around = outermost() if self.outer is None else self.outer.__self__  # type: ignore[attr-defined]
-        return bool(around.only_infers)
-
-    def outside(self) -> contextlib.AbstractContextManager[None]:
-        """Makes the interpreter around the batcher the innermost one in the context."""
-        return interpreted_by(self.outer)
-
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """Makes the batcher the innermost interpreter in the context, around which is the one that was."""
-        before, found = self.outer, innermost()
-        self.outer = None if found is None else found.apply
-        try:
-            with interpreting(self):
-                yield
-        finally:
-            self.outer = before
 
     # -- values --------------------------------------------------------------------------------------
 

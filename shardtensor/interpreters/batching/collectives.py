@@ -9,7 +9,7 @@ from typing import Any
 from shardtensor.core import Op, Operands, bind, call
 from shardtensor.errors import ArgumentError, ShapeError
 from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher
-from shardtensor.interpreters.differentiation.tape import tensor_here
+from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import SCALARS

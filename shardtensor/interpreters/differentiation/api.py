@@ -14,8 +14,10 @@ from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.differentiation import branches, loops  # noqa: F401 - they attach derivatives
 from shardtensor.interpreters.differentiation.outside import Outside
 from shardtensor.interpreters.differentiation.tangents import Forward, NeedsTape, like, pushed_forward
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of, tensor_here
+from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import number_of
+from shardtensor.interpreters.nested import innermost_of
+from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.tensor.operands import dtype_of, is_data
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, without_elements

@@ -20,10 +20,11 @@ from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.control_flow.operators import lack_elements
 from shardtensor.interpreters.differentiation.cotangents import pulled_back
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
+from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import LEFT, Taped, number_of
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.mutation.views import View
+from shardtensor.interpreters.nested import Nested, innermost_of
 from shardtensor.interpreters.programs.trace import PYTHON, Traced, Tracer
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
@@ -46,10 +47,10 @@ def root_of(interpreter: Interpreter | None) -> Interpreter | None:
     """Returns the interpreter around all tapes, and around those that pass calls on like these; None for the outermost
     one.
     """
-    found: Any = interpreter
-    while hasattr(found, "outer"):
+    found = interpreter
+    while isinstance(found, Nested):
         found = None if found.outer is None else innermost_of(found.outer)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def knows_no_elements(tape: Tape, operands: Any) -> bool:
@@ -206,7 +207,7 @@ def numbers_around(tape: Tape) -> dict[Any, int]:
     """Returns the number of the next value of the tapes around a tape and of the trace."""
     made: dict[Any, int] = {}
     interpreter: Any = tape
-    while hasattr(interpreter, "outer") and interpreter.outer is not None:
+    while isinstance(interpreter, Nested) and interpreter.outer is not None:
         interpreter = innermost_of(interpreter.outer)
         if isinstance(interpreter, Tape):
             made[interpreter] = interpreter.next_number

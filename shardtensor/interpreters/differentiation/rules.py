@@ -17,8 +17,9 @@ from shardtensor.functions.derivatives.cotangents import is_inexact, zeros_of
 from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.outside import Outside
 from shardtensor.interpreters.differentiation.tangents import like
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
+from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped
+from shardtensor.interpreters.nested import innermost_of
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.pytree import leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor

@@ -25,15 +25,12 @@ from shardtensor.core import (
     bind_into,
     call,
     innermost,
-    interpreted_by,
-    outermost,
 )
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Recording, Refused, vjp
 from shardtensor.interpreters.calls import CallInterpreter, Found
-from shardtensor.interpreters.device import DeviceInterpreter
 from shardtensor.interpreters.differentiation.cotangents import (
     WRITTEN,
     Gathered,
@@ -46,6 +43,8 @@ from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.mutation.writes import check_result
+from shardtensor.interpreters.nested import Nested
+from shardtensor.interpreters.program_arrays import adopted, exported, program_of
 from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.places import is_in_package
 from shardtensor.sharding.index import canonical
@@ -53,8 +52,7 @@ from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.sharding.view_spec import ViewSpec, part_steps
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, shard_arrays, tensor, tensor_of
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval, aval
 
 _INSTEAD = "use other operators, or st.stop_gradient(x) for its operands where no gradient is wanted"
@@ -64,11 +62,10 @@ WRITES_OUTSIDE = (
 )
 
 
-class Tape(CallInterpreter):
+class Tape(Nested, CallInterpreter):
     """Executes calls by the interpreter around it, and records those that depend on differentiated arguments.
 
     Attributes:
-        outer: the method ``apply`` of the interpreter around it; None for the outermost one.
         steps: the recorded calls.
         uses: for the number of each value, how many operands of these calls it is.
         ended: whether the function has returned.
@@ -96,8 +93,8 @@ class Tape(CallInterpreter):
     """The error of a write to a tensor that the function closes over."""
 
     def __init__(self, around: Tape | None = None) -> None:
+        super().__init__()
         found = innermost()
-        self.outer: Callable[..., Any] | None = None if found is None else found.apply
         self.in_program = program_of(found)
         self.device: Device | None = getattr(found, "device", None)
         self.steps: list[Step] = []
@@ -112,15 +109,6 @@ class Tape(CallInterpreter):
         self.one_value: dict[int, tuple[int, frozenset[str]]] = {}
         self.next_number = 0
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
-
-    @property
-    def only_infers(self) -> bool:  # type: ignore[override]
-        """See `Interpreter`."""
-        return bool(innermost_of(self.outer).only_infers)
-
-    def outside(self) -> contextlib.AbstractContextManager[None]:
-        """Makes the interpreter around the tape the innermost one in the context."""
-        return interpreted_by(self.outer)
 
     # -- values --------------------------------------------------------------------------------------
 
@@ -664,38 +652,6 @@ class Linear(Tape):
 
 def _any_write(base: ShardedTensor) -> None:
     """Accepts a write to any tensor."""
-
-
-def innermost_of(apply: Callable[..., Any] | None) -> Any:
-    """Returns the interpreter that has the method ``apply``; for None the outermost one."""
-    return outermost() if apply is None else apply.__self__  # type: ignore[attr-defined]
-
-
-def program_of(found: Any) -> DeviceInterpreter | None:
-    """Returns the interpreter of the device, given the innermost one in a program of a map."""
-    return found if isinstance(found, DeviceInterpreter) else getattr(found, "in_program", None)
-
-
-def adopted(here: DeviceInterpreter, x: Any) -> Any:
-    """Returns an array of a device as a tensor, which nothing writes in place; other objects as they are."""
-    if type(x) is ShardedTensor or not here.backend.is_array(x):
-        return x
-    value = here.aval_of(x)
-    return x if value is None else tensor_of(value, (here.backend.asarray(x),), (None,))
-
-
-def exported(here: DeviceInterpreter, x: Any) -> Any:
-    """Returns a tensor on a device as an array of it; other objects as they are."""
-    if type(x) is not ShardedTensor or x.sharding.mesh.flat != (here.device,):
-        return x
-    x = call("copy", x) if hasattr(x._storage, "view_spec") else x
-    return here.backend.export(shard_arrays(x)[0]) if type(x._storage) is Storage else x
-
-
-def tensor_here(x: Any) -> Any:
-    """Returns an array of the device of the calling program as a tensor; other objects as they are."""
-    here = program_of(innermost())
-    return x if here is None else adopted(here, x)
 
 
 def _row(name: str) -> Derivative:
