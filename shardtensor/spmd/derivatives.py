@@ -64,7 +64,7 @@ class Collective(Recording):
         """Executes and records a call, if the operand of any program depends on a differentiated argument."""
         found = leaves(operands)
         for x in found:
-            tape._make_tensor(x)
+            tape.make_tensor(x)
         depends = any(map(tape.active, found))
         if _is_batched(params[op.params.index("axis_name")]):
             return tape.recorded(op, operands, params, self.with_types(typed=False))
@@ -231,10 +231,6 @@ class _Assembly(Recording):
                 recorded.inputs = [x[0] for x in one if x is not None]
             return made
         return tape.recorded(op, operands, params, FIRST_BLOCKS)
-
-    def transposed(self, g: Any, call: Call) -> list[Any]:
-        """Is never called."""
-        raise AssertionError("the recorded calls have another derivative")
 
 
 def _blocks(g: Any, recorded: Call, *, equal: bool) -> list[Any]:

@@ -10,21 +10,18 @@ import numpy as np
 
 from shardtensor.core import OPS, bind_by, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.functions.derivatives.cotangents import FLOAT0, is_inexact
 from shardtensor.interpreters.differentiation import branches, loops  # noqa: F401 - they attach derivatives
 from shardtensor.interpreters.differentiation.outside import Outside
 from shardtensor.interpreters.differentiation.tangents import Forward, NeedsTape, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Tape
-from shardtensor.interpreters.differentiation.values import number_of
+from shardtensor.interpreters.differentiation.values import kind_of, number_of
 from shardtensor.interpreters.nested import innermost_of
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.tensor.operands import dtype_of, is_data
 from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, without_elements
 from shardtensor.tensor.value import reduced
-
-_FLOAT0 = np.dtype([("float0", np.void, 0)])
-"""The dtype of the gradients of integers, as in JAX."""
 
 
 class _Run:
@@ -59,7 +56,7 @@ class _Run:
         adopted = list(map(self.tape.adopted, found))
         primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, adopted, strict=True)]
         boxes = [x if x is None else self.tape.variable(x) for x in primals]
-        self._inputs = [None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in boxes]
+        self._inputs = [None if b is None else (b._storage.number, kind_of(b._storage.primal)) for b in boxes]
         for b, t in zip(boxes, tangents or (), strict=tangents is not None):
             if b is not None and t is not None:
                 b._storage.tangent = t
@@ -136,7 +133,7 @@ class _Run:
             made = leaves(self.pulled(every, keep=True))
             return [g for g, t in zip(made, tangents, strict=True) if t is not None]
 
-        _, push = vjp(pulled, *[_or_zeros(None, _kind(found[k])) for k in known])
+        _, push = vjp(pulled, *[_or_zeros(None, kind_of(found[k])) for k in known])
         made = dict(zip(known, push([t for t in tangents if t is not None]), strict=True))
         return self.in_results([made.get(k) for k in range(len(found))])
 
@@ -144,7 +141,7 @@ class _Run:
         """Returns tangents of the leaves of the results in their structure, with zeros in place of None."""
         made = []
         for y, t in zip(leaves(self.value), tangents, strict=True):
-            kind = _kind(y)
+            kind = kind_of(y)
             is_number = hasattr(y, "dtype") or isinstance(y, (float, complex))
             made.append(_or_zeros(t, kind) if is_number and is_inexact(dtype_of(kind)) else _no_gradient(y))
         return replaced(self.value, made)
@@ -187,12 +184,8 @@ def _check_write(caller: str, given: Any, sources: dict[int, Any], base: Sharded
         )
 
 
-def _kind(primal: Any) -> Any:
-    return primal._aval if type(primal) is ShardedTensor else primal
-
-
 def _no_gradient(x: Any) -> Any:
-    return None if x is None else np.zeros(np.shape(x), _FLOAT0)
+    return None if x is None else np.zeros(np.shape(x), FLOAT0)
 
 
 def _or_zeros(g: Any, kind: Any) -> Any:
@@ -410,7 +403,7 @@ def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) ->
     made: list[Any] = []
     for g, y, path in zip(leaves(given), leaves(tree), paths(tree, what), strict=True):
         dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
-        if not is_inexact(dtype) or g is None or getattr(g, "dtype", None) == _FLOAT0:
+        if not is_inexact(dtype) or g is None or getattr(g, "dtype", None) == FLOAT0:
             made.append(None)
             continue
         if np.shape(g) != np.shape(y):
@@ -453,7 +446,7 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
             )
     given, directions = [map_leaves(tensor_here, tuple(x)) for x in (primals, tangents)]
     directions = _checked_tangents("jvp", "tangents", directions, "primals", given)
-    kinds = [None if t is None else _kind(x) for x, t in zip(leaves(given), directions, strict=True)]
+    kinds = [None if t is None else kind_of(x) for x, t in zip(leaves(given), directions, strict=True)]
     directions = [None if t is None else like(t, kind) for t, kind in zip(directions, kinds, strict=True)]
     try:
         run = _Run("jvp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True, tangents=directions)

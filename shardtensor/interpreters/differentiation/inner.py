@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
@@ -20,18 +18,16 @@ from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.control_flow.operators import lack_elements
 from shardtensor.interpreters.differentiation.cotangents import pulled_back
+from shardtensor.interpreters.differentiation.recorder import aval_of_scalar
 from shardtensor.interpreters.differentiation.tape import Tape
-from shardtensor.interpreters.differentiation.values import LEFT, Taped, number_of
+from shardtensor.interpreters.differentiation.values import LEFT, Taped, kind_of, number_of
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.nested import Nested, innermost_of
 from shardtensor.interpreters.programs.trace import PYTHON, Traced, Tracer
-from shardtensor.sharding.layout import as_sharding
-from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
-from shardtensor.tensor.value import aval
 
 
 def with_functions(op: Op, params: Params, around: Callable[[Function], Function]) -> Params:
@@ -189,11 +185,6 @@ def has_gradient(x: Any) -> bool:
     return is_inexact(x.dtype) if type(x) is ShardedTensor else type(x) in (float, complex)
 
 
-def kept_of(x: Any) -> Any:
-    """Returns what is kept of an argument: the aval of a tensor, or a number."""
-    return x._aval if type(x) is ShardedTensor else x
-
-
 def number_in(storage: Any) -> tuple[Any, int]:
     """Returns the tape or the trace of which a value is, and the number of the value there."""
     if type(storage) is Taped:
@@ -260,7 +251,7 @@ class InnerCall:
         given = []
         for x, is_active in zip(leaves(args), active, strict=True):
             x = tape.variable(handle_on(x)) if is_active else x
-            self.inputs.append((x._storage.number, kept_of(x._storage.primal)) if is_active else None)
+            self.inputs.append((x._storage.number, kind_of(x._storage.primal)) if is_active else None)
             given.append(x)
         try:
             with interpreting(tape):
@@ -269,7 +260,7 @@ class InnerCall:
             self.result = map_leaves(tape.constant, result)
         finally:
             tape.end()
-        self.closed = [(state, tape.known_as[state.number].number, kept_of(state.primal)) for state in tape.closed]
+        self.closed = [(state, tape.known_as[state.number].number, kind_of(state.primal)) for state in tape.closed]
         self._uses = tape.uses
         self._numbers: dict[Any, int] = {}
         self.saved: list[Any] = []
@@ -403,7 +394,7 @@ def argument(x: Any) -> Any:
 
 
 def _weak(x: Any) -> Any:
-    return tensor(aval((), np.asarray(x).dtype, as_sharding(default_mesh(), 0, "grad"), False), _Weak(x))
+    return tensor(aval_of_scalar(x), _Weak(x))
 
 
 def inferred_call(around: Tape, function: Function, args: Any, active: Sequence[bool]) -> InnerCall:

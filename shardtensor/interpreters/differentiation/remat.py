@@ -87,7 +87,7 @@ class _Trial(Inner):
         maker, number = number_in(storage_of(x))
         return maker in self._known and number < self._known[maker]
 
-    def _add(self, *_: Any) -> None:
+    def add_call(self, *_: Any) -> None:
         """Records nothing."""
 
 

@@ -85,7 +85,7 @@ class Forward(Tape):
         """The tangent needs the old elements, so that ``x += y`` computes a new value, to which x is bound."""
         return False
 
-    def _add(
+    def add_call(
         self,
         op: Op,
         params: dict[str, Any],
