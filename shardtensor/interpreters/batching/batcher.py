@@ -123,10 +123,7 @@ class Batcher(Nested, CallInterpreter):
     def _collective(self, op: Op, operands: Operands, params: Params) -> Any:
         """Calls a collective, of which the axis may be that of the examples."""
         named = dict(zip(op.params, params, strict=True))
-        name = named["axis_name"]
-        if not self._has_batched(operands) and self.axis_name not in (
-            name if isinstance(name, (tuple, list)) else (name,)
-        ):
+        if not self._has_batched(operands) and self.axis_name not in names_of(named["axis_name"]):
             return bind_by(self.outer, op, operands, params)
         try:
             return SPECIAL[op.name](self, op, operands, named)
@@ -236,6 +233,11 @@ class Batcher(Nested, CallInterpreter):
             moved = for_all(tensor(base._aval, base._storage), self.size, like.primal._aval, op.error_name)
             primal = mark_array(call("copy", moved))
         base._storage, base._aval = Batched(self, primal), _example(primal._aval)
+
+
+def names_of(axis_name: Any) -> tuple[Any, ...]:
+    """Returns the names of the axes of a collective, which is given one or several."""
+    return tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
 
 
 def for_all(one: ShardedTensor, size: int, like: Aval, caller: str) -> Any:
