@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from shardtensor.backend.device import Device
 from shardtensor.core import Interpreter, innermost, interpreted_by, interpreting, outermost
+from shardtensor.interpreters.program_arrays import program_of
 
 
 class Nested(Interpreter):
@@ -14,10 +16,15 @@ class Nested(Interpreter):
 
     Attributes:
         outer: the method ``apply`` of the interpreter around it; None for the outermost one.
+        device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
+        in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
     """
 
     def __init__(self) -> None:
-        self.outer = _apply_here()
+        found = innermost()
+        self.outer: Callable[..., Any] | None = None if found is None else found.apply
+        self.device: Device | None = getattr(found, "device", None)
+        self.in_program = program_of(found)
 
     @property
     def only_infers(self) -> bool:  # type: ignore[override]
@@ -33,18 +40,13 @@ class Nested(Interpreter):
         """Makes this the innermost interpreter in the context, around which is the one that was, such as that which
         executes or traces the function of a loop or of a branch.
         """
-        before, self.outer = self.outer, _apply_here()
+        before, found = self.outer, innermost()
+        self.outer = None if found is None else found.apply
         try:
             with interpreting(self):
                 yield
         finally:
             self.outer = before
-
-
-def _apply_here() -> Callable[..., Any] | None:
-    """Returns the method ``apply`` of the innermost interpreter; None for the outermost one."""
-    found = innermost()
-    return None if found is None else found.apply
 
 
 def innermost_of(apply: Callable[..., Any] | None) -> Any:

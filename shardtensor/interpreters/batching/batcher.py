@@ -15,7 +15,6 @@ from shardtensor.core import (
     bind_by,
     bind_into,
     call,
-    innermost,
 )
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShardTensorError
 from shardtensor.functions.batching import Call, rule_of
@@ -24,7 +23,7 @@ from shardtensor.interpreters.batching.values import LEAVES, LEFT, Batched, view
 from shardtensor.interpreters.calls import CallInterpreter, Found, raise_named
 from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.nested import Nested
-from shardtensor.interpreters.program_arrays import adopted, exported, program_of
+from shardtensor.interpreters.program_arrays import adopted, exported
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
@@ -44,16 +43,11 @@ class Batcher(Nested, CallInterpreter):
     Attributes:
         size: the number of examples.
         axis_name: the name of their dimension, for collectives; or None.
-        device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
-        in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
         ended: whether the function has returned.
     """
 
     def __init__(self, size: int, axis_name: str | None = None) -> None:
         super().__init__()
-        found = innermost()
-        self.in_program = program_of(found)
-        self.device = getattr(found, "device", None)
         self.size = size
         self.axis_name = axis_name
         self.ended = False

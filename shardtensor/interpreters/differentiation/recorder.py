@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend.device import Device
-from shardtensor.core import OPS, Op, bind_by, call, innermost
+from shardtensor.core import OPS, Op, bind_by, call
 from shardtensor.errors import ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
@@ -19,7 +18,7 @@ from shardtensor.interpreters.differentiation.cotangents import Step, pulled_bac
 from shardtensor.interpreters.differentiation.values import LEFT, Taped
 from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.nested import Nested
-from shardtensor.interpreters.program_arrays import adopted, exported, program_of
+from shardtensor.interpreters.program_arrays import adopted, exported
 from shardtensor.sharding.layout import as_sharding
 from shardtensor.sharding.mesh import default_mesh
 from shardtensor.sharding.view_spec import ViewSpec, part_steps
@@ -47,8 +46,6 @@ class Recorder(Nested, CallInterpreter):
             the axes along which it was split.
         one_value: for results of maps that are one value of all programs along some axes, the number of the cotangent
             of that value, and these axes.
-        device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
-        in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
         next_number: the number of the next value.
     """
 
@@ -57,9 +54,6 @@ class Recorder(Nested, CallInterpreter):
 
     def __init__(self, around: Recorder | None = None) -> None:
         super().__init__()
-        found = innermost()
-        self.in_program = program_of(found)
-        self.device: Device | None = getattr(found, "device", None)
         self.steps: list[Step] = []
         self.uses: dict[int, int] = {}
         self.ended = False
