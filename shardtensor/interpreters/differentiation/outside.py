@@ -26,15 +26,12 @@ class Outside(Nested):
 
     Attributes:
         tape: the tape.
-        in_program, device: those of the tape.
         outer: the method ``apply`` of the interpreter that executes them; None for the outermost one.
     """
 
     def __init__(self, tape: Tape) -> None:
         super().__init__()
         self.tape = tape
-        self.in_program = tape.in_program
-        self.device = tape.device
         self.outer = tape.outer
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:

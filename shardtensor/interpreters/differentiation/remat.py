@@ -23,7 +23,7 @@ from shardtensor.functions.derivatives.forms import Cotangents, Derivative
 from shardtensor.functions.random_keys import SymbolicKey
 from shardtensor.interpreters.differentiation.inner import Inner, handle_on, number_in, numbers_around, storage_of
 from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape
-from shardtensor.interpreters.differentiation.values import number_of
+from shardtensor.interpreters.differentiation.values import kind_of, number_of
 from shardtensor.interpreters.nested import Nested, innermost_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
@@ -149,7 +149,7 @@ class _Saving(_Calls):
         result = bind_by(self.outer, op, operands, params)
         if not any(type(y) is ShardedTensor for y in leaves(result)):
             return result
-        kinds = [x._aval if type(x) is ShardedTensor else x for x in leaves(operands)]
+        kinds = list(map(kind_of, leaves(operands)))
         chosen = self._policy(op, *kinds, **dict(zip(op.params, params, strict=True)))
         if chosen:
             if op.name == "name" and (found := self._made.get(id(operands[0]))) and found[0]() is operands[0]:
