@@ -1,4 +1,4 @@
-"""What interpreters of functions share that pass calls on: the interpreter around them."""
+"""The base of interpreters that pass calls on to the interpreter around them."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def added(found: list[Any], kind: Any) -> Any:
 
 
 def window(base: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:
-    """Returns a view of a tensor that is none itself."""
+    """Returns a view of a tensor that is not a view itself."""
     value = aval_of_view(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
     return mark_array(tensor(value, View(base, view_spec)))
 

@@ -153,7 +153,7 @@ class Inner(Tape):
         return tensor(x._aval, View(base, x._base_and_view()[1])) if hasattr(x._storage, "view_spec") else base
 
     def _kept(self, x: Any) -> Any:
-        """Returns an operand that is none of the tape, as a derivative saves it. That of a tensor from outside of the
+        """Returns an operand that does not belong to the tape, as a derivative saves it. A tensor from outside of the
         function is copied by the caller, once for all trips.
         """
         if type(x) is not ShardedTensor or not is_inside(x, self.tracer):
@@ -174,8 +174,8 @@ def is_inside(x: ShardedTensor, tracer: Tracer | None) -> bool:
 
 
 def held(tape: Tape, x: Any) -> Any:
-    """Returns a tensor that is none of a function, as the call of the function saves it. What the caller closes over
-    itself is saved by its own caller.
+    """Returns a tensor from outside of a function, as the call of the function saves it. A tensor that the caller
+    closes over itself is saved by its own caller.
     """
     return x if isinstance(tape, Inner) and not is_inside(x, tape.tracer) else handle_on(x)
 

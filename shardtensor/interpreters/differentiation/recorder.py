@@ -1,4 +1,4 @@
-"""What a tape knows: values that depend on differentiated arguments, and the calls that have made them."""
+"""The values of a tape, which depend on differentiated arguments, and the calls that have made them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval, aval
 
 INSTEAD = "use other operators, or st.stop_gradient(x) for its operands where no gradient is wanted"
-"""What to do about a call without a derivative."""
+"""The end of the error of a call without a derivative."""
 
 
 class Recorder(Nested, CallInterpreter):

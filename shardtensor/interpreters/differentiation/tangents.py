@@ -27,7 +27,7 @@ class Forward(Tape):
     """Executes calls by the interpreter around it, and with each call that of its derivative in one direction.
 
     Nothing is recorded, so that no value is kept for longer than without derivatives, and all writes are in place.
-    Values whose tangent is zero are none of its values.
+    Values whose tangent is zero do not belong to it.
     """
 
     records = False

@@ -198,7 +198,7 @@ class Tape(Recorder):
         return saved
 
     def _kept(self, x: Any) -> Any:
-        """Returns an operand that is none of the tape, as a derivative saves it: later writes do not change it."""
+        """Returns an operand from outside of the tape, as a derivative saves it: later writes do not change it."""
         x = x if self.in_program is None else self.adopted(x)
         if type(x) is ShardedTensor:
             return x if self.is_lent(x) else bind_by(self.outer, OPS["copy"], (x,), ())
