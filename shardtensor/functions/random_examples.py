@@ -31,7 +31,7 @@ def draws_of_examples(
     params: tuple[Any, ...],
     dtype: Any,
 ) -> ShardedTensor:
-    """Draws random numbers of several examples by an operator: for each the numbers that it has alone.
+    """Draws random numbers of several examples by an operator: for each the same as a call with its key.
 
     Args:
         arrays: the two words of the key of each example, in an array of int64, and the parameters of the distribution,

@@ -8,12 +8,11 @@ from typing import Any
 
 from shardtensor.core import Op, Operands, bind, interpreting
 from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher
-from shardtensor.interpreters.differentiation.tape import tensor_here
+from shardtensor.interpreters.batching.loops import Flags
+from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.spmd.launch import MappedArgument, Unmapped
 from shardtensor.spmd.program import current
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
-
-Flags = list[bool]
 
 
 def called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]) -> list[Any]:

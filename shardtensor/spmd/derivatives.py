@@ -19,7 +19,8 @@ from shardtensor.core import OPS, Op, Operands, Params, call
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Recording, linear
-from shardtensor.interpreters.differentiation.tape import Tape, tensor_here
+from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import offsets
 from shardtensor.spmd.axes import axis_position, axis_size, batcher_of
 from shardtensor.spmd.differentiation import MapDerivative
@@ -63,7 +64,7 @@ class Collective(Recording):
         """Executes and records a call, if the operand of any program depends on a differentiated argument."""
         found = leaves(operands)
         for x in found:
-            tape._make_tensor(x)
+            tape.make_tensor(x)
         depends = any(map(tape.active, found))
         if _is_batched(params[op.params.index("axis_name")]):
             return tape.recorded(op, operands, params, self.with_types(typed=False))
@@ -230,10 +231,6 @@ class _Assembly(Recording):
                 recorded.inputs = [x[0] for x in one if x is not None]
             return made
         return tape.recorded(op, operands, params, FIRST_BLOCKS)
-
-    def transposed(self, g: Any, call: Call) -> list[Any]:
-        """Is never called."""
-        raise AssertionError("the recorded calls have another derivative")
 
 
 def _blocks(g: Any, recorded: Call, *, equal: bool) -> list[Any]:

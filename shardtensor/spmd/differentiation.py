@@ -20,8 +20,9 @@ from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Recording, vjp
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
-from shardtensor.interpreters.differentiation.tape import Tape, tensor_here
-from shardtensor.interpreters.differentiation.values import Taped, number_of
+from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.interpreters.differentiation.values import Taped, kind_of, number_of
+from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.mesh import mesh_of
 from shardtensor.sharding.spec import P
@@ -30,15 +31,10 @@ from shardtensor.spmd.program import current
 from shardtensor.spmd.program_tape import ProgramTape, Saved
 from shardtensor.spmd.value_types import Axes, Types, axes_of, checksum_of, groups_of, types_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
-from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import Aval
 
 _STRUCTURE = frozenset(("transfer_to", "split_over", "copy", "reshard"))
 """The operators that make the arguments of a map."""
-
-
-def _kind(x: Any) -> Any:
-    return x._aval if type(x) is ShardedTensor else x
 
 
 class _Map:
@@ -139,7 +135,7 @@ class _Map:
             with interpreting(tape):
                 result = fn(*boxed)
             states = [tape.active(x) for x in leaves(result)]
-            tape.outs = [None if s is None else (s.number, _kind(s.primal)) for s in states]
+            tape.outs = [None if s is None else (s.number, kind_of(s.primal)) for s in states]
             value = map_leaves(tape.returned, result)
         finally:
             tape.end()
@@ -161,7 +157,7 @@ class _Map:
             return [result for result, *_ in made]
         if not self._is_spanning or len({checksum for *_, (_, checksum) in made}) == 1:
             self.types = types_of(tapes, self.axes, self._input_axes)
-        self.closed = [_kind(state.primal) for state in closed]
+        self.closed = [kind_of(state.primal) for state in closed]
         for t in tapes:
             numbers = t.closed()
             t.closed_numbers = [numbers.get(state) for state in closed]
@@ -179,14 +175,14 @@ class _Map:
                     found[k]._storage.save()  # A derivative may have saved it, too.
                     outputs.append(found[k]._storage)
                     totals.append(self._one_value(found[k]._storage.number, tapes[0].outs, k))
-                kinds.append(_kind(found[k]))
+                kinds.append(kind_of(found[k]))
             results.append(replaced(result, found))
         self._counts = [len(leaves(result)) for result in results]
         states = [*[s for _, s in self.inputs], *closed]
         saved = {"arrays": [self._arrays.pop(i, arrays) for i, (_, arrays, _) in enumerate(made)]}
-        of_states = [None if s is None else _kind(s.primal) for s in states]
+        of_states = [None if s is None else kind_of(s.primal) for s in states]
         step = len(tape.steps)
-        tape._add(op, {}, vjp(self.backward), states, of_states, outputs, [*kinds, *kinds], saved)
+        tape.add_call(op, {}, vjp(self.backward), states, of_states, outputs, [*kinds, *kinds], saved)
         for recorded in tape.steps[step:]:  # The first call of `remat` records nothing.
             recorded.outputs = [*map(number_of, outputs), *totals]
         self._owners = [i for i, _ in self.inputs]
@@ -270,10 +266,6 @@ class MapDerivative(Recording):
         """Calls a map, and records it."""
         return _Map(tape, operands[0], params).record(op, params[0])
 
-    def transposed(self, g: Any, call: Call) -> list[Any]:
-        """Is never called."""
-        raise AssertionError("the recorded calls have another derivative")
-
 
 def _columns(rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     return list(itertools.zip_longest(*rows))
@@ -281,16 +273,13 @@ def _columns(rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 def _restored(step: Step, arrays: Sequence[Any], types: Types | None) -> Step:
     """Returns a copy of a step, with the arrays that its derivative has saved."""
-    made = Step()
-    made.op, made.params, made.derivative = step.op, step.params, step.derivative
-    made.inputs, made.outputs, made.active = step.inputs, step.outputs, step.active
-    made.kinds, made.results, made.tree = step.kinds, step.results, step.tree
 
     def restored(x: Any) -> Any:
         return arrays[x.number] if type(x) is Saved else x
 
-    saved = step.saved
-    made.saved = {name: restored(x) if type(x) is Saved else map_leaves(restored, x) for name, x in saved.items()}
+    made = step.with_saved(
+        {name: restored(x) if type(x) is Saved else map_leaves(restored, x) for name, x in step.saved.items()}
+    )
     if types is not None and (axes := axes_of(step)) and axes <= types.axes:
         made.derivative = step.derivative.with_types(groups_of(step) is None)  # type: ignore[attr-defined]
     return made

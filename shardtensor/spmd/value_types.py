@@ -16,7 +16,7 @@ from shardtensor.core import call
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import whole
 from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, Typed, added
-from shardtensor.interpreters.differentiation.tape import tensor_here
+from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.spmd.axes import axis_index
 from shardtensor.spmd.program_tape import ProgramTape

@@ -16,6 +16,7 @@ import pytest
 
 import shardtensor as st
 import shardtensor.functions.scatter
+import shardtensor.functions.special
 import shardtensor.functions.ufunc_methods
 import shardtensor.random
 from shardtensor.core import OPS

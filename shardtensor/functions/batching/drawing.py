@@ -1,4 +1,4 @@
-"""The batching rules of random numbers: an example draws the numbers that it would draw alone."""
+"""The batching rules of random numbers: an example draws the same numbers as a call with its key."""
 
 from __future__ import annotations
 

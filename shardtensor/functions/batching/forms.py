@@ -169,7 +169,7 @@ def stacks(*core: int) -> Rule:
 
 def product(recorded: Call) -> Any:
     """The rule of sums of products: the examples are one more dimension of the result."""
-    import shardtensor.functions.products  # noqa: F401 - it declares `contract`
+    import shardtensor.functions.products  # noqa: F401 - it declares `contract`, which few batches need
 
     op, params = recorded.op, recorded.params
     shapes = [recorded.shape(0), recorded.shape(1)]

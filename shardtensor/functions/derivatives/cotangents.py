@@ -20,6 +20,9 @@ from shardtensor.tensor.pytree import leaves, replaced
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor
 from shardtensor.tensor.value import Aval, reduced
 
+FLOAT0 = np.dtype([("float0", np.void, 0)])
+"""The dtype of the gradients of integers, as in JAX."""
+
 
 class Call:
     """One call of an operator, as its derivative sees it.

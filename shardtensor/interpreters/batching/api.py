@@ -15,7 +15,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, Shap
 from shardtensor.functions.random_keys import Key, KeyBatch
 from shardtensor.host.units import counted
 from shardtensor.interpreters.batching.batcher import Batcher, for_all
-from shardtensor.interpreters.differentiation.tape import tensor_here
+from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import leaves, paths, replaced, spread

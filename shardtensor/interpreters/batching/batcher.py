@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardtensor.core import (
@@ -16,18 +15,15 @@ from shardtensor.core import (
     bind_by,
     bind_into,
     call,
-    innermost,
-    interpreted_by,
-    interpreting,
-    outermost,
 )
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShardTensorError
 from shardtensor.functions.batching import Call, rule_of
 from shardtensor.functions.random_keys import KeyBatch
 from shardtensor.interpreters.batching.values import LEAVES, LEFT, Batched, viewed
 from shardtensor.interpreters.calls import CallInterpreter, Found, raise_named
-from shardtensor.interpreters.differentiation.tape import adopted, exported, program_of
 from shardtensor.interpreters.mutation.write_ops import is_view
+from shardtensor.interpreters.nested import Nested
+from shardtensor.interpreters.program_arrays import adopted, exported
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
@@ -41,48 +37,21 @@ batcher, which rules do not know.
 """
 
 
-class Batcher(CallInterpreter):
+class Batcher(Nested, CallInterpreter):
     """Calls operators once for all examples of a batch, by the interpreter around it.
 
     Attributes:
-        outer: the method ``apply`` of the interpreter around it; None for the outermost one.
         size: the number of examples.
         axis_name: the name of their dimension, for collectives; or None.
-        device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
-        in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
         ended: whether the function has returned.
     """
 
     def __init__(self, size: int, axis_name: str | None = None) -> None:
-        found = innermost()
-        self.outer: Callable[..., Any] | None = None if found is None else found.apply
-        self.in_program = program_of(found)
-        self.device = getattr(found, "device", None)
+        super().__init__()
         self.size = size
         self.axis_name = axis_name
         self.ended = False
         self._made: weakref.WeakValueDictionary[int, ShardedTensor] = weakref.WeakValueDictionary()
-
-    @property
-    def only_infers(self) -> bool:  # type: ignore[override]
-        """See `Interpreter`."""
-        around = outermost() if self.outer is None else self.outer.__self__  # type: ignore[attr-defined]
-        return bool(around.only_infers)
-
-    def outside(self) -> contextlib.AbstractContextManager[None]:
-        """Makes the interpreter around the batcher the innermost one in the context."""
-        return interpreted_by(self.outer)
-
-    @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """Makes the batcher the innermost interpreter in the context, around which is the one that was."""
-        before, found = self.outer, innermost()
-        self.outer = None if found is None else found.apply
-        try:
-            with interpreting(self):
-                yield
-        finally:
-            self.outer = before
 
     # -- values --------------------------------------------------------------------------------------
 
@@ -148,10 +117,7 @@ class Batcher(CallInterpreter):
     def _collective(self, op: Op, operands: Operands, params: Params) -> Any:
         """Calls a collective, of which the axis may be that of the examples."""
         named = dict(zip(op.params, params, strict=True))
-        name = named["axis_name"]
-        if not self._has_batched(operands) and self.axis_name not in (
-            name if isinstance(name, (tuple, list)) else (name,)
-        ):
+        if not self._has_batched(operands) and self.axis_name not in names_of(named["axis_name"]):
             return bind_by(self.outer, op, operands, params)
         try:
             return SPECIAL[op.name](self, op, operands, named)
@@ -261,6 +227,11 @@ class Batcher(CallInterpreter):
             moved = for_all(tensor(base._aval, base._storage), self.size, like.primal._aval, op.error_name)
             primal = mark_array(call("copy", moved))
         base._storage, base._aval = Batched(self, primal), _example(primal._aval)
+
+
+def names_of(axis_name: Any) -> tuple[Any, ...]:
+    """Returns the names of the axes of a collective, which is given one or several."""
+    return tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
 
 
 def for_all(one: ShardedTensor, size: int, like: Aval, caller: str) -> Any:

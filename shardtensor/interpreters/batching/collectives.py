@@ -8,17 +8,11 @@ from typing import Any
 
 from shardtensor.core import Op, Operands, bind, call
 from shardtensor.errors import ArgumentError, ShapeError
-from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher
-from shardtensor.interpreters.differentiation.tape import tensor_here
+from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher, names_of
+from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import SCALARS
-
-
-def _names(params: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the axes of a collective."""
-    name = params["axis_name"]
-    return tuple(name) if isinstance(name, (tuple, list)) else (name,)
 
 
 def _called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]) -> Any:
@@ -28,7 +22,7 @@ def _called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]
         ArgumentError: groups of indices, or several axes of a collective that is no reduction.
         ShapeError: a dimension does not have the size that the collective splits.
     """
-    names, x = _names(params), operands[0]
+    names, x = names_of(params["axis_name"]), operands[0]
     if batcher.axis_name not in names:
         return _of_each(batcher, op, x, params)
     if params.get("axis_index_groups") is not None:
@@ -107,7 +101,7 @@ def _parts(x: Any, name: str, n: int, axis: int, tiled: bool, what: str) -> Any:
     size = x.shape[axis]
     if size % n if tiled else size != n:
         raise ShapeError(
-            f"{name}: x has size {size} along {what} {axis}; wanted {'a multiple of' if tiled else ''} the number of "
+            f"{name}: x has size {size} along {what} {axis}; wanted {'a multiple of ' if tiled else ''}the number of "
             f"examples, {n}"
         )
     if tiled:

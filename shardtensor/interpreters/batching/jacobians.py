@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import call
-from shardtensor.errors import ArgumentTypeError, type_text
+from shardtensor.errors import ArgumentTypeError
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.batching.api import vmap
-from shardtensor.interpreters.differentiation.api import argument_numbers, jvp, vjp
+from shardtensor.interpreters.differentiation.api import argument_numbers, check_function, jvp, vjp
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.pytree import leaves, paths, replaced
@@ -47,7 +47,7 @@ def jacrev(
     >>> st.jacrev(lambda x: x * x)(st.asarray([1.0, 2.0])).tolist()
     [[2.0, 0.0], [0.0, 4.0]]
     """
-    _check("jacrev", fun)
+    check_function("jacrev", fun)
 
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> Any:
@@ -91,7 +91,7 @@ def jacfwd(
     >>> st.jacfwd(lambda x: x * x)(st.asarray([1.0, 2.0])).tolist()
     [[2.0, 0.0], [0.0, 4.0]]
     """
-    _check("jacfwd", fun)
+    check_function("jacfwd", fun)
 
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> Any:
@@ -137,11 +137,6 @@ def hessian(
     [[6.0, 0.0], [0.0, 12.0]]
     """
     return jacfwd(jacrev(fun, argnums, has_aux, holomorphic), argnums, has_aux, holomorphic)
-
-
-def _check(caller: str, fun: Any) -> None:
-    if not callable(fun):
-        raise ArgumentTypeError(f"{caller}: fun is {type_text(fun)}; wanted a function")
 
 
 def _of_arguments(

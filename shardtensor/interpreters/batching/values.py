@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from shardtensor.core import call
 from shardtensor.errors import ConcretizationError
 from shardtensor.sharding.index import Index
-from shardtensor.sharding.view_spec import ViewSpec
+from shardtensor.sharding.view_spec import ViewSpec, part_steps
 from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -73,10 +73,6 @@ def viewed(x: ShardedTensor, view_spec: ViewSpec) -> Any:
         x = call("permute_dims", x, (0, *[axis + 1 for axis in box.axes]))
         if None in box.order:
             x = call("getitem", x, Index(((0, n, 1), *box.new)))
-    for step in () if view_spec.part is None else _steps(view_spec.part):
+    for step in part_steps(view_spec.part):
         x = call(step, x) if isinstance(step, str) else call("bitcast", x, step)
     return x
-
-
-def _steps(part: Any) -> Any:
-    return part if isinstance(part, tuple) else (part,)

@@ -8,225 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import OPS, bind_by, call, innermost, interpreting
+from shardtensor.core import OPS, bind_by, call, innermost
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.functions.derivatives.cotangents import FLOAT0, is_inexact
 from shardtensor.interpreters.differentiation import branches, loops  # noqa: F401 - they attach derivatives
 from shardtensor.interpreters.differentiation.outside import Outside
-from shardtensor.interpreters.differentiation.tangents import Forward, NeedsTape, like, pushed_forward
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of, tensor_here
-from shardtensor.interpreters.differentiation.values import number_of
-from shardtensor.tensor.operands import dtype_of, is_data
-from shardtensor.tensor.pytree import form_of, hint_to_register, leaves, map_leaves, paths, replaced
-from shardtensor.tensor.tensor import ShardedTensor, check_not_donated, without_elements
+from shardtensor.interpreters.differentiation.run import Run, or_zeros, stand_in_of
+from shardtensor.interpreters.differentiation.tangents import NeedsTape, like
+from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.interpreters.differentiation.values import kind_of
+from shardtensor.interpreters.nested import innermost_of
+from shardtensor.interpreters.program_arrays import tensor_here
+from shardtensor.tensor.operands import is_data
+from shardtensor.tensor.pytree import form_of, leaves, map_leaves, paths
+from shardtensor.tensor.tensor import ShardedTensor
 from shardtensor.tensor.value import reduced
-
-_FLOAT0 = np.dtype([("float0", np.void, 0)])
-"""The dtype of the gradients of integers, as in JAX."""
-
-
-class _Run:
-    """One call of a function on a tape.
-
-    Attributes:
-        value: the result, without the tape; in a program of a map, tensors stand for the arrays of its device.
-        aux: the auxiliary result, as the caller gets it.
-        given: what stands for the arguments that are differentiated.
-        tangents: the tangents of the leaves of the result, if those of the leaves of the arguments are given.
-    """
-
-    def __init__(
-        self,
-        caller: str,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        argnums: Sequence[int],
-        *,
-        has_aux: bool,
-        allow_int: bool = False,
-        holomorphic: bool = False,
-        tangents: Sequence[Any] | None = None,
-    ) -> None:
-        self.caller = caller
-        self.tape = Tape() if tangents is None else Forward()
-        given = tuple([args[n] for n in argnums])
-        self.given = map_leaves(_without_elements, given)
-        names = [path for n in argnums for path in paths(args[n], f"argument {n}")]
-        found = leaves(given)
-        adopted = list(map(self.tape.adopted, found))
-        primals = [_primal(caller, name, x, allow_int, holomorphic) for name, x in zip(names, adopted, strict=True)]
-        boxes = [x if x is None else self.tape.variable(x) for x in primals]
-        self._inputs = [None if b is None else (b._storage.number, _kind(b._storage.primal)) for b in boxes]
-        for b, t in zip(boxes, tangents or (), strict=tangents is not None):
-            if b is not None and t is not None:
-                b._storage.tangent = t
-        before = [None if b is None else b._storage for b in boxes]
-        every = list(args)
-        boxed = replaced(given, [x if b is None else b for x, b in zip(found, boxes, strict=True)])
-        for n, x in zip(argnums, boxed, strict=True):
-            every[n] = x
-        sources = {id(b): _base(x) for x, b in zip(found, boxes, strict=True) if b is not None}
-        self.tape.check_write = functools.partial(_check_write, caller, (args, kwargs), sources)
-        try:
-            with interpreting(self.tape):
-                result = fn(*every, **kwargs)
-            self._take(result, has_aux)
-        finally:
-            self.tape.end()
-            for x, b, storage in zip(found, boxes, before, strict=True):
-                if isinstance(x, (ShardedTensor, np.ndarray)) and b is not None and b._storage is not storage:
-                    x[...] = self.tape.constant(b)  # The function has written an argument.
-
-    def _take(self, result: Any, has_aux: bool) -> None:
-        """Takes the result of the function from the tape, which has not ended yet: a tensor of the result may be one
-        from outside that the function has written.
-        """
-        self.aux = None
-        if has_aux:
-            if type(result) is not tuple or len(result) != 2:
-                raise ArgumentTypeError(
-                    f"{self.caller}: the function returns {type_text(result)}; wanted the pair (result, aux), since "
-                    "has_aux is true"
-                )
-            result, self.aux = result[0], self.shown(map_leaves(self.tape.result, result[1]))
-        if isinstance(self.tape, Forward):
-            self.tangents = list(map(self.tape.tangent, leaves(result)))
-        self._numbers = [number_of(s) for s in map(self.tape.active, leaves(result))]
-        self.value = map_leaves(self.tape.result, result)
-
-    def shown(self, tree: Any) -> Any:
-        """Returns results as the caller gets them: in a program of a map as arrays of its device."""
-        return map_leaves(self.tape.given, tree) if self.tape.in_program else tree
-
-    def pulled(self, cotangents: Sequence[Any], *, keep: bool) -> Any:
-        """Returns the gradients of the arguments, given cotangents of the leaves of the result."""
-        start: dict[int, list[Any]] = {}
-        for n, g in zip(self._numbers, cotangents, strict=True):
-            if n is not None and g is not None:
-                start.setdefault(n, []).append(g)
-        inputs = [x for x in self._inputs if x is not None]
-        found = iter(self.tape.pull(start, inputs, keep=keep))
-        made = [
-            _no_gradient(x) if i is None else _or_zeros(next(found), i[1])
-            for x, i in zip(leaves(self.given), self._inputs, strict=True)
-        ]
-        return self.shown(replaced(self.given, made))
-
-    def pushed(self, tangents: Sequence[Any]) -> Any:
-        """Returns the tangents of the results, given those of the leaves of the arguments."""
-        start = {
-            i[0]: like(t, i[1]) for i, t in zip(self._inputs, tangents, strict=True) if i is not None and t is not None
-        }
-        return self.in_results(pushed_forward(self.tape.steps, start, self._numbers))
-
-    def transposed_twice(self, tangents: Sequence[Any]) -> Any:
-        """Returns the same as `pushed`, as the transpose of the function that pulls cotangents back. It serves maps, of
-        which the steps before and after the programs belong together.
-        """
-        found = leaves(self.value)
-        known = [k for k, n in enumerate(self._numbers) if n is not None]
-
-        def pulled(*cotangents: Any) -> list[Any]:
-            every: list[Any] = [None] * len(found)
-            for k, g in zip(known, cotangents, strict=True):
-                every[k] = g
-            made = leaves(self.pulled(every, keep=True))
-            return [g for g, t in zip(made, tangents, strict=True) if t is not None]
-
-        _, push = vjp(pulled, *[_or_zeros(None, _kind(found[k])) for k in known])
-        made = dict(zip(known, push([t for t in tangents if t is not None]), strict=True))
-        return self.in_results([made.get(k) for k in range(len(found))])
-
-    def in_results(self, tangents: Sequence[Any]) -> Any:
-        """Returns tangents of the leaves of the results in their structure, with zeros in place of None."""
-        made = []
-        for y, t in zip(leaves(self.value), tangents, strict=True):
-            kind = _kind(y)
-            is_number = hasattr(y, "dtype") or isinstance(y, (float, complex))
-            made.append(_or_zeros(t, kind) if is_number and is_inexact(dtype_of(kind)) else _no_gradient(y))
-        return replaced(self.value, made)
-
-
-def _without_elements(x: Any) -> Any:
-    """Returns a leaf that stands for another one, whose memory it does not hold."""
-    return without_elements(x._aval) if type(x) is ShardedTensor else x
-
-
-def _base(x: Any) -> Any:
-    return x._base_and_view()[0] if type(x) is ShardedTensor else x
-
-
-def _check_write(caller: str, given: Any, sources: dict[int, Any], base: ShardedTensor) -> None:
-    """Raises ArgumentError if a tensor that is written is a differentiated argument, and shares its elements with
-    another argument: the function gets copies of those that are differentiated, of which a write would change one only.
-
-    Args:
-        caller: the public function.
-        given: all arguments.
-        sources: the differentiated arguments, or those of which they are views, by the identities of the copies.
-        base: the tensor that is written: such a copy, or a tensor from outside.
-    """
-    written = sources.get(id(base), base)
-    if not any(x is written for x in sources.values()) or not isinstance(written, (ShardedTensor, np.ndarray)):
-        return
-    args, kwargs = given
-    trees = [(f"argument {n}", x) for n, x in enumerate(args)] + [(f"argument {n}", x) for n, x in kwargs.items()]
-    same = [
-        path
-        for name, x in trees
-        for path, leaf in zip(paths(x, name), leaves(x), strict=True)
-        if _base(leaf) is written
-    ]
-    if len(same) > 1:
-        raise ArgumentError(
-            f"{caller}: the function writes {same[0]}, which shares its elements with {same[1]}, and a gradient takes "
-            "arguments for independent ones; give a copy of one of them"
-        )
-
-
-def _kind(primal: Any) -> Any:
-    return primal._aval if type(primal) is ShardedTensor else primal
-
-
-def _no_gradient(x: Any) -> Any:
-    return None if x is None else np.zeros(np.shape(x), _FLOAT0)
-
-
-def _or_zeros(g: Any, kind: Any) -> Any:
-    if g is not None:
-        return g
-    if not hasattr(kind, "sharding"):
-        return call("zeros", (), dtype=np.asarray(kind).dtype)
-    made = call("zeros", kind.shape, dtype=kind.dtype, device=reduced(kind).sharding)
-    return made if kind.committed else call("transfer_to", made, reduced(kind).sharding, "grad", committed=False)
-
-
-def _primal(caller: str, name: str, x: Any, allow_int: bool, holomorphic: bool) -> Any:
-    """Returns a copy of an argument that the tape may hold; None for one without a gradient."""
-    if x is None:
-        return None
-    if type(x) in (float, complex):
-        kind: Any = np.asarray(x).dtype
-    elif isinstance(x, (ShardedTensor, np.ndarray, np.generic, bool, int)) or is_data(x):
-        check_not_donated(x)
-        x = x if type(x) is ShardedTensor or isinstance(x, (bool, int)) else call("asarray", x, copy=True)
-        kind = x.dtype if type(x) is ShardedTensor else np.asarray(x).dtype
-    else:
-        raise ArgumentTypeError(
-            f"{caller}: {name} is {type_text(x)}; wanted arrays and numbers (argnums= chooses the arguments)"
-            f"{hint_to_register(x)}"
-        )
-    if not is_inexact(kind):
-        if allow_int:
-            return None
-        raise ArgumentTypeError(
-            f"{caller}: {name} has dtype {kind}, which has no gradient; wanted floating-point numbers (argnums= "
-            "chooses the arguments, allow_int=True gives integers a gradient without elements)"
-        )
-    if holomorphic and kind.kind != "c":
-        raise ArgumentTypeError(f"{caller}: {name} has dtype {kind}; wanted complex numbers, since holomorphic is true")
-    return call("copy", x) if type(x) is ShardedTensor else x
 
 
 def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
@@ -243,12 +39,13 @@ def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
     return tuple([int(n) % count for n in given])
 
 
-def _checked_function(caller: str, fn: Any) -> None:
+def check_function(caller: str, fn: Any) -> None:
+    """Raises ArgumentTypeError if what is to be differentiated is no function."""
     if not callable(fn):
         raise ArgumentTypeError(f"{caller}: fun is {type_text(fn)}; wanted a function")
 
 
-def _scalar(caller: str, run: _Run, holomorphic: bool) -> Any:
+def _scalar(caller: str, run: Run, holomorphic: bool) -> Any:
     """Returns the cotangent of a result that has to be one number: 1."""
     found = leaves(run.value)
     y: Any = found[0] if len(found) == 1 else None
@@ -309,12 +106,12 @@ def value_and_grad(
 def _value_and_grad(
     caller: str, fun: Callable[..., Any], argnums: Any, has_aux: bool, holomorphic: bool, allow_int: bool
 ) -> Callable[..., tuple[Any, Any]]:
-    _checked_function(caller, fun)
+    check_function(caller, fun)
 
     @functools.wraps(fun)
     def computed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         numbers = argument_numbers(caller, argnums, len(args))
-        run = _Run(caller, fun, args, kwargs, numbers, has_aux=has_aux, allow_int=allow_int, holomorphic=holomorphic)
+        run = Run(caller, fun, args, kwargs, numbers, has_aux=has_aux, allow_int=allow_int, holomorphic=holomorphic)
         gradients = run.pulled([_scalar(caller, run, holomorphic)], keep=False)
         value = run.shown(run.value)
         value = (value, run.aux) if has_aux else value
@@ -386,10 +183,10 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     >>> pull(st.asarray([1.0, 10.0]))[0].tolist()
     [2.0, 40.0]
     """
-    _checked_function("vjp", fun)
-    run = _Run("vjp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True)
+    check_function("vjp", fun)
+    run = Run("vjp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True)
     value, aux = run.value, run.aux
-    result = map_leaves(_without_elements, value)
+    result = map_leaves(stand_in_of, value)
     run.value = run.aux = None  # The function below holds what derivatives need, and nothing else.
 
     def pull(cotangents: Any) -> Any:
@@ -408,7 +205,7 @@ def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) ->
     made: list[Any] = []
     for g, y, path in zip(leaves(given), leaves(tree), paths(tree, what), strict=True):
         dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
-        if not is_inexact(dtype) or g is None or getattr(g, "dtype", None) == _FLOAT0:
+        if not is_inexact(dtype) or g is None or getattr(g, "dtype", None) == FLOAT0:
             made.append(None)
             continue
         if np.shape(g) != np.shape(y):
@@ -443,7 +240,7 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
     >>> tangent.tolist()
     [2.0, 40.0]
     """
-    _checked_function("jvp", fun)
+    check_function("jvp", fun)
     for name, given in (("primals", primals), ("tangents", tangents)):
         if not isinstance(given, (tuple, list)):
             raise ArgumentTypeError(
@@ -451,10 +248,10 @@ def jvp(fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = Fa
             )
     given, directions = [map_leaves(tensor_here, tuple(x)) for x in (primals, tangents)]
     directions = _checked_tangents("jvp", "tangents", directions, "primals", given)
-    kinds = [None if t is None else _kind(x) for x, t in zip(leaves(given), directions, strict=True)]
+    kinds = [None if t is None else kind_of(x) for x, t in zip(leaves(given), directions, strict=True)]
     directions = [None if t is None else like(t, kind) for t, kind in zip(directions, kinds, strict=True)]
     try:
-        run = _Run("jvp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True, tangents=directions)
+        run = Run("jvp", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True, tangents=directions)
     except NeedsTape:  # The function calls a map.
         value, push, *aux = linearize(fun, *primals, has_aux=has_aux)
         return (value, push(*tangents), *aux)
@@ -481,17 +278,36 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     >>> push(st.asarray([1.0, 10.0])).tolist()
     [2.0, 40.0]
     """
-    _checked_function("linearize", fun)
-    run = _Run("linearize", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True)
+    check_function("linearize", fun)
+    run = Run("linearize", fun, primals, {}, range(len(primals)), has_aux=has_aux, allow_int=True)
     has_maps = any(step.op.name == "map_shards" for step in run.tape.steps)
 
     def push(*tangents: Any) -> Any:
         given = map_leaves(run.tape.adopted, tangents)
         directions = _checked_tangents("linearize", "tangents", given, "primals", run.given)
-        return run.shown(run.transposed_twice(directions) if has_maps else run.pushed(directions))
+        return run.shown(transposed_twice(run, directions) if has_maps else run.pushed(directions))
 
     value = run.shown(run.value)
     return (value, push, run.aux) if has_aux else (value, push)
+
+
+def transposed_twice(run: Run, tangents: Sequence[Any]) -> Any:
+    """Returns the same as `Run.pushed`, as the transpose of the function that pulls cotangents back. It serves maps, of
+    which the steps before and after the programs belong together.
+    """
+    found = leaves(run.value)
+    known = [k for k, n in enumerate(run.numbers) if n is not None]
+
+    def pulled(*cotangents: Any) -> list[Any]:
+        every: list[Any] = [None] * len(found)
+        for k, g in zip(known, cotangents, strict=True):
+            every[k] = g
+        made = leaves(run.pulled(every, keep=True))
+        return [g for g, t in zip(made, tangents, strict=True) if t is not None]
+
+    _, push = vjp(pulled, *[or_zeros(None, kind_of(found[k])) for k in known])
+    made = dict(zip(known, push([t for t in tangents if t is not None]), strict=True))
+    return run.in_results([made.get(k) for k in range(len(found))])
 
 
 def stop_gradient(x: Any) -> Any:

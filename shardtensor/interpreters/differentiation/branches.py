@@ -122,7 +122,8 @@ def _places(saved: Sequence[Any], slots: list[Aval], *, grows: bool = False) -> 
     free = list(range(len(slots)))
     for x in saved:
         kind = reduced(x._aval)
-        at = next((k for k in free if _kind(slots[k]) == _kind(kind)), None)
+        form = kind.shape, kind.dtype, kind.sharding
+        at = next((k for k in free if (slots[k].shape, slots[k].dtype, slots[k].sharding) == form), None)
         if at is None:
             assert grows, f"a branch saves {kind}, which its inference does not"
             at = len(slots)
@@ -130,10 +131,6 @@ def _places(saved: Sequence[Any], slots: list[Aval], *, grows: bool = False) -> 
         else:
             free.remove(at)
         yield at
-
-
-def _kind(x: Aval) -> Any:
-    return x.shape, x.dtype, x.sharding
 
 
 class _Sources:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -56,7 +55,10 @@ class Step(Call):
 
     def with_saved(self, saved: dict[str, Any]) -> Step:
         """Returns the same call with other values in place of those that it has saved."""
-        made = copy.copy(self)
+        made = Step()
+        made.op, made.params, made.derivative = self.op, self.params, self.derivative
+        made.inputs, made.outputs, made.active = self.inputs, self.outputs, self.active
+        made.kinds, made.results, made.tree = self.kinds, self.results, self.tree
         made.saved = saved
         return made
 
@@ -255,7 +257,7 @@ def added(found: list[Any], kind: Any) -> Any:
 
 
 def window(base: ShardedTensor, view_spec: ViewSpec) -> ShardedTensor:
-    """Returns a view of a tensor that is none itself."""
+    """Returns a view of a tensor that is not a view itself."""
     value = aval_of_view(base._aval, view_spec.chains, view_spec.shape, view_spec.part)
     return mark_array(tensor(value, View(base, view_spec)))
 

@@ -20,14 +20,13 @@ from shardtensor.interpreters.differentiation.rules import (
     cotangent_of,
     is_zero,
     kept,
-    kind_of,
     own,
     with_statics,
     zero_of,
 )
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Linear, Tape
-from shardtensor.interpreters.differentiation.values import Taped, number_of
+from shardtensor.interpreters.differentiation.values import Taped, kind_of, number_of
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.pytree import form_of, items_of, leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor

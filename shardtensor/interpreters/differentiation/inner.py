@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from shardtensor.backend.device import HOST
 from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
@@ -20,17 +18,16 @@ from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.control_flow.operators import lack_elements
 from shardtensor.interpreters.differentiation.cotangents import pulled_back
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
-from shardtensor.interpreters.differentiation.values import LEFT, Taped, number_of
+from shardtensor.interpreters.differentiation.recorder import aval_of_scalar
+from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.interpreters.differentiation.values import LEFT, Taped, kind_of, number_of
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.mutation.views import View
+from shardtensor.interpreters.nested import Nested, innermost_of
 from shardtensor.interpreters.programs.trace import PYTHON, Traced, Tracer
-from shardtensor.sharding.layout import as_sharding
-from shardtensor.sharding.mesh import default_mesh
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
-from shardtensor.tensor.value import aval
 
 
 def with_functions(op: Op, params: Params, around: Callable[[Function], Function]) -> Params:
@@ -46,10 +43,10 @@ def root_of(interpreter: Interpreter | None) -> Interpreter | None:
     """Returns the interpreter around all tapes, and around those that pass calls on like these; None for the outermost
     one.
     """
-    found: Any = interpreter
-    while hasattr(found, "outer"):
+    found = interpreter
+    while isinstance(found, Nested):
         found = None if found.outer is None else innermost_of(found.outer)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def knows_no_elements(tape: Tape, operands: Any) -> bool:
@@ -156,7 +153,7 @@ class Inner(Tape):
         return tensor(x._aval, View(base, x._base_and_view()[1])) if hasattr(x._storage, "view_spec") else base
 
     def _kept(self, x: Any) -> Any:
-        """Returns an operand that is none of the tape, as a derivative saves it. That of a tensor from outside of the
+        """Returns an operand that does not belong to the tape, as a derivative saves it. A tensor from outside of the
         function is copied by the caller, once for all trips.
         """
         if type(x) is not ShardedTensor or not is_inside(x, self.tracer):
@@ -177,8 +174,8 @@ def is_inside(x: ShardedTensor, tracer: Tracer | None) -> bool:
 
 
 def held(tape: Tape, x: Any) -> Any:
-    """Returns a tensor that is none of a function, as the call of the function saves it. What the caller closes over
-    itself is saved by its own caller.
+    """Returns a tensor from outside of a function, as the call of the function saves it. A tensor that the caller
+    closes over itself is saved by its own caller.
     """
     return x if isinstance(tape, Inner) and not is_inside(x, tape.tracer) else handle_on(x)
 
@@ -186,11 +183,6 @@ def held(tape: Tape, x: Any) -> Any:
 def has_gradient(x: Any) -> bool:
     """Whether an argument of a function can have a gradient."""
     return is_inexact(x.dtype) if type(x) is ShardedTensor else type(x) in (float, complex)
-
-
-def kept_of(x: Any) -> Any:
-    """Returns what is kept of an argument: the aval of a tensor, or a number."""
-    return x._aval if type(x) is ShardedTensor else x
 
 
 def number_in(storage: Any) -> tuple[Any, int]:
@@ -206,7 +198,7 @@ def numbers_around(tape: Tape) -> dict[Any, int]:
     """Returns the number of the next value of the tapes around a tape and of the trace."""
     made: dict[Any, int] = {}
     interpreter: Any = tape
-    while hasattr(interpreter, "outer") and interpreter.outer is not None:
+    while isinstance(interpreter, Nested) and interpreter.outer is not None:
         interpreter = innermost_of(interpreter.outer)
         if isinstance(interpreter, Tape):
             made[interpreter] = interpreter.next_number
@@ -259,7 +251,7 @@ class InnerCall:
         given = []
         for x, is_active in zip(leaves(args), active, strict=True):
             x = tape.variable(handle_on(x)) if is_active else x
-            self.inputs.append((x._storage.number, kept_of(x._storage.primal)) if is_active else None)
+            self.inputs.append((x._storage.number, kind_of(x._storage.primal)) if is_active else None)
             given.append(x)
         try:
             with interpreting(tape):
@@ -268,7 +260,7 @@ class InnerCall:
             self.result = map_leaves(tape.constant, result)
         finally:
             tape.end()
-        self.closed = [(state, tape.known_as[state.number].number, kept_of(state.primal)) for state in tape.closed]
+        self.closed = [(state, tape.known_as[state.number].number, kind_of(state.primal)) for state in tape.closed]
         self._uses = tape.uses
         self._numbers: dict[Any, int] = {}
         self.saved: list[Any] = []
@@ -402,7 +394,7 @@ def argument(x: Any) -> Any:
 
 
 def _weak(x: Any) -> Any:
-    return tensor(aval((), np.asarray(x).dtype, as_sharding(default_mesh(), 0, "grad"), False), _Weak(x))
+    return tensor(aval_of_scalar(x), _Weak(x))
 
 
 def inferred_call(around: Tape, function: Function, args: Any, active: Sequence[bool]) -> InnerCall:

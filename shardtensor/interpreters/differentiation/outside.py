@@ -8,41 +8,31 @@ from typing import Any
 
 from shardtensor.core import (
     Function,
-    Interpreter,
     Op,
     Operands,
     Params,
     bind_by,
     bind_into,
-    innermost,
-    interpreted_by,
-    interpreting,
 )
 from shardtensor.interpreters.differentiation.inner import with_functions
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
+from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.interpreters.nested import Nested
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor
 
 
-class Outside(Interpreter):
+class Outside(Nested):
     """Executes calls by the interpreter around a tape.
 
     Attributes:
         tape: the tape.
-        in_program, device: those of the tape.
         outer: the method ``apply`` of the interpreter that executes them; None for the outermost one.
     """
 
     def __init__(self, tape: Tape) -> None:
+        super().__init__()
         self.tape = tape
-        self.in_program = tape.in_program
-        self.device = tape.device
         self.outer = tape.outer
-
-    @property
-    def only_infers(self) -> bool:  # type: ignore[override]
-        """See `Interpreter`."""
-        return bool(innermost_of(self.outer).only_infers)
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call. In a program of a map, results of collectives of tensors are tensors, as on a tape."""
@@ -54,17 +44,16 @@ class Outside(Interpreter):
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write to a tensor that the function has made."""
-        with interpreted_by(self.outer):
+        with self.outside():
             bind_into(out, op, map_leaves(self.noted, operands), params)
 
     def _noting(self, function: Function) -> Function:
         """Returns the function of a loop or of a branch that notes its operands, too."""
 
         def called(*args: Any) -> Any:
-            inside, found = copy.copy(self), innermost()
-            inside.outer = None if found is None else found.apply
-            with interpreting(inside):
-                return map_leaves(inside.noted, function(*args))
+            inner = copy.copy(self)
+            with inner.inside():
+                return map_leaves(inner.noted, function(*args))
 
         return called
 

@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 
 from shardtensor.checkpoint_policies import Offloadable
-from shardtensor.core import Interpreter, Op, Operands, Params, bind_by, bind_into, call, innermost, interpreting
+from shardtensor.core import Op, Operands, Params, bind_by, bind_into, call, innermost, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import Call
 from shardtensor.functions.derivatives.forms import Cotangents, Derivative
 from shardtensor.functions.random_keys import SymbolicKey
 from shardtensor.interpreters.differentiation.inner import Inner, handle_on, number_in, numbers_around, storage_of
-from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape, innermost_of
-from shardtensor.interpreters.differentiation.values import number_of
+from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape
+from shardtensor.interpreters.differentiation.values import kind_of, number_of
+from shardtensor.interpreters.nested import Nested, innermost_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -86,7 +87,7 @@ class _Trial(Inner):
         maker, number = number_in(storage_of(x))
         return maker in self._known and number < self._known[maker]
 
-    def _add(self, *_: Any) -> None:
+    def add_call(self, *_: Any) -> None:
         """Records nothing."""
 
 
@@ -98,18 +99,12 @@ class _Second(Inner):
     _kept = Tape._kept
 
 
-class _Calls(Interpreter):
+class _Calls(Nested):
     """Numbers the calls that it passes to the interpreter around it."""
 
     def __init__(self) -> None:
-        found = innermost()
-        self.outer = None if found is None else found.apply
+        super().__init__()
         self.count = 0
-
-    @property
-    def only_infers(self) -> bool:  # type: ignore[override]
-        """See `Interpreter`."""
-        return bool(innermost_of(self.outer).only_infers)
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call. Views, copies, loops and branches have no number."""
@@ -124,16 +119,13 @@ class _Calls(Interpreter):
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
         """Executes a write to a tensor that the function has made."""
-        with self._outside():
+        with self.outside():
             bind_into(out, op, operands, params)
 
     def run(self, program: Any, given: Any, /) -> Any:
         """Runs a program as one call, which has no number."""
-        with self._outside():
+        with self.outside():
             return innermost_of(self.outer).run(program, given)
-
-    def _outside(self) -> contextlib.AbstractContextManager[None]:
-        return interpreting(innermost_of(self.outer))
 
 
 class _Saving(_Calls):
@@ -157,13 +149,13 @@ class _Saving(_Calls):
         result = bind_by(self.outer, op, operands, params)
         if not any(type(y) is ShardedTensor for y in leaves(result)):
             return result
-        kinds = [x._aval if type(x) is ShardedTensor else x for x in leaves(operands)]
+        kinds = list(map(kind_of, leaves(operands)))
         chosen = self._policy(op, *kinds, **dict(zip(op.params, params, strict=True)))
         if chosen:
             if op.name == "name" and (found := self._made.get(id(operands[0]))) and found[0]() is operands[0]:
                 _, number, op, forms = found
             kind = chosen.dst if isinstance(chosen, Offloadable) else None
-            with self._outside():
+            with self.outside():
                 self.saved[number] = op, forms, map_leaves(lambda y: _moved(y, kind), result)
         elif type(result) is ShardedTensor:
             self._made[id(result)] = weakref.ref(result), number, op, forms
@@ -199,7 +191,7 @@ class _Replaying(_Calls):
                     f"call {self.count} is {_text(op, _forms(operands))}, and it was {_text(before, forms)}"
                 )
             )
-        with self._outside():
+        with self.outside():
             return map_leaves(lambda y: _moved(y, "device"), result)
 
     def check_count(self) -> None:

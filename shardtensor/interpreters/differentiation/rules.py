@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 import types
@@ -13,12 +14,13 @@ import numpy as np
 from shardtensor.backend.protocol import current_device
 from shardtensor.core import Op, Operands, Params, call, innermost, interpreted_by, interpreting
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.functions.derivatives.cotangents import is_inexact, zeros_of
+from shardtensor.functions.derivatives.cotangents import FLOAT0, is_inexact, zeros_of
 from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.outside import Outside
 from shardtensor.interpreters.differentiation.tangents import like
-from shardtensor.interpreters.differentiation.tape import Tape, innermost_of
-from shardtensor.interpreters.differentiation.values import Taped
+from shardtensor.interpreters.differentiation.tape import Tape
+from shardtensor.interpreters.differentiation.values import Taped, kind_of
+from shardtensor.interpreters.nested import innermost_of
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.pytree import leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor
@@ -26,8 +28,6 @@ from shardtensor.tensor.value import Aval
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-
-_FLOAT0 = np.dtype([("float0", np.void, 0)])
 
 
 class RuleCalls(Outside):
@@ -60,7 +60,7 @@ class RuleCalls(Outside):
         return self.tape.constant(x)
 
 
-class Custom(Generic[Arguments, Result]):
+class Custom(abc.ABC, Generic[Arguments, Result]):
     """A function with a rule for its derivative.
 
     Attributes:
@@ -102,11 +102,19 @@ class Custom(Generic[Arguments, Result]):
         self._check_rule()
         return self._called(self._positional(args, kwargs))  # type: ignore[no-any-return]
 
+    @abc.abstractmethod
     def _check_rule(self) -> None:
-        raise NotImplementedError
+        """Raises ArgumentError if the function has no rule yet."""
 
+    @abc.abstractmethod
     def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
-        raise NotImplementedError
+        """Calls the rule, and records it on a tape.
+
+        Args:
+            tape: the tape.
+            args: the arguments.
+            given: those that may be differentiated.
+        """
 
     def _check_statics(self, tape: Tape, args: tuple[Any, ...]) -> None:
         """Checks the arguments of ``nondiff_argnums``."""
@@ -218,11 +226,6 @@ def with_statics(args: Sequence[Any], numbers: Sequence[int], values: Sequence[A
     return [x if k in numbers else next(given) for k, x in enumerate(args)]
 
 
-def kind_of(x: Any) -> Any:
-    """Returns the aval of a tensor; any other object unchanged."""
-    return x._aval if type(x) is ShardedTensor else x
-
-
 def is_number(x: Any) -> bool:
     """Whether an object is an array or a number, or the aval of one."""
     return isinstance(x, Aval) or hasattr(x, "dtype") or type(x) in (bool, int, float, complex)
@@ -230,7 +233,7 @@ def is_number(x: Any) -> bool:
 
 def is_zero(t: Any) -> bool:
     """Whether a tangent is that of an integer, or of what is no number."""
-    return t is None or getattr(t, "dtype", None) == _FLOAT0
+    return t is None or getattr(t, "dtype", None) == FLOAT0
 
 
 def zero_of(x: Any) -> Any:
@@ -238,7 +241,7 @@ def zero_of(x: Any) -> Any:
     kind = kind_of(x)
     if not is_number(kind):
         return None
-    return zeros_of(kind) if is_inexact(dtype_of(kind)) else np.zeros(shape_of(kind), _FLOAT0)
+    return zeros_of(kind) if is_inexact(dtype_of(kind)) else np.zeros(shape_of(kind), FLOAT0)
 
 
 def cotangent_of(g: Any, kind: Any) -> Any:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from shardtensor.core import OPS, Op, Operands, Params, bind, bind_by, call, innermost, interpreting
+from shardtensor.core import OPS, Op, Operands, Params, bind, bind_by, call, interpreting
 from shardtensor.functions.derivatives.cotangents import Call, Into, cast_to, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.interpreters.differentiation.cotangents import Step, gathered_again, reduced_sum
@@ -28,7 +27,7 @@ class Forward(Tape):
     """Executes calls by the interpreter around it, and with each call that of its derivative in one direction.
 
     Nothing is recorded, so that no value is kept for longer than without derivatives, and all writes are in place.
-    Values whose tangent is zero are none of its values.
+    Values whose tangent is zero do not belong to it.
     """
 
     records = False
@@ -45,19 +44,6 @@ class Forward(Tape):
         if op.name == "map_shards":
             raise NeedsTape
         return super().apply(op, operands, params)
-
-    @contextlib.contextmanager
-    def within(self) -> Iterator[None]:
-        """Makes this the innermost interpreter of the function of a loop or of a branch, around the one that executes
-        or traces that.
-        """
-        before, found = self.outer, innermost()
-        self.outer = None if found is None else found.apply
-        try:
-            with interpreting(self):
-                yield
-        finally:
-            self.outer = before
 
     def active(self, x: Any) -> Taped | None:
         """See `Tape.active`."""
@@ -99,7 +85,7 @@ class Forward(Tape):
         """The tangent needs the old elements, so that ``x += y`` computes a new value, to which x is bound."""
         return False
 
-    def _add(
+    def add_call(
         self,
         op: Op,
         params: dict[str, Any],

@@ -44,7 +44,7 @@ def _on_pairs(forward: Forward, function: Callable[..., Any], *, has_tangents: b
     """Returns a function of pairs, which returns a pair, or only values."""
 
     def called(*pairs: Pair) -> Any:
-        with forward.within():
+        with forward.inside():
             result = function(*[_joined(forward, pair) for pair in pairs])
             return _pair(forward, result, with_zeros=True) if has_tangents else forward.constants(result)
 
@@ -55,7 +55,7 @@ def _of_trip(forward: Forward, function: Callable[..., Any]) -> Callable[..., An
     """Returns the function of a counted loop as one of pairs."""
 
     def called(i: Any, carry: Pair, x: Pair) -> tuple[Pair, Pair]:
-        with forward.within():
+        with forward.inside():
             after, y = function(i, _joined(forward, carry), _joined(forward, x))
             return _pair(forward, after, with_zeros=True), _pair(forward, y, with_zeros=True)
 

@@ -9,215 +9,46 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from shardtensor.backend.device import Device
-from shardtensor.core import (
-    OPS,
-    Op,
-    Operands,
-    Params,
-    bind_by,
-    bind_into,
-    call,
-    innermost,
-    interpreted_by,
-    outermost,
-)
+from shardtensor.core import OPS, Op, Operands, Params, bind_by, bind_into
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Recording, Refused, vjp
-from shardtensor.interpreters.calls import CallInterpreter, Found
-from shardtensor.interpreters.device import DeviceInterpreter
-from shardtensor.interpreters.differentiation.cotangents import (
-    WRITTEN,
-    Gathered,
-    Step,
-    is_gathered,
-    pulled_back,
-    window,
-)
-from shardtensor.interpreters.differentiation.values import LEAVES, LEFT, Taped
-from shardtensor.interpreters.mutation.views import View
+from shardtensor.interpreters.calls import Found
+from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Gathered, is_gathered, window
+from shardtensor.interpreters.differentiation.recorder import INSTEAD, Recorder, any_write, row_of
+from shardtensor.interpreters.differentiation.values import LEAVES, Taped
 from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.mutation.writes import check_result
 from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.places import is_in_package
 from shardtensor.sharding.index import canonical
-from shardtensor.sharding.layout import as_sharding
-from shardtensor.sharding.mesh import default_mesh
-from shardtensor.sharding.view_spec import ViewSpec, part_steps
+from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
-from shardtensor.tensor.storage import Storage
-from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, shard_arrays, tensor, tensor_of
-from shardtensor.tensor.value import Aval, aval
-
-_INSTEAD = "use other operators, or st.stop_gradient(x) for its operands where no gradient is wanted"
+from shardtensor.tensor.tensor import SCALARS, ShardedTensor, mark_array, tensor
 
 WRITES_OUTSIDE = (
     "remat: the function writes a tensor that it closes over, which calling it again would repeat; return the new value"
 )
 
 
-class Tape(CallInterpreter):
-    """Executes calls by the interpreter around it, and records those that depend on differentiated arguments.
-
-    Attributes:
-        outer: the method ``apply`` of the interpreter around it; None for the outermost one.
-        steps: the recorded calls.
-        uses: for the number of each value, how many operands of these calls it is.
-        ended: whether the function has returned.
-        was_read: whether an element has been read as a Python number.
-        around: for a function that is a part of another one, a weak reference to the tape of that.
-        gathers_again: whether values that a gather has made are saved as its source.
-        known_as: by the numbers of values of that tape, which the function closes over, those that stand for them here.
-        check_write: is called with each tensor that is about to be written.
-        split: the last arguments for maps that do not depend on differentiated ones: the parts of each, the tensor, and
-            the axes along which it was split.
-        one_value: for results of maps that are one value of all programs along some axes, the number of the cotangent
-            of that value, and these axes.
-        device: in a program of a map, its device (see `shardtensor.backend.protocol.current_device`).
-        in_program: in a program of a map, the interpreter of its device, whose arrays are none of tensors.
-        next_number: the number of the next value.
-    """
+class Tape(Recorder):
+    """Executes calls by the interpreter around it, and records those that depend on differentiated arguments."""
 
     can_be_read = True
     """Whether single elements may be read, for conditions."""
-
-    records = True
-    """Whether calls are recorded, so that what is recorded may call a function again."""
 
     writes_outside = WRITES_OUTSIDE
     """The error of a write to a tensor that the function closes over."""
 
     def __init__(self, around: Tape | None = None) -> None:
-        found = innermost()
-        self.outer: Callable[..., Any] | None = None if found is None else found.apply
-        self.in_program = program_of(found)
-        self.device: Device | None = getattr(found, "device", None)
-        self.steps: list[Step] = []
-        self.uses: dict[int, int] = {}
-        self.ended = False
-        self.was_read = False
-        self.around = (lambda: None) if around is None else weakref.ref(around)
-        self.gathers_again = self.records
-        self.known_as: dict[int, Taped] = {}
-        self.check_write: Callable[[ShardedTensor], None] = _any_write
-        self.split: list[tuple[list[Any], ShardedTensor, Sequence[str]]] = []
-        self.one_value: dict[int, tuple[int, frozenset[str]]] = {}
-        self.next_number = 0
+        super().__init__(around)
         self._written: dict[int, tuple[ShardedTensor, Any]] = {}
-
-    @property
-    def only_infers(self) -> bool:  # type: ignore[override]
-        """See `Interpreter`."""
-        return bool(innermost_of(self.outer).only_infers)
-
-    def outside(self) -> contextlib.AbstractContextManager[None]:
-        """Makes the interpreter around the tape the innermost one in the context."""
-        return interpreted_by(self.outer)
-
-    # -- values --------------------------------------------------------------------------------------
-
-    def variable(self, primal: Any) -> ShardedTensor:
-        """Returns a tensor of the tape for a value, to which no other object may refer."""
-        if type(primal) is ShardedTensor:
-            if type(primal._storage) is View:  # As `solve` of a vector returns, a column of a matrix.
-                primal = bind_by(self.outer, OPS["copy"], (primal,), ())
-            made = tensor(primal._aval, Taped(self, primal))
-            return made if primal._is_scalar else mark_array(made)
-        return tensor(_aval_of_scalar(primal), Taped(self, primal))
-
-    def _variables(self, results: Sequence[Any]) -> tuple[list[Any], list[Taped | None]]:
-        """Returns results as tensors of the tape, where they can have a gradient, and the values that these have."""
-        made: list[Any] = []
-        new: list[Taped | None] = []
-        for y in results:
-            is_new = type(y) is ShardedTensor and is_inexact(y._aval.dtype)
-            made.append(self.variable(y) if is_new else y)
-            new.append(made[-1]._storage if is_new else None)
-        return made, new
-
-    def taped(self, x: Any) -> Taped | None:
-        """Returns the value of this tape that is that of a tensor, or of the base of a view; None if there is none.
-
-        Raises:
-            ConcretizationError: the tensor has left another differentiated function.
-        """
-        if type(x) is not ShardedTensor:
-            return None
-        storage = getattr(x._storage, "base", x)._storage
-        if type(storage) is not Taped:
-            return None
-        if storage.tape is self:
-            return storage
-        if (known := self.from_outside(storage)) is not None:
-            return known
-        if storage.tape.ended:
-            raise ConcretizationError(LEFT)
-        return None
-
-    def from_outside(self, state: Taped) -> Taped | None:
-        """Returns the value of this tape that stands for one of another tape; None if there is none."""
-        around = self.around()
-        if around is None:
-            return None
-        found = state if state.tape is around else around.from_outside(state)
-        return None if found is None else self.closed_over(found)
-
-    def closed_over(self, state: Taped) -> Taped | None:
-        """Returns the value that stands for one of the tape around this one; None if there is none."""
-        return self.known_as.get(state.number)
-
-    def active(self, x: Any) -> Taped | None:
-        """Returns the value of this tape that a tensor or a view has, None if it has no gradient here."""
-        base = self.taped(x)
-        if base is None or not is_inexact(x._aval.dtype):
-            return None
-        if not hasattr(x._storage, "view_spec"):
-            return base
-        return self._view(base, x._base_and_view()[1], x._aval)
-
-    def constant(self, x: Any) -> Any:
-        """Returns what the interpreter around the tape takes for an operand: the primal, or the operand itself."""
-        base = self.taped(x)
-        if base is None:
-            return x
-        assert base.primal is not None
-        if not hasattr(x._storage, "view_spec"):
-            return base.primal
-        return tensor(x._aval, View(base.primal, x._base_and_view()[1]))
-
-    def result(self, x: Any) -> Any:
-        """Returns a leaf of the function's result without the tape. What a derivative has saved is not given to the
-        caller, who may write it.
-        """
-        state = self.taped(x)
-        if state is None:
-            return x
-        primal = self.constant(x)
-        return call("copy", primal) if state.is_saved or primal is not state.primal else primal
-
-    def _view(self, base: Taped, view_spec: ViewSpec, value: Aval) -> Taped:
-        """Returns the value of a view, which is recorded when it is first read."""
-        if any(not isinstance(step, str) for step in part_steps(view_spec.part)):
-            raise ArgumentTypeError(f"view: it has no derivative: bits are no numbers; {_INSTEAD}")
-        if base.views is None:
-            base.views = {}
-        key = view_spec.boxes, view_spec.part
-        found = base.views.get(key)
-        if found is None:
-            found = Taped(self, tensor(value, View(base.primal, view_spec)), base)
-            base.views[key] = found
-            self._add(
-                OPS["view"], {"view_spec": view_spec}, _row("view"), [base], [base.primal._aval], [found], [value], {}
-            )
-        return found
 
     # -- calls ---------------------------------------------------------------------------------------
 
@@ -243,7 +74,7 @@ class Tape(CallInterpreter):
         if op.name in PYTHON and (found := self._of_scalars(op, operands)) is not NotImplemented:
             return found
         if op.view_spec and type(operands[0]) is ShardedTensor:
-            self._make_tensor(operands[0])
+            self.make_tensor(operands[0])
         return super().apply(op, operands, params)
 
     def element(self, op: Op, operands: Operands, params: Params, found: Found, /) -> Any:
@@ -256,7 +87,9 @@ class Tape(CallInterpreter):
             return result
         made = self.variable(result)
         kinds, results = [base.primal._aval], [result._aval]
-        self._add(OPS["view"], {"view_spec": view_spec}, _row("view"), [base], kinds, [made._storage], results, {})
+        self.add_call(
+            OPS["view"], {"view_spec": view_spec}, row_of("view"), [base], kinds, [made._storage], results, {}
+        )
         return made
 
     def composed(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -280,7 +113,7 @@ class Tape(CallInterpreter):
         if derivative is None or type(derivative) is Refused:
             reason = "none is defined yet" if derivative is None else derivative.reason
             name = params[op.params.index("caller")] if op.spmd and "caller" in op.params else op.error_name
-            raise ArgumentTypeError(f"{name}: it has no derivative: {reason}; {_INSTEAD}")
+            raise ArgumentTypeError(f"{name}: it has no derivative: {reason}; {INSTEAD}")
         return self.recorded(op, operands, params, derivative)
 
     def recorded(
@@ -315,7 +148,7 @@ class Tape(CallInterpreter):
             named = dict(zip(op.params, params, strict=True))
             kinds, results = list(map(_kind, primals)), list(map(_kind, outs))
             tree = replaced(operands, kinds) if in_trees else None
-            self._add(op, named, derivative, states, kinds, new, results, saved, tree)
+            self.add_call(op, named, derivative, states, kinds, new, results, saved, tree)
         return made[0] if type(result) is ShardedTensor else replaced(result, made)
 
     def algorithm(self, op: Op, operands: Operands, params: Params, /) -> Any:
@@ -324,12 +157,8 @@ class Tape(CallInterpreter):
         if op.name == "copy" and state is not None and type(state.primal) in SCALARS:
             return tensor(operands[0]._aval, state)  # A number never changes, and stays one.
         for x in operands:
-            self._make_tensor(x)
+            self.make_tensor(x)
         return self.planned(op, operands, params)
-
-    def constants(self, tree: Any) -> Any:
-        """Returns operands as the interpreter around the tape takes them."""
-        return map_leaves(self.constant, tree)
 
     def _saved(
         self,
@@ -369,53 +198,11 @@ class Tape(CallInterpreter):
         return saved
 
     def _kept(self, x: Any) -> Any:
-        """Returns an operand that is none of the tape, as a derivative saves it: later writes do not change it."""
+        """Returns an operand from outside of the tape, as a derivative saves it: later writes do not change it."""
         x = x if self.in_program is None else self.adopted(x)
         if type(x) is ShardedTensor:
             return x if self.is_lent(x) else bind_by(self.outer, OPS["copy"], (x,), ())
         return x.copy() if isinstance(x, np.ndarray) else x
-
-    def is_lent(self, x: Any) -> bool:
-        """Whether the elements of a tensor are those of an argument of a program, which nothing writes."""
-        return False
-
-    def adopted(self, x: Any) -> Any:
-        """Returns an array of the device of a program as a tensor; other objects as they are."""
-        here = self.in_program
-        return x if here is None else adopted(here, x)
-
-    def given(self, x: Any) -> Any:
-        """Returns a tensor as a function of the user gets it: in a program on one device as an array of that."""
-        here = self.in_program
-        if here is None:
-            return x
-        with self.outside():
-            return exported(here, x)
-
-    def _add(
-        self,
-        op: Op,
-        params: dict[str, Any],
-        derivative: Derivative,
-        inputs: Sequence[Taped | None],
-        kinds: Sequence[Any],
-        outputs: Sequence[Taped | None],
-        results: Sequence[Any],
-        saved: dict[str, Any],
-        tree: Any = None,
-    ) -> None:
-        """Records a call."""
-        step = Step()
-        step.op, step.params, step.derivative = op, params, derivative
-        step.kinds, step.results, step.saved, step.tree = kinds, results, saved, tree
-        step.active = [s is not None for s in inputs]
-        step.inputs = numbers = [None if s is None else s.number for s in inputs]
-        step.outputs = [None if s is None else s.number for s in outputs]
-        uses = self.uses
-        for n in numbers:
-            if n is not None:
-                uses[n] = uses.get(n, 0) + 1
-        self.steps.append(step)
 
     def add_function(
         self,
@@ -444,7 +231,7 @@ class Tape(CallInterpreter):
         kinds = [None if s is None else _kind(s.primal) for s in states]
         derivative = function if isinstance(function, Derivative) else vjp(function, pushed=pushed)
         results = [s.primal if s is not None else y for s, y in zip(new, results, strict=True)]
-        self._add(OPS[name], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
+        self.add_call(OPS[name], {}, derivative, states, kinds, new, list(map(_kind, results)), saved or {})
         return made
 
     def _of_scalars(self, op: Op, operands: Operands) -> Any:
@@ -464,18 +251,8 @@ class Tape(CallInterpreter):
         states = [self.active(x) for x in operands]
         values: list[Any] = [x if s is None else s.primal for x, s in zip(operands, states, strict=True)]
         named = dict(zip(op.operands, values, strict=True)) | {"y": result}
-        self._add(op, {}, derivative, states, values, [made._storage], [result], named)
+        self.add_call(op, {}, derivative, states, values, [made._storage], [result], named)
         return made
-
-    def _make_tensor(self, x: Any) -> None:
-        """Replaces the value of a Python scalar by a tensor, of which there can be views."""
-        state = self.taped(x)
-        if state is None or type(state.primal) is ShardedTensor or x._storage is not state:
-            return
-        result = self.adopted(bind_by(self.outer, OPS["asarray"], (state.primal,), (None, None, None)))
-        x._storage = made = Taped(self, result)
-        x._aval = result._aval
-        self._add(OPS["copy"], {}, _row("copy"), [state], [state.primal], [made], [result._aval], {})
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:
         """Executes a call of which the result leaves the library, or has a shape that depends on elements."""
@@ -504,7 +281,7 @@ class Tape(CallInterpreter):
             return
         with contextlib.nullcontext() if is_mine else self.outside():
             out._make_writable()
-        self._make_tensor(out)
+        self.make_tensor(out)
         base, view_spec = out._base_and_view()
         if op.assigns:
             value, index = operands[1], operands[2]
@@ -536,12 +313,12 @@ class Tape(CallInterpreter):
         found = leaves(operands)
         states = [self.active(x) for x in found]
         given = self.constants(operands)
-        saved = self._saved(op, _row("setitem"), states, operands, given, (), ())
+        saved = self._saved(op, row_of("setitem"), states, operands, given, (), ())
         kinds = list(map(_kind, leaves(given)))
         with self.outside():
             bind_into(given[0], op, given, ())
         tree = replaced(given, kinds)
-        self._written_in_place(base, out, op, {}, _row("setitem"), states, kinds, saved, tree)
+        self._written_in_place(base, out, op, {}, row_of("setitem"), states, kinds, saved, tree)
         return True
 
     def _update(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, params: Params) -> bool:
@@ -581,10 +358,12 @@ class Tape(CallInterpreter):
         base._storage = made = Taped(self, new)
         result = made if out is base else Taped(self, None)
         value = out._aval
-        self._add(op, params, derivative, states, kinds, [result], [value], saved, tree)
+        self.add_call(op, params, derivative, states, kinds, [result], [value], saved, tree)
         if out is not base:
             kinds = [new._aval, value]
-            self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {})
+            self.add_call(
+                OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, result], kinds, [made], [new._aval], {}
+            )
 
     def _rebinds(self, base: ShardedTensor, out: ShardedTensor, op: Op, operands: Operands, value: Any) -> bool:
         """Binds a tensor of the tape to the result of an operator, if that is its new value as it is."""
@@ -618,26 +397,19 @@ class Tape(CallInterpreter):
             state.primal = None  # This value exists no longer.
         base._storage = made = Taped(self, new)
         kinds = [new._aval, _kind(given)]
-        self._add(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [made], [new._aval], {})
+        self.add_call(OPS["put"], {"view_spec": view_spec}, WRITTEN, [state, source], kinds, [made], [new._aval], {})
 
     def end(self) -> None:
         """Ends the recording. Tensors from outside that the function has written get their values."""
         written = [(base, storage, self.constant(base)) for base, storage in self._written.values()]
         self._written.clear()
         self.ended = True
-        self.check_write = _any_write
+        self.check_write = any_write
         for base, storage, _ in written:
             base._storage = storage
         with self.outside():
             for base, _, new in written:
                 bind_into(base, OPS["setitem"], (base, new, ...), ())
-
-    # -- backwards -----------------------------------------------------------------------------------
-
-    def pull(self, cotangents: dict[int, list[Any]], inputs: Sequence[tuple[int, Any]], *, keep: bool) -> list[Any]:
-        """Returns the cotangents of inputs, given those of results; see `pulled_back`."""
-        steps = list(self.steps) if keep else self.steps
-        return pulled_back(steps, self.uses, cotangents, inputs)
 
 
 _DISPATCH = ("shardtensor.core", "shardtensor.interpreters.", "shardtensor.tensor.")
@@ -662,54 +434,8 @@ class Linear(Tape):
     can_be_read = False
 
 
-def _any_write(base: ShardedTensor) -> None:
-    """Accepts a write to any tensor."""
-
-
-def innermost_of(apply: Callable[..., Any] | None) -> Any:
-    """Returns the interpreter that has the method ``apply``; for None the outermost one."""
-    return outermost() if apply is None else apply.__self__  # type: ignore[attr-defined]
-
-
-def program_of(found: Any) -> DeviceInterpreter | None:
-    """Returns the interpreter of the device, given the innermost one in a program of a map."""
-    return found if isinstance(found, DeviceInterpreter) else getattr(found, "in_program", None)
-
-
-def adopted(here: DeviceInterpreter, x: Any) -> Any:
-    """Returns an array of a device as a tensor, which nothing writes in place; other objects as they are."""
-    if type(x) is ShardedTensor or not here.backend.is_array(x):
-        return x
-    value = here.aval_of(x)
-    return x if value is None else tensor_of(value, (here.backend.asarray(x),), (None,))
-
-
-def exported(here: DeviceInterpreter, x: Any) -> Any:
-    """Returns a tensor on a device as an array of it; other objects as they are."""
-    if type(x) is not ShardedTensor or x.sharding.mesh.flat != (here.device,):
-        return x
-    x = call("copy", x) if hasattr(x._storage, "view_spec") else x
-    return here.backend.export(shard_arrays(x)[0]) if type(x._storage) is Storage else x
-
-
-def tensor_here(x: Any) -> Any:
-    """Returns an array of the device of the calling program as a tensor; other objects as they are."""
-    here = program_of(innermost())
-    return x if here is None else adopted(here, x)
-
-
-def _row(name: str) -> Derivative:
-    found = derivative_of(OPS[name])
-    assert found is not None
-    return found
-
-
 def _kind(x: Any) -> Any:
     """Returns what a step keeps of an operand: its aval, or a scalar in place of a host array."""
     if type(x) is ShardedTensor:
         return x._aval
     return np.broadcast_to(np.zeros((), x.dtype), x.shape) if isinstance(x, np.ndarray) else x
-
-
-def _aval_of_scalar(x: Any) -> Aval:
-    return aval((), np.asarray(x).dtype, as_sharding(default_mesh(), 0, "grad"), False)

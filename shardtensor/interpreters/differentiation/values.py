@@ -97,3 +97,8 @@ LEFT = (
 def number_of(state: Taped | None) -> int | None:
     """Returns the number of a value; None for None."""
     return None if state is None else state.number
+
+
+def kind_of(x: Any) -> Any:
+    """Returns the aval of a tensor; any other object unchanged."""
+    return x._aval if type(x) is ShardedTensor else x

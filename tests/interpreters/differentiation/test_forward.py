@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import shardtensor as st
-from shardtensor.interpreters.differentiation.api import _Run
+from shardtensor.interpreters.differentiation.api import transposed_twice
+from shardtensor.interpreters.differentiation.run import Run
 from shardtensor.testing import check_grads
 from tests.interpreters.differentiation.numeric import slope
 from tests.interpreters.differentiation.programs import PROGRAMS
@@ -145,10 +146,10 @@ def test_linearized_functions_by_transposition() -> None:
     def fn(x: Any, a: Any) -> Any:
         return {"y": st.sin(x) * a, "n": 3, "sum": (x * x).sum(), "constant": 1.0}
 
-    run = _Run("linearize", fn, (x, 2.0), {}, (0, 1), has_aux=False)
+    run = Run("linearize", fn, (x, 2.0), {}, (0, 1), has_aux=False)
     for t in (0.5, None):
         directions = [put(D, "numpy"), t if t is None else st.asarray(t)]
-        found, wanted = run.transposed_twice(directions), run.pushed(directions)
+        found, wanted = transposed_twice(run, directions), run.pushed(directions)
         assert found["y"].sharding == x.sharding
         for name in ("y", "sum", "constant"):
             np.testing.assert_allclose(np.asarray(found[name]), np.asarray(wanted[name]), rtol=1e-12)

@@ -166,6 +166,17 @@ def again(w: Any, x: Any) -> Any:
     return st.psum((f(w, x) ** 2).sum(), "x")
 
 
+@pytest.mark.parametrize("policy", [None, st.checkpoint_policies.everything_saveable], ids=["none", "everything"])
+def test_policies_in_programs(policy: Any) -> None:
+    def body(x: Any) -> Any:
+        return (st.sin(x) * st.cos(st.psum(x, "i") + np.arange(3)) + st.zeros(3)).sum()
+
+    x, f = rng().standard_normal((N, 3)), st.remat(body, policy=policy)
+    wanted = st.pmap(st.grad(body), axis_name="i")(x)
+    np.testing.assert_allclose(st.pmap(st.grad(f), axis_name="i")(x), wanted)
+    np.testing.assert_allclose(st.grad(lambda x: st.pmap(f, axis_name="i")(x).sum())(x), wanted)
+
+
 REPLICATED: dict[str, Callable[[Any, Any], Any]] = {
     "data parallel": data_parallel,
     "numbers that differ": lambda w, x: st.psum((st.sin(w) * (st.axis_index("x") + 1)).sum() + x.sum(), "x"),
