@@ -49,15 +49,20 @@ class Forward(Tape):
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
         """Makes this the innermost interpreter of the function of a loop or of a branch, around the one that executes
-        or traces that.
+        or traces that. Tensors that the function makes and writes exist only where it is traced, so that the writes
+        end with it.
         """
-        before, found = self.outer, innermost()
+        before, written, found = self.outer, self._written, innermost()
         self.outer = None if found is None else found.apply
+        if is_traced := self.outer != before:
+            self._written = {}
         try:
             with interpreting(self):
                 yield
+            if is_traced:
+                self.end_writes()
         finally:
-            self.outer = before
+            self.outer, self._written = before, written
 
     def active(self, x: Any) -> Taped | None:
         """See `Tape.active`."""
