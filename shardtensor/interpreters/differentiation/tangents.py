@@ -7,10 +7,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardtensor.core import OPS, Op, Operands, Params, bind, bind_by, call, innermost, interpreting
+from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind, bind_by, call, innermost, interpreting
 from shardtensor.functions.derivatives.cotangents import Call, Into, cast_to, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.interpreters.differentiation.cotangents import Step, gathered_again, reduced_sum
+from shardtensor.interpreters.differentiation.inner import root_of
 from shardtensor.interpreters.differentiation.tangents_of_loops import with_tangents
 from shardtensor.interpreters.differentiation.tape import Linear, Tape
 from shardtensor.interpreters.differentiation.values import Taped
@@ -47,14 +48,17 @@ class Forward(Tape):
         return super().apply(op, operands, params)
 
     @contextlib.contextmanager
-    def within(self) -> Iterator[None]:
+    def within(self, root: Interpreter | None) -> Iterator[None]:
         """Makes this the innermost interpreter of the function of a loop or of a branch, around the one that executes
-        or traces that. Tensors that the function makes and writes exist only where it is traced, so that the writes
-        end with it.
+        or traces that. Where it is traced, tensors that it makes and writes exist in its program only, so that the
+        writes end with it.
+
+        Args:
+            root: what `root_of` returns outside of the function.
         """
         before, written, found = self.outer, self._written, innermost()
         self.outer = None if found is None else found.apply
-        if is_traced := self.outer != before:
+        if is_traced := root_of(self) is not root:
             self._written = {}
         try:
             with interpreting(self):
