@@ -161,3 +161,19 @@ def test_a_first_carry_without_a_layout_follows_what_the_function_closes_over() 
         for way in (st.jacfwd(fn), st.hessian(fn)):
             assert np.allclose(np.asarray(st.jit(way)(x)), np.asarray(way(np.asarray(x))))
         assert np.allclose(np.asarray(st.jacfwd(fn)(x)), 2 * np.asarray(x))
+
+
+def test_gradients_of_branches_whose_condition_differs_in_a_program() -> None:
+    rows = np.array([[4.0, 1.0], [-3.0, 1.0]])
+
+    def fn(x: Any) -> Any:
+        return st.cond(x.sum() > 0, lambda s: st.sin(s * x) * x, lambda s: s * s * x, 2 * x[:1]).sum()
+
+    wanted = [st.grad(fn)(row) for row in rows]
+    for way in (st.vmap(st.grad(fn)), st.vmap(st.remat(st.grad(fn)))):
+        assert np.allclose(np.asarray(way(rows)), np.stack([np.asarray(g) for g in wanted]))
+        assert np.allclose(np.asarray(st.jit(way)(rows)), np.asarray(way(rows)))
+    assert st.eval_shape(st.vmap(st.grad(fn)), rows).shape == (2, 2)
+    total = st.jit(st.grad(lambda rows: st.vmap(fn)(rows).sum()))
+    assert np.allclose(np.asarray(total(rows)), np.stack([np.asarray(g) for g in wanted]))
+    assert np.allclose(np.asarray(st.jit(st.vmap(st.hessian(fn)))(rows)), np.asarray(st.vmap(st.hessian(fn))(rows)))
