@@ -235,12 +235,14 @@ def names_of(axis_name: Any) -> tuple[Any, ...]:
 
 
 def for_all(one: ShardedTensor, size: int, like: Aval, caller: str) -> Any:
-    """Returns a value that is the same for all examples once for each of them, in the layout of another batch."""
+    """Returns a value that is the same for all examples once for each of them, in the layout of another batch. It is
+    committed if the value is, as one example would be: the first carry of a loop may follow what the loop computes.
+    """
     target = with_examples(one._aval, like)
     chains = target.spec.chains_of(one.ndim + 1)[1:]
-    moved = call("transfer_to", one, target.with_spec(P(*chains)), caller, committed=like.committed)
+    moved = call("transfer_to", one, target.with_spec(P(*chains)), caller, committed=one.committed)
     wide = call("broadcast_to", moved, (size, *one.shape))
-    return call("transfer_to", wide, target, caller, committed=like.committed)
+    return call("transfer_to", wide, target, caller, committed=one.committed)
 
 
 def with_examples(one: Aval, like: Aval) -> NamedSharding:

@@ -36,7 +36,11 @@ def argument_numbers(caller: str, argnums: Any, count: int) -> tuple[int, ...]:
                 f"{caller}: argnums is {argnums!r}, and the function is called with {count} positional arguments; "
                 "arguments that are given by name are not differentiated"
             )
-    return tuple([int(n) % count for n in given])
+    numbers = [int(n) % count for n in given]
+    for n in numbers:
+        if numbers.count(n) > 1:
+            raise ArgumentError(f"{caller}: argnums is {argnums!r}, which names argument {n} twice; wanted it once")
+    return tuple(numbers)
 
 
 def check_function(caller: str, fn: Any) -> None:

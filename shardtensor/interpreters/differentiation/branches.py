@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from shardtensor.core import OPS, Op, Operands, Params, bind_by, call
+from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind_by, call
 from shardtensor.functions.derivatives.cotangents import Call, zeros_of
 from shardtensor.functions.derivatives.forms import Recording
 from shardtensor.interpreters.control_flow.operators import converted
@@ -24,6 +24,7 @@ from shardtensor.interpreters.differentiation.inner import (
     is_inside,
     key_of,
     knows_no_elements,
+    root_of,
 )
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped
@@ -56,6 +57,7 @@ class _Branches:
         self._index, self._operands = operands
         self._functions, self._caller = params
         self._states = [tape.active(x) for x in leaves(self._operands)]
+        self._root: Interpreter | None = None
         self._calls: dict[int, InnerCall] = {}
         self._sources: dict[int, _Sources] = {}
         self._slots: list[Aval] = []
@@ -64,6 +66,7 @@ class _Branches:
     def run(self, op: Op) -> Any:
         """Executes the branch, and records it."""
         tape = self._tape
+        self._root = root_of(tape)
         index, given = tape.constants((self._index, self._operands))
         functions = tuple([self._forward(k) for k in range(len(self._functions))])
         result, slots = bind_by(tape.outer, op, (index, given), (functions, self._caller))
@@ -95,7 +98,7 @@ class _Branches:
             if k == 0:  # The functions are called in their order, and maybe again.
                 self._set_slots(args)
             self._calls[k] = made = InnerCall(self._tape, self._functions[k], args, self._active(args))
-            self._sources[k] = sources = _Sources(made, args)
+            self._sources[k] = sources = _Sources(made, args, self._root)
             values: list[Any] = [None] * len(self._slots)
             self._places[k] = list(_places(sources.stacked, self._slots))
             for at, x in zip(self._places[k], sources.stacked, strict=True):
@@ -142,7 +145,9 @@ class _Sources:
         args: the numbers of the arguments that are among them.
     """
 
-    def __init__(self, made: InnerCall, args: Any) -> None:
+    def __init__(self, made: InnerCall, args: Any, root: Interpreter | None = None) -> None:
+        # Where a condition of vmap differs between examples, each function is a part of the program around it.
+        is_part = made.tracer is not None and made.tracer is root
         self.stacked: list[Any] = []
         self.outside: list[Any] = []
         self._found: list[tuple[str, int]] = []
@@ -151,7 +156,8 @@ class _Sources:
             if key_of(x) in known:
                 self._found.append(("args", known[key_of(x)]))
                 continue
-            name, found = ("slots", self.stacked) if is_inside(x, made.tracer) else ("outside", self.outside)
+            is_returned = not is_part and is_inside(x, made.tracer)
+            name, found = ("slots", self.stacked) if is_returned else ("outside", self.outside)
             self._found.append((name, len(found)))
             found.append(x)
         self.args = {k for name, k in self._found if name == "args"}

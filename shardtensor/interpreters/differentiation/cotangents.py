@@ -312,9 +312,11 @@ def _in_layout(g: Any, kind: Any) -> Any:
 
 def gradient(found: list[Any], kind: Any, *, own: bool = True) -> Any:
     """Returns the gradient of an argument, from its contributions: in the argument's layout, and, if ``own``, a tensor
-    of its own.
+    of its own. That of a Python number is replicated.
     """
     g = cast_to(whole(added(found, kind), kind), kind)
-    if not isinstance(kind, Aval) or (not own and g.sharding == reduced(kind).sharding):
+    if not isinstance(kind, Aval):
+        return reduced_sum(g, kind)
+    if not own and g.sharding == reduced(kind).sharding:
         return g
     return call("transfer_to", g, reduced(kind).sharding, "grad", committed=kind.committed)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardtensor.core import OPS, Op, Operands, Params, bind, bind_by, call, interpreting
+from shardtensor.core import OPS, Interpreter, Op, Operands, Params, bind, bind_by, call, interpreting
 from shardtensor.functions.derivatives.cotangents import Call, Into, cast_to, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.interpreters.differentiation.cotangents import Step, gathered_again, reduced_sum
+from shardtensor.interpreters.differentiation.inner import root_of
 from shardtensor.interpreters.differentiation.tangents_of_loops import with_tangents
 from shardtensor.interpreters.differentiation.tape import Linear, Tape
 from shardtensor.interpreters.differentiation.values import Taped
@@ -44,6 +46,25 @@ class Forward(Tape):
         if op.name == "map_shards":
             raise NeedsTape
         return super().apply(op, operands, params)
+
+    @contextlib.contextmanager
+    def within(self, root: Interpreter | None) -> Iterator[None]:
+        """The same as `inside`. Where the function is traced, tensors that it makes and writes exist in its program
+        only, so that the writes end with it.
+
+        Args:
+            root: what `root_of` returns outside of the function.
+        """
+        written = self._written
+        with self.inside():
+            if is_traced := root_of(self) is not root:
+                self._written = {}
+            try:
+                yield
+                if is_traced:
+                    self.end_writes()
+            finally:
+                self._written = written
 
     def active(self, x: Any) -> Taped | None:
         """See `Tape.active`."""

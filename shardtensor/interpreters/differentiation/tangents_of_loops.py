@@ -9,6 +9,7 @@ import numpy as np
 
 from shardtensor.core import Op, Operands, Params, bind_by, call
 from shardtensor.functions.derivatives.cotangents import is_inexact, zeros_of
+from shardtensor.interpreters.differentiation.inner import root_of
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.pytree import leaves, replaced
 from shardtensor.tensor.storage import Storage
@@ -42,9 +43,10 @@ def with_tangents(forward: Forward, op: Op, operands: Operands, params: Params) 
 
 def _on_pairs(forward: Forward, function: Callable[..., Any], *, has_tangents: bool = True) -> Callable[..., Any]:
     """Returns a function of pairs, which returns a pair, or only values."""
+    root = root_of(forward)
 
     def called(*pairs: Pair) -> Any:
-        with forward.inside():
+        with forward.within(root):
             result = function(*[_joined(forward, pair) for pair in pairs])
             return _pair(forward, result, with_zeros=True) if has_tangents else forward.constants(result)
 
@@ -53,9 +55,10 @@ def _on_pairs(forward: Forward, function: Callable[..., Any], *, has_tangents: b
 
 def _of_trip(forward: Forward, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function of a counted loop as one of pairs."""
+    root = root_of(forward)
 
     def called(i: Any, carry: Pair, x: Pair) -> tuple[Pair, Pair]:
-        with forward.inside():
+        with forward.within(root):
             after, y = function(i, _joined(forward, carry), _joined(forward, x))
             return _pair(forward, after, with_zeros=True), _pair(forward, y, with_zeros=True)
 

@@ -401,10 +401,14 @@ class Tape(Recorder):
 
     def end(self) -> None:
         """Ends the recording. Tensors from outside that the function has written get their values."""
-        written = [(base, storage, self.constant(base)) for base, storage in self._written.values()]
-        self._written.clear()
         self.ended = True
         self.check_write = any_write
+        self.end_writes()
+
+    def end_writes(self) -> None:
+        """Writes the values of tensors from outside that the function has written."""
+        written = [(base, storage, self.constant(base)) for base, storage in self._written.values()]
+        self._written.clear()
         for base, storage, _ in written:
             base._storage = storage
         with self.outside():

@@ -144,3 +144,36 @@ def test_branches_that_differ_are_an_error() -> None:
 def test_the_number_of_trips_is_that_of_all_examples() -> None:
     with pytest.raises(st.ArgumentError, match="fori_loop: the number of trips differs from one example to another"):
         st.vmap(lambda n: st.fori_loop(0, n, lambda i, c: c + i, 0))(np.arange(3))
+
+
+def test_a_first_carry_without_a_layout_follows_what_the_function_closes_over() -> None:
+    x = st.device_put(np.array([4.0, 1.0]), st.NamedSharding(st.make_mesh((4,), ("x",)), st.P("x")))
+
+    def loop(x: Any) -> Any:
+        return st.fori_loop(0, 2, lambda i, s: s * x, st.ones(2)).sum()
+
+    def branch(x: Any) -> Any:
+        return st.cond(st.asarray(1.0) > 0, lambda s: s * x * x, lambda s: s, st.ones(2)).sum()
+
+    for fn in (loop, branch):
+        each = st.vmap(fn)(st.stack([x, 2 * x]))
+        assert each.tolist() == [float(fn(x)), float(fn(2 * x))]
+        for way in (st.jacfwd(fn), st.hessian(fn)):
+            assert np.allclose(np.asarray(st.jit(way)(x)), np.asarray(way(np.asarray(x))))
+        assert np.allclose(np.asarray(st.jacfwd(fn)(x)), 2 * np.asarray(x))
+
+
+def test_gradients_of_branches_whose_condition_differs_in_a_program() -> None:
+    rows = np.array([[4.0, 1.0], [-3.0, 1.0]])
+
+    def fn(x: Any) -> Any:
+        return st.cond(x.sum() > 0, lambda s: st.sin(s * x) * x, lambda s: s * s * x, 2 * x[:1]).sum()
+
+    wanted = [st.grad(fn)(row) for row in rows]
+    for way in (st.vmap(st.grad(fn)), st.vmap(st.remat(st.grad(fn)))):
+        assert np.allclose(np.asarray(way(rows)), np.stack([np.asarray(g) for g in wanted]))
+        assert np.allclose(np.asarray(st.jit(way)(rows)), np.asarray(way(rows)))
+    assert st.eval_shape(st.vmap(st.grad(fn)), rows).shape == (2, 2)
+    total = st.jit(st.grad(lambda rows: st.vmap(fn)(rows).sum()))
+    assert np.allclose(np.asarray(total(rows)), np.stack([np.asarray(g) for g in wanted]))
+    assert np.allclose(np.asarray(st.jit(st.vmap(st.hessian(fn)))(rows)), np.asarray(st.vmap(st.hessian(fn))(rows)))

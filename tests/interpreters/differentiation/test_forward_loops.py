@@ -144,3 +144,40 @@ def test_writes_in_functions_and_what_they_close_over() -> None:
     g = st.vjp(lambda x: PYTHON.fori_loop(0, 2, lambda i, c: st.concat([x[1:2] * 2, c[1:]]) * x, x) + x, x)[1](X)[0]
     _, tangent = st.jvp(fn, (x,), (D,))
     assert float((tangent * X).sum()) == pytest.approx(float((g * D).sum()), rel=1e-12)
+
+
+def test_a_traced_function_may_write_what_it_makes() -> None:
+    """The writes to its tensors end with the function: in a program, they do not exist outside of it."""
+
+    def made(s: Any, x: Any) -> Any:
+        z = st.zeros(2)
+        z[0] = s[0] * x[0]
+        z[1:] = s[1:] + z[:1]
+        return z
+
+    def through(x: Any, lax: Any = st) -> Any:
+        s = lax.fori_loop(0, 2, lambda i, s: made(s, x), st.ones(2))
+        s = lax.while_loop(lambda s: s.sum() < 100, lambda s: made(s, x), s)
+        return st.cond(s.sum() > 0, lambda s: made(s, x), lambda s: s, s)
+
+    x = np.array([4.0, 1.0])
+    wanted = along(lambda x: through(x, PYTHON), x, x)
+    assert_close(along(through, x, x), wanted)
+    assert_close(st.jit(lambda x: along(through, x, x))(x), wanted)
+
+    def selects(x: Any) -> Any:  # The backward pass of a loop adds what an index selects to zeros.
+        return st.fori_loop(0, 2, lambda i, s: st.stack([s[1], s[0] * x[0]]) * x, st.ones(2)).sum()
+
+    assert_close(st.jit(st.hessian(selects))(x), st.hessian(selects)(x))
+
+    def outside(x: Any) -> Any:
+        total = st.zeros(2)
+
+        def trip(i: Any, s: Any) -> Any:
+            total[0] = s[0] * x[0]
+            return s + total
+
+        return st.fori_loop(0, 2, trip, st.ones(2))
+
+    with pytest.raises(ValueError, match="setitem: writes into a tensor outside of the function of a loop"):
+        st.jit(lambda x: along(outside, x, x))(x)

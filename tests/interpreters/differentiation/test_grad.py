@@ -73,6 +73,12 @@ def test_python_numbers_do_not_promote() -> None:
     assert (float(g[0]), g[1].tolist()) == (18.0, [9.0] * 3)
     assert float(st.grad(lambda a: st.asarray(a).reshape(1)[0] * a)(3.0)) == 6
 
+
+def test_the_gradient_of_a_number_is_replicated() -> None:
+    x = put(X, "numpy")
+    for g in (st.grad(lambda a: (a * x).sum())(2.0), st.vjp(lambda a: a * x, 2.0)[1](st.ones_like(x))[0]):
+        assert (g.sharding.spec, float(g)) == (st.P(), pytest.approx(X.sum()))
+
     assert float(st.jit(st.grad(lambda a: a * a * a))(2.0)) == 12
     assert float(st.jit(lambda a: st.jvp(lambda a: a * a * a, (a,), (a,))[1])(2.0)) == 24
 
@@ -285,6 +291,8 @@ def test_errors_name_the_way_out() -> None:
         (st.grad(squares), ("text",), "grad: argument 0 is a str; wanted arrays and numbers"),
         (st.grad(squares, argnums=1), (x,), "grad: argnums is 1, and the function is called with 1 positional"),
         (st.grad(squares, argnums=True), (x,), "grad: argnums is True; wanted an integer"),
+        (st.grad(squares, argnums=(0, -1)), (x,), r"grad: argnums is \(0, -1\), which names argument 0 twice"),
+        (st.jacrev(squares, argnums=(0, 0)), (x,), r"jacrev: argnums is \(0, 0\), which names argument 0 twice"),
         (st.grad(squares, has_aux=True), (x,), r"grad: the function returns .*; wanted the pair \(result, aux\)"),
         (st.grad(lambda x: st.unique(x).sum()), (x,), "unique: the elements of a tensor are taken out|no derivative"),
         (st.grad(lambda x: x.view("complex64").real.sum()), (x,), "view: it has no derivative: bits are no numbers"),
