@@ -115,7 +115,8 @@ def measure(effort: Effort, start: Start) -> Cells:
             check_equal(group, workers)
             cells |= harness.sample_cases(names, workers, effort.rounds, group)
     with start("recording") as workers:
-        samplers = {("recording", c): functools.partial(workers[c].call, "recording") for c in (EAGER, TORCH)}
+        columns = [column for column in (EAGER, TORCH) if column in workers]
+        samplers = {("recording", column): functools.partial(workers[column].call, "recording") for column in columns}
         cells |= harness.interleave(samplers, effort.rounds, "recording")
     return cells | ratios(cells) | measure_memory(effort, start)
 
