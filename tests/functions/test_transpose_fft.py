@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
+from shardtensor.core import OPS
 from shardtensor.functions.algorithms import chirp_fft, transpose_fft
 from shardtensor.host import fourier
 from tests.draws import drawn
@@ -155,6 +156,15 @@ def test_lines_are_convolved_in_parts(name: str, backend: str, monkeypatch: pyte
     found = getattr(st.fft, name)(x, n)
     assert_same(found, getattr(np.fft, name)(host, n))
     assert found.sharding == x.sharding
+
+
+def test_dtypes_are_found_without_transforms_of_no_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy's irfft reads memory that nobody wrote there, and warns if that has a NaN."""
+    sizes, transform = [], np.fft.irfft
+    monkeypatch.setattr(np.fft, "irfft", lambda a, n: sizes.append(a.size) or transform(a, n))
+    assert OPS["irfft"].dtype(np.empty(0, "complex64")).dtype == "float32"
+    assert 0 not in sizes
+    assert sizes
 
 
 @everywhere
