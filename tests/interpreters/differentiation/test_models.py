@@ -140,7 +140,7 @@ def log_likelihood(np: Any, p: Any, x: Any, y: Any) -> Any:
     return -fits - 0.5 * np.linalg.slogdet(kernel)[1] - 0.5 * len(y) * math.log(2 * math.pi)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_gaussian_process(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     monkeypatch.setattr(panels, "GATHERED", 16)  # The kernel matrix is factorized panel by panel.
     monkeypatch.setattr(panels, "PANEL", 5)
