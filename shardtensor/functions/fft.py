@@ -66,7 +66,7 @@ def _declared(length: Callable[[int], int], count: Callable[[int], int]) -> Call
 
 def _dtype(name: str) -> Callable[..., Any]:
     """Returns the function that determines the dtype of a transform: that of NumPy's function."""
-    # Of zeros: NumPy's irfft of no elements reads memory that nobody wrote, and may warn about it.
+    # The transform of zeros: NumPy's irfft of an empty array reads uninitialized memory, and may warn about its values.
     return lambda x, **params: getattr(np.fft, name)(np.zeros(2, np.asarray(x).dtype), 2)
 
 

@@ -158,8 +158,8 @@ def test_lines_are_convolved_in_parts(name: str, backend: str, monkeypatch: pyte
     assert found.sharding == x.sharding
 
 
-def test_dtypes_are_found_without_transforms_of_no_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy's irfft reads memory that nobody wrote there, and warns if that has a NaN."""
+def test_dtypes_are_found_without_transforms_of_empty_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy's irfft of an empty array reads uninitialized memory, and warns if that contains a NaN."""
     sizes, transform = [], np.fft.irfft
     monkeypatch.setattr(np.fft, "irfft", lambda a, n: sizes.append(a.size) or transform(a, n))
     assert OPS["irfft"].dtype(np.empty(0, "complex64")).dtype == "float32"
