@@ -396,11 +396,7 @@ def _run(
                     break
                 time.sleep(0.01)
         finally:
-            for process in running:  # All before any has ended: the others would print an error about it.
-                if process.poll() is None:
-                    _signal(process, signal.SIGTERM)
-            for process in running:
-                _end(process)
+            _end(running)
     return _exit_status(status)
 
 
@@ -427,20 +423,25 @@ def _started(commands: Sequence[_Command], guardian: _Guardian) -> Iterator[list
             guardian.guard(process.pid)
         yield running
     finally:
+        _end(running)
         for process in running:
-            _end(process)
             assert process.stdout
             process.stdout.close()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and those that it has started; mpiexec passes SIGTERM on, and a stopped one only gets SIGKILL."""
-    for number, seconds in ((signal.SIGTERM, 2), (signal.SIGKILL, None)):
-        if process.poll() is None:
-            _signal(process, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(seconds)
-    _signal(process, signal.SIGKILL)  # Those that outlive the process that started them.
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends processes and those that they have started. All receive SIGTERM before any has ended, since the others would
+    print an error about that, and only once, since a handler may be saving a file; a stopped one only gets SIGKILL.
+    """
+    for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, float("inf"))):
+        left = [process for process in processes if process.poll() is None]
+        for process in left:
+            _signal(process, number)  # mpiexec passes SIGTERM on.
+        deadline = time.monotonic() + seconds
+        while any(process.poll() is None for process in left) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    for process in processes:
+        _signal(process, signal.SIGKILL)  # Those that outlive the process that started them.
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

@@ -248,15 +248,23 @@ def test_processes_that_do_not_end_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(bool(NO_GLOO), reason=NO_GLOO)
-def test_all_processes_are_told_to_end_at_the_same_time() -> None:
-    """Otherwise those that still run print errors about the end of the first one."""
+def test_all_processes_are_told_to_end_once_and_at_the_same_time() -> None:
+    """Otherwise those that still run print errors about the end of the first one, and a handler interrupts itself."""
     lines: list[str] = []
     program = (
-        f"{NUMBER}def end(*_):\n    print(time.monotonic(), flush=True)\n    time.sleep(1 - k)\n    os._exit(0)\n"
-        "signal.signal(signal.SIGTERM, end)\ntime.sleep(50)"
+        f"{NUMBER}def end(*_):\n    print('told', time.monotonic(), flush=True)\n"
+        "    for _ in range(10 * (1 + k)): time.sleep(0.05)\n    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\nprint('runs', flush=True)\ntime.sleep(50)"
     )
-    assert launcher.launch([sys.executable, "-c", program], 2, "gloo", timeout=0.7, output=lines.append) == 124
-    first, other = (float(line.split()[1]) for line in sorted(lines) if line.startswith("["))
+
+    def output(line: str) -> None:
+        lines.append(line)
+        if sum(one.endswith("runs") for one in lines) == 2 and line.endswith("runs"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        launcher.launch([sys.executable, "-c", program], 2, "gloo", timeout=50, output=output)
+    first, other = (float(line.split()[2]) for line in sorted(lines) if "told" in line)
     assert abs(first - other) < 0.8
 
 
