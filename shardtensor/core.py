@@ -42,6 +42,10 @@ Operands = tuple[Any, ...]
 Params = tuple[Any, ...]
 
 
+TAGS: dict[str, str] = {}
+"""What a tag of operators says, by tag: each is true of its operators and read by a module that does not name them."""
+
+
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Op:
     """The declaration of an operator and its implementations.
@@ -130,6 +134,7 @@ class Op:
             branch calls: a program has a program for each of them.
         placeable: whether the signature has ``out_sharding``, which is no parameter of the operator: a call that gives
             it is one of `place_result`.
+        tags: what else is true of the operator (see `TAGS`).
     """
 
     function: dataclasses.InitVar[Function]
@@ -156,6 +161,7 @@ class Op:
     blocks: bool = True
     product: bool = False
     ufunc: str = ""
+    tags: frozenset[str] = frozenset()
     kernel: Function | None = dataclasses.field(default=None, init=False)
     movement: Function | None = dataclasses.field(default=None, init=False)
     composite: Function | None = dataclasses.field(default=None, init=False)
@@ -185,6 +191,9 @@ class Op:
         self.name = function.__name__
         self.error_name = self.error_name or self.name
         self.ufunc = self.ufunc or self.name
+        self.tags = frozenset(self.tags)
+        if unknown := self.tags - TAGS.keys():
+            raise ArgumentError(f"operator: {self.name} has the tag {min(unknown)!r}; wanted one of {sorted(TAGS)}")
         signature = inspect.signature(without_quotes(function))
         arguments = signature.parameters
         if self.operands is None:
