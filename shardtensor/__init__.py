@@ -133,7 +133,7 @@ from shardtensor.sharding.mesh import (
     use_mesh as use_mesh,
 )
 from shardtensor.sharding.spec import P as P, PartitionSpec as PartitionSpec
-from shardtensor.tensor.numpy_functions import NUMPY_NAMES as _NUMPY_NAMES
+from shardtensor.functions.numpy.function_table import NUMPY_NAMES as _NUMPY_NAMES
 from shardtensor.tensor.array_type import typeof as typeof
 from shardtensor.tensor.pytree import register_pytree_node as register_pytree_node
 from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTensor

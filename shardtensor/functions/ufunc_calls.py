@@ -30,7 +30,7 @@ from shardtensor.functions.monoids import FOLDS
 from shardtensor.host.units import counted
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.nested_lists import from_lists
-from shardtensor.tensor.numpy_functions import SCIPY_UFUNCS, UFUNC_NAMES
+from shardtensor.functions.numpy.function_table import SCIPY_UFUNCS, UFUNC_NAMES
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ShardedTensor
 

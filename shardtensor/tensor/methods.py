@@ -19,7 +19,7 @@ from shardtensor.sequences import check_no_iterator
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.flat import Flat
 from shardtensor.tensor.nested_lists import check_indices_fit, converted, from_lists
-from shardtensor.tensor.numpy_calls import call_numpy, with_out
+from shardtensor.functions.numpy.translated_calls import call_numpy, with_out
 from shardtensor.tensor.numpy_protocols import Operators
 from shardtensor.tensor.ownership import storage_of
 

@@ -17,8 +17,8 @@ from shardtensor.core import OPS, bind_into, call
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
-from shardtensor.tensor.numpy_calls import UFUNC_CALLS, call_numpy
-from shardtensor.tensor.numpy_functions import UFUNC_NAMES
+from shardtensor.functions.numpy.translated_calls import UFUNC_CALLS, call_numpy
+from shardtensor.functions.numpy.function_table import UFUNC_NAMES
 
 if TYPE_CHECKING:
     from shardtensor.tensor.tensor import ShardedTensor

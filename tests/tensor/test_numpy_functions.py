@@ -12,8 +12,8 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS
-from shardtensor.tensor import numpy_calls
-from shardtensor.tensor.numpy_functions import NUMPY_NAMES
+from shardtensor.functions.numpy import translated_calls
+from shardtensor.functions.numpy.function_table import NUMPY_NAMES
 from tests.layouts import assert_same, mesh_of, put
 
 A = np.array([[1.25, -2.375, 3.5], [np.pi, 5.0, -0.5], [100.125, 8.5, 1e-3], [2.5, 3.5, 0.125]])
@@ -280,15 +280,17 @@ def test_arguments_of_functions_whose_signature_numpy_cannot_give(monkeypatch: p
             raise ValueError("no signature found")
         return inspect.signature(function)
 
-    monkeypatch.setattr(numpy_calls, "inspect", types.SimpleNamespace(signature=signature, Parameter=inspect.Parameter))
-    numpy_calls._counterpart.cache_clear()
+    monkeypatch.setattr(
+        translated_calls, "inspect", types.SimpleNamespace(signature=signature, Parameter=inspect.Parameter)
+    )
+    translated_calls._counterpart.cache_clear()
     try:
         x, out = put(A, "numpy", (2,)), put(np.empty((4, 4)), "numpy", (2,))
         assert np.dot(x, x.T, out=out) is out
         assert np.empty_like(x, shape=(2, 3)).shape == (2, 3)
         assert_near(np.concatenate([x, x], 1, dtype="f4"), np.concatenate([A, A], 1, dtype="f4"))
     finally:
-        numpy_calls._counterpart.cache_clear()
+        translated_calls._counterpart.cache_clear()
 
 
 def test_functions_of_other_modules_with_known_names_are_refused() -> None:

@@ -3,7 +3,7 @@
 Each of NumPy's modules has its functions in one module here, which is imported on first use. A function that has
 NumPy's parameters is called with the same arguments. Otherwise arguments are translated by the names of the parameters
 in both signatures: the positional-only ones here have other names, but are in the same order. The exceptions are the
-rows of `shardtensor.tensor.numpy_functions`.
+rows of `shardtensor.functions.numpy.function_table`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardtensor.hints import is_known, unexpected
 from shardtensor.host.units import counted
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
-from shardtensor.tensor.numpy_functions import (
+from shardtensor.functions.numpy.function_table import (
     CAST_OPERANDS,
     DEFAULTS,
     FUNCTIONS,

@@ -1,7 +1,7 @@
 """The table of NumPy's functions that are not called by their own names and arguments here.
 
 A call of NumPy's function with a tensor is one of the function of the same name in the package: see
-`shardtensor.tensor.numpy_calls`, which also finds out how the arguments correspond. The rows here are the exceptions.
+`shardtensor.functions.numpy.translated_calls`, which also finds out how the arguments correspond. The rows here are the exceptions.
 """
 
 from __future__ import annotations

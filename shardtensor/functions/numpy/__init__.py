@@ -1,0 +1,5 @@
+"""NumPy's functions and ufuncs of tensors: how a call of one becomes a call of a function of this library.
+
+`function_table` has the names, and the functions that are no operators of the same arguments; `translated_calls` finds
+the function for a call and translates its arguments. A call enters from the handle, by `shardtensor.core.ABOVE`.
+"""
