@@ -57,7 +57,7 @@ from shardtensor.communication.transfer_log import (
     transfer_guard as transfer_guard,
     transfers as transfers,
 )
-from shardtensor.core import OPS as OPS
+from shardtensor.core import ABOVE as _ABOVE, OPS as OPS
 from shardtensor.errors import (
     ArgumentError as ArgumentError,
     ArgumentTypeError as ArgumentTypeError,
@@ -214,6 +214,18 @@ _CHAPTERS = {
 """The modules that are imported when one of their public names is first used."""
 
 OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTERS.items() for name in names.split()})
+
+_ABOVE.modules.update(
+    call_numpy="shardtensor.functions.numpy.translated_calls",
+    call_ufunc="shardtensor.functions.ufunc_calls",
+    compiled="shardtensor.interpreters.jit.api",
+    dlpack_device="shardtensor.functions.dlpack_methods",
+    elements_of="shardtensor.interpreters.mutation.scalar_elements",
+    to_dlpack="shardtensor.functions.dlpack_methods",
+    with_out="shardtensor.functions.numpy.translated_calls",
+    write_elements="shardtensor.functions.files",
+)
+_ABOVE["array_namespace"] = lambda: _sys.modules[__name__]
 
 _EXTENSIONS = ("checkpoint_policies", "distributed", "fft", "lib", "linalg", "random", "tree")
 """The modules that are imported on first use."""

@@ -274,6 +274,27 @@ OPS = OperatorTable()
 """Every operator by name. Tests of all operators iterate over this table, after importing all chapters."""
 
 
+class FunctionsAbove(dict[str, Function]):
+    """Functions that packages call in packages above them, by name: ``ABOVE["write_elements"](file, x)``.
+
+    Attributes:
+        modules: the modules of the functions, which are imported when one of their functions is first called. The
+            package itself gives them: those below know only the names of the functions.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules: dict[str, str] = {}
+
+    def __missing__(self, name: str) -> Function:
+        function: Function = getattr(importlib.import_module(self.modules[name]), name)
+        self[name] = function
+        return function
+
+
+ABOVE = FunctionsAbove()
+
+
 def lookup(name: str) -> Op:
     """Returns the operator with the given name."""
     return OPS[name]

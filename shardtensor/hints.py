@@ -91,7 +91,7 @@ def _of_module(module: str, name: str) -> str | None:
     _, _, place = module.partition(".")
     text: str | None = _tables().MODULES.get(place, {}).get(name)
     if text is None and not place:
-        homes = [home for home in _ELSEWHERE if name in importlib.import_module(f"{module}.{home}").__all__]
+        homes = [home for home in _ELSEWHERE if name in getattr(sys.modules[module], home).__all__]
         return f"`st.{homes[0]}.{name}`" if homes else None
     return text
 

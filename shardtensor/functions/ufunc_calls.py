@@ -1,7 +1,7 @@
 """Calls of NumPy's ufuncs with tensors: ``out``, ``where``, ``dtype``, ``casting``, and the methods of ufuncs.
 
-`shardtensor.tensor.numpy_protocols` calls `call_ufunc` for all calls that are more than an operator of arrays. The
-function itself is the operator of the ufunc's name, and what NumPy does around it is composed of operators.
+`call_ufunc` gets all calls of the handle that are more than an operator of arrays. The function itself is the operator of
+the ufunc's name, and what NumPy does around it is composed of operators.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from shardtensor.functions.masked_reductions import (
     with_initial,
 )
 from shardtensor.functions.monoids import FOLDS
+from shardtensor.functions.numpy.function_table import SCIPY_UFUNCS
 from shardtensor.host.units import counted
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.nested_lists import from_lists
-from shardtensor.functions.numpy.function_table import SCIPY_UFUNCS, UFUNC_NAMES
+from shardtensor.tensor.numpy_protocols import UFUNC_NAMES
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ShardedTensor
 

@@ -8,7 +8,6 @@ Where NumPy's bits are others, the program of its operators runs. On GPUs, kerne
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from shardtensor.backend.small_floats import is_small_float
 from shardtensor.communication.transfer import whole_array
 from shardtensor.communication.transfer_log import recorded_by
-from shardtensor.core import OPS, Function, Op, Operands, Params, bind, interpreting, recorded
+from shardtensor.core import ABOVE, Function, Op, Operands, Params, bind, interpreting, recorded
 from shardtensor.errors import ConcretizationError, ShardTensorError
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.interpreters.infer import INFER
@@ -173,8 +172,7 @@ def _recorded(function: Function, args: Any, kwargs: Any, arrays: list[Any]) -> 
 
 def _compiled(function: Function, args: Any, kwargs: Any, arrays: list[Any]) -> Function | None:
     """Returns the program of an elementwise composition on GPUs as a function of the arrays; None if there is none."""
-    jit = importlib.import_module(OPS.chapters["jit"])  # It is above this package; programs without GPUs do without it.
-    return jit.compiled(function, args, kwargs, arrays)  # type: ignore[no-any-return]
+    return ABOVE["compiled"](function, args, kwargs, arrays)  # type: ignore[no-any-return]
 
 
 def _inferred(function: Function, args: Any, kwargs: Any, tensors: list[ShardedTensor]) -> _Layout | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import operator as python
 from typing import Any, overload
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HostArray
-from shardtensor.core import OPS, bind, call
+from shardtensor.core import ABOVE, OPS, bind, call
 from shardtensor.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -52,12 +51,10 @@ class Conversions(Handle):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        importlib.import_module("shardtensor.functions.dlpack_methods")  # It is above this package.
-        return call("to_dlpack", self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        return ABOVE["to_dlpack"](self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        importlib.import_module("shardtensor.functions.dlpack_methods")
-        return call("dlpack_device", self)  # type: ignore[no-any-return]
+        return ABOVE["dlpack_device"](self)  # type: ignore[no-any-return]
 
     # -- Python's objects --------------------------------------------------------------------------
 
@@ -107,8 +104,7 @@ class Conversions(Handle):
         if sep:
             np.asarray(self).tofile(fid, sep, format)
             return
-        files = importlib.import_module("shardtensor.functions.files")  # It is above this package.
-        files.write_elements(fid, self)
+        ABOVE["write_elements"](fid, self)
 
     def __bool__(self) -> bool:
         hint = " (x.any() and x.all() are true or false)"

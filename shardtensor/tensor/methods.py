@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import importlib
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.small_floats import is_element
-from shardtensor.core import OPS, bind, bind_into, call, hinted, named
+from shardtensor.core import ABOVE, OPS, bind, bind_into, call, hinted, named
 from shardtensor.errors import ArgumentError, ArgumentTypeError, IndexingError, ShapeError, type_text
 from shardtensor.host.units import counted
 from shardtensor.sequences import check_no_iterator
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.flat import Flat
 from shardtensor.tensor.nested_lists import check_indices_fit, converted, from_lists
-from shardtensor.functions.numpy.translated_calls import call_numpy, with_out
 from shardtensor.tensor.numpy_protocols import Operators
 from shardtensor.tensor.ownership import storage_of
 
@@ -34,7 +32,7 @@ def _method(name: str) -> Callable[..., ShardedTensor]:
     def method(self: Any, *args: Any, **params: Any) -> ShardedTensor:
         if not args and not params and name in OPS:  # The common case, where there is nothing to translate.
             return OPS[name].dispatch(self)  # type: ignore[no-any-return]
-        return call_numpy(function, (self, *args), params)  # type: ignore[no-any-return]
+        return ABOVE["call_numpy"](function, (self, *args), params)  # type: ignore[no-any-return]
 
     method.__name__ = name
     method.__doc__ = f"``numpy.{name}`` of this tensor."
@@ -44,7 +42,7 @@ def _method(name: str) -> Callable[..., ShardedTensor]:
 def cumulative(name: str, x: Any, axis: int | None, dtype: Any, out: Any) -> Any:
     """Returns `numpy.cumsum` or `numpy.cumprod` of an array, by the operator ``name``."""
     x = call("reshape", x, shape=(-1,)) if axis is None else x
-    return with_out(OPS[name], (x,), {"axis": axis or 0, "dtype": dtype, "out": out})
+    return ABOVE["with_out"](OPS[name], (x,), {"axis": axis or 0, "dtype": dtype, "out": out})
 
 
 def _integers(given: tuple[Any, ...]) -> Any:
@@ -133,10 +131,7 @@ class Methods(Operators):
         if not self.ndim:
             raise ArgumentTypeError("iter: the tensor has no dimensions")
         if self.ndim == 1 and self.base is None:
-            elements = importlib.import_module(
-                "shardtensor.interpreters.mutation.scalar_elements"
-            )  # above this package
-            return elements.elements_of(self)  # type: ignore[no-any-return]
+            return ABOVE["elements_of"](self)  # type: ignore[no-any-return]
         return (self[i] for i in range(self.shape[0]))
 
     def __getitem__(self, index: Any) -> ShardedTensor:
@@ -355,7 +350,7 @@ class Methods(Operators):
         """``st.conj`` of this tensor; the tensor itself if it is not complex, as in NumPy."""
         if out is None and self.dtype.kind in "biuf":
             return self  # type: ignore[return-value]
-        return with_out(OPS["conj"], (self,), {"out": out})  # type: ignore[no-any-return]
+        return ABOVE["with_out"](OPS["conj"], (self,), {"out": out})  # type: ignore[no-any-return]
 
     def conjugate(self, out: Any = None) -> ShardedTensor:
         """``x.conj`` by NumPy's other name."""

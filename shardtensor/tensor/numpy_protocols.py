@@ -1,27 +1,30 @@
 """Python's operators and NumPy's protocols on tensors.
 
-Each operator of Python, and each ufunc or function of NumPy, that is applied to a tensor calls the corresponding
-operator in `OPS`.
+Each operator of Python, and each ufunc of NumPy, that is applied to a tensor calls the corresponding operator in `OPS`.
+All other calls of NumPy are those of ``call_ufunc`` and ``call_numpy``, which are above this package (see `ABOVE`).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardtensor.backend.registry import array_backend
-from shardtensor.core import OPS, bind_into, call
+from shardtensor.core import ABOVE, OPS, bind_into, call
 from shardtensor.errors import ArgumentTypeError
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
-from shardtensor.functions.numpy.translated_calls import UFUNC_CALLS, call_numpy
-from shardtensor.functions.numpy.function_table import UFUNC_NAMES
 
 if TYPE_CHECKING:
     from shardtensor.tensor.tensor import ShardedTensor
+
+
+UFUNC_NAMES: dict[np.ufunc, str] = {}
+"""The operator of each of NumPy's ufuncs, to which the table of NumPy's names adds the rows. A ufunc is not recognized
+by its name: Numba's ``vectorize`` names ufuncs after functions of its users.
+"""
 
 
 def _is_list(x: object) -> bool:
@@ -136,10 +139,10 @@ class Operators(Handle):
             op = OPS.get(UFUNC_NAMES.get(ufunc, ""))
             if op is not None and len(op.operands) == len(inputs) and not any(map(_is_list, inputs)):
                 return op.dispatch(*inputs)
-        return importlib.import_module(UFUNC_CALLS).call_ufunc(ufunc, method, inputs, kwargs)
+        return ABOVE["call_ufunc"](ufunc, method, inputs, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return call_numpy(func, args, kwargs)
+        return ABOVE["call_numpy"](func, args, kwargs)
 
     __hash__ = None  # type: ignore[assignment]  # equality is elementwise
 

@@ -6,7 +6,6 @@ No algorithm is defined here: the methods of a tensor call operators by name, th
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from shardtensor.backend.device import Device, HostArray
 from shardtensor.backend.protocol import Backend
 from shardtensor.backend.registry import is_remote
-from shardtensor.core import call
+from shardtensor.core import ABOVE, call
 from shardtensor.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -155,7 +154,7 @@ class ShardedTensor(Methods, Conversions):
         """
         if api_version not in (None, *API_VERSIONS):
             raise ArgumentError(f"__array_namespace__: api_version={api_version!r}; wanted {', '.join(API_VERSIONS)}")
-        return importlib.import_module(__name__.partition(".")[0])
+        return ABOVE["array_namespace"]()
 
     # -- copies ------------------------------------------------------------------------------------
 

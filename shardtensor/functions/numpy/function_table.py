@@ -1,13 +1,13 @@
 """The table of NumPy's functions that are not called by their own names and arguments here.
 
 A call of NumPy's function with a tensor is one of the function of the same name in the package: see
-`shardtensor.functions.numpy.translated_calls`, which also finds out how the arguments correspond. The rows here are the exceptions.
+`shardtensor.functions.numpy.translated_calls`, which also finds out how the arguments correspond. The rows here are the
+exceptions.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +16,12 @@ import numpy as np
 from shardtensor.backend.device import HOST, HostArray
 from shardtensor.backend.ownership import lender_of
 from shardtensor.backend.registry import backend_of
-from shardtensor.core import call
+from shardtensor.core import ABOVE, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError
 from shardtensor.tensor.conversions import is_column_major
 from shardtensor.tensor.handle import Handle
 from shardtensor.tensor.nested_lists import from_lists
+from shardtensor.tensor.numpy_protocols import UFUNC_NAMES
 from shardtensor.tensor.ownership import storage_of
 
 Function = Callable[..., Any]
@@ -36,12 +37,7 @@ NUMPY_NAMES = {
 and the package has them as attributes that `dir` does not list.
 """
 
-UFUNC_NAMES = {
-    ufunc: NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__) for ufunc in vars(np).values() if isinstance(ufunc, np.ufunc)
-}
-"""The operator of each of NumPy's ufuncs. A ufunc is not recognized by its name: Numba's ``vectorize`` names ufuncs
-after functions of its users.
-"""
+UFUNC_NAMES.update({u: NUMPY_NAMES.get(u.__name__, u.__name__) for u in vars(np).values() if isinstance(u, np.ufunc)})
 
 SCIPY_UFUNCS = frozenset(["cbrt", "exp2", "expm1", "i0", "log1p", "round"])
 """Ufuncs of `scipy.special` that compute the functions of the operators of the same names."""
@@ -96,9 +92,13 @@ def _without_elements(name: str) -> Function:
 
 def _between(name: str) -> Function:
     """Returns the function for ranges between the elements of arrays, which is imported on first use."""
-    return lambda *args, **kwargs: getattr(importlib.import_module("shardtensor.functions.grids"), f"{name}_between")(
-        *args, **kwargs
-    )
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        from shardtensor.functions import grids  # Few programs need the chapter.
+
+        return getattr(grids, f"{name}_between")(*args, **kwargs)
+
+    return function
 
 
 def _where(condition: Any, *choices: Any) -> Any:
@@ -258,13 +258,13 @@ def _has_no_numbers(x: Any) -> bool:
 
 def _svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
     """`numpy.linalg.svd`, which returns singular values only for ``compute_uv=False``."""
-    linalg = importlib.import_module("shardtensor.linalg")
+    linalg = ABOVE["array_namespace"]().linalg
     return linalg.svd(a, full_matrices=full_matrices) if compute_uv else linalg.svdvals(a)
 
 
 def _qr(a: Any, mode: str = "reduced") -> Any:
     """`numpy.linalg.qr`, which returns R only for ``mode="r"``."""
-    linalg = importlib.import_module("shardtensor.linalg")
+    linalg = ABOVE["array_namespace"]().linalg
     return linalg.qr(a, mode="reduced").R if mode == "r" else linalg.qr(a, mode=mode)
 
 

@@ -1,27 +1,22 @@
 """Calls of NumPy's functions with tensors: the functions of the same names in the package.
 
-Each of NumPy's modules has its functions in one module here, which is imported on first use. A function that has
-NumPy's parameters is called with the same arguments. Otherwise arguments are translated by the names of the parameters
-in both signatures: the positional-only ones here have other names, but are in the same order. The exceptions are the
-rows of `shardtensor.functions.numpy.function_table`.
+Each of NumPy's modules has its functions in the module of the same name here, which is imported on first use. A
+function that has NumPy's parameters is called with the same arguments. Otherwise arguments are translated by the names
+of the parameters in both signatures: the positional-only ones here have other names, but are in the same order. The
+exceptions are the rows of `shardtensor.functions.numpy.function_table`.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.core import OPS, Function, Op, bind_into, call
+from shardtensor.core import ABOVE, OPS, Function, Op, bind_into, call
 from shardtensor.errors import ArgumentTypeError, ShapeError, type_text
-from shardtensor.hints import is_known, unexpected
-from shardtensor.host.units import counted
-from shardtensor.tensor.handle import Handle
-from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.functions.numpy.function_table import (
     CAST_OPERANDS,
     DEFAULTS,
@@ -32,15 +27,13 @@ from shardtensor.functions.numpy.function_table import (
     WRITTEN,
     refusal,
 )
+from shardtensor.hints import is_known, unexpected
+from shardtensor.host.units import counted
+from shardtensor.tensor.handle import Handle
+from shardtensor.tensor.nested_lists import from_lists
 
-_MODULES = {
-    "numpy": "shardtensor", "numpy.fft": "shardtensor.fft", "numpy.linalg": "shardtensor.linalg",
-    "numpy.lib.stride_tricks": "shardtensor.lib.stride_tricks",
-}  # fmt: skip
-"""NumPy's modules, and those that have their functions for tensors."""
-
-UFUNC_CALLS = "shardtensor.functions.ufunc_calls"
-"""The module of ufuncs, which is above this package, and is imported on first use."""
+_MODULES = frozenset(["numpy", "numpy.fft", "numpy.lib.stride_tricks", "numpy.linalg"])
+"""NumPy's modules of which the package has the functions for tensors, in modules of the same names."""
 
 _UNREADABLE: dict[str, Function] = {
     "concatenate": lambda arrays, /, axis=0, out=None, *, dtype=None, casting="same_kind": None,
@@ -101,7 +94,9 @@ def _written(name: str, result: Any, out: Any) -> Any:
     if out is None:
         return result
     if isinstance(out, Handle):
-        return importlib.import_module(UFUNC_CALLS).into(name, result, out)
+        from shardtensor.functions.ufunc_calls import into  # Few programs give ``out``.
+
+        return into(name, result, out)
     if not isinstance(out, np.ndarray):
         raise ArgumentTypeError(f"{name}: out is {type_text(out)}; wanted a tensor or a host array")
     np.copyto(out, np.asarray(result), casting="same_kind")
@@ -150,8 +145,7 @@ def _counterpart(function: Any) -> tuple[Function, Op | None, bool]:
     if name in FUNCTIONS:
         return FUNCTIONS[name], None, False
     standard = NUMPY_NAMES.get(function.__name__, function.__name__)
-    module = _MODULES.get(function.__module__)
-    ours = getattr(importlib.import_module(module), standard, None) if module else None
+    ours = getattr(_namespace(function.__module__), standard, None) if function.__module__ in _MODULES else None
     if ours is None:
         raise refusal(name)
     op = OPS.get(standard)
@@ -159,6 +153,11 @@ def _counterpart(function: Any) -> tuple[Function, Op | None, bool]:
         return ours, op, True
     theirs = _parameters(function)
     return ours, None, theirs is not None and not _is_subset(theirs, inspect.signature(ours).parameters)
+
+
+def _namespace(module: str) -> Any:
+    """Returns the module that has the functions for tensors of one of NumPy's modules."""
+    return functools.reduce(getattr, module.split(".")[1:], ABOVE["array_namespace"]())
 
 
 def _parameters(function: Any) -> _Parameters | None:
