@@ -240,7 +240,7 @@ __all__ = sorted(["__version__", "visualize_sharding", *_EXTENSIONS, *OPS.chapte
 def _register_with_einops() -> None:
     """Makes tensors known to einops if the program has imported it by the time that it uses devices."""
     if "einops" in _sys.modules:
-        _importlib.import_module("shardtensor.einops").register()
+        _importlib.import_module("shardtensor.einops").register()  # Programs without einops do not need it.
 
 
 _install_hooks()
@@ -620,7 +620,7 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             value = globals()[name] = _without_quotes(getattr(module, name))
             return value
         if name in _EXTENSIONS or name == "testing":
-            module = _importlib.import_module(f"shardtensor.{name}")
+            module = _importlib.import_module(f"shardtensor.{name}")  # Programs need few of them.
             _hide_from_pytest(module)
             return _without_quotes(module)
         raise _missing(__name__, name)

@@ -119,13 +119,13 @@ def _any_text_printable() -> Iterator[None]:
 
 
 def _demo(**options: Any) -> int:
-    from shardtensor import demo
+    from shardtensor import demo  # Only this command needs it.
 
     return 0 if demo.main(**options).passed else 1
 
 
 def _launch(processes: int, engine: str | None, timeout: float | None, program: str, arguments: list[str]) -> int:
-    from shardtensor.launcher import launch
+    from shardtensor.launcher import launch  # Only this command needs it.
 
     if program.endswith(".py") and not os.path.isfile(program):
         raise ArgumentError(f"launch: there is no file {program!r}")
@@ -138,7 +138,7 @@ def _print_line(line: str) -> None:
 
 
 def _info() -> int:
-    from rich.console import Console
+    from rich.console import Console  # Only this command prints a table.
 
     requested_devices()  # An invalid number is reported once, and not for each backend.
     problem: Exception | None = None
@@ -158,7 +158,7 @@ Description = tuple[str, str, str]
 
 def _print_backends(console: Console, backends: Mapping[str, Description], default: str) -> None:
     """Prints a table of the backends, or a list where the table does not fit, and the limit of the memory cache."""
-    from rich.measure import Measurement
+    from rich.measure import Measurement  # Only this command prints a table.
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text

@@ -56,7 +56,7 @@ _ELSEWHERE = ("linalg", "random", "fft", "distributed")
 
 
 def _tables() -> Any:
-    return importlib.import_module("shardtensor.hint_tables")
+    return importlib.import_module("shardtensor.hint_tables")  # Only errors need it.
 
 
 def shown(text: str) -> str:

@@ -86,7 +86,7 @@ def load_engine(name: str) -> type[Engine]:
         ArgumentError: none of that name is installed.
         BackendError: its library is missing, or it is no engine.
     """
-    from importlib.metadata import entry_points
+    from importlib.metadata import entry_points  # Programs of one process do not need it.
 
     points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in points:

@@ -75,7 +75,7 @@ class MPIEngine(Engine):
     def start(cls, launch: Launch | None, timeout: float) -> MPIEngine:
         """See `Engine`."""
         try:
-            import mpi4py
+            import mpi4py  # It may be missing.
         except ImportError:
             raise BackendError(
                 "engine 'mpi' needs mpi4py: `pip install 'shardtensor[mpi]'` for the MPI of this site, or "
@@ -85,7 +85,7 @@ class MPIEngine(Engine):
         mpi4py.rc.finalize = False  # It would finalize MPI in forked children, too, which ends the parent's job.
         is_ours = "mpi4py.MPI" not in sys.modules
         try:
-            from mpi4py import MPI
+            from mpi4py import MPI  # It initializes MPI, as set above.
         except (ImportError, RuntimeError) as error:  # mpi4py looks for the library of MPI when it is imported.
             otherwise = f"; {_WITHOUT_MPI}" if _TASKS in os.environ else ""
             raise BackendError(f"engine 'mpi': mpi4py finds no library of MPI: {error}{otherwise}") from error

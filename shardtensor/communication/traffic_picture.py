@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.host.units import power_of_1024, readable
+from shardtensor.sharding.html import text_html
 
 Ints = npt.NDArray[np.int64]
 
@@ -104,8 +105,6 @@ class TextPicture:
 
     def _repr_html_(self) -> str:
         """Returns the text as HTML in a monospaced font, for notebooks."""
-        from shardtensor.sharding.html import text_html
-
         return text_html(self._text)
 
 

@@ -320,12 +320,12 @@ class TransferLog:
         numpy:2    ·  8 B    ·    ·   8 B       8 B
         numpy:3    ·    ·  8 B    ·   8 B       0 B
         """
-        from shardtensor.communication.traffic_picture import picture
+        from shardtensor.communication.traffic_picture import picture  # Few programs draw it.
 
         return picture(self._moved(), text=text)
 
     def _moved(self) -> Moved:
-        from shardtensor.communication.traffic_picture import Moved
+        from shardtensor.communication.traffic_picture import Moved  # Few programs draw it.
 
         _, devices, (_, sources, destinations, nbytes, _) = self._snapshot()
         away = sources != destinations
@@ -353,7 +353,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
     """Formats the rows of a table, titles first and the total last, as HTML for notebooks."""
-    from shardtensor.sharding.html import table_html
+    from shardtensor.sharding.html import table_html  # Only notebooks show HTML.
 
     return table_html(list(zip(*_shown(rows), strict=True)))
 

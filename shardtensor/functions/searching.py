@@ -190,7 +190,7 @@ def _searchsorted_by(x1: Any, x2: Any, side: str, sorter: Any) -> Any:
         return searchsorted(_take(x1, sorter), x2, side=side)
     if not (isinstance(x1, ShardedTensor) and isinstance(x2, ShardedTensor)):
         return NotImplemented
-    from shardtensor.functions.split_search import are_split_alike, searchsorted_split  # imported on first use
+    from shardtensor.functions.split_search import are_split_alike, searchsorted_split  # Few programs need it.
 
     return searchsorted_split(x2, x1, side=side) if are_split_alike(x1, x2) else NotImplemented
 

@@ -1,7 +1,7 @@
 """Calls of NumPy's ufuncs with tensors: ``out``, ``where``, ``dtype``, ``casting``, and the methods of ufuncs.
 
-`call_ufunc` gets all calls of the handle that are more than an operator of arrays. The function itself is the operator of
-the ufunc's name, and what NumPy does around it is composed of operators.
+The handle calls `call_ufunc` for all calls that are more than an operator of arrays. The function itself is the
+operator of the ufunc's name, and what NumPy does around it is composed of operators.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _libraries() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
     """
     if sys.is_finalizing():
         return []
-    from threadpoolctl import ThreadpoolController
+    from threadpoolctl import ThreadpoolController  # It takes a millisecond, and few programs need it.
 
     found = ThreadpoolController().select(user_api="blas").lib_controllers
     # For OpenBLAS, threadpoolctl's public setter has no effect in other threads while the first thread that called it

@@ -187,7 +187,7 @@ class NamedSharding:
         return f"NamedSharding({self.mesh!r}, {self.spec!r}{kind})"
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.html import sharding_html
+        from shardtensor.sharding.html import sharding_html  # It imports this module.
 
         return sharding_html(self)
 

@@ -127,7 +127,7 @@ class Mesh:
         return f"Mesh({axes}; {span(self.flat)})"
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.html import mesh_html
+        from shardtensor.sharding.html import mesh_html  # It imports this module.
 
         return mesh_html(self)
 

@@ -8,16 +8,17 @@ import itertools
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import IO, Literal, Protocol, runtime_checkable
+
+from rich.box import SQUARE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.sharding.html import picture
 from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape, with_mesh
 from shardtensor.sharding.parts import Part, Range, color, empty_devices, parts_of, rows_and_columns, slices
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
 
 
 @runtime_checkable
@@ -127,8 +128,6 @@ _CELL = 24
 
 
 def _console(file: IO[str], use_color: bool | None) -> Console:
-    from rich.console import Console
-
     colors: Literal["auto", "256"] | None = "auto" if use_color is None else "256" if use_color else None
     console = Console(file=file, color_system=colors, no_color=False if use_color else None, force_jupyter=False)
     console.width = min(max(console.width, _CELL + 2), 120) if getattr(file, "isatty", bool)() else 80
@@ -245,9 +244,6 @@ def _centered(caption: str, width: int, height: int, pattern: str) -> str:
 def _print_table(
     console: Console, parts: Sequence[Part], cells: Mapping[Part, Cell], looks: Mapping[Part, Look]
 ) -> None:
-    from rich.box import SQUARE
-    from rich.table import Table
-
     table = Table(box=SQUARE, show_header=False, show_lines=True, padding=0, pad_edge=False)
     for _, row in itertools.groupby(parts, lambda part: part.extent[0]):
         table.add_row(*[_text(console, _centered(*cells[part], looks[part][1]), looks[part][0]) for part in row])
@@ -256,6 +252,4 @@ def _print_table(
 
 def _text(console: Console, line: str, style: str = "") -> Text:
     """Returns the line in characters that the encoding of the console's file supports."""
-    from rich.text import Text
-
     return Text(line.replace("…", "+") if console.options.ascii_only else line, style)

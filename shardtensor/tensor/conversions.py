@@ -203,7 +203,7 @@ class Conversions(Handle):
         return printed(self)
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.html import tensor_html
+        from shardtensor.sharding.html import tensor_html  # Only notebooks show HTML.
 
         return tensor_html(self, few_values(self))
 

@@ -101,7 +101,7 @@ class Methods(Operators):
     @property
     def flags(self) -> Flags:
         """The flags of a NumPy array with the same views: see `Flags`."""
-        from shardtensor.tensor.flags import flags_of
+        from shardtensor.tensor.flags import flags_of  # Few programs read them.
 
         # The strides of x.real are two elements or more.
         strides = tuple([n // self.dtype.itemsize for n in self._numpys_strides])

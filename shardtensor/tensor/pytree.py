@@ -58,7 +58,7 @@ def register_pytree_node(
     for name, function in (("flatten_func", flatten_func), ("unflatten_func", unflatten_func)):
         if not callable(function):
             raise ArgumentTypeError(f"register_pytree_node: {name} is {type_text(function)}; wanted a function")
-    import optree
+    import optree  # It takes 10 ms, and programs without pytrees do not need it.
 
     register: Any = optree.register_pytree_node  # Its annotations require a class of collections.
     try:
@@ -92,7 +92,7 @@ def flattened(tree: Any, is_leaf: Callable[[Any], bool] | None, *, none_is_leaf:
         is_leaf: a function that says of a subtree whether it is a leaf.
         none_is_leaf: whether None is a leaf, or a tree without leaves.
     """
-    import optree
+    import optree  # See above.
 
     return optree.tree_flatten(tree, is_leaf, none_is_leaf=none_is_leaf, namespace=_NAMESPACE)
 
@@ -178,7 +178,7 @@ def _one_level(tree: Any) -> tuple[list[Any], PyTreeSpec | None]:
     """Returns the entries of the outermost container and its structure, which is None for a leaf."""
     if type(tree) in LEAF_TYPES:
         return [tree], None
-    import optree
+    import optree  # See above.
 
     children, spec = optree.tree_flatten(tree, lambda node: node is not tree, none_is_leaf=True, namespace=_NAMESPACE)
     return children, None if spec.is_leaf() else spec

@@ -23,17 +23,17 @@ __all__ = ["BackendTests", "CheckedArray", "CheckedBackend", "EngineTests", "che
 
 def __getattr__(name: str) -> Any:
     if name == "EngineTests":
-        from shardtensor.testing.engines import EngineTests
+        from shardtensor.testing.engines import EngineTests  # Tests of backends do without it.
 
         return EngineTests
     if name == "check_grads":
-        from shardtensor.testing.gradients import check_grads
+        from shardtensor.testing.gradients import check_grads  # See above.
 
         return check_grads
     if name != "BackendTests":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from shardtensor.testing.suite import BackendTests
+        from shardtensor.testing.suite import BackendTests  # It imports pytest and hypothesis.
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] not in ("pytest", "hypothesis"):
             raise

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import io
+import itertools
 import json
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -19,7 +22,7 @@ import shardtensor.functions.scatter
 import shardtensor.functions.special
 import shardtensor.functions.ufunc_methods
 import shardtensor.random
-from shardtensor.core import OPS
+from shardtensor.core import ABOVE, OPS
 from tests.scripts import ROOT, new_process, output_of
 
 PACKAGE = ROOT / "shardtensor"
@@ -30,8 +33,16 @@ LAYERS = [
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
 
-LATE = {"shardtensor.sharding.visualize", "shardtensor.sharding.html", "shardtensor.demo"}
-"""Modules that are loaded on use, by functions of modules below them."""
+LATE = {"shardtensor.sharding.html": "the classes that it shows call it in notebooks, where their pictures are drawn"}
+"""Modules that are loaded on use by functions of modules below them, and why."""
+
+NAMED_ELSEWHERE = {
+    "shardtensor": "the tables of its public names",
+    "shardtensor.core": "the tables that the package fills: `OPS.chapters` and `ABOVE.modules`",
+    "shardtensor.functions.derivatives": "a package above gives the module of its derivatives with its operators",
+    "shardtensor.interpreters.batching.batcher": "a package above gives the module of its rules with its operators",
+}
+"""Modules that import modules whose names they do not contain, and what gives the names."""
 
 FOR_TYPES = {f"shardtensor.tensor.{m}": {"shardtensor.tensor.tensor"} for m in ("methods", "numpy_protocols")}
 """Imports for type checkers only: the type that operators and methods return is declared above them."""
@@ -52,14 +63,52 @@ def layer_of(module: str) -> int:
 @functools.cache
 def imports_of(path: Path) -> set[str]:
     """The modules of the package that a file imports, anywhere, for types too."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "shardtensor":
-            for alias in node.names:
-                module = f"{node.module}.{alias.name}"
-                found.add(module if module in MODULES else node.module)
+    return imported_by(path.read_text(), module_of(path))
+
+
+def imported_by(source: str, name: str) -> set[str]:
+    """The modules of the package that the source of a module imports: by statements, or by names as texts."""
+    found: set[str] = set()
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {module if module in MODULES else node.module for module in modules}
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "shardtensor"}
+            found |= {alias.name for alias in node.names}
+    found |= {module for module in loaded_by(tree, name).values() if module}
+    return {module for module in found if module.split(".")[0] == "shardtensor"}
+
+
+def loaded_by(tree: ast.Module, name: str) -> dict[int, str | None]:
+    """The modules that calls of `importlib.import_module` load, by line; None where the text is not in the module.
+
+    Of a name that begins with a text, it is the package that this names, because it may be any module of the package.
+    """
+    constants = {"__name__": name} | {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def text(node: ast.expr) -> str | None:
+        node = node.value if isinstance(node, ast.FormattedValue) else node
+        value = node.value if isinstance(node, ast.Constant) else constants.get(getattr(node, "id", ""))
+        return value if isinstance(value, str) else None
+
+    found = {}
+    for node in ast.walk(tree):
+        called = node.func if isinstance(node, ast.Call) else None
+        if getattr(called, "attr", getattr(called, "id", "")) in ("import_module", "__import__"):
+            (argument, *_) = node.args
+            if isinstance(argument, ast.JoinedStr):
+                texts = list(map(text, argument.values))
+                begin = "".join(itertools.takewhile(bool, texts))
+                found[node.lineno] = (begin if all(texts) else begin.rpartition(".")[0]) or None
+            else:
+                found[node.lineno] = text(argument)
     return found
 
 
@@ -67,15 +116,136 @@ def test_packages_import_only_from_those_before_them() -> None:
     upward = {
         (module, other)
         for module, path in MODULES.items()
-        for other in imports_of(path) - LATE
+        for other in imports_of(path) - LATE.keys()
         if layer_of(other) > layer_of(module)
     }
     assert upward == set()
 
 
 def test_no_modules_import_each_other_in_a_cycle() -> None:
-    graph = {m: imports_of(path) - LATE - FOR_TYPES.get(m, set()) - {m} for m, path in MODULES.items()}
+    graph = {m: imports_of(path) - LATE.keys() - FOR_TYPES.get(m, set()) - {m} for m, path in MODULES.items()}
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
+
+
+def test_imports_by_names_as_texts_count() -> None:
+    source = """
+NAME = "shardtensor.functions.files"
+
+def load(x, name):
+    import shardtensor.linalg
+    importlib.import_module("shardtensor.fft")
+    _importlib.import_module(NAME)
+    import_module(f"shardtensor.random.{x}")
+    import_module(f"{__name__}.rows.{x}")
+    importlib.import_module("torch")
+"""
+    assert imported_by(source, "shardtensor.tree") == {
+        f"shardtensor.{name}" for name in ("linalg", "fft", "functions.files", "random", "tree.rows")
+    }
+    unknown = "importlib.import_module(table[name])\nimport_module(f'{name}.fft')\n__import__(name)"
+    assert loaded_by(ast.parse(unknown), "shardtensor.tree") == {1: None, 2: None, 3: None}
+
+
+def test_modules_import_only_modules_that_they_name() -> None:
+    sources = {module: path.read_text() for module, path in MODULES.items()}
+    unknown = {
+        module
+        for module, source in sources.items()
+        if re.search(r"\b(import_module|__import__)\(", source)
+        and None in loaded_by(ast.parse(source), module).values()
+    }
+    assert unknown == NAMED_ELSEWHERE.keys()
+
+
+def test_functions_above_are_called_by_names_of_which_the_package_gives_the_modules() -> None:
+    for name, module in ABOVE.modules.items():
+        assert callable(getattr(importlib.import_module(module), name)), name
+    called: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        for name in re.findall(r"\bABOVE\[\"(\w+)\"\]\(", path.read_text()):
+            called.setdefault(name, set()).add(module)
+    assert called.keys() == {*ABOVE.modules, *ABOVE}
+    above = {name: module for name, module in ABOVE.modules.items() for m in called[name] if imports_up(m, module)}
+    assert above == ABOVE.modules
+
+
+def imports_up(module: str, other: str) -> bool:
+    """Whether a module may not import another one: it is in a layer above, or imports the module."""
+    return layer_of(other) > layer_of(module) or module in needed_by(other)
+
+
+@functools.cache
+def needed_by(module: str) -> set[str]:
+    """The modules that an import of a module imports, directly or not."""
+    needed, new = set(), {module}
+    while new:
+        needed |= new
+        new = set().union(*[imports_of(MODULES[name]) for name in new]) - needed
+    return needed
+
+
+def test_every_import_in_a_function_has_a_reason() -> None:
+    """A comment in its line, or in the one before it or before the imports that it follows, says why it is not at the
+    top of the module: the time that it takes, a cycle, or a library that may be missing.
+    """
+    missing = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for module, path in MODULES.items()
+        for line in late_imports_without_reason(path.read_text(), module)
+    ]
+    assert missing == []
+
+
+def late_imports_without_reason(source: str, name: str) -> list[int]:
+    """The lines of imports in functions, of modules of the package also by their names, that have no comment."""
+    tree, explained = ast.parse(source), lines_with_reasons(source)
+    named = {line for line, module in loaded_by(tree, name).items() if str(module).split(".")[0] == "shardtensor"}
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    imports = {
+        node.lineno: node.end_lineno or node.lineno
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or (isinstance(node, ast.stmt) and node.lineno in named)
+    }
+    missing = []
+    for first, last in sorted(imports.items()):
+        if explained.isdisjoint((first - 1, first, last)):
+            missing.append(first)
+        else:
+            explained.add(last)  # for the import that follows
+    return missing
+
+
+def lines_with_reasons(source: str) -> set[int]:
+    """The lines with comments, other than those that only tell a tool to ignore something."""
+    comments = {
+        token.start[0]: re.sub(r"# (noqa|type): ?[\w\[\], -]*?(?= - |  #|$)", "", token.string)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    return {line for line, text in comments.items() if len(re.findall(r"\w+", text)) > 1}
+
+
+def test_which_comments_are_reasons() -> None:
+    source = """
+def f():
+    import a
+    import b  # Few programs need it.
+    import c
+
+    # It takes long.
+    from d import (
+        e,
+    )
+
+    import g  # noqa: F401 - it declares operators
+
+    import h  # noqa: F401
+    import i  # type: ignore[import-untyped]
+    importlib.import_module("shardtensor.fft")
+    import_module("torch")
+"""
+    assert late_imports_without_reason(source, "shardtensor.tree") == [3, 14, 15, 16]
 
 
 def test_execution_does_not_depend_on_whether_transfers_are_recorded() -> None:

@@ -42,7 +42,7 @@ def derivative_of(op: Op) -> Derivative | None:
             op.derivative = None if type(op.derivative) is str else op.derivative
         return op.derivative  # type: ignore[no-any-return]
     if (rows := _MODULES.get(op.dispatch.__module__)) is not None:
-        importlib.import_module(f"{__name__}.{rows}")
+        importlib.import_module(f"{__name__}.{rows}")  # Programs need the rows of few chapters.
         op.derivative = ROWS.get(op.name)
     return op.derivative
 
@@ -50,4 +50,4 @@ def derivative_of(op: Op) -> Derivative | None:
 def load_all() -> None:
     """Loads all rows."""
     for rows in _CHAPTERS:
-        importlib.import_module(f"{__name__}.{rows}")
+        importlib.import_module(f"{__name__}.{rows}")  # See above.

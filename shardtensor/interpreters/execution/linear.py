@@ -226,7 +226,7 @@ def _contraction(kinds: Sequence[Any], params: dict[str, Any], name: str) -> Cal
     sums = _sums(kinds)
     if all(sums):
         return None
-    from shardtensor.functions.products import contract  # noqa: F401 - declares the operator
+    from shardtensor.functions.products import contract  # noqa: F401 - it declares the operator, which few programs need
 
     rule = OPS[name].rule([k.shape for k in kinds], **params)
     left, _, right = rule.partition("->")

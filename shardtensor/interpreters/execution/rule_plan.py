@@ -208,7 +208,7 @@ def _strategy(strategies: Strategies, laid: _Layouts) -> tuple[str, Run]:
     if laid.panels:
         return "panels", laid.panels.run(strategies)
     if target.unreduced:
-        from shardtensor.interpreters.execution.placed_results import partial_results
+        from shardtensor.interpreters.execution.placed_results import partial_results  # Few programs keep partial sums.
 
         return "per shard", partial_results(strategies, axes, target)
     if axes and strategies.op.combine:
@@ -222,27 +222,27 @@ def _at_once(strategies: Strategies) -> Run:
 
 
 def _reduction(strategies: Strategies, laid: _Layouts) -> Run:
-    """Returns a function that combines partial results. Modules that few programs need are imported on first use."""
+    """Returns a function that combines partial results."""
     op, value, target, axes = strategies.op, laid.value, laid.target, laid.partial_axes
     assert op.combine is not None
     monoid, on_host, shared = MONOIDS[op.combine], value.backend.on_host, value.memory is not None
     if not shared and target is not laid.kept:
-        from shardtensor.interpreters.execution.placed_results import reduce_scatter
+        from shardtensor.interpreters.execution.placed_results import reduce_scatter  # Few programs choose layouts.
 
         return reduce_scatter(strategies, monoid, axes, target)
     reduce = strategies.reduce(monoid, axes)
     exact = shared and value.dtype.kind in monoid.exact
     if exact or on_host:
-        from shardtensor.interpreters.execution.one_pass import in_one_pass
+        from shardtensor.interpreters.execution.one_pass import in_one_pass  # GPUs do without it.
 
         # The partial result of every shard is not needed.
         run: Run = _at_once(strategies) if exact else in_one_pass(strategies, monoid, axes, reduce)
     elif op.product:
-        from shardtensor.interpreters.execution.cell_products import product_by_cells
+        from shardtensor.interpreters.execution.cell_products import product_by_cells  # The host does without it.
 
         run = product_by_cells(strategies, laid.rule, axes, reduce)
     else:
-        from shardtensor.interpreters.execution.cell_reduction import reduce_by_cells
+        from shardtensor.interpreters.execution.cell_reduction import reduce_by_cells  # See above.
 
         run = reduce_by_cells(strategies, monoid, axes, reduce)
     return _in_parts(run, value, target)

@@ -69,7 +69,7 @@ class Cost:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.html import text_html
+        from shardtensor.sharding.html import text_html  # Only notebooks show HTML.
 
         return text_html(str(self))
 
@@ -119,7 +119,7 @@ class Lowered:
         return self.as_text()
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.html import text_html
+        from shardtensor.sharding.html import text_html  # Only notebooks show HTML.
 
         return text_html(str(self))
 
