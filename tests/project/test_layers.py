@@ -344,6 +344,29 @@ def test_an_operator_of_a_module_that_is_not_imported_yet_is_found() -> None:
     assert output_of(new_process("-c", code)) == "[[1, 3], [1, 3]]\n"
 
 
+def test_functions_above_are_loaded_by_their_first_call(tmp_path: Path) -> None:
+    code = f"""
+import sys
+import numpy as np
+import shardtensor as st
+from shardtensor.core import ABOVE
+
+x, y = st.arange(3), st.arange(3, device=st.devices()[0])
+print(set(ABOVE), np.add(x, 1).tolist(), set(ABOVE))
+print(x.__array_namespace__() is st, next(iter(x)).item(), x.cumsum().tolist(), y.__dlpack_device__())
+print(np.from_dlpack(y).tolist(), np.concatenate([x, x]).tolist(), np.linalg.norm(st.asarray([3.0, 4.0])).item())
+np.subtract(x, 1, out=x)
+x.tofile({str(tmp_path / "x")!r})
+print(x.tolist(), np.fromfile({str(tmp_path / "x")!r}, x.dtype).tolist(), sorted(set(ABOVE.modules) - set(ABOVE)))
+"""
+    assert output_of(new_process("-c", code)).splitlines() == [
+        "{'array_namespace'} [1, 2, 3] {'array_namespace'}",
+        "True 0 [0, 1, 3] (1, 0)",
+        "[0, 1, 2] [0, 1, 2, 0, 1, 2] 5.0",
+        "[-1, 0, 1] [-1, 0, 1] ['compiled']",
+    ]
+
+
 def test_chapters_that_are_imported_as_a_whole_define_operators_only() -> None:
     """A type checker treats all names that `import *` finds as public; at runtime these are the operators."""
     chapters = re.findall(r"^from (\S+) import \*$", (PACKAGE / "__init__.py").read_text(), re.MULTILINE)
