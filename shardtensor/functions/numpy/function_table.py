@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.device import HOST, HostArray
-from shardtensor.backend.ownership import lender_of
+from shardtensor.backend.exclusive_memory import lender_of
 from shardtensor.backend.registry import backend_of
 from shardtensor.core import ABOVE, call
 from shardtensor.errors import ArgumentError, ArgumentTypeError, RangeError
@@ -94,7 +94,7 @@ def _between(name: str) -> Function:
     """Returns the function for ranges between the elements of arrays, which is imported on first use."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        from shardtensor.functions import grids  # Few programs need the chapter.
+        from shardtensor.functions.numpy import grids  # Few programs need the chapter.
 
         return getattr(grids, f"{name}_between")(*args, **kwargs)
 

@@ -94,7 +94,7 @@ def _written(name: str, result: Any, out: Any) -> Any:
     if out is None:
         return result
     if isinstance(out, Handle):
-        from shardtensor.functions.ufunc_calls import into  # Few programs give ``out``.
+        from shardtensor.functions.ufunc_protocol.ufunc_calls import into  # Few programs give ``out``.
 
         return into(name, result, out)
     if not isinstance(out, np.ndarray):
