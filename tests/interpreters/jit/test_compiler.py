@@ -25,9 +25,9 @@ import pytest
 
 import shardtensor as st
 from shardtensor.errors import BackendError
-from shardtensor.interpreters.jit import c_executor, compiler, kernel_files
-from shardtensor.interpreters.jit.c_source import c_source
-from shardtensor.interpreters.jit.kernel import KernelBuilder
+from shardtensor.interpreters.jit.c import c_executor, compiler, kernel_files
+from shardtensor.interpreters.jit.c.c_source import c_source
+from shardtensor.interpreters.jit.kernels.kernel import KernelBuilder
 from tests.draws import drawn
 from tests.interpreters.jit.random_kernels import assert_same
 from tests.interpreters.jit.sums import plus, run
