@@ -111,59 +111,59 @@ OTHERS = {
     "settings of programs and of processes": """
         demo.DEFAULT_DEVICES demo.DEFAULT_STEPS demo.HELD_OUT demo.SEED launcher.TIMED_OUT
         communication.mpi_engine._FINALIZES communication.mpi_engine._LONGEST communication.mpi_engine._SPINS
-        communication.mpi_engine._YIELDS host.threads.MOST_THREADS interpreters.jit.compiler._TIMEOUT
-        spmd.helper_delays._LONG spmd.helper_delays._SHORT spmd.scheduler._ROOM""",
+        communication.mpi_engine._YIELDS host.threads.MOST_THREADS interpreters.jit.c.compiler._TIMEOUT
+        spmd.scheduling.helper_delays._LONG spmd.scheduling.helper_delays._SHORT spmd.scheduling.scheduler._ROOM""",
     "seconds, and seconds of one step": """
         communication.gloo_engine._CHECKS communication.gloo_engine._CONNECTED communication.gloo_engine._POLL
-        communication.gloo_engine._SIGNS communication.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
+        communication.gloo_engine._SIGNS communication.between_processes.lifelines._PAUSE communication.mpi_engine._SIGNS distributed._TOGETHER
         host.blockwise.BYTE host.threads._SHUTDOWN_WAIT
-        interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c_executor._FUNCTION
-        interpreters.jit.c_loop_library._SECONDS
-        interpreters.jit.compiler._POLL interpreters.jit.kernel_files.MOST_SECONDS
-        interpreters.jit.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
-        communication.gloo_engine._NOTICED job_output.HELD job_output._PRINTED spmd.scheduler._POLL""",
+        interpreters.execution.blocked_reduction._MULTIPLICATION interpreters.jit.c.c_executor._FUNCTION
+        interpreters.jit.c.c_loop_library._SECONDS
+        interpreters.jit.c.compiler._POLL interpreters.jit.c.kernel_files.MOST_SECONDS
+        interpreters.jit.c.kernel_files._ABANDONED launcher.GRACE launcher._PATIENCE launcher._POLL
+        communication.gloo_engine._NOTICED job_output.HELD job_output._PRINTED spmd.scheduling.scheduler._POLL""",
     "texts and pictures": """
-        communication.agreement._MESSAGE communication.difference._LINE communication.difference._SIZE
-        communication.rounds._LISTED communication.traffic_picture._NAMES communication.traffic_picture._NUMBERS
+        communication.between_processes.agreement._MESSAGE communication.between_processes.difference._LINE communication.between_processes.difference._SIZE
+        communication.between_processes.rounds._LISTED communication.traffic_picture._NAMES communication.traffic_picture._NUMBERS
         communication.traffic_picture._PIXELS communication.traffic_picture._ROWS communication.traffic_picture._WIDTH
         host.limits._SHOWN sharding.html._BLOCKS sharding.html._CHARACTER sharding.html._LEAST_SIDE sharding.html._SIDE
         sharding.visualize._CELL sharding.visualize._LINES job_output._MOST
         tensor.identity._LONGEST""",
     "sizes of caches": """
-        communication.agreement._KEPT host.threads._KEPT interpreters.device._AVALS interpreters.infer._KEPT
-        interpreters.jit.api._KEPT interpreters.jit.c_executor._LAYOUTS interpreters.jit.c_executor._MOST
-        interpreters.jit.cuda_executor._LAYOUTS
-        interpreters.jit.kernel_files.MOST_BYTES interpreters.mutation.views._MOST_KNOWN
-        spmd.assistant._KEPT spmd.launch._MOST_KNOWN
-        interpreters.small_results._MOST_LAYOUTS sharding.mesh._KEPT spmd.captured._MOST
-        spmd.helper_delays._REMEMBERED spmd.workers._KEPT tensor.value._FEW cupy.elementwise._LAYOUTS
+        communication.between_processes.agreement._KEPT host.threads._KEPT interpreters.on_device._AVALS interpreters.infer._KEPT
+        interpreters.jit.jit._KEPT interpreters.jit.c.c_executor._LAYOUTS interpreters.jit.c.c_executor._MOST
+        interpreters.jit.cuda.cuda_executor._LAYOUTS
+        interpreters.jit.c.kernel_files.MOST_BYTES interpreters.views.views._MOST_KNOWN
+        spmd.scheduling.assistant._KEPT spmd.maps.launch._MOST_KNOWN
+        interpreters.small_results._MOST_LAYOUTS sharding.mesh._KEPT spmd.maps.captured._MOST
+        spmd.scheduling.helper_delays._REMEMBERED spmd.scheduling.workers._KEPT tensor.value._FEW cupy.elementwise._LAYOUTS
         cupy.reductions._LAYOUTS cupy.reductions._STREAMS""",
     "sizes of formats, of dtypes and of limits of other libraries": """
         backend.device.HOST_MEMORY backend.protocol.MOST_DEVICES backend.small_floats._FIRST_OF_USERS
-        communication.agreement.SHORT communication.gloo_engine._CHUNK communication.lifelines._LEFT
-        communication.lifelines._TOKEN communication.mpi_engine._CHUNK
-        communication.process_traffic._NUMBER communication.schedules.HOST_ID distributed._DEVICE distributed._DIGEST
-        functions.dlpack_memory._ON_HOST functions.histograms._MOST_BINS functions.npy_files._LONGEST_HEADER
-        functions.repetition._NEVER_WRAPS
-        host.limits._NO_LIMIT host.trusted_paths._MOST_LINKS interpreters.jit.fused_in_maps.COMPILED
-        interpreters.jit.c_executor._COPIED interpreters.jit.c_trips.ENDLESS
-        interpreters.jit.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
+        communication.between_processes.agreement.SHORT communication.gloo_engine._CHUNK communication.between_processes.lifelines._LEFT
+        communication.between_processes.lifelines._TOKEN communication.mpi_engine._CHUNK
+        communication.between_processes.process_traffic._NUMBER communication.schedules.HOST_ID distributed._DEVICE distributed._DIGEST
+        functions.interchange.dlpack_memory._ON_HOST functions.statistics.histograms._MOST_BINS functions.interchange.npy_files._LONGEST_HEADER
+        functions.standard.repetition._NEVER_WRAPS
+        host.limits._NO_LIMIT host.trusted_paths._MOST_LINKS interpreters.jit.grouping.fused_in_maps.COMPILED
+        interpreters.jit.c.c_executor._COPIED interpreters.jit.c.c_trips.ENDLESS
+        interpreters.jit.c.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
         cupy.products._NO_REDUCED_SUMS cupy.reductions._OF_THREAD""",
     "alignments": """
-        communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.graphs._ALIGNMENT""",
+        communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.cuda.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
-        functions.distributions._FEW functions.distributions._LEAST_LIKELY functions.distributions._MOST
-        functions.distributions._LOW functions.random_elements._ATTEMPTS
-        functions.random_elements._RATIO functions.random_kernel._NARROW functions.random_keys._WORD
+        functions.random.distributions._FEW functions.random.distributions._LEAST_LIKELY functions.random.distributions._MOST
+        functions.random.distributions._LOW functions.random.random_elements._ATTEMPTS
+        functions.random.random_elements._RATIO functions.random.random_kernel._NARROW functions.random.random_keys._WORD
         host.philox.MULTIPLIERS host.philox.ROUNDS host.philox.WEYL host.philox.WORD host.philox.WORDS
         host.philox._COUNTERS host.philox._LOW""",
     "where series and continued fractions of special functions begin and end": """
-        functions.special._FAR functions.special._GREAT functions.special._LAST_TERM functions.special._TAIL""",
-    "sizes from which there is an error": "functions.linalg._GATHERED",
+        functions.building.special._FAR functions.building.special._GREAT functions.building.special._LAST_TERM functions.building.special._TAIL""",
+    "sizes from which there is an error": "functions.linalg.equations._GATHERED",
     "kernels of CUDA, whose tests have arrays of all sizes on a GPU": """
-        functions.random_kernel._THREADS interpreters.jit.cuda_executor.BLOCKS interpreters.jit.cuda_executor.SEGMENT
-        interpreters.jit.cuda_executor._BLOCK interpreters.jit.cuda_executor._PARAMETERS
-        interpreters.jit.cuda_source.MOST_THREADS cupy.casts._ROWS cupy.casts._TILE cupy.elementwise._MOST
+        functions.random.random_kernel._THREADS interpreters.jit.cuda.cuda_executor.BLOCKS interpreters.jit.cuda.cuda_executor.SEGMENT
+        interpreters.jit.cuda.cuda_executor._BLOCK interpreters.jit.cuda.cuda_executor._PARAMETERS
+        interpreters.jit.cuda.cuda_source.MOST_THREADS cupy.casts._ROWS cupy.casts._TILE cupy.elementwise._MOST
         cupy.elementwise._PACK cupy.elementwise._SINGLY cupy.elementwise._THREADS cupy.reduction_kernels.MOST
         cupy.reduction_kernels.PACK cupy.reduction_kernels.THREADS cupy.reduction_kernels._AT_LAST
         cupy.reduction_kernels._RADIX cupy.reductions._CHUNKS cupy.reductions._CHUNKS_OF_COLUMNS
