@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import OPS, bind_by, call, innermost
+from shardtensor.custom_derivatives import is_zero
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.functions.derivatives.cotangents import FLOAT0, is_inexact
+from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.differentiation import branches, loops  # noqa: F401 - they attach derivatives
 from shardtensor.interpreters.differentiation.outside import Outside
 from shardtensor.interpreters.differentiation.run import Run, or_zeros, stand_in_of
@@ -209,7 +210,7 @@ def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) ->
     made: list[Any] = []
     for g, y, path in zip(leaves(given), leaves(tree), paths(tree, what), strict=True):
         dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
-        if not is_inexact(dtype) or g is None or getattr(g, "dtype", None) == FLOAT0:
+        if not is_inexact(dtype) or is_zero(g):
             made.append(None)
             continue
         if np.shape(g) != np.shape(y):

@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from shardtensor.backend.protocol import current_device
 from shardtensor.core import call, interpreting
+from shardtensor.custom_derivatives import CustomVJPPrimal, SymbolicZero, is_zero, zero_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact
 from shardtensor.host.units import counted
@@ -17,12 +18,9 @@ from shardtensor.interpreters.differentiation.rules import (
     GivenArguments,
     RuleCalls,
     as_tensor,
-    cotangent_of,
-    is_zero,
     kept,
     own,
     with_statics,
-    zero_of,
 )
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Linear, Tape
@@ -61,6 +59,7 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
 
     fwd: Callable[..., Any] | None = None
     bwd: Callable[..., Any] | None = None
+    symbolic_zeros = False
 
     def defvjp(
         self,
@@ -76,20 +75,16 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
             bwd: a function of the arguments of ``nondiff_argnums``, the residuals, and the cotangent of the result, of
                 its structure. It returns a tuple with a cotangent for each other argument, of its structure, shapes
                 and dtypes. None, for an argument or a part of it, stands for zeros; so does anything for integers.
-            symbolic_zeros: not supported: cotangents of results that are not used are arrays of zeros.
+            symbolic_zeros: whether the rules get what is known of zeros, in objects of `st.custom_derivatives`. Then
+                ``fwd`` gets a `CustomVJPPrimal` for each leaf of the arguments that are not in ``nondiff_argnums``,
+                which says whether the leaf is differentiated; and the cotangents of results that are not used are
+                `SymbolicZero` objects instead of arrays of zeros.
             optimize_remat: without effect.
-
-        Raises:
-            ArgumentError: ``symbolic_zeros`` is true.
         """
-        if symbolic_zeros:
-            raise ArgumentError(
-                f"{self._name}: symbolic_zeros=True is not supported; leave it out, rules get zeros as arrays"
-            )
         for name, rule in (("fwd", fwd), ("bwd", bwd)):
             if not callable(rule):
                 raise ArgumentTypeError(f"{self._name}: {name} is {type_text(rule)}; wanted a function")
-        self.fwd, self.bwd = fwd, bwd
+        self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
 
     def _check_rule(self) -> None:
         if self.fwd is None or self.bwd is None:
@@ -105,9 +100,12 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
     def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
         assert self.fwd is not None
         statics, primals = self._statics(args), GivenArguments(tape, given)
+        given = primals.marked() if self.symbolic_zeros else primals.values
         with interpreting(RuleCalls(tape, self._name)):
-            made = self.fwd(*with_statics(args, self.nondiff_argnums, primals.values))
+            made = self.fwd(*with_statics(args, self.nondiff_argnums, given))
             value, residuals = self._pair(made, "the rule fwd", "(result, residuals)")
+        if any(type(x) is CustomVJPPrimal for x in leaves((value, residuals))):
+            raise ArgumentTypeError(f"{self._name}: the rule fwd returns a CustomVJPPrimal; return its value")
         with tape.outside():
             results = list(map(own, leaves(value)))
             saved = {"residuals": list(map(kept, leaves(residuals))), "statics": statics}
@@ -115,7 +113,10 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
         def backward(g: Any, recorded: Call) -> list[Any]:
             assert self.bwd is not None
             found = g if len(results) > 1 else [g]
-            cotangents = [cotangent_of(g, kind) for g, kind in zip(found, recorded.results, strict=True)]
+            cotangents = [
+                zero_of(kind, self.symbolic_zeros) if g is None else like(g, kind)
+                for g, kind in zip(found, recorded.results, strict=True)
+            ]
             kept = replaced(residuals, recorded.saved["residuals"])
             try:
                 made = self.bwd(*recorded.saved["statics"], kept, replaced(value, cotangents))
@@ -146,6 +147,9 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
                 found.append(None)
                 continue
             self._check_like(f"the cotangent of {path} from the rule bwd", g, kind, "the argument")
+            if type(g) is SymbolicZero:
+                found.append(None)
+                continue
             where = reduced(kind).sharding if isinstance(kind, Aval) and current_device() is None else None
             if type(g) is not ShardedTensor:
                 g = call("asarray", g, dtype=dtype_of(kind), device=where)
@@ -191,6 +195,7 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
     """
 
     jvp: Callable[..., Any] | None = None
+    symbolic_zeros = False
 
     def defjvp(self, jvp: Rule, symbolic_zeros: bool = False) -> Rule:
         """Defines the rule, and returns it, so that this is a decorator.
@@ -198,19 +203,13 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
         Args:
             jvp: a function of the arguments of ``nondiff_argnums``, of a tuple of the other arguments and of a tuple of
                 their tangents. It returns the result and its tangent, of the same structure, shapes and dtypes.
-            symbolic_zeros: not supported: tangents of what is not differentiated are arrays of zeros; those of
+            symbolic_zeros: whether the tangents of leaves that are not differentiated are `SymbolicZero` objects of
+                `st.custom_derivatives`, which the rule may also return. Otherwise they are arrays of zeros. Those of
                 integers have the dtype float0.
-
-        Raises:
-            ArgumentError: ``symbolic_zeros`` is true.
         """
-        if symbolic_zeros:
-            raise ArgumentError(
-                f"{self._name}: symbolic_zeros=True is not supported; leave it out, rules get zeros as arrays"
-            )
         if not callable(jvp):
             raise ArgumentTypeError(f"{self._name}: jvp is {type_text(jvp)}; wanted a function")
-        self.jvp = jvp
+        self.jvp, self.symbolic_zeros = jvp, symbolic_zeros
         return jvp
 
     def defjvps(self, *jvps: Callable[..., Any] | None) -> None:
@@ -251,7 +250,7 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
         if isinstance(tape, Forward):
             with interpreting(rule):
                 states = zip(primals.states, primals.kinds, strict=True)
-                tangents = [zero_of(kind) if s is None else s.tangent for s, kind in states]
+                tangents = [zero_of(kind, self.symbolic_zeros) if s is None else s.tangent for s, kind in states]
                 value, tangent = self._of_rule(statics, primals, tangents)
                 kinds = list(map(kind_of, leaves(value)))
                 made = [t if is_zero(t) else like(as_tensor(t), k) for t, k in zip(leaves(tangent), kinds, strict=True)]
@@ -263,10 +262,10 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
         with interpreting(rule):
             sub = Linear()
             sub.gathers_again = tape.gathers_again
-            tangents = list(map(zero_of, primals.kinds))
-            for k, state in enumerate(primals.states):
-                if state is not None:
-                    tangents[k] = sub.variable(tangents[k])
+            states = zip(primals.states, primals.kinds, strict=True)
+            tangents = [
+                zero_of(kind, self.symbolic_zeros) if s is None else sub.variable(zero_of(kind)) for s, kind in states
+            ]
             inputs = [
                 None if s is None else (t._storage.number, t._aval)
                 for s, t in zip(primals.states, tangents, strict=True)
@@ -311,6 +310,6 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
                 f"result, {form_of(value)}"
             )
         for y, t, path in zip(leaves(value), leaves(tangent), paths(tangent, "the tangent"), strict=True):
-            if not is_zero(t) and is_inexact(dtype_of(y)):
+            if (type(t) is SymbolicZero or not is_zero(t)) and is_inexact(dtype_of(y)):
                 self._check_like(f"{path} from the rule", t, kind_of(y), "the result")
         return value, tangent

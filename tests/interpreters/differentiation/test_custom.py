@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 import shardtensor as st
+from shardtensor.custom_derivatives import SymbolicZero
 from shardtensor.testing import check_grads
 from tests.layouts import assert_equal, everywhere, put
 
@@ -324,12 +326,12 @@ def test_check_grads_of_custom_functions() -> None:
     check_grads(log1pexp, (put(X, "numpy"),), 3, modes=("fwd", "rev", "lin"))
 
 
-def custom(fwd: Any, bwd: Any) -> Any:
+def custom(fwd: Any, bwd: Any, **options: Any) -> Any:
     @st.custom_vjp
     def f(x: Any) -> Any:
         return x * 2
 
-    f.defvjp(fwd, bwd)
+    f.defvjp(fwd, bwd, **options)
     return lambda x: st.grad(lambda x: f(x).sum())(x)
 
 
@@ -432,10 +434,22 @@ ERRORS: list[tuple[Any, str]] = [
     (without_rule(st.custom_jvp), "custom_jvp f: it has no rule; give it by its method defjvp"),
     (undifferentiated, "custom_vjp <lambda>: an argument of nondiff_argnums is a differentiated tensor"),
     (lambda x: custom_j(lambda p, t: p)(x, x), "takes 1 positional argument"),
-    (lambda x: without_rule(st.custom_vjp).defvjp(len, len, symbolic_zeros=True), "symbolic_zeros=True is not support"),
     (
-        lambda x: without_rule(st.custom_jvp).defjvp(len, symbolic_zeros=True),
-        "custom_jvp f: symbolic_zeros=True is not",
+        custom(lambda x: (x.value, x), lambda r, g: (g,), symbolic_zeros=True),
+        "the rule fwd returns a CustomVJPPrimal; r",
+    ),
+    (custom(lambda x: (x, None), lambda r, g: (g,), symbolic_zeros=True), "the rule fwd returns a CustomVJPPrimal; r"),
+    (
+        custom(lambda x: (x, 0), lambda r, g: (SymbolicZero(st.typeof(g[0])),)),
+        r"the cotangent of argument 0 from the rule bwd has shape \(2,\); wanted that of the argument, \(4, 2\)",
+    ),
+    (
+        custom_j(lambda p, t: (p[0], SymbolicZero.from_primal_value(p[0] > 0))),
+        "the tangent from the rule has dtype .*float0.*; wanted that of the result, float64",
+    ),
+    (
+        custom(lambda x: (x.value + x, 0), lambda r, g: (g,), symbolic_zeros=True),
+        r"unsupported operand type\(s\) for \+: 'ShardedTensor' and 'CustomVJPPrimal'",
     ),
     (
         lambda x: st.custom_vjp(lambda x: x, nondiff_argnames="y"),
@@ -455,7 +469,9 @@ def test_errors_name_the_function(number: int) -> None:
     run, message = ERRORS[number]
     with pytest.raises((TypeError, ValueError), match=message) as caught:
         run(put(X, "numpy"))
-    assert isinstance(caught.value, st.ShardTensorError) or "positional argument" in message
+    assert isinstance(caught.value, st.ShardTensorError) or re.search(
+        "positional argument|unsupported operand", message
+    )
 
 
 def test_calls_by_wrong_names_and_numbers_of_functions() -> None:
