@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from shardtensor.backend.protocol import current_device
 from shardtensor.core import call, interpreting
@@ -13,6 +14,7 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationE
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact
 from shardtensor.host.units import counted
 from shardtensor.interpreters.differentiation.cotangents import Step, pulled_back
+from shardtensor.interpreters.differentiation.examples import Examples
 from shardtensor.interpreters.differentiation.rules import (
     Custom,
     GivenArguments,
@@ -132,15 +134,33 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
         value, residuals = [map_leaves(kind_of, tree) for tree in (value, residuals)]
         return replaced(value, tape.add_function(backward, primals.states, results, saved))
 
-    def _cotangents(self, made: Any, primals: GivenArguments) -> list[Any]:
-        """Returns the leaves of what the backward rule returns; None for zeros."""
-        if not isinstance(made, (tuple, list)) or len(made) != len(primals.tree):
+    def _for_examples(self, examples: Examples) -> Self:
+        def fwd(*args: Any) -> tuple[Any, Any]:
+            assert self.fwd is not None
+            return self._pair(self.fwd(*args), "the rule fwd", "(result, residuals)")
+
+        def bwd(*given: Any) -> list[Any]:
+            assert self.bwd is not None
+            return self._leaves_of(self.bwd(*given[:-1]), given[-1])
+
+        mapped = copy.copy(self)
+        mapped.fun = examples.of_function(self.fun)
+        mapped.fwd, mapped.bwd = examples.of_vjp(fwd, bwd)
+        return mapped
+
+    def _leaves_of(self, made: Any, tree: tuple[Any, ...]) -> list[Any]:
+        """Returns what the backward rule returns, for each leaf of the arguments."""
+        if not isinstance(made, (tuple, list)) or len(made) != len(tree):
             what = counted(len(made), "item") if isinstance(made, (tuple, list)) else type_text(made)
             raise ArgumentTypeError(
-                f"{self._name}: the rule bwd returns {what}; wanted a tuple of "
-                f"{counted(len(primals.tree), 'cotangent')}, one for each argument"
+                f"{self._name}: the rule bwd returns {what}; wanted a tuple of {counted(len(tree), 'cotangent')}, "
+                "one for each argument"
             )
-        spread = [g for one, x in zip(made, primals.tree, strict=True) for g in self._spread(one, x)]
+        return [g for one, x in zip(made, tree, strict=True) for g in self._spread(one, x)]
+
+    def _cotangents(self, made: Any, primals: GivenArguments) -> list[Any]:
+        """Returns the leaves of what the backward rule returns; None for zeros."""
+        spread = self._leaves_of(made, primals.tree)
         found: list[Any] = []
         for g, path, kind, state in zip(spread, primals.paths, primals.kinds, primals.states, strict=True):
             if g is None or state is None:
@@ -251,7 +271,7 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
             with interpreting(rule):
                 states = zip(primals.states, primals.kinds, strict=True)
                 tangents = [zero_of(kind, self.symbolic_zeros) if s is None else s.tangent for s, kind in states]
-                value, tangent = self._of_rule(statics, primals, tangents)
+                value, tangent = self._of_rule(statics, primals.values, replaced(primals.tree, tangents))
                 kinds = list(map(kind_of, leaves(value)))
                 made = [t if is_zero(t) else like(as_tensor(t), k) for t, k in zip(leaves(tangent), kinds, strict=True)]
             with tape.outside():
@@ -272,7 +292,7 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
             ]
             try:
                 with interpreting(sub):
-                    value, tangent = self._of_rule(statics, primals, tangents)
+                    value, tangent = self._of_rule(statics, primals.values, replaced(primals.tree, tangents))
                 numbers = [number_of(sub.active(t)) for t in leaves(tangent)]
                 results = [own(sub.constant(y)) for y in leaves(value)]
             finally:
@@ -299,10 +319,20 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
         sub.steps = [step.with_saved({}) for step in sub.steps]
         return replaced(value, tape.add_function(backward, primals.states, results, saved, forward))
 
-    def _of_rule(self, statics: Sequence[Any], primals: GivenArguments, tangents: Sequence[Any]) -> tuple[Any, Any]:
+    def _for_examples(self, examples: Examples) -> Self:
+        def rule(*given: Any) -> tuple[Any, Any]:
+            *statics, primals, tangents = given
+            return self._of_rule(statics, primals, tangents)
+
+        mapped = copy.copy(self)
+        mapped.fun = examples.of_function(self.fun)
+        mapped.jvp = examples.of_jvp(rule)
+        return mapped
+
+    def _of_rule(self, statics: Sequence[Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
         """Calls the rule, and returns the result and its tangent."""
         assert self.jvp is not None
-        made = self.jvp(*statics, primals.values, replaced(primals.tree, tangents))
+        made = self.jvp(*statics, primals, tangents)
         value, tangent = self._pair(made, "the rule", "(result, tangent)")
         if form_of(value) != form_of(tangent):
             raise ArgumentTypeError(

@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from shardtensor.custom_derivatives import CustomVJPPrimal
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import is_inexact, is_number
 from shardtensor.host.units import counted
+from shardtensor.interpreters.batching.batcher import Batcher
+from shardtensor.interpreters.differentiation.examples import Examples, boxed
 from shardtensor.interpreters.differentiation.outside import Outside
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.values import Taped, kind_of
@@ -118,8 +120,14 @@ class Custom(abc.ABC, Generic[Arguments, Result]):
     def _check_statics(self, tape: Tape, args: tuple[Any, ...]) -> None:
         """Checks the arguments of ``nondiff_argnums``."""
 
+    @abc.abstractmethod
+    def _for_examples(self, examples: Examples) -> Self:
+        """Returns the function, and its rules, for all examples of a batch."""
+
     def _called(self, args: tuple[Any, ...]) -> Any:
         interpreter = innermost()
+        if isinstance(interpreter, Batcher) and _is_differentiated(interpreter.outer):
+            return self._called_for_examples(interpreter, args)
         if not isinstance(interpreter, (Tape, Outside)):
             return self.fun(*args)  # type: ignore[call-arg]
         tape = interpreter if isinstance(interpreter, Tape) else interpreter.tape
@@ -137,6 +145,12 @@ class Custom(abc.ABC, Generic[Arguments, Result]):
                 return self._called(args)
         with interpreting(outside):
             return self.fun(*args)  # type: ignore[call-arg]
+
+    def _called_for_examples(self, batcher: Batcher, args: tuple[Any, ...]) -> Any:
+        examples = Examples(batcher, args, self.nondiff_argnums)
+        with batcher.outside():
+            result = self._for_examples(examples)._called(map_leaves(batcher.examples, args))
+        return boxed(batcher, result, examples.results)
 
     def _positional(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Returns the arguments by position, with defaults, which the rules get."""
@@ -220,7 +234,7 @@ def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
 def _is_differentiated(outer: Callable[..., Any] | None) -> bool:
     """Whether the interpreter that has the method ``apply``, or one around it, is another tape."""
     interpreter = innermost_of(outer)
-    while isinstance(interpreter, Outside):
+    while isinstance(interpreter, (Outside, Batcher)):
         interpreter = innermost_of(interpreter.outer)
     return isinstance(interpreter, Tape)
 

@@ -128,6 +128,7 @@ def arguments() -> tuple[Any, Any, Any]:
     return put(X, "numpy"), put(X + 1, "numpy"), put(N, "numpy")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [by_vjp, by_jvp])
 def test_rules_get_and_return_the_same_as_in_jax(make: Any) -> None:
     jax = pytest.importorskip("jax")
@@ -205,6 +206,21 @@ def test_what_rules_get() -> None:
     assert (zero.shape, zero.dtype, zero.ndim, zero.sharding) == (x.shape, x.dtype, 2, x.sharding)
     assert zero.aval == st.typeof(x)
     assert repr(scale) == "CustomVJPPrimal(value=2.0, perturbed=False)"
+
+
+def test_what_rules_of_tangents_get() -> None:
+    """The same in both modes, and in a gradient of a gradient."""
+    seen: list[Any] = []
+    f, (x, y, n) = by_jvp(st, st, seen), arguments()
+    wanted = [{"a": "(4, 2)", "b": "zero float64 (4, 2)"}, "zero float64 (4, 2)", "zero float0 (4, 2)"]
+
+    def gradient(x: Any) -> Any:
+        return st.grad(lambda x: f({"a": x, "b": y}, y, n)["product"].sum())(x)
+
+    st.jvp(lambda x: f({"a": x, "b": y}, y, n)["product"], (x,), (x,))
+    gradient(x)
+    st.grad(lambda x: gradient(x).sum())(x)
+    assert seen == [wanted] * 3
 
 
 def test_defjvp_is_a_decorator_with_options_and_defjvps_gets_arrays() -> None:
