@@ -114,7 +114,7 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
 
         def backward(g: Any, recorded: Call) -> list[Any]:
             assert self.bwd is not None
-            found = g if len(results) > 1 else [g]
+            found = g if len(recorded.results) > 1 else [g]
             cotangents = [
                 zero_of(kind, self.symbolic_zeros) if g is None else like(g, kind)
                 for g, kind in zip(found, recorded.results, strict=True)
@@ -129,9 +129,11 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
                     f"{self._name}: forward mode and second derivatives differentiate the rule bwd, which has to "
                     f"consist of operators for that; {error}"
                 ) from None
-            return self._cotangents(made, primals)
+            return self._cotangents(made, tree, names, active)
 
-        value, residuals = [map_leaves(kind_of, tree) for tree in (value, residuals)]
+        # The rule must not refer to the tape, nor to elements that it does not need.
+        tree, names, active = primals.tree, primals.paths, [s is not None for s in primals.states]
+        value, residuals = [map_leaves(kind_of, x) for x in (value, residuals)]
         return replaced(value, tape.add_function(backward, primals.states, results, saved))
 
     def _for_examples(self, examples: Examples) -> Self:
@@ -158,12 +160,18 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
             )
         return [g for one, x in zip(made, tree, strict=True) for g in self._spread(one, x)]
 
-    def _cotangents(self, made: Any, primals: GivenArguments) -> list[Any]:
-        """Returns the leaves of what the backward rule returns; None for zeros."""
-        spread = self._leaves_of(made, primals.tree)
+    def _cotangents(self, made: Any, tree: tuple[Any, ...], names: Sequence[str], active: Sequence[bool]) -> list[Any]:
+        """Returns the leaves of what the backward rule returns; None for zeros.
+
+        Args:
+            made: what it returns.
+            tree: the arguments, with avals in place of tensors.
+            names: the names of the leaves.
+            active: whether they are differentiated.
+        """
         found: list[Any] = []
-        for g, path, kind, state in zip(spread, primals.paths, primals.kinds, primals.states, strict=True):
-            if g is None or state is None:
+        for g, path, kind, is_active in zip(self._leaves_of(made, tree), names, leaves(tree), active, strict=True):
+            if g is None or not is_active:
                 found.append(None)
                 continue
             self._check_like(f"the cotangent of {path} from the rule bwd", g, kind, "the argument")
@@ -299,14 +307,14 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
                 sub.end()
 
         def steps(recorded: Call) -> list[Step]:
-            return [step.with_saved(saved) for step, saved in zip(sub.steps, recorded.saved["steps"], strict=True)]
+            return [step.with_saved(saved) for step, saved in zip(unsaved, recorded.saved["steps"], strict=True)]
 
         def backward(g: Any, recorded: Call) -> list[Any]:
             start: dict[int, list[Any]] = {}
-            for n, one in zip(numbers, g if len(results) > 1 else [g], strict=True):
+            for n, one in zip(numbers, g if len(recorded.results) > 1 else [g], strict=True):
                 if n is not None and one is not None:
                     start.setdefault(n, []).append(one)
-            made = pulled_back(steps(recorded), sub.uses, start, [i for i in inputs if i is not None])
+            made = pulled_back(steps(recorded), uses, start, [i for i in inputs if i is not None])
             found = iter(made)
             return [None if i is None else next(found) for i in inputs]
 
@@ -316,7 +324,8 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
             return pushed_forward(steps(recorded), start, numbers)
 
         saved = {"steps": [step.saved for step in sub.steps]}
-        sub.steps = [step.with_saved({}) for step in sub.steps]
+        # The derivatives must not refer to the tape, nor to elements that they do not need.
+        unsaved, uses = [step.with_saved({}) for step in sub.steps], sub.uses
         return replaced(value, tape.add_function(backward, primals.states, results, saved, forward))
 
     def _for_examples(self, examples: Examples) -> Self:

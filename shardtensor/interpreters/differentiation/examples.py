@@ -25,7 +25,8 @@ class Examples:
     """One call of a function of one example, which is called for all of them.
 
     Attributes:
-        batcher: the batcher of the call, which may have ended when the backward rule is called.
+        batcher: the batcher of the call, which has ended when the backward rule is called.
+        size, axis_name: the number of examples, and the name of their dimension.
         args: the arguments, with flags in place of their leaves, which say whether these differ between examples.
         statics, primals: those of ``nondiff_argnums``, and the others.
         results: the flags of the leaves of the result.
@@ -33,6 +34,7 @@ class Examples:
 
     def __init__(self, batcher: Batcher, args: tuple[Any, ...], nondiff_argnums: Sequence[int]) -> None:
         self.batcher = batcher
+        self.size, self.axis_name = batcher.size, batcher.axis_name
         self.args: tuple[Any, ...] = map_leaves(lambda x: batcher.batched(x) is not None, args)
         self.statics = tuple([self.args[k] for k in nondiff_argnums])
         self.primals = tuple([x for k, x in enumerate(self.args) if k not in nondiff_argnums])
@@ -68,7 +70,7 @@ class Examples:
 
         def backward(*given: Any) -> Any:
             *statics, residuals, g = given
-            batcher = Batcher(self.batcher.size, self.batcher.axis_name)
+            batcher = Batcher(self.size, self.axis_name)
             with interpreting(batcher):
                 known = boxed(batcher, tuple(statics), self.statics)
                 cotangents = bwd(
@@ -119,7 +121,7 @@ class Examples:
             return None
         x = tensor_here(x)
         x = x if type(x) is ShardedTensor else call("asarray", x)
-        return call("broadcast_to", x, (self.batcher.size, *x.shape))
+        return call("broadcast_to", x, (self.size, *x.shape))
 
 
 def _flags(batcher: Batcher, tree: Any) -> list[bool]:

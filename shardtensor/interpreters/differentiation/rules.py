@@ -150,6 +150,7 @@ class Custom(abc.ABC, Generic[Arguments, Result]):
         examples = Examples(batcher, args, self.nondiff_argnums)
         with batcher.outside():
             result = self._for_examples(examples)._called(map_leaves(batcher.examples, args))
+        del examples.batcher  # It refers to the tape, and that to the backward rule: a cycle would keep the memory.
         return boxed(batcher, result, examples.results)
 
     def _positional(self, args: Any, kwargs: Any) -> tuple[Any, ...]:

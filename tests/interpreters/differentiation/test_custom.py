@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import shardtensor as st
 from shardtensor.custom_derivatives import SymbolicZero
+from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.testing import check_grads
 from tests.layouts import assert_equal, everywhere, put
 
@@ -564,6 +566,20 @@ def test_rules_of_examples_with_other_arguments() -> None:
     h.defvjp(lambda x, y: (x * y, None), lambda saved, g: (g,))
     with pytest.raises(st.ArgumentTypeError, match="bwd returns 1 item; wanted a tuple of 2 cotangents"):
         st.grad(lambda x: st.vmap(h)(x, x).sum())(x)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_rules_refer_to_is_freed_at_once(make: Any) -> None:
+    f, x = make(st, st), put(X, "numpy")
+    gc.collect()
+    gc.disable()
+    try:
+        st.grad(lambda x: st.vmap(f)(x, x)["sin"].sum())(x)
+        st.linearize(lambda x: f(x, x), x)
+        st.vjp(lambda x: f(x, x), x)
+        assert not [found for found in gc.get_objects() if isinstance(found, Tape)]
+    finally:
+        gc.enable()
 
 
 def test_stop_gradient_of_examples() -> None:
