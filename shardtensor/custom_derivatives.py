@@ -101,7 +101,7 @@ class SymbolicZero:
         Args:
             val: an array or a number.
 
-        >>> st.custom_derivatives.SymbolicZero.from_primal_value(st.arange(3))
+        >>> st.custom_derivatives.SymbolicZero.from_primal_value(np.arange(3))
         SymbolicZero(float0[3])
         """
         kind = typeof(reduced(val) if isinstance(val, Aval) else val)
@@ -121,7 +121,7 @@ def zero_from_primal(val: Any, symbolic_zeros: bool = False) -> Any:
 
     >>> st.custom_derivatives.zero_from_primal({"w": st.ones(2)})["w"].tolist()
     [0.0, 0.0]
-    >>> st.custom_derivatives.zero_from_primal([st.ones(2), 3.0], symbolic_zeros=True)
+    >>> st.custom_derivatives.zero_from_primal([np.ones(2), 3.0], symbolic_zeros=True)
     [SymbolicZero(float64[2]), SymbolicZero(float64[])]
     """
     return map_leaves(lambda x: zero_of(x, symbolic_zeros), val)
