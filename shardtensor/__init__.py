@@ -217,7 +217,7 @@ _CHAPTERS = {
 
 OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTERS.items() for name in names.split()})
 
-_EXTENSIONS = ("checkpoint_policies", "distributed", "fft", "lib", "linalg", "random", "tree")
+_EXTENSIONS = ("checkpoint_policies", "custom_derivatives", "distributed", "fft", "lib", "linalg", "random", "tree")
 """The modules that are imported on first use."""
 
 _loaded = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
@@ -241,6 +241,7 @@ _after_loading.append(_remind)
 if _typing.TYPE_CHECKING:
     from shardtensor import (
         checkpoint_policies as checkpoint_policies,
+        custom_derivatives as custom_derivatives,
         distributed as distributed,
         fft as fft,
         lib as lib,
