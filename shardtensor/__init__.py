@@ -145,70 +145,72 @@ __version__ = "0.2.0"
 _CHAPTERS = {
     "communication.simulation": "SimulationReport simulate",
     "distributed": "process_count process_index",
-    "functions.comparisons": (
+    "functions.numpy.comparisons": (
         "allclose array_equal array_equiv common_type isclose iscomplex iscomplexobj isnat isneginf isposinf isreal "
         "isrealobj min_scalar_type promote_types"
     ),
-    "functions.counts": "bincount",
-    "functions.differences": "gradient",
-    "functions.einsum": "einsum",
-    "functions.files": "load save savez savez_compressed",
-    "functions.grids": "fromfunction geomspace indices linspace logspace meshgrid mgrid ogrid",
-    "functions.histograms": "digitize histogram histogram2d histogram_bin_edges histogramdd",
-    "functions.index_arrays": (
+    "functions.statistics.counts": "bincount",
+    "functions.numpy.differences": "gradient",
+    "functions.numpy.einsum": "einsum",
+    "functions.interchange.files": "load save savez savez_compressed",
+    "functions.numpy.grids": "fromfunction geomspace indices linspace logspace meshgrid mgrid ogrid",
+    "functions.statistics.histograms": "digitize histogram histogram2d histogram_bin_edges histogramdd",
+    "functions.numpy.index_arrays": (
         "diag_indices diag_indices_from ix_ mask_indices ravel_multi_index tril_indices tril_indices_from "
         "triu_indices triu_indices_from unravel_index"
     ),
-    "functions.inspection": "__array_api_version__ __array_namespace_info__",
-    "functions.interchange": "from_dlpack",
-    "functions.joining": "block",
-    "functions.lines": "apply_along_axis packbits unpackbits",
-    "functions.mathematical": "angle ediff1d fix i0 interp nan_to_num real_if_close sinc sort_complex trapezoid unwrap",
-    "functions.nan_reductions": (
+    "functions.standard.inspection": "__array_api_version__ __array_namespace_info__",
+    "functions.interchange.dlpack_import": "from_dlpack",
+    "functions.standard.joining": "block",
+    "functions.numpy.lines": "apply_along_axis packbits unpackbits",
+    "functions.numpy.mathematical": (
+        "angle ediff1d fix i0 interp nan_to_num real_if_close sinc sort_complex trapezoid unwrap"
+    ),
+    "functions.statistics.nan_reductions": (
         "nanargmax nanargmin nancumprod nancumsum nanmax nanmean nanmin nanprod nanstd nansum nanvar"
     ),
-    "functions.names": "checkpoint_name",
-    "functions.number_parts": "divmod frexp modf",
-    "functions.order_statistics": "median nanmedian nanpercentile nanquantile percentile quantile",
-    "functions.polynomials": "poly polyadd polyder polydiv polyfit polyint polymul polysub polyval roots vander",
-    "functions.products": "cross diagonal dot inner kron outer trace",
-    "functions.rearrangement": (
+    "functions.placement.names": "checkpoint_name",
+    "functions.numpy.number_parts": "divmod frexp modf",
+    "functions.statistics.order_statistics": "median nanmedian nanpercentile nanquantile percentile quantile",
+    "functions.numpy.polynomials": "poly polyadd polyder polydiv polyfit polyint polymul polysub polyval roots vander",
+    "functions.numpy.products": "cross diagonal dot inner kron outer trace",
+    "functions.numpy.rearrangement": (
         "append array_split atleast_1d atleast_2d atleast_3d column_stack delete dsplit dstack fliplr flipud hsplit "
         "hstack insert ravel rollaxis rot90 split swapaxes vsplit vstack"
     ),
-    "functions.repetition": "broadcast_arrays broadcast_shapes pad repeat resize tile",
-    "functions.scans": "cumprod cumsum cumulative_prod cumulative_sum diff logcumsumexp",
-    "functions.searching": "argmax argmin argwhere count_nonzero flatnonzero nonzero searchsorted where",
-    "functions.selection": (
+    "functions.standard.repetition": "broadcast_arrays broadcast_shapes pad repeat resize tile",
+    "functions.standard.scans": "cumprod cumsum cumulative_prod cumulative_sum diff logcumsumexp",
+    "functions.standard.searching": "argmax argmin argwhere count_nonzero flatnonzero nonzero searchsorted where",
+    "functions.numpy.selection": (
         "apply_over_axes choose compress extract fill_diagonal piecewise place put_along_axis putmask select trim_zeros"
     ),
-    "functions.set_operations": "intersect1d setdiff1d setxor1d union1d",
-    "functions.sets": "isin unique unique_all unique_counts unique_inverse unique_values",
-    "functions.sorting": "argpartition argsort lexsort partition sort topk",
-    "functions.statistics": "average corrcoef cov ptp",
-    "functions.take_along": "take_along_axis",
-    "functions.triangles": "diag diagflat identity tri tril triu",
-    "functions.ufuncs": (
+    "functions.numpy.set_operations": "intersect1d setdiff1d setxor1d union1d",
+    "functions.standard.sets": "isin unique unique_all unique_counts unique_inverse unique_values",
+    "functions.standard.sorting": "argpartition argsort lexsort partition sort topk",
+    "functions.statistics.averages": "average corrcoef cov ptp",
+    "functions.standard.take_along": "take_along_axis",
+    "functions.numpy.triangles": "diag diagflat identity tri tril triu",
+    "functions.numpy.ufuncs": (
         "bitwise_count deg2rad degrees exp2 fabs float_power fmax fmin fmod gcd heaviside lcm ldexp logaddexp2 matvec "
         "rad2deg radians rint spacing vdot vecmat"
     ),
-    "functions.windows": "bartlett blackman hamming hanning kaiser",
-    "interpreters.batching.api": "vmap",
+    "functions.numpy.windows": "bartlett blackman hamming hanning kaiser",
+    "interpreters.batching.vmap": "vmap",
     "interpreters.batching.jacobians": "hessian jacfwd jacrev",
     "interpreters.control_flow": "associative_scan cond fori_loop map scan switch while_loop",
     "interpreters.differentiation.custom": "custom_jvp custom_vjp",
-    "interpreters.differentiation.api": "grad jvp linearize stop_gradient value_and_grad vjp",
+    "interpreters.differentiation.grad": "grad jvp linearize stop_gradient value_and_grad vjp",
     "interpreters.differentiation.remat": "remat",
     "interpreters.explain": "Explanation explain",
-    "interpreters.jit.api": "disable_jit jit",
+    "interpreters.jit.jit": "disable_jit jit",
     "spmd.collectives": (
         "all_gather all_to_all axis_index axis_size pbroadcast pmax pmean pmin ppermute pprod pshuffle psum "
         "psum_scatter pswapaxes"
     ),
-    "spmd.pmap": "pmap",
-    "spmd.shard_map": "shard_map",
-    "spmd.smap": "smap",
-    "spmd.stencils": "convolve correlate map_overlap",
+    "spmd.maps.pmap": "pmap",
+    "spmd.maps.shard_map": "shard_map",
+    "spmd.maps.smap": "smap",
+    "spmd.maps.stencils": "convolve correlate map_overlap",
     "tensor.memory": "MemoryInfo memory_info reset_peak_memory",
 }
 """The modules that are imported when one of their public names is first used."""
@@ -227,7 +229,7 @@ _ABOVE.modules.update(
 )
 _ABOVE["array_namespace"] = lambda: _sys.modules[__name__]
 
-_EXTENSIONS = ("checkpoint_policies", "distributed", "fft", "lib", "linalg", "random", "tree")
+_EXTENSIONS = ("checkpoint_policies", "custom_derivatives", "distributed", "fft", "lib", "linalg", "random", "tree")
 """The modules that are imported on first use."""
 
 _loaded = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
@@ -251,6 +253,7 @@ _after_loading.append(_remind)
 if _typing.TYPE_CHECKING:
     from shardtensor import (
         checkpoint_policies as checkpoint_policies,
+        custom_derivatives as custom_derivatives,
         distributed as distributed,
         fft as fft,
         lib as lib,

@@ -27,7 +27,7 @@ from tests.layouts import array, assert_same, everywhere, mesh_of
 from tests.scripts import new_process, output_of
 
 PACKAGE = Path(st.__file__).parent
-ELEMENTWISE = PACKAGE / "functions" / "elementwise.py"
+ELEMENTWISE = PACKAGE / "functions" / "standard" / "elementwise.py"
 
 
 def exp2() -> Callable[..., Any]:
@@ -213,7 +213,7 @@ assert not {{"np", "operator", "implements", "annotations", "ArrayLike"}} & set(
 def extended(tmp_path: Path) -> Path:
     """A copy of the package whose table of elementwise functions has one row more."""
     shutil.copytree(PACKAGE, tmp_path / "shardtensor")
-    with (tmp_path / "shardtensor" / "functions" / "elementwise.py").open("a") as file:
+    with (tmp_path / "shardtensor" / "functions" / "standard" / "elementwise.py").open("a") as file:
         file.write(f"\n\n{ROW}")
     return tmp_path
 

@@ -22,6 +22,6 @@ def test_the_pictures_are_drawn_by_the_code_beside_them() -> None:
 def test_the_packages_are_those_of_the_architecture() -> None:
     names = ", ".join(name for name, *_ in runpy.run_path(str(PICTURES / "draw.py"))["LAYERS"]).split(", ")
     package = PICTURES.parents[1] / "shardtensor"
-    folders = {path.parent.name for path in package.glob("*/__init__.py") if len([*path.parent.glob("*.py")]) > 1}
+    folders = {path.parent.name for path in package.glob("*/__init__.py") if len([*path.parent.rglob("*.py")]) > 1}
     folders -= {"lib", "testing"}
     assert set(names) == folders | {"shardtensor", "core", "errors"}

@@ -57,8 +57,8 @@ SEVERAL = {
     # module and expression: why there are several, wherever it is followed by the plural
     "traffic_picture share": "one is not named",
     "distributed counts": "a text that names several numbers",
-    "linalg parts": "the rows are split",
-    "linalg _GATHERED": "a constant",
+    "equations parts": "the rows are split",
+    "equations _GATHERED": "a constant",
     "npy_files header.nbytes": "more bytes than fit",
     "plan count": "one device is named otherwise",
     "plan number": "one buffer is named otherwise",

@@ -12,22 +12,25 @@ from shardtensor.core import Op
 from shardtensor.functions.derivatives.forms import ROWS, Derivative
 
 _CHAPTERS = {
-    "elementwise": "elementwise ufuncs number_parts data_types searching comparisons",
-    "reductions": "statistical nan_reductions",
-    "products": "linear_algebra products differences",
-    "movement": (
-        "manipulation joining placement conversion triangles repetition unsplit_lines creation partial_sums grids "
-        "dlpack_methods names"
+    "of_elementwise": (
+        "standard.elementwise numpy.ufuncs numpy.number_parts standard.data_types standard.searching numpy.comparisons"
     ),
-    "lists": "shard_lists",
-    "indexing": "indexing take_along scatter counts",
-    "linalg": "linalg decompositions matrix_functions",
-    "fourier": "fft",
-    "ordering": "sorting sets split_search scans",
-    "order_statistics": "order_statistics",
-    "ufunc_methods": "ufunc_methods",
-    "mathematical": "mathematical special histograms distributions lines",
-    "halos": "halos",
+    "of_reductions": "standard.statistical statistics.nan_reductions",
+    "of_products": "standard.linear_algebra numpy.products numpy.differences",
+    "of_movement": (
+        "standard.manipulation standard.joining placement.transfers placement.conversion numpy.triangles "
+        "standard.repetition building.unsplit_lines standard.creation placement.partial_sum_operators numpy.grids "
+        "interchange.dlpack_methods placement.names"
+    ),
+    "of_lists": "placement.shard_lists",
+    "of_indexing": "standard.indexing standard.take_along building.scatter statistics.counts",
+    "of_linalg": "linalg.equations linalg.decompositions linalg.matrix_functions",
+    "of_transforms": "fft.transforms",
+    "of_ordering": "standard.sorting standard.sets building.split_search standard.scans",
+    "of_order_statistics": "statistics.order_statistics",
+    "of_ufunc_methods": "ufunc_protocol.ufunc_methods",
+    "of_mathematical": "numpy.mathematical building.special statistics.histograms random.distributions numpy.lines",
+    "of_halos": "building.halos",
 }
 """The modules of rows, and the modules that declare their operators."""
 

@@ -100,6 +100,11 @@ def is_inexact(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "fc" or is_small_float(dtype)
 
 
+def is_number(x: Any) -> bool:
+    """Whether an object is an array or a number, or the aval of one."""
+    return isinstance(x, Aval) or hasattr(x, "dtype") or type(x) in (bool, int, float, complex)
+
+
 def is_unreduced(g: Any) -> bool:
     """Whether a cotangent consists of partial sums, which are yet to be added."""
     return type(g) is ShardedTensor and bool(g._aval.unreduced)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from shardtensor.backend.protocol import current_device
 from shardtensor.core import call, interpreting
+from shardtensor.custom_derivatives import CustomVJPPrimal, SymbolicZero, is_zero, zero_of
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact
 from shardtensor.host.units import counted
@@ -17,13 +19,11 @@ from shardtensor.interpreters.differentiation.custom_rules import (
     GivenArguments,
     RuleCalls,
     as_tensor,
-    cotangent_of,
-    is_zero,
     kept,
     own,
     with_statics,
-    zero_of,
 )
+from shardtensor.interpreters.differentiation.examples import Examples
 from shardtensor.interpreters.differentiation.tangents import Forward, like, pushed_forward
 from shardtensor.interpreters.differentiation.tape import Linear, Tape
 from shardtensor.interpreters.differentiation.taped_values import Taped, kind_of, number_of
@@ -61,6 +61,7 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
 
     fwd: Callable[..., Any] | None = None
     bwd: Callable[..., Any] | None = None
+    symbolic_zeros = False
 
     def defvjp(
         self,
@@ -76,20 +77,16 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
             bwd: a function of the arguments of ``nondiff_argnums``, the residuals, and the cotangent of the result, of
                 its structure. It returns a tuple with a cotangent for each other argument, of its structure, shapes
                 and dtypes. None, for an argument or a part of it, stands for zeros; so does anything for integers.
-            symbolic_zeros: not supported: cotangents of results that are not used are arrays of zeros.
+            symbolic_zeros: whether the rules get what is known of zeros, in objects of `st.custom_derivatives`. Then
+                ``fwd`` gets a `CustomVJPPrimal` for each leaf of the arguments that are not in ``nondiff_argnums``,
+                which says whether the leaf is differentiated; and the cotangents of results that are not used are
+                `SymbolicZero` objects instead of arrays of zeros.
             optimize_remat: without effect.
-
-        Raises:
-            ArgumentError: ``symbolic_zeros`` is true.
         """
-        if symbolic_zeros:
-            raise ArgumentError(
-                f"{self._name}: symbolic_zeros=True is not supported; leave it out, rules get zeros as arrays"
-            )
         for name, rule in (("fwd", fwd), ("bwd", bwd)):
             if not callable(rule):
                 raise ArgumentTypeError(f"{self._name}: {name} is {type_text(rule)}; wanted a function")
-        self.fwd, self.bwd = fwd, bwd
+        self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
 
     def _check_rule(self) -> None:
         if self.fwd is None or self.bwd is None:
@@ -105,17 +102,23 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
     def _recorded(self, tape: Tape, args: tuple[Any, ...], given: tuple[Any, ...]) -> Any:
         assert self.fwd is not None
         statics, primals = self._statics(args), GivenArguments(tape, given)
+        given = primals.marked() if self.symbolic_zeros else primals.values
         with interpreting(RuleCalls(tape, self._name)):
-            made = self.fwd(*with_statics(args, self.nondiff_argnums, primals.values))
+            made = self.fwd(*with_statics(args, self.nondiff_argnums, given))
             value, residuals = self._pair(made, "the rule fwd", "(result, residuals)")
+        if any(type(x) is CustomVJPPrimal for x in leaves((value, residuals))):
+            raise ArgumentTypeError(f"{self._name}: the rule fwd returns a CustomVJPPrimal; return its value")
         with tape.outside():
             results = list(map(own, leaves(value)))
             saved = {"residuals": list(map(kept, leaves(residuals))), "statics": statics}
 
         def backward(g: Any, recorded: Call) -> list[Any]:
             assert self.bwd is not None
-            found = g if len(results) > 1 else [g]
-            cotangents = [cotangent_of(g, kind) for g, kind in zip(found, recorded.results, strict=True)]
+            found = g if len(recorded.results) > 1 else [g]
+            cotangents = [
+                zero_of(kind, self.symbolic_zeros) if g is None else like(g, kind)
+                for g, kind in zip(found, recorded.results, strict=True)
+            ]
             kept = replaced(residuals, recorded.saved["residuals"])
             try:
                 made = self.bwd(*recorded.saved["statics"], kept, replaced(value, cotangents))
@@ -126,26 +129,55 @@ class custom_vjp(Custom[Arguments, Result]):  # noqa: N801
                     f"{self._name}: forward mode and second derivatives differentiate the rule bwd, which has to "
                     f"consist of operators for that; {error}"
                 ) from None
-            return self._cotangents(made, primals)
+            return self._cotangents(made, tree, names, active)
 
-        value, residuals = [map_leaves(kind_of, tree) for tree in (value, residuals)]
+        # The rule must not refer to the tape, nor to elements that it does not need.
+        tree, names, active = primals.tree, primals.paths, [s is not None for s in primals.states]
+        value, residuals = [map_leaves(kind_of, x) for x in (value, residuals)]
         return replaced(value, tape.add_function(backward, primals.states, results, saved))
 
-    def _cotangents(self, made: Any, primals: GivenArguments) -> list[Any]:
-        """Returns the leaves of what the backward rule returns; None for zeros."""
-        if not isinstance(made, (tuple, list)) or len(made) != len(primals.tree):
+    def _for_examples(self, examples: Examples) -> Self:
+        def fwd(*args: Any) -> tuple[Any, Any]:
+            assert self.fwd is not None
+            return self._pair(self.fwd(*args), "the rule fwd", "(result, residuals)")
+
+        def bwd(*given: Any) -> list[Any]:
+            assert self.bwd is not None
+            return self._leaves_of(self.bwd(*given[:-1]), given[-1])
+
+        mapped = copy.copy(self)
+        mapped.fun = examples.of_function(self.fun)
+        mapped.fwd, mapped.bwd = examples.of_vjp(fwd, bwd)
+        return mapped
+
+    def _leaves_of(self, made: Any, tree: tuple[Any, ...]) -> list[Any]:
+        """Returns what the backward rule returns, for each leaf of the arguments."""
+        if not isinstance(made, (tuple, list)) or len(made) != len(tree):
             what = counted(len(made), "item") if isinstance(made, (tuple, list)) else type_text(made)
             raise ArgumentTypeError(
-                f"{self._name}: the rule bwd returns {what}; wanted a tuple of "
-                f"{counted(len(primals.tree), 'cotangent')}, one for each argument"
+                f"{self._name}: the rule bwd returns {what}; wanted a tuple of {counted(len(tree), 'cotangent')}, "
+                "one for each argument"
             )
-        spread = [g for one, x in zip(made, primals.tree, strict=True) for g in self._spread(one, x)]
+        return [g for one, x in zip(made, tree, strict=True) for g in self._spread(one, x)]
+
+    def _cotangents(self, made: Any, tree: tuple[Any, ...], names: Sequence[str], active: Sequence[bool]) -> list[Any]:
+        """Returns the leaves of what the backward rule returns; None for zeros.
+
+        Args:
+            made: what it returns.
+            tree: the arguments, with avals in place of tensors.
+            names: the names of the leaves.
+            active: whether they are differentiated.
+        """
         found: list[Any] = []
-        for g, path, kind, state in zip(spread, primals.paths, primals.kinds, primals.states, strict=True):
-            if g is None or state is None:
+        for g, path, kind, is_active in zip(self._leaves_of(made, tree), names, leaves(tree), active, strict=True):
+            if g is None or not is_active:
                 found.append(None)
                 continue
             self._check_like(f"the cotangent of {path} from the rule bwd", g, kind, "the argument")
+            if type(g) is SymbolicZero:
+                found.append(None)
+                continue
             where = reduced(kind).sharding if isinstance(kind, Aval) and current_device() is None else None
             if type(g) is not ShardedTensor:
                 g = call("asarray", g, dtype=dtype_of(kind), device=where)
@@ -191,6 +223,7 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
     """
 
     jvp: Callable[..., Any] | None = None
+    symbolic_zeros = False
 
     def defjvp(self, jvp: Rule, symbolic_zeros: bool = False) -> Rule:
         """Defines the rule, and returns it, so that this is a decorator.
@@ -198,19 +231,13 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
         Args:
             jvp: a function of the arguments of ``nondiff_argnums``, of a tuple of the other arguments and of a tuple of
                 their tangents. It returns the result and its tangent, of the same structure, shapes and dtypes.
-            symbolic_zeros: not supported: tangents of what is not differentiated are arrays of zeros; those of
+            symbolic_zeros: whether the tangents of leaves that are not differentiated are `SymbolicZero` objects of
+                `st.custom_derivatives`, which the rule may also return. Otherwise they are arrays of zeros. Those of
                 integers have the dtype float0.
-
-        Raises:
-            ArgumentError: ``symbolic_zeros`` is true.
         """
-        if symbolic_zeros:
-            raise ArgumentError(
-                f"{self._name}: symbolic_zeros=True is not supported; leave it out, rules get zeros as arrays"
-            )
         if not callable(jvp):
             raise ArgumentTypeError(f"{self._name}: jvp is {type_text(jvp)}; wanted a function")
-        self.jvp = jvp
+        self.jvp, self.symbolic_zeros = jvp, symbolic_zeros
         return jvp
 
     def defjvps(self, *jvps: Callable[..., Any] | None) -> None:
@@ -251,8 +278,8 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
         if isinstance(tape, Forward):
             with interpreting(rule):
                 states = zip(primals.states, primals.kinds, strict=True)
-                tangents = [zero_of(kind) if s is None else s.tangent for s, kind in states]
-                value, tangent = self._of_rule(statics, primals, tangents)
+                tangents = [zero_of(kind, self.symbolic_zeros) if s is None else s.tangent for s, kind in states]
+                value, tangent = self._of_rule(statics, primals.values, replaced(primals.tree, tangents))
                 kinds = list(map(kind_of, leaves(value)))
                 made = [t if is_zero(t) else like(as_tensor(t), k) for t, k in zip(leaves(tangent), kinds, strict=True)]
             with tape.outside():
@@ -263,31 +290,31 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
         with interpreting(rule):
             sub = Linear()
             sub.gathers_again = tape.gathers_again
-            tangents = list(map(zero_of, primals.kinds))
-            for k, state in enumerate(primals.states):
-                if state is not None:
-                    tangents[k] = sub.variable(tangents[k])
+            states = zip(primals.states, primals.kinds, strict=True)
+            tangents = [
+                zero_of(kind, self.symbolic_zeros) if s is None else sub.variable(zero_of(kind)) for s, kind in states
+            ]
             inputs = [
                 None if s is None else (t._storage.number, t._aval)
                 for s, t in zip(primals.states, tangents, strict=True)
             ]
             try:
                 with interpreting(sub):
-                    value, tangent = self._of_rule(statics, primals, tangents)
+                    value, tangent = self._of_rule(statics, primals.values, replaced(primals.tree, tangents))
                 numbers = [number_of(sub.active(t)) for t in leaves(tangent)]
                 results = [own(sub.constant(y)) for y in leaves(value)]
             finally:
                 sub.end()
 
         def steps(recorded: Call) -> list[Step]:
-            return [step.with_saved(saved) for step, saved in zip(sub.steps, recorded.saved["steps"], strict=True)]
+            return [step.with_saved(saved) for step, saved in zip(unsaved, recorded.saved["steps"], strict=True)]
 
         def backward(g: Any, recorded: Call) -> list[Any]:
             start: dict[int, list[Any]] = {}
-            for n, one in zip(numbers, g if len(results) > 1 else [g], strict=True):
+            for n, one in zip(numbers, g if len(recorded.results) > 1 else [g], strict=True):
                 if n is not None and one is not None:
                     start.setdefault(n, []).append(one)
-            made = pulled_back(steps(recorded), sub.uses, start, [i for i in inputs if i is not None])
+            made = pulled_back(steps(recorded), uses, start, [i for i in inputs if i is not None])
             found = iter(made)
             return [None if i is None else next(found) for i in inputs]
 
@@ -297,13 +324,24 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
             return pushed_forward(steps(recorded), start, numbers)
 
         saved = {"steps": [step.saved for step in sub.steps]}
-        sub.steps = [step.with_saved({}) for step in sub.steps]
+        # The derivatives must not refer to the tape, nor to elements that they do not need.
+        unsaved, uses = [step.with_saved({}) for step in sub.steps], sub.uses
         return replaced(value, tape.add_function(backward, primals.states, results, saved, forward))
 
-    def _of_rule(self, statics: Sequence[Any], primals: GivenArguments, tangents: Sequence[Any]) -> tuple[Any, Any]:
+    def _for_examples(self, examples: Examples) -> Self:
+        def rule(*given: Any) -> tuple[Any, Any]:
+            *statics, primals, tangents = given
+            return self._of_rule(statics, primals, tangents)
+
+        mapped = copy.copy(self)
+        mapped.fun = examples.of_function(self.fun)
+        mapped.jvp = examples.of_jvp(rule)
+        return mapped
+
+    def _of_rule(self, statics: Sequence[Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
         """Calls the rule, and returns the result and its tangent."""
         assert self.jvp is not None
-        made = self.jvp(*statics, primals.values, replaced(primals.tree, tangents))
+        made = self.jvp(*statics, primals, tangents)
         value, tangent = self._pair(made, "the rule", "(result, tangent)")
         if form_of(value) != form_of(tangent):
             raise ArgumentTypeError(
@@ -311,6 +349,6 @@ class custom_jvp(Custom[Arguments, Result]):  # noqa: N801
                 f"result, {form_of(value)}"
             )
         for y, t, path in zip(leaves(value), leaves(tangent), paths(tangent, "the tangent"), strict=True):
-            if not is_zero(t) and is_inexact(dtype_of(y)):
+            if (type(t) is SymbolicZero or not is_zero(t)) and is_inexact(dtype_of(y)):
                 self._check_like(f"{path} from the rule", t, kind_of(y), "the result")
         return value, tangent

@@ -7,24 +7,25 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 import numpy as np
 
 from shardtensor.backend.protocol import current_device
 from shardtensor.core import Op, Operands, Params, call, innermost, interpreted_by, interpreting
+from shardtensor.custom_derivatives import CustomVJPPrimal
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.functions.derivatives.cotangents import FLOAT0, is_inexact, zeros_of
+from shardtensor.functions.derivatives.cotangents import is_inexact, is_number
 from shardtensor.host.units import counted
+from shardtensor.interpreters.batching.batcher import Batcher
+from shardtensor.interpreters.differentiation.examples import Examples, boxed
 from shardtensor.interpreters.differentiation.outside import Outside
-from shardtensor.interpreters.differentiation.tangents import like
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.taped_values import Taped, kind_of
 from shardtensor.interpreters.nested import innermost_of
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.pytree import leaves, map_leaves, paths, replaced
 from shardtensor.tensor.tensor import ShardedTensor
-from shardtensor.tensor.value import Aval
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -119,8 +120,14 @@ class Custom(abc.ABC, Generic[Arguments, Result]):
     def _check_statics(self, tape: Tape, args: tuple[Any, ...]) -> None:
         """Checks the arguments of ``nondiff_argnums``."""
 
+    @abc.abstractmethod
+    def _for_examples(self, examples: Examples) -> Self:
+        """Returns the function, and its rules, for all examples of a batch."""
+
     def _called(self, args: tuple[Any, ...]) -> Any:
         interpreter = innermost()
+        if isinstance(interpreter, Batcher) and _is_differentiated(interpreter.outer):
+            return self._called_for_examples(interpreter, args)
         if not isinstance(interpreter, (Tape, Outside)):
             return self.fun(*args)  # type: ignore[call-arg]
         tape = interpreter if isinstance(interpreter, Tape) else interpreter.tape
@@ -138,6 +145,13 @@ class Custom(abc.ABC, Generic[Arguments, Result]):
                 return self._called(args)
         with interpreting(outside):
             return self.fun(*args)  # type: ignore[call-arg]
+
+    def _called_for_examples(self, batcher: Batcher, args: tuple[Any, ...]) -> Any:
+        examples = Examples(batcher, args, self.nondiff_argnums)
+        with batcher.outside():
+            result = self._for_examples(examples)._called(map_leaves(batcher.examples, args))
+        del examples.batcher  # It refers to the tape, and that to the backward rule: a cycle would keep the memory.
+        return boxed(batcher, result, examples.results)
 
     def _positional(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Returns the arguments by position, with defaults, which the rules get."""
@@ -203,6 +217,12 @@ class GivenArguments:
         self.tree: tuple[Any, ...] = replaced(given, self.kinds)
         self.paths = [path for n, x in enumerate(given) for path in paths(x, f"argument {n}")]
 
+    def marked(self) -> tuple[Any, ...]:
+        """Returns the arguments with a `CustomVJPPrimal` in place of each leaf but None, which is no leaf in JAX."""
+        pairs = zip(leaves(self.values), self.states, strict=True)
+        marked = [x if x is None else CustomVJPPrimal(x, state is not None) for x, state in pairs]
+        return replaced(self.tree, marked)  # type: ignore[no-any-return]
+
 
 def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
     """Returns the signature of a function; None for one that has none, as some of those that are written in C."""
@@ -215,7 +235,7 @@ def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
 def _is_differentiated(outer: Callable[..., Any] | None) -> bool:
     """Whether the interpreter that has the method ``apply``, or one around it, is another tape."""
     interpreter = innermost_of(outer)
-    while isinstance(interpreter, Outside):
+    while isinstance(interpreter, (Outside, Batcher)):
         interpreter = innermost_of(interpreter.outer)
     return isinstance(interpreter, Tape)
 
@@ -224,29 +244,6 @@ def with_statics(args: Sequence[Any], numbers: Sequence[int], values: Sequence[A
     """Returns arguments with other values in place of those that may be differentiated."""
     given = iter(values)
     return [x if k in numbers else next(given) for k, x in enumerate(args)]
-
-
-def is_number(x: Any) -> bool:
-    """Whether an object is an array or a number, or the aval of one."""
-    return isinstance(x, Aval) or hasattr(x, "dtype") or type(x) in (bool, int, float, complex)
-
-
-def is_zero(t: Any) -> bool:
-    """Whether a tangent is that of an integer, or of what is no number."""
-    return t is None or getattr(t, "dtype", None) == FLOAT0
-
-
-def zero_of(x: Any) -> Any:
-    """Returns the tangent of a value that is not differentiated, or its cotangent; None for what is no number."""
-    kind = kind_of(x)
-    if not is_number(kind):
-        return None
-    return zeros_of(kind) if is_inexact(dtype_of(kind)) else np.zeros(shape_of(kind), FLOAT0)
-
-
-def cotangent_of(g: Any, kind: Any) -> Any:
-    """Returns the cotangent of a result as a rule gets it: in the layout of the result, and zeros for None."""
-    return zero_of(kind) if g is None else like(g, kind)
 
 
 def as_tensor(x: Any) -> Any:

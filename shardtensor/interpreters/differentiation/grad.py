@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.core import OPS, bind_by, call, innermost
+from shardtensor.core import call, innermost, interpreted_by
+from shardtensor.custom_derivatives import is_zero
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.functions.derivatives.cotangents import FLOAT0, is_inexact
+from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.interpreters.batching.batcher import Batcher
 from shardtensor.interpreters.differentiation import branch_derivatives, loop_derivatives  # noqa: F401 - they attach derivatives
 from shardtensor.interpreters.differentiation.outside import Outside
 from shardtensor.interpreters.differentiation.run import Run, or_zeros, stand_in_of
 from shardtensor.interpreters.differentiation.tangents import NeedsTape, like
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.taped_values import kind_of
-from shardtensor.interpreters.nested import innermost_of
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.pytree import form_of, leaves, map_leaves, paths
@@ -209,7 +210,7 @@ def _checked_tangents(caller: str, what: str, given: Any, of: str, tree: Any) ->
     made: list[Any] = []
     for g, y, path in zip(leaves(given), leaves(tree), paths(tree, what), strict=True):
         dtype = y.dtype if hasattr(y, "dtype") else np.asarray(y).dtype
-        if not is_inexact(dtype) or g is None or getattr(g, "dtype", None) == FLOAT0:
+        if not is_inexact(dtype) or is_zero(g):
             made.append(None)
             continue
         if np.shape(g) != np.shape(y):
@@ -324,17 +325,25 @@ def stop_gradient(x: Any) -> Any:
     [3.0]
     """
 
-    def constant(leaf: Any) -> Any:
-        found: Any = leaf
-        apply: Any = None
-        interpreter: Any = innermost()
-        tape = None
-        while isinstance(interpreter, (Tape, Outside)):
-            tape = interpreter if isinstance(interpreter, Tape) else interpreter.tape
-            apply, found = tape.outer, tape.constant(found)
-            interpreter = innermost_of(apply)
-        if found is leaf or tape is None or type(found) is not ShardedTensor:
-            return found
-        return tape.given(bind_by(apply, OPS["copy"], (found,), ()))  # The caller may write it.
+    return map_leaves(_constant, x)
 
-    return map_leaves(constant, x)
+
+def _constant(leaf: Any) -> Any:
+    """Returns a leaf without the tapes around the calling function: a copy, since the caller may write it."""
+    interpreter: Any = innermost()
+    if isinstance(interpreter, Batcher):
+        with interpreter.outside():
+            primal: Any = interpreter.examples(leaf) if type(leaf) is ShardedTensor else leaf
+            found = _constant(primal)
+            if found is primal:
+                return leaf
+            return interpreter.value(tensor_here(found)) if interpreter.differs(leaf) else found
+    if not isinstance(interpreter, (Tape, Outside)):
+        return leaf
+    tape = interpreter if isinstance(interpreter, Tape) else interpreter.tape
+    primal = tape.constant(leaf)
+    with interpreted_by(tape.outer):
+        found = _constant(primal)
+        if found is not primal or primal is leaf or type(primal) is not ShardedTensor:
+            return found
+        return tape.given(call("copy", primal))

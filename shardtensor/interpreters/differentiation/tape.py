@@ -249,9 +249,8 @@ class Tape(Recorder):
             return result
         made = self.variable(result)
         states = [self.active(x) for x in operands]
-        values: list[Any] = [x if s is None else s.primal for x, s in zip(operands, states, strict=True)]
-        named = dict(zip(op.operands, values, strict=True)) | {"y": result}
-        self.add_call(op, {}, derivative, states, values, [made._storage], [result], named)
+        named = dict(zip(op.operands, primals, strict=True)) | {"y": result}
+        self.add_call(op, {}, derivative, states, primals, [made._storage], [result], named)
         return made
 
     def _escape(self, op: Op, operands: Operands, params: Params) -> Any:

@@ -495,7 +495,7 @@ def test_a_compilation_that_takes_too_long_ends_all_processes(
 def test_compilers_in_the_background_end_with_the_interpreter(slow_compiler: Path, home: Path) -> None:
     code = """
 import pathlib, time
-from shardtensor.interpreters.jit import c_executor
+from shardtensor.interpreters.jit.c import c_executor
 from tests.interpreters.jit.sums import plus
 c_executor.submit([plus(3)])
 while not ((pids := pathlib.Path(%r)).exists() and pids.read_text().split()):

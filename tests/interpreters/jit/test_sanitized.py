@@ -54,7 +54,7 @@ print("done")
 
 LOOPS = """
 import shardtensor as st
-from shardtensor.interpreters.jit import c_trips
+from shardtensor.interpreters.jit.c import c_trips
 from tests.interpreters.jit import test_loops as loops
 for chunk in (1, 3):
     c_trips._FIRST, c_trips._NUMBERS, c_trips.CHUNK = chunk, chunk, 0.0

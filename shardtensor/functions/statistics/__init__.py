@@ -1,0 +1,1 @@
+"""NumPy's statistics: averages, quantiles, reductions that skip NaN or take ``where``, histograms and counts."""

@@ -1,0 +1,1 @@
+"""Calls of NumPy's ufuncs and of their methods with tensors: what ``__array_ufunc__`` does."""

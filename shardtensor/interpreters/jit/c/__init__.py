@@ -1,0 +1,1 @@
+"""Kernels and loops in C: text, compiler, libraries on disk, executors."""

@@ -1,0 +1,1 @@
+"""Kernels in CUDA, and graphs of their launches."""

@@ -1,0 +1,1 @@
+"""Rewrites of programs that transfer fewer bytes (see `shardtensor.interpreters.programs.passes`)."""

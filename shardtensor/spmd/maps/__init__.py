@@ -1,0 +1,1 @@
+"""Maps: `pmap`, `shard_map`, `smap` and `map_overlap`; the launch of their programs, and their results."""
