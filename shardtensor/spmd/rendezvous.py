@@ -70,9 +70,8 @@ def rendezvous(
     compared = (("a tree", form), ("x", kinds if form is not None else kinds[0]), *details)
     across = None
     if in_job():
-        from shardtensor.spmd.maps.maps_across_processes import (
-            programs_across,  # Programs of one process do not need it.
-        )
+        # Programs of one process do not need it.
+        from shardtensor.spmd.maps.maps_across_processes import programs_across
 
         across = programs_across(program, at, caller)
     kind = communicator if across else program.communicator

@@ -140,7 +140,7 @@ def load(x, name):
     importlib.import_module("torch")
 """
     assert imported_by(source, "shardtensor.tree") == {
-        f"shardtensor.{name}" for name in ("linalg", "fft", "functions.files", "random", "tree.rows")
+        f"shardtensor.{name}" for name in ("linalg", "fft", "functions.interchange.files", "random", "tree.rows")
     }
     unknown = "importlib.import_module(table[name])\nimport_module(f'{name}.fft')\n__import__(name)"
     assert loaded_by(ast.parse(unknown), "shardtensor.tree") == {1: None, 2: None, 3: None}

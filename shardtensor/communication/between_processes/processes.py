@@ -318,9 +318,8 @@ class _Freight:
 
     def carried(self, caller: str) -> list[Any]:
         """Returns the arrays that this process receives, and the shapes and dtypes of the others."""
-        from shardtensor.communication.between_processes.agreement import (
-            SHORT,  # Programs of one process do not need it.
-        )
+        # Programs of one process do not need it.
+        from shardtensor.communication.between_processes.agreement import SHORT
 
         made = rounds(tuple(self._parcels), MOST)
         for number in made.cut:

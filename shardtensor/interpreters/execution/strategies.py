@@ -343,9 +343,8 @@ class Strategies:
             return tensor_of(value, buffers, tuple([[] for _ in buffers]))  # Reductions return new arrays.
 
         if value.spans:
-            from shardtensor.communication.between_processes.short_all_reduce import (
-                AllReduceAcross,  # Few programs need it.
-            )
+            # Few programs need it.
+            from shardtensor.communication.between_processes.short_all_reduce import AllReduceAcross
 
             ops = self.reduce_ops(monoid)
             # Of groups with the same states in the same memories, one combines them.
