@@ -12,11 +12,11 @@ import numpy as np
 
 from shardtensor.backend import cached_property
 from shardtensor.errors import ArgumentError
-from shardtensor_cupy import ufuncs
-from shardtensor_cupy.elementwise import ElementwiseKernel
-from shardtensor_cupy.ordering_functions import OrderingFunctions
-from shardtensor_cupy.reducing_functions import ReducingFunctions
-from shardtensor_cupy.sequences import Sequences
+from shardtensor_cupy.kernels import large_ufuncs
+from shardtensor_cupy.kernels.elementwise_kernel import ElementwiseKernel
+from shardtensor_cupy.kernels.number_sequences import Sequences
+from shardtensor_cupy.kernels.ordering_functions import OrderingFunctions
+from shardtensor_cupy.kernels.reducing_functions import ReducingFunctions
 
 __all__ = ["Namespace"]
 
@@ -130,7 +130,7 @@ class Namespace(ReducingFunctions, OrderingFunctions):
 
     def ramp(self, begin: int, end: int, step: Any, first: Any, dtype: Any, computed: Any) -> Any:
         """Returns ``i * step + first`` for a range of integers; see `Sequences.ramp`. None for short ranges."""
-        if end - begin < ufuncs.LARGE:
+        if end - begin < large_ufuncs.LARGE:
             return None
         return self._sequences.ramp(begin, end, step, first, dtype, computed)
 
@@ -146,7 +146,7 @@ class Namespace(ReducingFunctions, OrderingFunctions):
 
     def triangle(self, x: Any, below: int, lower: bool) -> Any:
         """Returns matrices with zeros beyond a diagonal; None for small ones, and for some sizes and dtypes."""
-        return self._sequences.triangle(self._in_rows(x), below, lower) if x.size >= ufuncs.LARGE else None
+        return self._sequences.triangle(self._in_rows(x), below, lower) if x.size >= large_ufuncs.LARGE else None
 
     def cross_products(self, a: Sequence[Any], b: Sequence[Any], axis: int, dtype: Any) -> Any:
         """Returns the cross products of vectors, given their parts; None for some dtypes."""

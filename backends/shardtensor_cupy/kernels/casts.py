@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend import loop_strides, merged
-from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
-from shardtensor_cupy.ufuncs import in_columns, is_apart
+from shardtensor_cupy.kernels.elementwise_kernel import TYPES, ElementwiseKernel
+from shardtensor_cupy.kernels.large_ufuncs import in_columns, is_apart
 
 __all__ = ["OF_SIZE", "Casts"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor_cupy.array_functions import ArrayFunctions
-from shardtensor_cupy.reductions import LEAST, Reductions, axes_of
+from shardtensor_cupy.kernels.array_functions import ArrayFunctions
+from shardtensor_cupy.kernels.large_reductions import LEAST, Reductions, axes_of
 
 __all__ = ["ReducingFunctions"]
 
