@@ -93,7 +93,7 @@ class ReducingFunctions(ArrayFunctions):
         return getattr(self._cupy, name)(x, axis=axis, keepdims=keepdims)
 
     def adds_everywhere(self, shape: Sequence[int], axes: Sequence[int], dtype: Any) -> bool:
-        """See `Backend.adds_everywhere`."""
+        """Whether floats of a dtype are added by these kernels in arrays of a shape, along some dimensions."""
         return dtype.char in "efd" and self._reductions.takes(shape, axes)
 
 
