@@ -1,4 +1,8 @@
-"""The ``cupy`` backend: CUDA GPUs driven by CuPy. Logical devices on one GPU share its memory and its stream."""
+"""The ``cupy`` backend: CUDA GPUs driven by CuPy. Logical devices on one GPU share its memory and its stream.
+
+The modules of this package drive devices: streams, copies, CUDA graphs, NCCL. The functions that run on the devices are
+those of `shardtensor_cupy.kernels`, which know CuPy only.
+"""
 
 from __future__ import annotations
 
