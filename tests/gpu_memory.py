@@ -86,12 +86,12 @@ def check() -> None:
         AssertionError: a value is another one.
     """
     import cupy
-    from shardtensor_cupy import ufuncs
+    from shardtensor_cupy.kernels import large_ufuncs
 
     import shardtensor as st
 
     cupy.cuda.set_allocator(None)
-    ufuncs.LARGE = 1
+    large_ufuncs.LARGE = 1
     for count in (1, 8):
         where = st.NamedSharding(st.make_mesh((count,), ("d",), devices=st.devices("cupy")[:count]), st.P("d"))
         for name, (call, exact) in calls(st, where).items():

@@ -1,4 +1,8 @@
-"""The ``cupy`` backend: CUDA GPUs driven by CuPy. Logical devices on one GPU share its memory and its stream."""
+"""The ``cupy`` backend: CUDA GPUs driven by CuPy. Logical devices on one GPU share its memory and its stream.
+
+The modules of this package drive devices: streams, copies, CUDA graphs, NCCL. The functions that run on the devices are
+those of `shardtensor_cupy.kernels`, which know CuPy only.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,12 @@ from shardtensor.backend import (
 from shardtensor.errors import BackendError
 from shardtensor_cupy.copies import Copier
 from shardtensor_cupy.discovery import usable_cupy
-from shardtensor_cupy.elementwise import ElementwiseKernel
 from shardtensor_cupy.graphs import Graphs
+from shardtensor_cupy.kernels.bfloat16_products import Products
+from shardtensor_cupy.kernels.cupy_namespace import Namespace
+from shardtensor_cupy.kernels.elementwise_kernel import ElementwiseKernel
 from shardtensor_cupy.logical_device import Current, Launcher, LogicalDevice
-from shardtensor_cupy.namespace import Namespace
 from shardtensor_cupy.nccl import all_reduce
-from shardtensor_cupy.products import Products
 
 __all__ = ["CuPyBackend"]
 

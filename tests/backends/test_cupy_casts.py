@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shardtensor_cupy import elementwise, ufuncs
+from shardtensor_cupy.kernels import elementwise_kernel, large_ufuncs
 
 import shardtensor as st
 from tests.backends.test_cupy import launched, machine
@@ -23,8 +23,8 @@ DTYPES = (("f4", "f4"), ("f4", "f8"), ("i4", "?"), ("f2", "f2"), ("?", "i8"), ("
 
 @pytest.fixture(autouse=True)
 def every_array_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ufuncs, "LARGE", 1)
-    monkeypatch.setattr(elementwise, "_THREADS", 32)
+    monkeypatch.setattr(large_ufuncs, "LARGE", 1)
+    monkeypatch.setattr(elementwise_kernel, "_THREADS", 32)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -88,7 +88,7 @@ def test_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensors_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ufuncs, "LARGE", 1 << 10)
+    monkeypatch.setattr(large_ufuncs, "LARGE", 1 << 10)
     host = np.arange(40.0 * 40).reshape(40, 40)
     with machine(1, devices=1) as m:
         x = st.device_put(host, m.devices[0])

@@ -10,8 +10,8 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as some
-from shardtensor_cupy import elementwise, ufuncs
-from shardtensor_cupy.elementwise import ElementwiseKernel
+from shardtensor_cupy.kernels import elementwise_kernel, large_ufuncs
+from shardtensor_cupy.kernels.elementwise_kernel import ElementwiseKernel
 
 import shardtensor as st
 from tests import gpu_memory
@@ -29,8 +29,8 @@ LAYOUTS = ("whole", "shifted", "columns", "reversed", "transposed", "every other
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """One GPU, on which every array is a large one."""
-    monkeypatch.setattr(ufuncs, "LARGE", 1)
-    monkeypatch.setattr(elementwise, "_THREADS", 32)
+    monkeypatch.setattr(large_ufuncs, "LARGE", 1)
+    monkeypatch.setattr(elementwise_kernel, "_THREADS", 32)
     with machine(1, devices=1) as made:
         yield made
 
@@ -95,8 +95,8 @@ def test_packs_have_16_bytes_of_the_widest_array(gpu: Machine) -> None:
         x, y = cupy.zeros((4, 8), "f4"), cupy.zeros((4, 8), "f8")
 
         def pack(*arrays: Any) -> tuple[int, int]:
-            parameters = [elementwise._Parameter(a.dtype, "x") for a in arrays]
-            layout = elementwise._Layout(parameters, arrays, [True] * len(arrays))
+            parameters = [elementwise_kernel._Parameter(a.dtype, "x") for a in arrays]
+            layout = elementwise_kernel._Layout(parameters, arrays, [True] * len(arrays))
             return layout.pack, layout.ndim
 
         assert pack(x, x) == (4, 0)
@@ -130,7 +130,7 @@ def test_large_arrays_have_the_results_of_small_ones(data: Any) -> None:
         function = getattr(m.backend.xp, name)
         results = []
         for least in (1 << 60, 1):
-            patch.setattr(ufuncs, "LARGE", least)
+            patch.setattr(large_ufuncs, "LARGE", least)
             with np.errstate(all="ignore"):
                 try:
                     results.append(m.backend.to_host(function(*args), m.devices[0]))
@@ -160,7 +160,7 @@ def test_which_calls_are_own_kernels(gpu: Machine, monkeypatch: pytest.MonkeyPat
         assert launches(xp.add, x[:2], 1, out=x[1:3]) == ["add"], "the output overlaps with the operand"
         assert launches(xp.add, x[:, ::-1], 1, out=x) == ["add"]
         assert launches(xp.add, x, x, out=x.astype("f8"))[-1] == "add"
-        monkeypatch.setattr(ufuncs, "LARGE", 1 << 20)
+        monkeypatch.setattr(large_ufuncs, "LARGE", 1 << 20)
         assert launches(xp.add, x, x) == ["add"]
 
 
@@ -187,7 +187,7 @@ def test_arguments_of_large_arrays_are_checked(gpu: Machine, monkeypatch: pytest
         x = gpu.cupy.ones((4, 8))
         with pytest.raises(ValueError, match="copy"):
             xp.asarray(x, dtype=np.float32, copy=False)
-        monkeypatch.setattr("shardtensor_cupy.ordering_functions.LONG", 1)
+        monkeypatch.setattr("shardtensor_cupy.kernels.ordering_functions.LONG", 1)
         for function in (xp.cumsum, xp.cumprod):
             with pytest.raises(np.exceptions.AxisError):
                 function(x, axis=2)
@@ -196,14 +196,14 @@ def test_arguments_of_large_arrays_are_checked(gpu: Machine, monkeypatch: pytest
 
 
 def test_the_program_for_the_sanitizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ufuncs, "LARGE", ufuncs.LARGE)  # which the program changes
+    monkeypatch.setattr(large_ufuncs, "LARGE", large_ufuncs.LARGE)  # which the program changes
     monkeypatch.setattr(importlib.import_module("cupy").cuda, "set_allocator", lambda allocator: None, raising=False)
     gpu_memory.check()
 
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_tensors_use_them(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ufuncs, "LARGE", 16)
+    monkeypatch.setattr(large_ufuncs, "LARGE", 16)
     host = np.arange(64.0).reshape(16, 4)
     with machine(count, devices=1) as m:
         x = st.device_put(host, st.NamedSharding(m.mesh(), st.P("d")))

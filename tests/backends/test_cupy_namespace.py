@@ -20,7 +20,7 @@ from tests.pairs import spread
 
 pytest.importorskip("array_api_compat", reason="array-api-compat is not installed")
 
-from shardtensor_cupy.namespace import Namespace
+from shardtensor_cupy.kernels.cupy_namespace import Namespace
 
 # Without the operators that CuPy lacks, which are composed of others.
 UNARY, BINARY = [

@@ -11,8 +11,8 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as some
-from shardtensor_cupy import reducing_functions, reduction_kernels, reductions, ufuncs
-from shardtensor_cupy.reduction_kernels import Variant
+from shardtensor_cupy.kernels import large_reductions, large_ufuncs, reducing_functions, reduction_kernels
+from shardtensor_cupy.kernels.reduction_kernels import Variant
 
 import shardtensor as st
 from tests.backends.test_cupy import Machine, launched, machine
@@ -34,7 +34,7 @@ SMALL = {"LEAST": 2, "_SHORTEST": 1, "_EACH": 1, "_CHUNKS": 3, "_CHUNKS_OF_COLUM
 def shrink(patch: pytest.MonkeyPatch) -> None:
     """Makes every array a large one, which is divided into a few chunks."""
     for name, value in SMALL.items():
-        patch.setattr(reductions, name, value)
+        patch.setattr(large_reductions, name, value)
     patch.setattr(reducing_functions, "LEAST", 2)
 
 
@@ -141,7 +141,7 @@ def test_what_runs_here(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         assert launches(xp.sum, x.astype("c8"))[-1] == "sum", "complex numbers"
         assert launches(xp.sum, x, axis=()) == ["sum"]
         assert launches(xp.sum, cupy.broadcast_to(x[:1], (64, 40))) == ["sum"], "repeated elements"
-        monkeypatch.setattr(reductions, "LEAST", x.size + 1)
+        monkeypatch.setattr(large_reductions, "LEAST", x.size + 1)
         gpu.backend.xp._reductions._plans.clear()
         assert launches(xp.sum, x) == ["sum"], "few elements"
 
@@ -183,7 +183,7 @@ def test_each_stream_has_counters(gpu: Machine) -> None:
 
 
 def test_many_counters(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reductions, "_COUNTERS", 1)
+    monkeypatch.setattr(large_reductions, "_COUNTERS", 1)
     host = np.random.default_rng(0).random((9, 3000)).astype("f4")
     with gpu.backend.on(gpu.devices[0]):
         for rows in (1, 9, 2):
@@ -244,7 +244,7 @@ def test_a_thread_reads_at_most_16_bytes() -> None:
 
 
 def test_where_of_large_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ufuncs, "LARGE", 1)
+    monkeypatch.setattr(large_ufuncs, "LARGE", 1)
     with machine(1, devices=1) as m, m.backend.on(m.devices[0]):
         cupy, xp = m.cupy, m.backend.xp
         host = np.arange(24.0, dtype="f4").reshape(4, 6)

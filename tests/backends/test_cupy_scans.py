@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shardtensor_cupy import ordering_functions, scans, ufuncs
+from shardtensor_cupy.kernels import large_ufuncs, line_scans, ordering_functions
 
 import shardtensor as st
 from tests.backends.test_cupy import launched, machine
@@ -24,7 +24,7 @@ DTYPES = (("f4", "f4"), ("f8", "f8"), ("i4", "i8"), ("?", "i8"), ("u1", "u8"), (
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordering_functions, "LONG", 8)
     for name, value in (("_THREADS", 8), ("_EACH", 4), ("_ROWS", 8)):
-        monkeypatch.setattr(scans, name, value)
+        monkeypatch.setattr(line_scans, name, value)
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
@@ -97,7 +97,7 @@ def test_one_line_is_sorted_as_one_dimension(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_lines_are_sorted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ufuncs, "LARGE", 1)
+    monkeypatch.setattr(large_ufuncs, "LARGE", 1)
     rng = np.random.default_rng(0)
     with machine(1, devices=1) as m, m.backend.on(m.devices[0]):
         names = launched(monkeypatch)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shardtensor_cupy import searches, ufuncs
+from shardtensor_cupy.kernels import large_ufuncs, searches
 
 import shardtensor as st
 from tests.backends.test_cupy import launched, machine
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not NO_GPU, reason="the double takes the place o
 
 @pytest.fixture(autouse=True)
 def every_array_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ufuncs, "LARGE", 1)
+    monkeypatch.setattr(large_ufuncs, "LARGE", 1)
     for name, value in (("_THREADS", 8), ("_SAMPLES", 8), ("_COUNTS", 16), ("_EDGES", 16), ("_BLOCKS", 8)):
         monkeypatch.setattr(searches, name, value)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shardtensor_cupy import elementwise, searches, sequences, ufuncs
+from shardtensor_cupy.kernels import elementwise_kernel, large_ufuncs, number_sequences, searches
 
 import shardtensor as st
 from shardtensor.functions.building import unsplit_lines
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(not NO_GPU, reason="the double takes the place o
 
 @pytest.fixture(autouse=True)
 def every_array_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ufuncs, "LARGE", 1)
-    for module in (elementwise, searches, sequences):
+    monkeypatch.setattr(large_ufuncs, "LARGE", 1)
+    for module in (elementwise_kernel, searches, number_sequences):
         monkeypatch.setattr(module, "_THREADS", 8)
     monkeypatch.setattr(searches, "_SAMPLES", 8)
 
@@ -130,7 +130,7 @@ def test_cross_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_outer_products_and_copies_of_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ufuncs, "LARGE", 1 << 10)
+    monkeypatch.setattr(large_ufuncs, "LARGE", 1 << 10)
     with machine(1, devices=1) as m:
         host = np.arange(64.0)
         x = st.device_put(host, m.devices[0])
@@ -169,7 +169,7 @@ def test_triangles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_interpolation_beside_points_that_are_not_finite(
     backend: str, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ufuncs, "LARGE", least)
+    monkeypatch.setattr(large_ufuncs, "LARGE", least)
     x = np.array([0, 0.5, 1, 1.5, 2, -1, 3, np.nan, -np.inf, np.inf])
     points: list[tuple[list[float], list[float]]] = [
         ([0.0, 1, 2], [1.0, np.inf, 3]),

@@ -137,7 +137,7 @@ def test_every_operator(name: str, count: int) -> None:
 @marked
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_every_operator_by_own_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardtensor_cupy.ufuncs.LARGE", 1)  # Those of large arrays.
+    monkeypatch.setattr("shardtensor_cupy.kernels.large_ufuncs.LARGE", 1)  # Those of large arrays.
     operate(name, 8, 10)
 
 

@@ -282,6 +282,30 @@ def test_plugins_see_only_the_protocol() -> None:
     assert {path: imported - allowed for path, imported in found.items() if imported - allowed} == {}
 
 
+def names_of_imports(path: Path) -> set[str]:
+    """The modules that a file imports, or from which it imports names; also by their names: ``import_module("...")``."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("." * node.level + (node.module or ""))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            found.add(ast.literal_eval(node.args[0]))
+    return found
+
+
+def test_the_faster_cupy_does_not_know_the_library() -> None:
+    """The kernels of the CuPy backend import NumPy, array-api-compat and each other; the driver passes CuPy to them."""
+    own = "shardtensor_cupy.kernels"
+    folder = ROOT / "backends" / "shardtensor_cupy" / "kernels"
+    found = {(path.stem, name) for path in folder.rglob("*.py") for name in names_of_imports(path)}
+    assert ("casts", f"{own}.elementwise_kernel") in found
+    known = {*sys.stdlib_module_names, "numpy", "array_api_compat"}
+    strange = {(module, name) for module, name in found if not f"{name}.".startswith(f"{own}.")}
+    assert {(module, name) for module, name in strange if name.partition(".")[0] not in known} == set()
+
+
 @pytest.mark.parametrize("name", ["rules", "copy_plan", "layout", "mesh", "spec", "index"])
 def test_the_arithmetic_of_layouts_touches_no_array(name: str) -> None:
     assert ".xp" not in (PACKAGE / "sharding" / f"{name}.py").read_text()

@@ -21,14 +21,14 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("shardtensor", "backends/shardtensor_cupy", "backends/shardtensor_numpy", "backends/shardtensor_torch")
 
 THRESHOLDS: dict[str, dict[str, Any]] = {
-    "shardtensor_cupy.casts": {"_FEW": 1},
+    "shardtensor_cupy.kernels.casts": {"_FEW": 1},
     "shardtensor_cupy.copies": {"_REUSED_FROM": 1},
-    "shardtensor_cupy.elementwise": {"_REGISTERS": 16},
-    "shardtensor_cupy.reductions": {"LEAST": 1, "_SHORTEST": 2},
-    "shardtensor_cupy.scans": {"LONG": 2},
-    "shardtensor_cupy.searches": {"_DIMENSIONS": 1},
-    "shardtensor_cupy.sequences": {"_TAPS": 2},
-    "shardtensor_cupy.ufuncs": {"LARGE": 1},
+    "shardtensor_cupy.kernels.elementwise_kernel": {"_REGISTERS": 16},
+    "shardtensor_cupy.kernels.large_reductions": {"LEAST": 1, "_SHORTEST": 2},
+    "shardtensor_cupy.kernels.line_scans": {"LONG": 2},
+    "shardtensor_cupy.kernels.searches": {"_DIMENSIONS": 1},
+    "shardtensor_cupy.kernels.number_sequences": {"_TAPS": 2},
+    "shardtensor_cupy.kernels.large_ufuncs": {"LARGE": 1},
     "shardtensor.communication.between_processes.sums_across_processes": {"_BLOCK": 64},
     "shardtensor.communication.all_reduce": {"CHUNKED_FROM": 1},
     "shardtensor.communication.array_communicator": {"_BLOCK": 64, "_DIVIDED_FROM": 1},
@@ -136,8 +136,8 @@ OTHERS = {
         interpreters.jit.c.kernel_files.MOST_BYTES interpreters.views.views._MOST_KNOWN
         spmd.scheduling.assistant._KEPT spmd.maps.launch._MOST_KNOWN
         interpreters.small_results._MOST_LAYOUTS sharding.mesh._KEPT spmd.maps.captured._MOST
-        spmd.scheduling.helper_delays._REMEMBERED spmd.scheduling.workers._KEPT tensor.value._FEW cupy.elementwise._LAYOUTS
-        cupy.reductions._LAYOUTS cupy.reductions._STREAMS""",
+        spmd.scheduling.helper_delays._REMEMBERED spmd.scheduling.workers._KEPT tensor.value._FEW cupy.kernels.elementwise_kernel._LAYOUTS
+        cupy.kernels.large_reductions._LAYOUTS cupy.kernels.large_reductions._STREAMS""",
     "sizes of formats, of dtypes and of limits of other libraries": """
         backend.device.HOST_MEMORY backend.protocol.MOST_DEVICES backend.small_floats._FIRST_OF_USERS
         communication.between_processes.agreement.SHORT communication.gloo_engine._CHUNK communication.between_processes.lifelines._LEFT
@@ -148,7 +148,7 @@ OTHERS = {
         host.limits._NO_LIMIT host.trusted_paths._MOST_LINKS interpreters.jit.grouping.fused_in_maps.COMPILED
         interpreters.jit.c.c_executor._COPIED interpreters.jit.c.c_trips.ENDLESS
         interpreters.jit.c.kernel_files._DIGEST torch.elementwise._E4M3FN_ENDS torch.modules._CUDA cupy.logical_device._LEGACY
-        cupy.products._NO_REDUCED_SUMS cupy.reductions._OF_THREAD""",
+        cupy.kernels.bfloat16_products._NO_REDUCED_SUMS cupy.kernels.large_reductions._OF_THREAD""",
     "alignments": """
         communication.array_communicator._LINE host.memory_pool._LINE interpreters.jit.cuda.graphs._ALIGNMENT""",
     "random numbers, which are defined by them": """
@@ -163,14 +163,17 @@ OTHERS = {
     "kernels of CUDA, whose tests have arrays of all sizes on a GPU": """
         functions.random.random_kernel._THREADS interpreters.jit.cuda.cuda_executor.BLOCKS interpreters.jit.cuda.cuda_executor.SEGMENT
         interpreters.jit.cuda.cuda_executor._BLOCK interpreters.jit.cuda.cuda_executor._PARAMETERS
-        interpreters.jit.cuda.cuda_source.MOST_THREADS cupy.casts._ROWS cupy.casts._TILE cupy.elementwise._MOST
-        cupy.elementwise._PACK cupy.elementwise._SINGLY cupy.elementwise._THREADS cupy.reduction_kernels.MOST
-        cupy.reduction_kernels.PACK cupy.reduction_kernels.THREADS cupy.reduction_kernels._AT_LAST
-        cupy.reduction_kernels._RADIX cupy.reductions._CHUNKS cupy.reductions._CHUNKS_OF_COLUMNS
-        cupy.reductions._COUNTERS cupy.reductions._EACH cupy.reductions._LANES cupy.scans._EACH cupy.scans._ROWS
-        cupy.scans._THREADS cupy.searches._BLOCKS cupy.searches._COUNTS cupy.searches._EACH cupy.searches._EDGES
-        cupy.searches._SAMPLES cupy.searches._THREADS cupy.searches._TOGETHER cupy.sequences._EACH
-        cupy.sequences._THREADS""",
+        interpreters.jit.cuda.cuda_source.MOST_THREADS cupy.kernels.casts._ROWS cupy.kernels.casts._TILE
+        cupy.kernels.elementwise_kernel._MOST cupy.kernels.elementwise_kernel._PACK
+        cupy.kernels.elementwise_kernel._SINGLY cupy.kernels.elementwise_kernel._THREADS
+        cupy.kernels.reduction_kernels.MOST cupy.kernels.reduction_kernels.PACK cupy.kernels.reduction_kernels.THREADS
+        cupy.kernels.reduction_kernels._AT_LAST cupy.kernels.reduction_kernels._RADIX
+        cupy.kernels.large_reductions._CHUNKS cupy.kernels.large_reductions._CHUNKS_OF_COLUMNS
+        cupy.kernels.large_reductions._COUNTERS cupy.kernels.large_reductions._EACH cupy.kernels.large_reductions._LANES
+        cupy.kernels.line_scans._EACH cupy.kernels.line_scans._ROWS cupy.kernels.line_scans._THREADS
+        cupy.kernels.searches._BLOCKS cupy.kernels.searches._COUNTS cupy.kernels.searches._EACH
+        cupy.kernels.searches._EDGES cupy.kernels.searches._SAMPLES cupy.kernels.searches._THREADS
+        cupy.kernels.searches._TOGETHER cupy.kernels.number_sequences._EACH cupy.kernels.number_sequences._THREADS""",
 }
 """All other numbers that are constants of modules, by what they are; `shardtensor.` and `shardtensor_` are left out."""
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor_cupy.casts import OF_SIZE
-from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
+from shardtensor_cupy.kernels.casts import OF_SIZE
+from shardtensor_cupy.kernels.elementwise_kernel import TYPES, ElementwiseKernel
 
 __all__ = ["Sequences"]
 

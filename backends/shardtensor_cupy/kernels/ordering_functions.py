@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor_cupy import ufuncs
-from shardtensor_cupy.array_functions import ArrayFunctions
-from shardtensor_cupy.line_sort import LineSort
-from shardtensor_cupy.scans import LONG, Scans
-from shardtensor_cupy.searches import Searches
+from shardtensor_cupy.kernels import large_ufuncs
+from shardtensor_cupy.kernels.array_functions import ArrayFunctions
+from shardtensor_cupy.kernels.line_scans import LONG, Scans
+from shardtensor_cupy.kernels.line_sort import LineSort
+from shardtensor_cupy.kernels.searches import Searches
 
 __all__ = ["OrderingFunctions"]
 
@@ -59,7 +59,7 @@ class OrderingFunctions(ArrayFunctions):
         in a tenth of the time.
         """
         function = getattr(self._compat, name)
-        if name == "sort" and x.ndim == 1 and x.size >= ufuncs.LARGE and kwargs.keys() <= {"stable"}:
+        if name == "sort" and x.ndim == 1 and x.size >= large_ufuncs.LARGE and kwargs.keys() <= {"stable"}:
             made = self.in_rows(x)  # CuPy's copy takes more time than this one.
             made.sort(kind="stable" if kwargs.get("stable", True) else None)
             return made
@@ -67,7 +67,7 @@ class OrderingFunctions(ArrayFunctions):
             return function(x, axis=axis, **kwargs)  # which raises the error
         if x.ndim > 1 and x.size and x.shape[axis] == x.size:
             return self._ordered(name, x.reshape(-1), 0, kwargs).reshape(x.shape)
-        wide = name == "sort" and x.ndim > 1 and x.size >= ufuncs.LARGE and kwargs.keys() <= {"stable"}
+        wide = name == "sort" and x.ndim > 1 and x.size >= large_ufuncs.LARGE and kwargs.keys() <= {"stable"}
         if wide and self._line_sort.takes(x.dtype, kwargs.get("stable", True)) and x.size // x.shape[axis] < 1 << 32:
             lines = self._line_sort(self._in_rows(self._cupy.moveaxis(x, axis, -1)))
             return self._in_rows(self._cupy.moveaxis(lines, -1, axis))
@@ -78,7 +78,7 @@ class OrderingFunctions(ArrayFunctions):
     def searchsorted(self, x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Any:
         """See NumPy."""
         x1, x2 = self._comparable(x1, x2)
-        if sorter is None and x2.size >= ufuncs.LARGE:
+        if sorter is None and x2.size >= large_ufuncs.LARGE:
             found = self._searches.searchsorted(self._in_rows(x1), self._in_rows(x2), side)
             if found is not None:
                 return found
@@ -105,7 +105,7 @@ class OrderingFunctions(ArrayFunctions):
 
     def nonzero(self, x: Any, /) -> tuple[Any, ...]:
         """See NumPy."""
-        if x.size >= ufuncs.LARGE:
+        if x.size >= large_ufuncs.LARGE:
             mask = x if x.dtype == np.bool_ else self.not_equal(x, 0)
             found = self._searches.nonzero(self._in_rows(mask))
             if found is not None:
@@ -115,16 +115,16 @@ class OrderingFunctions(ArrayFunctions):
 
     def counts_below(self, x: Any, length: int) -> Any:
         """Returns the counts of integers that are all from 0 to below ``length``; None for short arrays."""
-        return self._searches.bincount(self._in_rows(x), length) if x.size >= ufuncs.LARGE else None
+        return self._searches.bincount(self._in_rows(x), length) if x.size >= large_ufuncs.LARGE else None
 
     def histogram_counts(self, x: Any, edges: Any) -> Any:
         """Returns the counts of `histogram` for edges in ascending order; None for short arrays and some dtypes."""
-        if x.size < ufuncs.LARGE:
+        if x.size < large_ufuncs.LARGE:
             return None
         return self._searches.histogram(self._in_rows(x), self._in_rows(edges))
 
     def interpolated(self, x: Any, points: Any, values: Any, left: float | None, right: float | None) -> Any:
         """Returns `interp` of points in ascending order; None for short arrays, one point, and some dtypes."""
-        if x.size < ufuncs.LARGE or points.size < 2:
+        if x.size < large_ufuncs.LARGE or points.size < 2:
             return None
         return self._searches.interpolated(self._in_rows(x), self._in_rows(points), self._in_rows(values), left, right)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor_cupy.elementwise import ElementwiseKernel
+from shardtensor_cupy.kernels.elementwise_kernel import ElementwiseKernel
 
 __all__ = ["LineSort"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor_cupy import ufuncs
-from shardtensor_cupy.casts import Casts
-from shardtensor_cupy.ufunc_calls import call_ufunc
+from shardtensor_cupy.kernels import large_ufuncs
+from shardtensor_cupy.kernels.casts import Casts
+from shardtensor_cupy.kernels.cupy_ufuncs import call_ufunc
 
 __all__ = ["ArrayFunctions"]
 
@@ -28,7 +28,7 @@ class ArrayFunctions:
     def __init__(self, cupy: Any) -> None:
         self._cupy = cupy
         self._compat: Any = importlib.import_module("array_api_compat.cupy")
-        self._large = ufuncs.LargeUfuncs(cupy)
+        self._large = large_ufuncs.LargeUfuncs(cupy)
         self._casts = Casts(cupy)
 
     def __getattr__(self, name: str) -> Any:
@@ -56,7 +56,7 @@ class ArrayFunctions:
 
     def asarray(self, x: Any, /, *, dtype: Any = None, copy: bool | None = None, **kwargs: Any) -> Any:
         """See NumPy."""
-        if isinstance(x, self._cupy.ndarray) and x.size >= ufuncs.LARGE and copy is not False and not kwargs:
+        if isinstance(x, self._cupy.ndarray) and x.size >= large_ufuncs.LARGE and copy is not False and not kwargs:
             made = self._copied(x, x.dtype if dtype is None else np.dtype(dtype), bool(copy))
             if made is not None:
                 return made
@@ -64,7 +64,7 @@ class ArrayFunctions:
 
     def astype(self, x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
         """See NumPy."""
-        if x.size >= ufuncs.LARGE and device is None:
+        if x.size >= large_ufuncs.LARGE and device is None:
             made = self._copied(x, np.dtype(dtype), copy)
             if made is not None:
                 return made
@@ -72,14 +72,14 @@ class ArrayFunctions:
 
     def reshape(self, x: Any, /, shape: Any, *, copy: bool | None = None, **kwargs: Any) -> Any:
         """See NumPy."""
-        if x.size >= ufuncs.LARGE and not x.flags.c_contiguous and not kwargs and copy is not False:
+        if x.size >= large_ufuncs.LARGE and not x.flags.c_contiguous and not kwargs and copy is not False:
             view = None if copy else _viewed(x, shape)
             return self.in_rows(x).reshape(shape) if view is None else view
         return self._compat.reshape(x, shape, copy=copy, **kwargs)
 
     def in_rows(self, x: Any) -> Any:
         """Returns a copy in row-major order."""
-        made = self._copied(x, x.dtype, True, "C") if x.size >= ufuncs.LARGE else None
+        made = self._copied(x, x.dtype, True, "C") if x.size >= large_ufuncs.LARGE else None
         return x.copy(order="C") if made is None else made
 
     def _in_rows(self, x: Any) -> Any:
@@ -95,11 +95,11 @@ class ArrayFunctions:
 
     def store(self, out: Any, index: Any, x: Any) -> None:
         """Writes an array to the elements of another one that a basic index selects."""
-        if out.size < ufuncs.LARGE:
+        if out.size < large_ufuncs.LARGE:
             out[index] = x
         else:
             part = out[index]
-            if part.size < ufuncs.LARGE or not self._casts.into(part, x):
+            if part.size < large_ufuncs.LARGE or not self._casts.into(part, x):
                 part[...] = x
 
     def where(self, condition: Any, x1: Any, x2: Any, /) -> Any:
@@ -109,7 +109,7 @@ class ArrayFunctions:
         dtype = np.result_type(*[getattr(x, "dtype", x) for x in (x1, x2)])
         # NumPy converts Python integers, because CuPy raises OverflowError for those out of range.
         x1, x2 = [np.asarray(x).astype(dtype)[()] if type(x) is int else x for x in (x1, x2)]
-        if any(getattr(x, "size", 0) >= ufuncs.LARGE for x in (condition, x1, x2)):
+        if any(getattr(x, "size", 0) >= large_ufuncs.LARGE for x in (condition, x1, x2)):
             made = self._casts.where(condition, x1, x2, dtype)
             if made is not None:
                 return made

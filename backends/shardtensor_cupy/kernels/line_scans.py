@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor_cupy.elementwise import TYPES
+from shardtensor_cupy.kernels.elementwise_kernel import TYPES
 
 __all__ = ["LONG", "Scans"]
 

@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor.backend import loop_strides, merged
-
-__all__ = ["TYPES", "ElementwiseKernel"]
+__all__ = ["TYPES", "ElementwiseKernel", "merged_dimensions"]
 
 TYPES = {
     "bool": "bool", "int8": "signed char", "uint8": "unsigned char", "int16": "short", "uint16": "unsigned short",
@@ -65,7 +63,10 @@ class ElementwiseKernel:
 
     Args:
         cupy: the module.
-        inputs, outputs, operation, name, preamble: see `shardtensor.backend.Backend.elementwise_kernel`.
+        inputs, outputs: the dtype and the name of each, such as ``"float32 x, int64 n"``.
+        operation: statements that assign to the outputs, whose number in row-major order is ``i``.
+        name: the name of the kernel.
+        preamble: the text before the kernel.
         options: those of the compiler.
     """
 
@@ -248,8 +249,7 @@ class _Layout:
         arrays = [x for x, yes in zip(operands, is_array, strict=True) if yes]
         dtypes = [p.dtype for p, yes in zip(parameters, is_array, strict=True) if yes]
         shape = np.broadcast_shapes(*[x.shape for x in arrays])
-        own = [[0] * (len(shape) - x.ndim) + loop_strides(x, x.shape) for x in arrays]
-        columns = merged(range(len(shape)), shape, own) or [(1, [0] * len(arrays))]
+        columns = merged_dimensions(shape, arrays) or [(1, [0] * len(arrays))]
         self.size = math.prod(shape)
         n, last = columns[-1]
         follow = [n == 1 or s == dtype.itemsize for s, dtype in zip(last, dtypes, strict=True)]
@@ -268,6 +268,26 @@ class _Layout:
         repeats = iter([s == 0 and n > 1 for s in last])
         self.strides = [next(strides) if yes else None for yes in is_array]
         self.repeats = [next(repeats) if yes else False for yes in is_array]
+
+
+def merged_dimensions(shape: Sequence[int], arrays: Sequence[Any]) -> list[tuple[int, list[int]]]:
+    """Returns size and strides of each dimension in a loop over arrays that broadcast to a shape, where a stride is 0
+    along which an array repeats its elements; dimensions are merged that are one in the memory of all arrays.
+    """
+    strides = [
+        [0] * (len(shape) - x.ndim) + [0 if n == 1 else stride for n, stride in zip(x.shape, x.strides, strict=True)]
+        for x in arrays
+    ]
+    columns: list[tuple[int, list[int]]] = []
+    for d, n in enumerate(shape):
+        column = [own[d] for own in strides]
+        if columns and all(s == t * n for s, t in zip(columns[-1][1], column, strict=True)):
+            columns[-1] = columns[-1][0] * n, column
+        elif columns and columns[-1][0] == 1:
+            columns[-1] = n, column
+        elif n != 1 or not columns:
+            columns.append((n, column))
+    return columns
 
 
 def _pack(dtypes: Sequence[np.dtype[Any]]) -> int:

@@ -1,4 +1,4 @@
-"""The texts of the kernels of `shardtensor_cupy.reductions`, in what CUDA and C have in common."""
+"""The texts of the kernels of `large_reductions`, in what CUDA and C have in common."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardtensor_cupy.elementwise import TYPES
+from shardtensor_cupy.kernels.elementwise_kernel import TYPES
 
 __all__ = ["MOST", "PACK", "THREADS", "Variant"]
 

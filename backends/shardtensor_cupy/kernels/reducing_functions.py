@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor_cupy.array_functions import ArrayFunctions
-from shardtensor_cupy.reductions import LEAST, Reductions, axes_of
+from shardtensor_cupy.kernels.array_functions import ArrayFunctions
+from shardtensor_cupy.kernels.large_reductions import LEAST, Reductions, axes_of
 
 __all__ = ["ReducingFunctions"]
 
@@ -93,7 +93,7 @@ class ReducingFunctions(ArrayFunctions):
         return getattr(self._cupy, name)(x, axis=axis, keepdims=keepdims)
 
     def adds_everywhere(self, shape: Sequence[int], axes: Sequence[int], dtype: Any) -> bool:
-        """See `Backend.adds_everywhere`."""
+        """Whether floats of a dtype are added by these kernels in arrays of a shape, along some dimensions."""
         return dtype.char in "efd" and self._reductions.takes(shape, axes)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor_cupy.elementwise import TYPES
-from shardtensor_cupy.scans import Scans
+from shardtensor_cupy.kernels.elementwise_kernel import TYPES
+from shardtensor_cupy.kernels.line_scans import Scans
 
 __all__ = ["Searches"]
 

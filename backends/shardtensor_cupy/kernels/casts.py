@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import loop_strides, merged
-from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
-from shardtensor_cupy.ufuncs import in_columns, is_apart
+from shardtensor_cupy.kernels.elementwise_kernel import TYPES, ElementwiseKernel, merged_dimensions
+from shardtensor_cupy.kernels.large_ufuncs import in_columns, is_apart
 
 __all__ = ["OF_SIZE", "Casts"]
 
@@ -117,7 +116,7 @@ class Casts:
             x = self._cupy.broadcast_to(x, out.shape)
         order = sorted(range(out.ndim), key=lambda d: -abs(out.strides[d]))
         x, out = x.transpose(order), out.transpose(order)
-        columns = merged(range(out.ndim), out.shape, [loop_strides(a, out.shape) for a in (x, out)])
+        columns = merged_dimensions(out.shape, (x, out))
         down = _other_dimension(columns, x.dtype.itemsize, out.dtype.itemsize) if columns else None
         if down is None:
             self._elementwise(*types)(x, out)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from shardtensor_cupy import ufuncs
+from shardtensor_cupy.kernels import large_ufuncs
 
 __all__ = ["call_ufunc"]
 
 
-def call_ufunc(ufunc: Any, compares: bool, large: ufuncs.LargeUfuncs, /, *args: Any, **kwargs: Any) -> Any:
+def call_ufunc(ufunc: Any, compares: bool, large: large_ufuncs.LargeUfuncs, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a ufunc with operands that may include Python integers of any size.
 
     CuPy raises OverflowError for integers that do not fit into 64 bits or into the dtype of the selected loop. NumPy
@@ -41,12 +41,12 @@ def call_ufunc(ufunc: Any, compares: bool, large: ufuncs.LargeUfuncs, /, *args: 
 def _is_large(args: Any) -> bool:
     """Whether an operand of a ufunc is large, or its result. Variables of a fused kernel have no sizes."""
     sizes = [getattr(x, "size", 0) for x in args]
-    if any(size >= ufuncs.LARGE for size in sizes):
+    if any(size >= large_ufuncs.LARGE for size in sizes):
         return True
-    if len(args) != 2 or sizes[0] * sizes[1] < ufuncs.LARGE:
+    if len(args) != 2 or sizes[0] * sizes[1] < large_ufuncs.LARGE:
         return False
     x, y = args
-    return x.shape != y.shape and _broadcast_size(x.shape, y.shape) >= ufuncs.LARGE
+    return x.shape != y.shape and _broadcast_size(x.shape, y.shape) >= large_ufuncs.LARGE
 
 
 def _broadcast_size(*shapes: tuple[int, ...]) -> int:

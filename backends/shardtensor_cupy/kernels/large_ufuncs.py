@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardtensor_cupy.elementwise import TYPES, ElementwiseKernel
+from shardtensor_cupy.kernels.elementwise_kernel import TYPES, ElementwiseKernel
 
 __all__ = ["LARGE", "LargeUfuncs", "in_columns", "is_apart"]
 

@@ -5,18 +5,16 @@ Functions that are neither ufuncs nor defined here come from `array_api_compat.c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from shardtensor.backend import cached_property
-from shardtensor.errors import ArgumentError
-from shardtensor_cupy import ufuncs
-from shardtensor_cupy.elementwise import ElementwiseKernel
-from shardtensor_cupy.ordering_functions import OrderingFunctions
-from shardtensor_cupy.reducing_functions import ReducingFunctions
-from shardtensor_cupy.sequences import Sequences
+from shardtensor_cupy.kernels import large_ufuncs
+from shardtensor_cupy.kernels.elementwise_kernel import TYPES, ElementwiseKernel
+from shardtensor_cupy.kernels.number_sequences import Sequences
+from shardtensor_cupy.kernels.ordering_functions import OrderingFunctions
+from shardtensor_cupy.kernels.reducing_functions import ReducingFunctions
 
 __all__ = ["Namespace"]
 
@@ -30,6 +28,8 @@ class Namespace(ReducingFunctions, OrderingFunctions):
     def __init__(self, cupy: Any) -> None:
         super().__init__(cupy)
         self._sequences = Sequences(cupy)
+        self._quotients = {char: _quotient(cupy, char) for char in "FD"}
+        self._between = self.fuse(_between(cupy))
 
     # -- truth -------------------------------------------------------------------------------------
 
@@ -94,22 +94,6 @@ class Namespace(ReducingFunctions, OrderingFunctions):
             x = x.astype(dtype, copy=False)
         return x.real, x.imag
 
-    @cached_property
-    def _quotients(self) -> dict[str, Any]:
-        """The kernels that divide complex numbers, by the character of their dtype."""
-        return {
-            char: ElementwiseKernel(
-                self._cupy,
-                ", ".join([f"{real} {name}" for name in "abcd"]),
-                ", ".join([f"{real} {name}" for name in "ef"]),
-                _QUOTIENT.replace("real", ctype),
-                name=f"shardtensor_divide_{char}",
-                preamble="",
-                options=("--fmad=false",),
-            )
-            for char, real, ctype in (("F", "float32", "float"), ("D", "float64", "double"))
-        }
-
     def float_power(self, x1: Any, x2: Any, /, *, out: Any = None) -> Any:
         """See NumPy. CuPy's function computes complex powers of single precision where it can."""
         if not any(_is_complex(x) for x in (x1, x2)):
@@ -130,7 +114,7 @@ class Namespace(ReducingFunctions, OrderingFunctions):
 
     def ramp(self, begin: int, end: int, step: Any, first: Any, dtype: Any, computed: Any) -> Any:
         """Returns ``i * step + first`` for a range of integers; see `Sequences.ramp`. None for short ranges."""
-        if end - begin < ufuncs.LARGE:
+        if end - begin < large_ufuncs.LARGE:
             return None
         return self._sequences.ramp(begin, end, step, first, dtype, computed)
 
@@ -146,7 +130,7 @@ class Namespace(ReducingFunctions, OrderingFunctions):
 
     def triangle(self, x: Any, below: int, lower: bool) -> Any:
         """Returns matrices with zeros beyond a diagonal; None for small ones, and for some sizes and dtypes."""
-        return self._sequences.triangle(self._in_rows(x), below, lower) if x.size >= ufuncs.LARGE else None
+        return self._sequences.triangle(self._in_rows(x), below, lower) if x.size >= large_ufuncs.LARGE else None
 
     def cross_products(self, a: Sequence[Any], b: Sequence[Any], axis: int, dtype: Any) -> Any:
         """Returns the cross products of vectors, given their parts; None for some dtypes."""
@@ -176,24 +160,11 @@ class Namespace(ReducingFunctions, OrderingFunctions):
         out[...] = x
         return out
 
-    @cached_property
-    def _between(self) -> Any:
-        """`clip` of operands of one dtype as one kernel."""
-        minimum, maximum = self._cupy.minimum, self._cupy.maximum
-
-        @self.fuse
-        def clip(x: Any, low: Any, high: Any) -> Any:
-            return minimum(maximum(x, low), high)
-
-        return clip
-
     def vecdot(self, x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
         """See NumPy. For bools the result is whether any pair of elements is true in both operands."""
         if x1.dtype == x2.dtype == np.bool_:  # array-api-compat sums them as int8, in which 256 true pairs are 0.
             if x1.shape[axis] != x2.shape[axis]:
-                raise ArgumentError(
-                    f"vecdot: x1 has size {x1.shape[axis]} along axis {axis}, and x2 has {x2.shape[axis]}"
-                )
+                raise ValueError(f"vecdot: x1 has size {x1.shape[axis]} along axis {axis}, and x2 has {x2.shape[axis]}")
             pairs = [self._cupy.moveaxis(x, axis, -1) for x in (x1, x2)]
             return self._cupy.logical_and(*pairs).any(axis=-1)
         return self._compat.vecdot(x1, x2, axis=axis)
@@ -221,6 +192,24 @@ if (u >= v) {
 }
 """
 """The text of (a, b) / (c, d) -> (e, f), as NumPy computes it."""
+
+
+def _quotient(cupy: Any, char: str) -> ElementwiseKernel:
+    """Returns the kernel that divides complex numbers of a dtype."""
+    real = np.dtype(char).type().real.dtype.name
+    inputs, outputs = [", ".join([f"{real} {name}" for name in names]) for names in ("abcd", "ef")]
+    operation = _QUOTIENT.replace("real", TYPES[real])
+    return ElementwiseKernel(cupy, inputs, outputs, operation, f"shardtensor_divide_{char}", "", ("--fmad=false",))
+
+
+def _between(cupy: Any) -> Callable[..., Any]:
+    """Returns `clip` of operands of one dtype as a composition of ufuncs."""
+    minimum, maximum = cupy.minimum, cupy.maximum
+
+    def clip(x: Any, low: Any, high: Any) -> Any:
+        return minimum(maximum(x, low), high)
+
+    return clip
 
 
 def _is_complex(x: Any) -> bool:

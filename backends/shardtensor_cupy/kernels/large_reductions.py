@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from shardtensor_cupy.reduction_kernels import MOST, PACK, THREADS, Variant
+from shardtensor_cupy.kernels.reduction_kernels import MOST, PACK, THREADS, Variant
 
 __all__ = ["LEAST", "Reductions", "axes_of"]
 
