@@ -23,7 +23,12 @@ from shardtensor.tensor.tensor import (
 from shardtensor.tensor.value import Aval, aval
 
 
-@operator(operands=("obj",), trees=("obj",), keeps_arrays=True)
+@operator(
+    operands=("obj",),
+    trees=("obj",),
+    keeps_arrays=True,
+    tags=("any dtype", "reads no host arrays", "takes partial sums"),
+)
 def asarray(
     obj: Any,
     /,

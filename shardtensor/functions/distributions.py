@@ -227,7 +227,7 @@ def permutation(key: int, *, n: int, shape: Shape, dtype: Any, device: Any) -> S
     """Draws the first elements of a permutation of the integers below ``n``: the order of as many random words."""
 
 
-@operator(_created, operands=("key",), error_name="permutation")
+@operator(_created, operands=("key",), error_name="permutation", tags=("internal",))
 def words(key: int, *, shape: Shape, dtype: Any, device: Any) -> ShardedTensor:
     """Draws random words, which are signed integers."""
 

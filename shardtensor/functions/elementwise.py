@@ -20,14 +20,18 @@ Raises:
 
 from __future__ import annotations
 
+import operator as python
+
 import numpy as np
 
 from shardtensor.core import implements, operator
+from shardtensor.functions.python_numbers import of_numbers
 from shardtensor.host import blockwise
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
+@of_numbers(python.abs)
 @operator("... -> ...")
 def abs(x: ArrayLike, /) -> ShardedTensor:
     """Absolute value of each element; for complex elements the modulus, which is real.
@@ -55,6 +59,7 @@ def acosh(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.add)
 @operator("..., ... -> ...")
 def add(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Sum of each pair of elements, ``x1 + x2``; for two bools, their logical OR.
@@ -225,6 +230,7 @@ def cosh(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.truediv)
 @operator("..., ... -> ...")
 def divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """True quotient of each pair, ``x1 / x2``; floating-point also for integers and bools.
@@ -234,6 +240,7 @@ def divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.eq)
 @operator("..., ... -> ...")
 def equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether the elements of each pair are equal, as bools; NaN is not equal to anything, itself included.
@@ -270,6 +277,7 @@ def floor(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.floordiv)
 @operator("..., ... -> ...")
 def floor_divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Quotient of each real pair, rounded towards -infinity, ``x1 // x2``; an integer divided by 0 gives 0.
@@ -279,6 +287,7 @@ def floor_divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.gt)
 @operator("..., ... -> ...")
 def greater(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether x1 > x2 for each pair, as bools; False if either element is NaN.
@@ -288,6 +297,7 @@ def greater(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.ge)
 @operator("..., ... -> ...")
 def greater_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether x1 >= x2 for each pair, as bools; False if either element is NaN.
@@ -347,6 +357,7 @@ def isnan(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.lt)
 @operator("..., ... -> ...")
 def less(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether x1 < x2 for each pair, as bools; False if either element is NaN.
@@ -356,6 +367,7 @@ def less(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.le)
 @operator("..., ... -> ...")
 def less_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether x1 <= x2 for each pair, as bools; False if either element is NaN.
@@ -464,6 +476,7 @@ def minimum(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.mul)
 @operator("..., ... -> ...")
 def multiply(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Product of each pair of elements, ``x1 * x2``; for two bools, their logical AND.
@@ -473,7 +486,8 @@ def multiply(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("... -> ...")
+@of_numbers(python.neg)
+@operator("... -> ...", tags=("exact",))
 def negative(x: ArrayLike, /) -> ShardedTensor:
     """Each element negated, ``-x``; unsigned integers wrap around below 0; bools raise ArgumentTypeError.
 
@@ -491,6 +505,7 @@ def nextafter(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.ne)
 @operator("..., ... -> ...")
 def not_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether the elements of each pair differ, as bools; NaN differs from everything, itself included.
@@ -500,6 +515,7 @@ def not_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.pos)
 @operator("... -> ...")
 def positive(x: ArrayLike, /) -> ShardedTensor:
     """Each element unchanged, ``+x``; bools raise ArgumentTypeError.
@@ -509,6 +525,7 @@ def positive(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.pow)
 @operator("..., ... -> ...", fails_late="iu")
 def pow(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """x1 to the power of x2, ``x1**x2``, with 0**0 = 1; for two integers an integer, which requires x2 >= 0.
@@ -541,6 +558,7 @@ def reciprocal(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.mod)
 @operator("..., ... -> ...")
 def remainder(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Remainder of `floor_divide` for each real pair, ``x1 % x2``, with the sign of x2; 0 for an integer divided by 0.
@@ -613,6 +631,7 @@ def square(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.sub)
 @operator("..., ... -> ...")
 def subtract(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Difference of each pair, ``x1 - x2``; unsigned integers wrap around below 0; two bools raise ArgumentTypeError.

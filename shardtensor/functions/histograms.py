@@ -63,6 +63,7 @@ def _histogram_dtype(x: Any, edges: Any, weights: Any, **params: Any) -> Any:
     dtype=_histogram_dtype,
     blocks=False,
     error_name="histogram",
+    tags=("internal",),
 )
 def counts_between(
     x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, first: Any = None, last: Any = None

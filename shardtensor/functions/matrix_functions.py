@@ -385,7 +385,7 @@ def lstsq(
     return reshape(solution, (shape[1],)) if len(right) == 1 else solution, residuals, rank, values
 
 
-@operator(operands=("a", "b"), error_name="lstsq")
+@operator(operands=("a", "b"), error_name="lstsq", tags=("internal",))
 def least_squares(
     a: ArrayLike, b: ArrayLike, /, *, rcond: float | None
 ) -> tuple[ShardedTensor, ShardedTensor, ShardedTensor]:

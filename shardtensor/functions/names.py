@@ -9,7 +9,7 @@ from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
 
-@operator(error_name="checkpoint_name")
+@operator(error_name="checkpoint_name", tags=("internal",))
 def name(x: ArrayLike, /, *, name: str) -> ShardedTensor:
     """Returns x, of which policies of `st.remat` see the name."""
 

@@ -240,7 +240,7 @@ def _in_range(q: Any, most: int) -> Any:
 # -- by selection ----------------------------------------------------------------------------------
 
 
-@operator(error_name="quantile")
+@operator(error_name="quantile", tags=("any dtype", "internal"))
 def elements_of_ranks(x: ArrayLike, /, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -> ShardedTensor:
     """Returns the elements that are at the given places of the sorted lines along ``axes``.
 
@@ -327,7 +327,7 @@ def _between_dtype(picks: Any, *, width: str, method: str, **params: Any) -> Any
     return np.empty(0, quantile_dtype(picks.dtype, width, method))
 
 
-@operator(_between_rule, dtype=_between_dtype, error_name="quantile")
+@operator(_between_rule, dtype=_between_dtype, error_name="quantile", tags=("internal",))
 def between(
     picks: ArrayLike,
     /,

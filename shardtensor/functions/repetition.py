@@ -63,7 +63,7 @@ def broadcast_shapes(*shapes: int | Shape) -> Shape:
         raise ShapeError(f"broadcast_shapes: {', '.join(map(str, sizes))} do not broadcast together") from None
 
 
-@operator(variadic=True)
+@operator(variadic=True, tags=("any dtype",))
 def broadcast_arrays(*arrays: ArrayLike) -> tuple[ShardedTensor, ...]:
     """Broadcasts arrays against one another: each to the shape that all of them have in common.
 

@@ -220,7 +220,7 @@ def _live(program: Program, wide: bool, repeated: bool) -> Program:
     kept: list[Equation] = []
     for equation in reversed(program.equations):
         if used.isdisjoint(equation.makes()) and (
-            equation.op.name in ("view", "copy") or _is_local(equation, wide, repeated)
+            equation.op.name == "view" or "same elements" in equation.op.tags or _is_local(equation, wide, repeated)
         ):
             continue
         used.update(equation.reads())
