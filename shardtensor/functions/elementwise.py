@@ -185,7 +185,7 @@ def ceil(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("..., ..., ... -> ...")
+@operator("..., ..., ... -> ...", tags=("in kernels",))
 def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = None) -> ShardedTensor:
     """Each element limited to [min, max], where None is no bound; max is used where min > max; NaN remains NaN.
 

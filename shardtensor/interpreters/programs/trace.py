@@ -99,8 +99,8 @@ class Trace:
         arguments: the access paths of the inputs.
         captured: the tensors that it closes over, by identity.
         roots: the traced inputs for tensors that the function closes over as well, by identity of the tensor.
-        copied: for traced inputs that are views with strides, by identity, the tags of operators that may copy them (see
-            `shardtensor.interpreters.jit.arguments.copied_by`): traced code takes the inputs for new arrays.
+        copied: for traced inputs that are views with strides, by identity, the tags of operators that may copy them
+            (see `shardtensor.interpreters.jit.arguments.copied_by`): traced code takes the inputs for new arrays.
         copies_argument: whether one of these operators is called.
         copies: the values that they return, which may be views of the arguments in eager mode.
         ended: whether the function has returned.
