@@ -60,7 +60,7 @@ def acosh(x: ArrayLike, /) -> ShardedTensor:
 
 
 @of_numbers(python.add)
-@operator("..., ... -> ...")
+@operator("..., ... -> ...", tags=("linear",))
 def add(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Sum of each pair of elements, ``x1 + x2``; for two bools, their logical OR.
 
@@ -194,7 +194,7 @@ def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = 
     """
 
 
-@operator("... -> ...")
+@operator("... -> ...", tags=("linear",))
 def conj(x: ArrayLike, /) -> ShardedTensor:
     """Complex conjugate of each element; real elements are unchanged.
 
@@ -231,7 +231,7 @@ def cosh(x: ArrayLike, /) -> ShardedTensor:
 
 
 @of_numbers(python.truediv)
-@operator("..., ... -> ...")
+@operator("..., ... -> ...", tags=("linear in the first",))
 def divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """True quotient of each pair, ``x1 / x2``; floating-point also for integers and bools.
 
@@ -477,7 +477,7 @@ def minimum(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 
 @of_numbers(python.mul)
-@operator("..., ... -> ...")
+@operator("..., ... -> ...", tags=("linear in each",))
 def multiply(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Product of each pair of elements, ``x1 * x2``; for two bools, their logical AND.
 
@@ -487,7 +487,7 @@ def multiply(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 
 @of_numbers(python.neg)
-@operator("... -> ...", tags=("exact",))
+@operator("... -> ...", tags=("exact", "linear"))
 def negative(x: ArrayLike, /) -> ShardedTensor:
     """Each element negated, ``-x``; unsigned integers wrap around below 0; bools raise ArgumentTypeError.
 
@@ -516,7 +516,7 @@ def not_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
 
 
 @of_numbers(python.pos)
-@operator("... -> ...")
+@operator("... -> ...", tags=("linear",))
 def positive(x: ArrayLike, /) -> ShardedTensor:
     """Each element unchanged, ``+x``; bools raise ArgumentTypeError.
 
@@ -632,7 +632,7 @@ def square(x: ArrayLike, /) -> ShardedTensor:
 
 
 @of_numbers(python.sub)
-@operator("..., ... -> ...")
+@operator("..., ... -> ...", tags=("linear",))
 def subtract(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Difference of each pair, ``x1 - x2``; unsigned integers wrap around below 0; two bools raise ArgumentTypeError.
 

@@ -30,7 +30,7 @@ from shardtensor.tensor.value import Aval, memory_kind
 Operand = Aval | HostAval
 
 
-@operator(variadic=True)
+@operator(variadic=True, tags=("linear",))
 def concat(arrays: Sequence[ArrayLike], /, axis: int | None = 0) -> ShardedTensor:
     """Concatenates arrays along an existing dimension.
 
@@ -154,7 +154,7 @@ def _unshard(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> DataMovem
     return replace(moved, explicit=True, note=note)
 
 
-@operator(variadic=True, tags=("exact",))
+@operator(variadic=True, tags=("exact", "linear"))
 def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> ShardedTensor:
     """Stacks arrays of equal shape along a new dimension.
 

@@ -66,7 +66,7 @@ def _product_dtype(x1: Any, x2: Any, **params: Any) -> Any:
     error_name="einsum",
     ufunc="einsum",
     dtype=_product_dtype,
-    tags=("internal",),
+    tags=("internal", "linear in each"),
 )
 def contract(x1: ArrayLike, x2: ArrayLike, /, *, rule: str, out_sharding: Where | None = None) -> ShardedTensor:
     """Computes the sum of products of two operands.

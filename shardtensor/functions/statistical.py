@@ -86,7 +86,7 @@ def max(
     """
 
 
-@operator(reduction, combine="mean", options=_WHERE)
+@operator(reduction, combine="mean", options=_WHERE, tags=("linear",))
 def mean(
     x: ArrayLike,
     /,
@@ -171,7 +171,7 @@ def std(
     """
 
 
-@operator(reduction, combine="sum", options=_BOTH)
+@operator(reduction, combine="sum", options=_BOTH, tags=("linear",))
 def sum(
     x: ArrayLike,
     /,
