@@ -22,6 +22,8 @@ from shardtensor.tensor.tensor import (
 )
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "movement"
+
 
 @operator(
     operands=("obj",),

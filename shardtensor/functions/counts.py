@@ -26,6 +26,8 @@ from shardtensor.tensor.operands import dtype_of, integer_from, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, tensor_of
 from shardtensor.tensor.value import aval
 
+_DERIVATIVES = "indexing"
+
 
 @operator(operands=("x", "weights"))
 def bincount(x: ArrayLike, /, weights: ArrayLike | None = None, minlength: int = 0) -> ShardedTensor:

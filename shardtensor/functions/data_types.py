@@ -19,6 +19,8 @@ from shardtensor.sharding.view_spec import ViewSpec, part_of
 from shardtensor.tensor.operands import sharded_dtype, truth_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
+_DERIVATIVES = "elementwise"
+
 
 @operator("... -> ...", keeps_arrays=True, tags=("any dtype", "in kernels", "linear"))
 def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True, device: Where | None = None) -> ShardedTensor:

@@ -21,6 +21,8 @@ from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import host_array
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "products"
+
 
 def _overlaps(shapes: Sequence[Shape], *, before: int = 0, behind: int = 0) -> tuple[str, Shape]:
     (n,), (m,) = shapes

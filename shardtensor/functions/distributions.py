@@ -25,6 +25,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "mathematical"
+
 _LOW = 0xFFFFFFFF
 _TURN = 2 * math.pi
 

@@ -32,6 +32,8 @@ from shardtensor.tensor.ownership import lease_of, never_ends
 from shardtensor.tensor.storage import Lease
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays
 
+_DERIVATIVES = "movement"
+
 
 @operator(escapes=True, tags=("any dtype", "internal"))
 def dlpack_device(x: ArrayLike, /) -> tuple[int, int]:

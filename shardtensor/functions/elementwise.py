@@ -30,6 +30,8 @@ from shardtensor.host import blockwise
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "elementwise"
+
 
 @of_numbers(python.abs)
 @operator("... -> ...")

@@ -31,6 +31,8 @@ from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.operands import dtype_of, integer_from, shape_of, truth_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
+_DERIVATIVES = "mathematical"
+
 
 class Histogram(NamedTuple):
     """The result of `histogram`.

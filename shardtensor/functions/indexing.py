@@ -26,6 +26,8 @@ from shardtensor.tensor.operands import HostAval, dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
 
+_DERIVATIVES = "indexing"
+
 
 @operator(array_views=True, tags=("any dtype", "internal"))
 def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:

@@ -21,6 +21,8 @@ from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import normalize_axis, tensordot_rule
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "products"
+
 _Where: TypeAlias = Where | None
 
 

@@ -37,6 +37,8 @@ from shardtensor.tensor.operands import HostAval, shape_of, truth_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval
 
+_DERIVATIVES = "movement"
+
 Operand = Aval | HostAval
 
 

@@ -8,6 +8,8 @@ from shardtensor.core import implements, named, operator
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "movement"
+
 
 @operator(error_name="checkpoint_name", tags=("internal",))
 def name(x: ArrayLike, /, *, name: str) -> ShardedTensor:

@@ -12,6 +12,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "elementwise"
+
 
 @operator(operands=("x1", "x2"))
 def divmod(x1: ArrayLike, x2: ArrayLike, /) -> tuple[ShardedTensor, ShardedTensor]:

@@ -52,6 +52,8 @@ from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "order_statistics"
+
 
 def _quantile_rule(shapes: Sequence[Shape], *, axis: Any = None, keepdims: bool = False, **params: Any) -> str:
     left, _, right = reduction(shapes[:1], axis=axis, keepdims=keepdims).partition(" -> ")

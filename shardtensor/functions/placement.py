@@ -50,6 +50,8 @@ from shardtensor.tensor.tensor import (
 )
 from shardtensor.tensor.value import Aval, aval, whole_of
 
+_DERIVATIVES = "movement"
+
 _Key = TypeVar("_Key")
 _Leaf = TypeVar("_Leaf", bound=ArrayLike)
 # mypy tells no type variables apart in overloads for arguments that contain Any (see `shardtensor.spmd.signatures`).

@@ -43,6 +43,8 @@ from shardtensor.tensor.operands import fill_value, shape_of
 from shardtensor.tensor.ownership import reading
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
+_DERIVATIVES = "movement"
+
 # -- broadcasting ----------------------------------------------------------------------------------
 
 

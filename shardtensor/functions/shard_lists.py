@@ -30,6 +30,8 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "lists"
+
 
 @operator(tags=("any dtype",))
 def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | None = None) -> list[ShardedTensor]:

@@ -12,6 +12,8 @@ from shardtensor.core import implements, operator
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "mathematical"
+
 _DOUBLE = np.dtype("float64")
 
 

@@ -16,6 +16,8 @@ from shardtensor.host import sorting
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "ordering"
+
 
 def are_split_alike(x1: Any, x2: Any) -> bool:
     """Returns whether the same mesh axis splits two large tensors of real numbers, so that an operator whose rule lets

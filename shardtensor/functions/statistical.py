@@ -32,6 +32,8 @@ from shardtensor.sharding.layout import Where
 from shardtensor.sharding.rules import extremum, reduction
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "reductions"
+
 _Axis = int | tuple[int, ...] | None
 _Where = Where | None
 

@@ -22,6 +22,8 @@ from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "indexing"
+
 
 def _take_along_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
     ndim = len(shapes[0])

@@ -32,6 +32,8 @@ from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 from shardtensor.tensor.value import Aval
 
+_DERIVATIVES = "ufunc_methods"
+
 
 def neutral_of(name: str, dtype: np.dtype[Any]) -> Any:
     """Returns the element that changes nothing, of a ufunc in `FOLDS`: for unsigned integers, all bits are the greatest

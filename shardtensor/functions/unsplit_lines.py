@@ -17,6 +17,8 @@ from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
+_DERIVATIVES = "movement"
+
 
 def are_whole(x: Any, dims: Sequence[int]) -> bool:
     """Whether x is a tensor on other devices than the host that splits none of the dimensions, and no interpreter

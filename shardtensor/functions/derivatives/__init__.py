@@ -1,37 +1,18 @@
 """The derivatives of the operators: one row for each, in modules of chapters that are loaded on use.
 
-A row has the name of the operator (`forms.rows`) and one of the forms in `forms`. An operator that is composed of
-others needs no row: its operators have some. Rows call operators only, and know neither tapes nor interpreters.
+A row has the name of the operator (`forms.rows`) and one of the forms in `forms`. A module that declares operators
+names the module of their rows: ``_DERIVATIVES = "elementwise"``. An operator that is composed of others needs no row:
+its operators have some. Rows call operators only, and know neither tapes nor interpreters.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import sys
 
 from shardtensor.core import Op
 from shardtensor.functions.derivatives.forms import ROWS, Derivative
-
-_CHAPTERS = {
-    "elementwise": "elementwise ufuncs number_parts data_types searching comparisons",
-    "reductions": "statistical nan_reductions",
-    "products": "linear_algebra products differences",
-    "movement": (
-        "manipulation joining placement conversion triangles repetition unsplit_lines creation partial_sums grids "
-        "dlpack_methods names"
-    ),
-    "lists": "shard_lists",
-    "indexing": "indexing take_along scatter counts",
-    "linalg": "linalg decompositions matrix_functions",
-    "fourier": "fft",
-    "ordering": "sorting sets split_search scans",
-    "order_statistics": "order_statistics",
-    "ufunc_methods": "ufunc_methods",
-    "mathematical": "mathematical special histograms distributions lines",
-    "halos": "halos",
-}
-"""The modules of rows, and the modules that declare their operators."""
-
-_MODULES = {f"shardtensor.functions.{name}": rows for rows, names in _CHAPTERS.items() for name in names.split()}
 
 
 def derivative_of(op: Op) -> Derivative | None:
@@ -41,7 +22,8 @@ def derivative_of(op: Op) -> Derivative | None:
             importlib.import_module(op.derivative)
             op.derivative = None if type(op.derivative) is str else op.derivative
         return op.derivative  # type: ignore[no-any-return]
-    if (rows := _MODULES.get(op.dispatch.__module__)) is not None:
+    rows = getattr(sys.modules[op.dispatch.__module__], "_DERIVATIVES", None)
+    if rows is not None:
         importlib.import_module(f"{__name__}.{rows}")
         op.derivative = ROWS.get(op.name)
     return op.derivative
@@ -49,5 +31,5 @@ def derivative_of(op: Op) -> Derivative | None:
 
 def load_all() -> None:
     """Loads all rows."""
-    for rows in _CHAPTERS:
-        importlib.import_module(f"{__name__}.{rows}")
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
