@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from shardtensor.core import Op, Operands, bind, call
 from shardtensor.errors import ArgumentError, ShapeError
-from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher, names_of
+from shardtensor.interpreters.batching.batcher import Batcher, names_of, special
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
@@ -184,4 +184,4 @@ _RULES: dict[str, _Rule] = {
     "pbroadcast": _Rule(_broadcast, is_same=True),
 }
 """The rules of the collectives, whose names are those of the package above."""
-SPECIAL.update(dict.fromkeys(_RULES, _called))
+special(**dict.fromkeys(_RULES, _called))
