@@ -54,7 +54,7 @@ def linear_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | None:
         return None
     recorder = _Recorder([stacked(k) if isinstance(k, Aval) and k.unreduced else k for k in kinds])
     result = recorder.called(OPS[op.name], sums, named)
-    if result is None:
+    if result is None or result < len(kinds):
         return None
     made = recorder.steps[result - len(kinds)][0].result
     chains = made.sharding.spec.chains_of(made.ndim)

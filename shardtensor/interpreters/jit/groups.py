@@ -219,9 +219,9 @@ def _live(program: Program, wide: bool, repeated: bool) -> Program:
     used = {*program.outputs, *program.writes.values()}
     kept: list[Equation] = []
     for equation in reversed(program.equations):
-        if used.isdisjoint(equation.makes()) and (
-            equation.op.name == "view" or "same elements" in equation.op.tags or _is_local(equation, wide, repeated)
-        ):
+        op = equation.op
+        stays = "same elements" in op.tags and op.name != "transfer_to"  # A transfer is what the program asks for.
+        if used.isdisjoint(equation.makes()) and (op.name == "view" or stays or _is_local(equation, wide, repeated)):
             continue
         used.update(equation.reads())
         kept.append(equation)
