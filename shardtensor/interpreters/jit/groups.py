@@ -220,8 +220,8 @@ def _live(program: Program, wide: bool, repeated: bool) -> Program:
     kept: list[Equation] = []
     for equation in reversed(program.equations):
         op = equation.op
-        stays = "same elements" in op.tags and op.name != "transfer_to"  # A transfer is what the program asks for.
-        if used.isdisjoint(equation.makes()) and (op.name == "view" or stays or _is_local(equation, wide, repeated)):
+        copies = "same elements" in op.tags and op.name != "transfer_to"  # A transfer is what the program asks for.
+        if used.isdisjoint(equation.makes()) and (op.name == "view" or copies or _is_local(equation, wide, repeated)):
             continue
         used.update(equation.reads())
         kept.append(equation)
