@@ -54,16 +54,16 @@ def linear_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | None:
         return None
     recorder = _Recorder([stacked(k) if isinstance(k, Aval) and k.unreduced else k for k in kinds])
     result = recorder.called(OPS[op.name], sums, named)
-    if result is None or result < len(kinds):
+    if result is None:
         return None
-    made = recorder.steps[result - len(kinds)][0].result
+    made = next(plan.result for plan, _, number in recorder.steps if number == result)
     chains = made.sharding.spec.chains_of(made.ndim)
     if chains[0] != axes or made.sharding.mesh != mesh:
         return None
     if not all(_is_wider(k.dtype, made.dtype, op) for k in unreduced):
         return None
     value = aval(made.shape[1:], made.dtype, made.sharding.with_spec(P(*chains[1:], unreduced=axes)), made.committed)
-    return LinearPlan(op, sums, recorder.steps, result, value)
+    return LinearPlan(op, sums, recorder, result, value)
 
 
 def _is_wider(dtype: np.dtype[Any], made: np.dtype[Any], op: Op) -> bool:
@@ -84,12 +84,13 @@ class _Recorder(Interpreter):
         kinds: the kinds of the operands of the rule.
 
     Attributes:
-        steps: the plans, with their operands. Those that are results of the plans before, or operands of the rule, are
-            given by number: these come first.
+        steps: the plans, with the numbers of their operands and of the result.
+        others: the values behind the operands of the rule, by number: constants of the rule, and None for results.
     """
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
-        self.steps: list[tuple[Plan, tuple[_Number | Any, ...]]] = []
+        self.steps: list[tuple[Plan, Sequence[int], int]] = []
+        self.others: list[Any] = []
         self._operands = tuple(map(_stand_in, kinds))
         self._values = list(self._operands)  # They are held, so that their identities stay theirs.
 
@@ -111,7 +112,8 @@ class _Recorder(Interpreter):
                 result = rule(Call(op, self._operands, sums, named, count))
         except _NotPlanned:
             return None
-        return self._number(result)
+        number = self._number(result)
+        return number if any(made == number for *_, made in self.steps) else None
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Records the plan of a call, and returns the result without elements."""
@@ -122,22 +124,26 @@ class _Recorder(Interpreter):
         if op.algorithm:
             raise _NotPlanned
         plan = make_plan(op, list(map(kind_of, operands)), params)
-        numbers = [(x, self._number(x)) for x in operands]
-        self.steps.append((plan, tuple([x if n is None else _Number(n) for x, n in numbers])))
+        given = list(map(self._number, operands))
         made = without_elements(plan.result)
-        self._values.append(made)
+        self.steps.append((plan, given, self._added(made, None)))
         return made
 
-    def _number(self, x: Any) -> int | None:
-        return next((n for n, value in enumerate(self._values) if value is x), None)
+    def _number(self, x: Any) -> int:
+        """Returns the number of a value; a new one is a constant."""
+        known = next((n for n, value in enumerate(self._values) if value is x), None)
+        return self._added(x, x) if known is None else known
 
-
-class _Number(int):
-    """The number of an operand or a result."""
+    def _added(self, value: Any, constant: Any) -> int:
+        self._values.append(value)
+        self.others.append(constant)
+        return len(self._values) - 1
 
 
 def _stand_in(kind: Kind) -> Any:
-    """Returns an operand of that kind; only tensors have no elements."""
+    """Returns an operand of that kind; only tensors have no elements. At most one operand of a linear operator is a
+    Python scalar, and rules of linear operators have no scalars of their own, so that identities tell values apart.
+    """
     if isinstance(kind, Aval):
         return without_elements(kind)
     if isinstance(kind, HostAval):
@@ -151,25 +157,18 @@ class LinearPlan(Plan):
     Args:
         op: the operator.
         sums: for each operand whether it is unreduced.
-        steps: the plans, in order, with their operands.
-        number: the number of the step, after the operands, whose result are the partial sums of the result.
+        recorder: it has recorded the plans.
+        number: the number of the partial sums of the result.
         result: the aval of the result, which is unreduced.
     """
 
-    __slots__ = ("_number", "_steps", "_sums")
+    __slots__ = ("_number", "_others", "_steps", "_sums")
 
-    def __init__(
-        self,
-        op: Op,
-        sums: Sequence[bool],
-        steps: Sequence[tuple[Plan, tuple[_Number | Any, ...]]],
-        number: int,
-        result: Aval,
-    ) -> None:
+    def __init__(self, op: Op, sums: Sequence[bool], recorder: _Recorder, number: int, result: Aval) -> None:
         self._sums = sums
-        self._steps = steps
+        self._steps, self._others = recorder.steps, recorder.others
         self._number = number
-        main = next((plan for plan, _ in steps if plan.op is op), steps[-1][0])
+        main = next((plan for plan, *_ in self._steps if plan.op is op), self._steps[-1][0])
         execution = (main.strategy, lambda operands: self._with("run", operands))
         super().__init__(op, result, (), main.transfers, main.schedules, lambda: execution)
 
@@ -181,6 +180,7 @@ class LinearPlan(Plan):
         """Returns the result of the plans by their method ``run`` or ``infer``."""
         pairs = zip(operands, self._sums, strict=True)
         values = [execute(OPS["partial_sums"], (x,), ()) if unreduced else x for x, unreduced in pairs]
-        for plan, given in self._steps:
-            values.append(getattr(plan, method)(tuple([values[x] if type(x) is _Number else x for x in given])))
+        values += self._others
+        for plan, given, number in self._steps:
+            values[number] = getattr(plan, method)(tuple([values[n] for n in given]))
         return tensor(self.result, PartialSums(values[self._number]))
