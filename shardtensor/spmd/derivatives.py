@@ -17,15 +17,15 @@ from shardtensor.core import Function, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
 from shardtensor.functions.derivatives.forms import ZERO, Recording, linear
-from shardtensor.functions.joining import assemble
+from shardtensor.functions.standard.joining import assemble
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import offsets
 from shardtensor.spmd import collectives
 from shardtensor.spmd.axes import axis_position, axis_size, batcher_of
-from shardtensor.spmd.differentiation import MapDerivative
-from shardtensor.spmd.launch import map_shards
-from shardtensor.spmd.outputs import check_equal
+from shardtensor.spmd.map_gradients import MapDerivative
+from shardtensor.spmd.maps.launch import map_shards
+from shardtensor.spmd.maps.outputs import check_equal
 from shardtensor.spmd.rendezvous import rendezvous
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor

@@ -1,9 +1,9 @@
 """Linear operators on unreduced tensors: they compute with the partial sums, and the result is unreduced, too.
 
-The partial sums are the elements of a tensor with one more, leading dimension (see `shardtensor.tensor.partial_sums`).
-How an operator is called with such a dimension is what its batching rule says, by which `vmap` calls it for all
-examples; in which operands it is linear, its tags say. So the rule is called with the partial sums in place of
-examples. They keep their layout, and nothing is added.
+The partial sums are the elements of a tensor with one more, leading dimension (see
+`shardtensor.tensor.partial_sum_storage`). How an operator is called with such a dimension is what its batching rule
+says, by which `vmap` calls it for all examples; in which operands it is linear, its tags say. So the rule is called
+with the partial sums in place of examples. They keep their layout, and nothing is added.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardtensor.interpreters.execution.plan import Kind, Plan
 from shardtensor.interpreters.execution.planning import kind_of, make_plan
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.operands import HostAval
-from shardtensor.tensor.partial_sums import PartialSums
+from shardtensor.tensor.partial_sum_storage import PartialSums
 from shardtensor.tensor.tensor import ShardedTensor, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval, stacked
 
