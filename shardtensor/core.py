@@ -42,7 +42,22 @@ Operands = tuple[Any, ...]
 Params = tuple[Any, ...]
 
 
-TAGS: dict[str, str] = {}
+TAGS: dict[str, str] = {
+    "any dtype": "It moves elements of any dtype, or casts them, so that bfloat16 and float8 need no cast around it.",
+    "exact": "It is linear and rounds no element: the sum of its results has the bits of the result of the sum.",
+    "internal": "Users reach it through methods, protocols and other operators only.",
+    "in kernels": "Kernels of programs compute it like a ufunc, which NumPy does not have.",
+    "linear": "It is linear in all of its operands together, and has a batching rule, as the next three.",
+    "linear in each": "It is linear in each of its two operands: a product.",
+    "linear in the first": "It is linear in the first operand: a quotient.",
+    "linear in the others": "It is linear in all operands but the first, together: a selection.",
+    "loop": "It is a loop: it calls its functions again and again, from a first carry, its first operand.",
+    "reads no host arrays": "Its algorithm has an inference that reads no element of a host array.",
+    "same elements": "The result has the elements of the operand at the same places, in the same or in another layout.",
+    "takes partial sums": "Its algorithm takes unreduced tensors as they are, and the result can be unreduced.",
+    "view if contiguous": "The result is a view where the elements of the operand are contiguous, and else a copy.",
+    "view if straight": "The result is a view where the operand's elements have one stride, and else may be a copy.",
+}
 """What a tag of operators says, by tag: each is true of its operators and read by a module that does not name them."""
 
 

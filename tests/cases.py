@@ -12,7 +12,6 @@ from shardtensor.testing import (  # noqa: F401 - importing them registers their
 )
 from shardtensor.testing.cases import (
     CASES,
-    ELSEWHERE,
     Case,
     check,
     elementwise_cases,
@@ -23,7 +22,6 @@ from shardtensor.testing.indexing_cases import array_indices, assigned, indices
 
 __all__ = [
     "CASES",
-    "ELSEWHERE",
     "Case",
     "array_indices",
     "assigned",

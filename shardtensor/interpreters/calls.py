@@ -120,13 +120,9 @@ def array_operands(op: Op, operands: Operands) -> Operands:
     return tuple(arrays)
 
 
-_TAKE_PARTIAL_SUMS = frozenset(("transfer_to", "partial_sums", "copy", "asarray", "to_host", "setitem", "put"))
-"""The operators with an algorithm whose result can be unreduced."""
-
-
 def _added(op: Op, x: Any) -> Any:
     """Returns an unreduced operand with the aval of the sum, to which reading it adds the partial sums."""
-    if type(x) is ShardedTensor and x._aval.unreduced and op.name not in _TAKE_PARTIAL_SUMS:
+    if type(x) is ShardedTensor and x._aval.unreduced and "takes partial sums" not in op.tags:
         return tensor(reduced(x._aval), x._storage)
     return x
 

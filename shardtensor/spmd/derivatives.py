@@ -13,17 +13,19 @@ from typing import Any
 
 import numpy as np
 
-import shardtensor.spmd.collectives
-import shardtensor.spmd.maps.outputs  # noqa: F401 - these modules declare the operators
-from shardtensor.core import OPS, Op, Operands, Params, call
+from shardtensor.core import Function, Op, Operands, Params, call, implements
 from shardtensor.errors import ArgumentError
 from shardtensor.functions.derivatives.cotangents import Call, is_inexact, whole, zeros_of
-from shardtensor.functions.derivatives.forms import ZERO, Derivative, Recording, linear
+from shardtensor.functions.derivatives.forms import ZERO, Recording, linear
+from shardtensor.functions.standard.joining import assemble
 from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import offsets
+from shardtensor.spmd import collectives
 from shardtensor.spmd.axes import axis_position, axis_size, batcher_of
 from shardtensor.spmd.map_gradients import MapDerivative
+from shardtensor.spmd.maps.launch import map_shards
+from shardtensor.spmd.maps.outputs import check_equal
 from shardtensor.spmd.rendezvous import rendezvous
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor
@@ -268,22 +270,22 @@ EQUAL_BLOCKS = linear(lambda g, recorded: _blocks(g, recorded, equal=True))
 FIRST_BLOCKS = linear(lambda g, recorded: _blocks(g, recorded, equal=False))
 
 
-_DERIVATIVES: dict[str, Derivative] = {
-    "psum": Collective(_of_sum, joins=True),
-    "pmean": Collective(_of_mean, joins=True),
-    "pmax": Collective(_of_extremum, ("x", "y"), joins=True),
-    "pmin": Collective(_of_extremum, ("x", "y"), joins=True),
-    "pprod": Collective(_of_product, ("x",), joins=True),
-    "pbroadcast": Collective(_of_broadcast, joins=True),
-    "psum_scatter": Collective(_of_scatter),
-    "all_gather": Collective(_of_gather),
-    "all_to_all": Collective(_of_exchange),
-    "pswapaxes": Collective(_of_exchange),
-    "ppermute": Collective(_of_permutation),
-    "pshuffle": Collective(_of_shuffle),
-    "map_shards": MapDerivative(),
-    "assemble": _Assembly(),
-    "check_equal": ZERO,
-}
-for _name, _derivative in _DERIVATIVES.items():
-    OPS[_name].derivative = _derivative
+_ROWS: tuple[tuple[Function, Any], ...] = (
+    (collectives.psum, Collective(_of_sum, joins=True)),
+    (collectives.pmean, Collective(_of_mean, joins=True)),
+    (collectives.pmax, Collective(_of_extremum, ("x", "y"), joins=True)),
+    (collectives.pmin, Collective(_of_extremum, ("x", "y"), joins=True)),
+    (collectives.pprod, Collective(_of_product, ("x",), joins=True)),
+    (collectives.pbroadcast, Collective(_of_broadcast, joins=True)),
+    (collectives.psum_scatter, Collective(_of_scatter)),
+    (collectives.all_gather, Collective(_of_gather)),
+    (collectives.all_to_all, Collective(_of_exchange)),
+    (collectives.pswapaxes, Collective(_of_exchange)),
+    (collectives.ppermute, Collective(_of_permutation)),
+    (collectives.pshuffle, Collective(_of_shuffle)),
+    (map_shards, MapDerivative()),
+    (assemble, _Assembly()),
+    (check_equal, ZERO),
+)
+for _function, _derivative in _ROWS:
+    implements(_function, "derivative")(_derivative)

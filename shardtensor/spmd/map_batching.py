@@ -8,7 +8,7 @@ from typing import Any
 
 from shardtensor.core import Op, Operands, bind, interpreting
 from shardtensor.interpreters.batching.batched_loops import Flags
-from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher
+from shardtensor.interpreters.batching.batcher import Batcher, special
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.spmd.maps.launch import MappedArgument, Unmapped
 from shardtensor.spmd.scheduling.mapped_program import current
@@ -64,4 +64,4 @@ def pairs_checked(batcher: Batcher, op: Op, operands: Operands, params: dict[str
     bind(op, (map_leaves(batcher.examples, operands[0]),), tuple(params.values()))
 
 
-SPECIAL.update(map_shards=called, check_equal=pairs_checked)
+special(map_shards=called, check_equal=pairs_checked)

@@ -33,9 +33,6 @@ from shardtensor.spmd.value_types import Axes, Types, axes_of, checksum_of, grou
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.value import Aval
 
-_STRUCTURE = frozenset(("transfer_to", "split_over", "copy", "reshard"))
-"""The operators that make the arguments of a map."""
-
 
 class _Map:
     """One recorded map.
@@ -291,9 +288,10 @@ def _differ(tape: Tape, items: Sequence[Taped | None], axes: Axes) -> Axes:
     """
     numbers = list(map(number_of, items))
     for step in reversed(tape.steps):
-        if step.op.name not in _STRUCTURE:
+        is_split = step.op.name == "split_over"
+        if not is_split and "same elements" not in step.op.tags:
             break
-        if step.op.name == "split_over" and step.outputs == numbers and axes == {*step.params["axes"]}:
+        if is_split and step.outputs == numbers and axes == {*step.params["axes"]}:
             return axes & _split_by(step.kinds[0])
     return axes
 

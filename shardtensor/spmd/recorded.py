@@ -65,15 +65,21 @@ Transpose = Callable[[dict[int, Any], Recorded], Mapping[int, Any]]
 """A function of cotangents of results that returns those of the arrays, both by number."""
 
 
-TRANSPOSES: dict[str, tuple[Transpose, bool]] = {}
-"""The transposes of collectives by name, and whether they need the elements of the arrays and of the results."""
+TRANSPOSES: dict[str, tuple[Transpose, bool, bool]] = {}
+"""The transposes of collectives by name, with the arguments of `transposes`."""
 
 
-def transposes(*names: str, saves: bool = False) -> Callable[[Transpose], Transpose]:
-    """Declares that the decorated function is the transpose of collectives."""
+def transposes(*names: str, saves: bool = False, in_mesh_order: bool = False) -> Callable[[Transpose], Transpose]:
+    """Declares that the decorated function is the transpose of collectives.
+
+    Args:
+        *names: their names.
+        saves: whether it needs the elements of the arrays and of the results.
+        in_mesh_order: whether the collectives number the programs in the order of the mesh (see `axis_position`).
+    """
 
     def declare(transpose: Transpose) -> Transpose:
-        TRANSPOSES.update(dict.fromkeys(names, (transpose, saves)))
+        TRANSPOSES.update(dict.fromkeys(names, (transpose, saves, in_mesh_order)))
         return transpose
 
     return declare
@@ -90,9 +96,8 @@ def record(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
             f"{op.name}: x requires a gradient, and {op.name} has no transpose; apply it to x.detach(), which has no "
             "gradient, or declare one by shardtensor.spmd.recorded.transposes"
         )
-    transpose, saves = TRANSPOSES[op.name]
+    transpose, saves, in_mesh_order = TRANSPOSES[op.name]
     named = dict(zip(op.params, params, strict=True))
-    in_mesh_order = op.name in ("ppermute", "pshuffle")
     at = axis_position(op.name, named["axis_name"], named.get("axis_index_groups"), in_mesh_order=in_mesh_order)
     program = current()
     assert program is not None  # `axis_position` raises outside of programs.
@@ -182,7 +187,7 @@ def _of_swap(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     return recorded.along("pswapaxes", g, axis=recorded.params["axis"])
 
 
-@transposes("ppermute")
+@transposes("ppermute", in_mesh_order=True)
 def _of_permute(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     perm = [(b, a) for a, b in recorded.params["perm"]]
     made = recorded.along("ppermute", g, perm=perm)
@@ -191,7 +196,7 @@ def _of_permute(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     return made
 
 
-@transposes("pshuffle")
+@transposes("pshuffle", in_mesh_order=True)
 def _of_shuffle(g: dict[int, Any], recorded: Recorded) -> Mapping[int, Any]:
     perm = [int(i) for i in recorded.params["perm"]]
     return recorded.along("pshuffle", g, perm=sorted(range(len(perm)), key=perm.__getitem__))

@@ -203,37 +203,3 @@ def _bernoulli(data: Any) -> Case:
 def _truncated_normal(data: Any) -> Case:
     lower = array(data.draw(shapes()), "float64", seed(data))
     return _drawn("truncated_normal", [lower, np.asarray(lower + 1.25)])
-
-
-# Creation functions, operators whose operand or result is not a single tensor, and compositions are tested separately,
-# and so are maps and collectives.
-ELSEWHERE = {
-    "arange", "asarray", "assemble", "dlpack_device", "empty", "empty_like", "eye", "from_dlpack", "full",
-    "full_like", "ones", "ones_like", "shard", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unstack",
-    "zeros", "zeros_like", "convolve_part", "padded", "central_differences", "coordinate", "fftfreq", "linspace",
-    "rfftfreq",
-    # Those that only exchange dimensions, or are composed of others.
-    "argpartition", "argwhere", "bincount", "diff", "digitize", "flatnonzero", "fliplr", "flipud", "histogram",
-    "lexsort", "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmean", "nanmedian", "nanpercentile", "nanprod",
-    "nanquantile", "nanstd", "nansum", "nanvar", "partition", "percentile", "rollaxis", "swapaxes",
-    # Several results, or eigenvalues in no particular order.
-    "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "dsplit", "eig", "eigh", "eigvals",
-    "hsplit", "least_squares", "meshgrid", "nonzero", "qr", "slogdet", "spanned", "split", "svd", "topk", "unique",
-    "unique_all", "unique_counts", "unique_inverse", "unique_values", "vsplit", "divmod", "frexp", "isnat", "modf",
-    # Halos, copies, and views and writes by view specs.
-    "copy", "put", "split_over", "unsqueeze", "view", "with_halos", "with_windows",
-    # The steps of distributed algorithms.
-    "blocked_cholesky", "blocked_inv", "blocked_qr", "blocked_slogdet", "blocked_solve", "chirp_filter", "fft_added",
-    "fft_chirped", "fft_columns", "fft_of_real", "fft_packed", "fft_real_columns", "fft_rotated", "fft_to_real",
-    "fft_transposed", "fft_unpacked", "tall_qr", "tall_r",
-    # Partial sums, and the layout of a result.
-    "add_partials", "partial_sums", "place_result",
-    # Random numbers.
-    "binomial", "categorical", "exponential", "gamma", "integers", "normal", "permutation", "poisson", "uniform",
-    "words", "draws_of_examples",
-    # Selections of whole dimensions, and what only gradients call.
-    "take_rows", "bessel_i1", "gamma_slope", "lines_copied", "mills_ratio", "name", "scatter_add",
-    "scatter_add_each", "rows_at",
-    # What functions of other packages, and of lines, are declared as, for their derivatives.
-    "convolved", "lines_applied",
-}  # fmt: skip

@@ -23,11 +23,13 @@ from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "halos"
+
 BOUNDARIES = ("periodic", "reflect", "nearest")
 """The boundaries that repeat elements; a number is the value of all elements outside of the array."""
 
 
-@operator()
+@operator(tags=("any dtype", "internal"))
 def with_halos(x: ArrayLike, /, depth: tuple[int, ...], boundary: str | complex) -> list[ShardedTensor]:
     """Returns the shard of each device together with ``depth`` elements before and behind it in each dimension.
 
@@ -143,7 +145,7 @@ class Windows(NamedTuple):
     before: int
 
 
-@operator(error_name="convolve")
+@operator(error_name="convolve", tags=("internal",))
 def with_windows(x: ArrayLike, /, windows: Windows) -> list[ShardedTensor]:
     """Returns for each device the elements of an array of one dimension that are in its part of the windows, which are
     split like the array.
@@ -228,7 +230,7 @@ def _windows_plan(x: Aval, windows: Windows) -> TransferPlan:
 # -- halos added back ------------------------------------------------------------------------------
 
 
-@operator(variadic=True, error_name="with_halos")
+@operator(variadic=True, error_name="with_halos", tags=("internal",))
 def lines_copied(arrays: Sequence[ArrayLike], /, axis: int, lines: tuple[Line, ...]) -> ShardedTensor:
     """Returns the second of two arrays, with the lines of the first one in place of its own elements along an axis.
 

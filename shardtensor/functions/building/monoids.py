@@ -47,6 +47,7 @@ class Monoid:
         together: merges states stacked along a new first dimension, ``together(xp, *arrays, dtype)``, in any order; for
             the kinds of ``exact``. None if there is no such function.
         several: whether computing the state of a shard passes over its elements several times.
+        adds: whether the states are arrays of the result's dtype, which are added.
     """
 
     merge: Merge
@@ -56,6 +57,7 @@ class Monoid:
     reduces: str = ""
     together: Callable[..., Any] | None = None
     several: bool = False
+    adds: bool = False
 
 
 # -- mean and variance: Chan, Golub & LeVeque, "Updating formulae and a pairwise algorithm for computing sample
@@ -441,7 +443,7 @@ def _not_nan(name: str) -> Merge:
 
 
 MONOIDS: dict[str, Monoid] = {
-    "sum": Monoid(_by("add"), exact="biu", reduces="add", together=_all_by("sum")),
+    "sum": Monoid(_by("add"), exact="biu", reduces="add", together=_all_by("sum"), adds=True),
     "prod": Monoid(_by("multiply"), exact="biu", reduces="multiply", together=_all_by("prod")),
     "max": Monoid(_by("maximum"), exact="biu", reduces="maximum", together=_all_by("max")),
     "min": Monoid(_by("minimum"), exact="biu", reduces="minimum", together=_all_by("min")),
@@ -460,7 +462,7 @@ MONOIDS: dict[str, Monoid] = {
         _arg_merge("less"), _arg_partial("min"), _arg_finish, exact="biufc", together=_arg_together("min")
     ),
     "diagonal": Monoid(_diagonal_merge, diagonal_partial, exact="biufcmM"),
-    "trace": Monoid(_by("add"), trace_partial, exact="biu"),
+    "trace": Monoid(_by("add"), trace_partial, exact="biu", adds=True),
     "vector_norm": Monoid(_norm_merge, norm_partial, norm_finish, several=True),
 }
 """The monoids by the names that ``@operator(..., combine=name)`` accepts."""

@@ -17,6 +17,8 @@ from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "indexing"
+
 _INT = np.dtype("int64")
 
 
@@ -33,6 +35,7 @@ def _scatter_rule(shapes: Sequence[Shape], *, size: int) -> tuple[str, Shape]:
     combine="sum",
     dtype=lambda at, values, **params: values,
     blocks=False,
+    tags=("internal",),
 )
 def scatter_add(at: ArrayLike, values: ArrayLike, /, *, size: int, out_sharding: Where | None = None) -> ShardedTensor:
     """Adds rows at given places of an array of zeros, which has ``size`` rows.
@@ -65,6 +68,7 @@ def _each_rule(shapes: Sequence[Shape], *, size: int) -> tuple[str, Shape]:
     dtype=lambda at, values, **params: values,
     blocks=False,
     error_name="scatter_add",
+    tags=("internal",),
 )
 def scatter_add_each(at: ArrayLike, values: ArrayLike, /, *, size: int) -> ShardedTensor:
     """Returns the result of `scatter_add` for each index of the first dimension of both arrays.
@@ -196,7 +200,14 @@ def _rows_rule(shapes: Sequence[Shape], *, lines: int = 0) -> str:
     return f"{' '.join([*lead[:lines], 'k!', *rest])}, {' '.join(lead)} -> {' '.join(lead + rest)}"
 
 
-@operator(_rows_rule, operands=("x", "at"), dtype=lambda x, at, **params: x, blocks=False, error_name="getitem")
+@operator(
+    _rows_rule,
+    operands=("x", "at"),
+    dtype=lambda x, at, **params: x,
+    blocks=False,
+    error_name="getitem",
+    tags=("internal",),
+)
 def rows_at(x: ArrayLike, at: ArrayLike, /, *, lines: int = 0) -> ShardedTensor:
     """Selects rows of x, in the layout of ``at``. No device needs the places of another one.
 

@@ -12,6 +12,8 @@ from shardtensor.core import implements, operator
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "mathematical"
+
 _DOUBLE = np.dtype("float64")
 
 
@@ -46,7 +48,7 @@ _FAR = (
 """The coefficients of ``sqrt(x) exp(-x) I1(x)`` from 8 on, as a function of ``16 / x - 1``."""
 
 
-@operator("... -> ...", dtype=lambda x: x, error_name="i0")
+@operator("... -> ...", dtype=lambda x: x, error_name="i0", tags=("internal",))
 def bessel_i1(x: ArrayLike, /) -> ShardedTensor:
     """Modified Bessel function of the first kind and order 1, the derivative of `i0`.
 
@@ -82,7 +84,7 @@ _TAIL = (
 """The coefficients of Mills' ratio times ``x + 1``, as a function of ``(x - 4) / (x + 4)``."""
 
 
-@operator("... -> ...", dtype=lambda x: x, error_name="truncated_normal")
+@operator("... -> ...", dtype=lambda x: x, error_name="truncated_normal", tags=("internal",))
 def mills_ratio(x: ArrayLike, /) -> ShardedTensor:
     """The probability that a standard normal number is greater than x, divided by the density at x, which is not
     negative.
@@ -103,7 +105,7 @@ implements(mills_ratio, "kernel")(_in_double("mills_ratio", _mills))
 # -- the gamma distribution ------------------------------------------------------------------------
 
 
-@operator("..., ... -> ...", dtype=lambda a, x: x, error_name="gamma")
+@operator("..., ... -> ...", dtype=lambda a, x: x, error_name="gamma", tags=("internal",))
 def gamma_slope(a: ArrayLike, x: ArrayLike, /) -> ShardedTensor:
     """The derivative of a number x of the gamma distribution by its shape parameter a, at the same probability.
 

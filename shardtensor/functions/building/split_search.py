@@ -16,6 +16,8 @@ from shardtensor.host import host_sorting
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "ordering"
+
 
 def are_split_alike(x1: Any, x2: Any) -> bool:
     """Returns whether the same mesh axis splits two large tensors of real numbers, so that an operator whose rule lets
@@ -29,7 +31,7 @@ def are_split_alike(x1: Any, x2: Any) -> bool:
     return x1.sharding.mesh == x2.sharding.mesh and not first.isdisjoint(second)
 
 
-@operator(operands=("x", "ordered"), error_name="searchsorted")
+@operator(operands=("x", "ordered"), error_name="searchsorted", tags=("internal",))
 def searchsorted_split(x: ArrayLike, ordered: ArrayLike, /, *, side: str) -> ShardedTensor:
     """Returns ``searchsorted(ordered, x)`` of two tensors that are split, in x's layout.
 
@@ -55,7 +57,7 @@ def _searchsorted_split(x: Shards, ordered: Shards, along: Callable[..., MeshCom
     return search(x, ordered, along, side, position, np.dtype("int64"))
 
 
-@operator(operands=("x", "ordered"), error_name="isin")
+@operator(operands=("x", "ordered"), error_name="isin", tags=("internal",))
 def isin_sorted(x: ArrayLike, ordered: ArrayLike, /) -> ShardedTensor:
     """Tests for each element of x whether it is equal to any element of ``ordered``, which is in order unless
     `shardtensor.functions.algorithms.first_device.runs_whole` is true of x.

@@ -17,6 +17,8 @@ from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
+_DERIVATIVES = "movement"
+
 
 def are_whole(x: Any, dims: Sequence[int]) -> bool:
     """Whether x is a tensor on other devices than the host that splits none of the dimensions, and no interpreter
@@ -42,7 +44,7 @@ def _padded_rule(shapes: Sequence[Shape], *, widths: Any, value: bytes) -> tuple
     return f"{left} -> {right}", tuple(new)
 
 
-@operator(_padded_rule, error_name="pad")
+@operator(_padded_rule, error_name="pad", tags=("internal",))
 def padded(x: ArrayLike, /, *, widths: tuple[tuple[int, int], ...], value: bytes) -> ShardedTensor:
     """Returns x with a number at the ends of its dimensions.
 
@@ -89,7 +91,7 @@ def _derivative_rule(shapes: Sequence[Shape], *, axis: int, spacing: float) -> s
     return f"{whole} -> {' '.join(names)}"
 
 
-@operator(_derivative_rule, error_name="gradient")
+@operator(_derivative_rule, error_name="gradient", tags=("internal",))
 def central_differences(x: ArrayLike, /, *, axis: int, spacing: float) -> ShardedTensor:
     """Returns `gradient` along one axis, whose points have the same spacing, with differences of first order at the
     ends.

@@ -1,16 +1,20 @@
 """The derivatives of the operators: one row for each, in modules of chapters that are loaded on use.
 
-A row has the name of the operator (`forms.rows`) and one of the forms in `forms`. An operator that is composed of
-others needs no row: its operators have some. Rows call operators only, and know neither tapes nor interpreters.
+A row has the name of the operator (`forms.rows`) and one of the forms in `forms`. A module that declares operators
+names the module of their rows: ``_DERIVATIVES = "elementwise"``. An operator that is composed of others needs no row:
+its operators have some. Rows call operators only, and know neither tapes nor interpreters.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import sys
 
 from shardtensor.core import Op
 from shardtensor.functions.derivatives.forms import ROWS, Derivative
 
+<<<<<<< e04b158c67f0c9e2da5ff343d112908685bdf273
 _CHAPTERS = {
     "of_elementwise": (
         "standard.elementwise numpy.ufuncs numpy.number_parts standard.data_types standard.searching numpy.comparisons"
@@ -36,6 +40,8 @@ _CHAPTERS = {
 
 _MODULES = {f"shardtensor.functions.{name}": rows for rows, names in _CHAPTERS.items() for name in names.split()}
 
+=======
+>>>>>>> b2865f57a269ecbdb3e4916810a49a175d44718c
 
 def derivative_of(op: Op) -> Derivative | None:
     """Returns the derivative of an operator; None if it has no row."""
@@ -44,13 +50,24 @@ def derivative_of(op: Op) -> Derivative | None:
             importlib.import_module(op.derivative)
             op.derivative = None if type(op.derivative) is str else op.derivative
         return op.derivative  # type: ignore[no-any-return]
+<<<<<<< e04b158c67f0c9e2da5ff343d112908685bdf273
     if (rows := _MODULES.get(op.dispatch.__module__)) is not None:
         importlib.import_module(f"{__name__}.{rows}")  # Programs need the rows of few chapters.
+=======
+    rows = getattr(sys.modules[op.dispatch.__module__], "_DERIVATIVES", None)
+    if rows is not None:
+        importlib.import_module(f"{__name__}.{rows}")
+>>>>>>> b2865f57a269ecbdb3e4916810a49a175d44718c
         op.derivative = ROWS.get(op.name)
     return op.derivative
 
 
 def load_all() -> None:
     """Loads all rows."""
+<<<<<<< e04b158c67f0c9e2da5ff343d112908685bdf273
     for rows in _CHAPTERS:
         importlib.import_module(f"{__name__}.{rows}")  # See above.
+=======
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+>>>>>>> b2865f57a269ecbdb3e4916810a49a175d44718c

@@ -125,7 +125,7 @@ def complex_like(x: Any, *others: Any, **params: Any) -> Any:
     return np.empty((), np.result_type(x.dtype, np.complex64))
 
 
-@operator("... k -> ... k", error_name="fft", dtype=complex_like)
+@operator("... k -> ... k", error_name="fft", dtype=complex_like, tags=("internal",))
 def fft_chirped(x: ArrayLike, /, *, n: int, begin: int, scale: float, inverse: bool) -> ShardedTensor:
     """Multiplies the elements k of lines by ``scale`` exp(-pi i (begin + k)² / n); by the conjugate if ``inverse``.
 
@@ -152,7 +152,7 @@ def _chirp(n: int, inverse: bool, dtype: np.dtype[Any], numbers: Any, scale: flo
     return roots(numbers * numbers % (2 * n), 2 * n, inverse, dtype, scale)
 
 
-@operator("... k -> ... k", error_name="fft")
+@operator("... k -> ... k", error_name="fft", tags=("internal",))
 def fft_rotated(x: ArrayLike, /, *, n: int, stride: int, inverse: bool) -> ShardedTensor:
     """Multiplies the elements k of complex lines by exp(-2 pi i k stride / n); by the conjugate if ``inverse``.
 
@@ -167,7 +167,7 @@ def _fft_rotated(xp: Any, context: ShardContext, x: Any, *, n: int, stride: int,
     return along_lines(xp, context, _product, functools.partial(powers, n=n, inverse=inverse, stride=stride), x)
 
 
-@operator("... k, ... k -> ... k", error_name="fft")
+@operator("... k, ... k -> ... k", error_name="fft", tags=("internal",))
 def fft_added(x1: ArrayLike, x2: ArrayLike, /, *, number: int, parts: int, inverse: bool) -> ShardedTensor:
     """Adds to complex lines others times exp(-2 pi i number / parts), or times the conjugate if ``inverse``.
 
@@ -188,7 +188,7 @@ def _filter_rule(kinds: Any, *, n: int, size: int, dtype: Any, **others: Any) ->
     return (size,), np.dtype(dtype)
 
 
-@operator(_filter_rule, operands=(), error_name="fft")
+@operator(_filter_rule, operands=(), error_name="fft", tags=("internal",))
 def chirp_filter(
     n: int,
     /,

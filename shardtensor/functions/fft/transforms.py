@@ -39,6 +39,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import integer_from, shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "fourier"
+
 _NORMS = ("backward", "ortho", "forward")
 
 

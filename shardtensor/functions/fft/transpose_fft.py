@@ -120,7 +120,7 @@ def _factor(n: int) -> int:
     return int(numbers[n % numbers == 0][-1])
 
 
-@operator("... a! b -> ... a b", error_name="fft")
+@operator("... a! b -> ... a b", error_name="fft", tags=("internal",))
 def fft_columns(x: ArrayLike, /, *, n: int, scale: float, inverse: bool) -> ShardedTensor:
     """Transforms the columns of complex matrices, and multiplies element (k, j) by ``scale`` w^(k j), where w is the
     n-th root of one.
@@ -136,7 +136,7 @@ def _half_rule(shapes: Sequence[Shape], **params: Any) -> tuple[str, Shape]:
     return "... a! b -> ... h b", (*stack, rows // 2 + 1, columns)
 
 
-@operator(_half_rule, operands=("x",), error_name="rfft", dtype=complex_like)
+@operator(_half_rule, operands=("x",), error_name="rfft", dtype=complex_like, tags=("internal",))
 def fft_real_columns(x: ArrayLike, /, *, n: int, scale: float, inverse: bool) -> ShardedTensor:
     """Returns the first half of the rows of `fft_columns` of real matrices.
 
@@ -187,7 +187,7 @@ def _twiddle_factors(n: int, context: ShardContext, scale: float, inverse: bool)
     return roots(high, n, inverse, context.dtype, scale), roots(low, n, inverse, context.dtype)
 
 
-@operator("... a! b -> ... b a", error_name="fft")
+@operator("... a! b -> ... b a", error_name="fft", tags=("internal",))
 def fft_transposed(x: ArrayLike, /) -> ShardedTensor:
     """Returns a copy of matrices, transposed, whose rows are whole.
 
@@ -261,7 +261,7 @@ def _odd_hermitian(x: ShardedTensor, n: int, scale: float, inverse: bool) -> Sha
     return reshape(fft_transposed(z), (*stack, n))
 
 
-@operator("... k p! -> ... k", error_name="rfft", dtype=complex_like)
+@operator("... k p! -> ... k", error_name="rfft", dtype=complex_like, tags=("internal",))
 def fft_packed(x: ArrayLike, /) -> ShardedTensor:
     """Returns pairs of real numbers as complex numbers.
 
@@ -282,7 +282,7 @@ def _unpacked_rule(shapes: Sequence[Shape]) -> tuple[str, Shape]:
     return "... k -> ... k p", (*shapes[0], 2)
 
 
-@operator(_unpacked_rule, operands=("x",), error_name="irfft", dtype=lambda x: x.real)
+@operator(_unpacked_rule, operands=("x",), error_name="irfft", dtype=lambda x: x.real, tags=("internal",))
 def fft_unpacked(x: ArrayLike, /) -> ShardedTensor:
     """Returns complex numbers as pairs of real numbers: the inverse of `fft_packed`.
 
@@ -299,7 +299,7 @@ def _fft_unpacked(xp: Any, context: ShardContext, x: Any) -> Any:
     return xp.stack([xp.real(x), xp.imag(x)], axis=-1)
 
 
-@operator("... k, ... k -> ... k", error_name="rfft")
+@operator("... k, ... k -> ... k", error_name="rfft", tags=("internal",))
 def fft_of_real(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Returns the first half of the spectrum of real lines, given that of their pairs, and that in the opposite order.
 
@@ -322,7 +322,7 @@ def _fft_of_real(xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
     return along_lines(xp, context, combined, functools.partial(powers, n=n, inverse=False), x1, x2)
 
 
-@operator("... k, ... k -> ... k", error_name="irfft", dtype=complex_like)
+@operator("... k, ... k -> ... k", error_name="irfft", dtype=complex_like, tags=("internal",))
 def fft_to_real(x1: ArrayLike, x2: ArrayLike, /, *, inverse: bool) -> ShardedTensor:
     """Returns the spectrum of the pairs of real lines, given the elements k of the first half of theirs, and the
     elements n / 2 - k. The first of each are real. The spectrum is that of the inverse transform unless ``inverse``.

@@ -46,7 +46,7 @@ from shardtensor.tensor.value import Aval, aval, on_devices
 # -- import ----------------------------------------------------------------------------------------
 
 
-@operator(operands=("x",), trees=("x",))
+@operator(operands=("x",), trees=("x",), tags=("any dtype",))
 def from_dlpack(x: Any, /, *, device: Where | None = None, copy: bool | None = None) -> ShardedTensor:
     """Converts an array of another library, or a list of them, to a tensor that shares their memory where possible.
 

@@ -32,8 +32,10 @@ from shardtensor.tensor.ownership import lease_of, never_ends
 from shardtensor.tensor.storage import Lease
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays
 
+_DERIVATIVES = "movement"
 
-@operator(escapes=True)
+
+@operator(escapes=True, tags=("any dtype", "internal"))
 def dlpack_device(x: ArrayLike, /) -> tuple[int, int]:
     """Returns the DLPack device type and device number of x's memory; it implements ``x.__dlpack_device__()``.
 
@@ -80,7 +82,7 @@ def _memory_of(x: ShardedTensor, devices: Sequence[Device], caller: str) -> Memo
     return memories.pop()
 
 
-@operator(escapes=True)
+@operator(escapes=True, tags=("any dtype", "internal"))
 def to_dlpack(
     x: ArrayLike,
     /,

@@ -73,7 +73,7 @@ def is_blocked(x: Any) -> bool:
 # -- operators -------------------------------------------------------------------------------------
 
 
-@operator(operands=("x",), error_name="cholesky")
+@operator(operands=("x",), error_name="cholesky", tags=("internal",))
 def blocked_cholesky(x: ArrayLike, /) -> ShardedTensor:
     """Returns the Cholesky factors of matrices, of which the lower triangle is read, split by columns.
 
@@ -83,7 +83,7 @@ def blocked_cholesky(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator(operands=("x",), error_name="inv")
+@operator(operands=("x",), error_name="inv", tags=("internal",))
 def blocked_inv(x: ArrayLike, /) -> ShardedTensor:
     """Returns the inverses of matrices, split by columns.
 
@@ -93,7 +93,7 @@ def blocked_inv(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator(operands=("x",), error_name="slogdet")
+@operator(operands=("x",), error_name="slogdet", tags=("internal",))
 def blocked_slogdet(x: ArrayLike, /) -> tuple[ShardedTensor, ShardedTensor]:
     """Returns the signs of determinants and the logarithms of their absolute values, replicated.
 
@@ -103,7 +103,7 @@ def blocked_slogdet(x: ArrayLike, /) -> tuple[ShardedTensor, ShardedTensor]:
     """
 
 
-@operator(operands=("x1", "x2"), error_name="solve")
+@operator(operands=("x1", "x2"), error_name="solve", tags=("internal",))
 def blocked_solve(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Returns the solutions of equations whose right-hand sides are the columns of x2, a stack like x1.
 

@@ -55,7 +55,7 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
 
-@operator(operands=("x",), error_name="qr")
+@operator(operands=("x",), error_name="qr", tags=("internal",))
 def blocked_qr(x: ArrayLike, /, *, complete: bool) -> tuple[ShardedTensor, ShardedTensor]:
     """Returns Q and R, split by columns, of matrices; if ``complete``, Q is square.
 

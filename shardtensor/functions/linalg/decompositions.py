@@ -29,6 +29,8 @@ from shardtensor.functions.standard.manipulation import matrix_transpose
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "linalg"
+
 
 class EigResult(NamedTuple):
     """The result of `eig`."""

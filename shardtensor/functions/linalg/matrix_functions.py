@@ -66,6 +66,8 @@ from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "linalg"
+
 # -- the standard's products and diagonals, along the last dimensions ------------------------------
 
 
@@ -385,7 +387,7 @@ def lstsq(
     return reshape(solution, (shape[1],)) if len(right) == 1 else solution, residuals, rank, values
 
 
-@operator(operands=("a", "b"), error_name="lstsq")
+@operator(operands=("a", "b"), error_name="lstsq", tags=("internal",))
 def least_squares(
     a: ArrayLike, b: ArrayLike, /, *, rcond: float | None
 ) -> tuple[ShardedTensor, ShardedTensor, ShardedTensor]:

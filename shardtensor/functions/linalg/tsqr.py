@@ -87,7 +87,7 @@ def factor_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if dtype.kind in "biu" else dtype
 
 
-@operator(operands=("x",), error_name="qr")
+@operator(operands=("x",), error_name="qr", tags=("internal",))
 def tall_qr(x: ArrayLike, /) -> tuple[ShardedTensor, ShardedTensor]:
     """Returns Q, in x's sharding, and R, replicated, of matrices with split rows: see `is_tall`.
 
@@ -97,7 +97,7 @@ def tall_qr(x: ArrayLike, /) -> tuple[ShardedTensor, ShardedTensor]:
     """
 
 
-@operator(operands=("x",), error_name="qr")
+@operator(operands=("x",), error_name="qr", tags=("internal",))
 def tall_r(x: ArrayLike, /) -> ShardedTensor:
     """Returns R of `tall_qr` without computing Q.
 

@@ -39,6 +39,8 @@ from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
+_DERIVATIVES = "elementwise"
+
 
 def array_like(x: Any, caller: str) -> Any:
     """Returns nested lists of numbers as a host array, and anything else unchanged."""

@@ -21,13 +21,15 @@ from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import host_array
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "products"
+
 
 def _overlaps(shapes: Sequence[Shape], *, before: int = 0, behind: int = 0) -> tuple[str, Shape]:
     (n,), (m,) = shapes
     return "n!, m! -> k", (max(before + n + behind - m + 1, 0),)
 
 
-@operator(_overlaps, operands=("a", "v"), error_name="convolve")
+@operator(_overlaps, operands=("a", "v"), error_name="convolve", tags=("internal",))
 def convolve_part(a: ArrayLike, v: ArrayLike, /, *, before: int = 0, behind: int = 0) -> ShardedTensor:
     """Returns the convolution of two arrays of one dimension and dtype where they overlap completely, and where some
     elements of v overlap none of a.
@@ -74,7 +76,7 @@ def _convolve_on_device(xp: Any, context: Any, a: Any, v: Any, *, before: int, b
     return total
 
 
-@operator(operands=("a", "v"), error_name="convolve")
+@operator(operands=("a", "v"), error_name="convolve", tags=("internal",))
 def convolved(a: ArrayLike, v: ArrayLike, /, mode: str) -> ShardedTensor:
     """Returns the convolution of an array of one dimension and one that is not longer, of the same dtype: see
     `shardtensor.spmd.maps.stencils.convolve`, which composes it.

@@ -24,6 +24,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import integer_from, shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
+_DERIVATIVES = "movement"
+
 # -- ranges ----------------------------------------------------------------------------------------
 
 
@@ -293,7 +295,7 @@ def _coordinate_rule(kinds: Any, *, shape: Any, axis: int, dtype: Any = None) ->
     return checked_shape(shape), sharded_dtype(np.int64 if dtype is None else dtype)
 
 
-@operator(_coordinate_rule, operands=(), error_name="indices")
+@operator(_coordinate_rule, operands=(), error_name="indices", tags=("internal",))
 def coordinate(
     shape: Shape, axis: int, *, dtype: npt.DTypeLike | None = None, device: Where | None = None
 ) -> ShardedTensor:
@@ -465,7 +467,7 @@ def _spanned_rule(shapes: Sequence[Shape], *, which: int, axes: tuple[int, ...],
     return f"{', '.join([f'd{axis}' for axis in axes])} -> {grid}", tuple([shapes[k][0] for k in order])
 
 
-@operator(_spanned_rule, variadic=True, error_name="meshgrid")
+@operator(_spanned_rule, variadic=True, error_name="meshgrid", tags=("internal",))
 def spanned(arrays: Sequence[ArrayLike], /, which: int, axes: tuple[int, ...], *, dtype: Any) -> ShardedTensor:
     """Returns array ``which`` of several 1-d arrays, repeated over the grid that they span.
 

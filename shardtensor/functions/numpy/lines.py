@@ -27,6 +27,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "mathematical"
+
 _WHOLE_LINES = "a line that no other dimension can split is given to the function whole"
 
 # -- any function ----------------------------------------------------------------------------------
@@ -45,6 +47,7 @@ def _lines_rule(shapes: Sequence[Shape], *, tail: Shape, **params: Any) -> tuple
     keeps_arrays=True,
     error_name="apply_along_axis",
     gathers=_WHOLE_LINES,
+    tags=("internal",),
 )
 def mapped_lines(x: ArrayLike, /, function: Callable[[Any], Any], tail: Shape, dtype: Any) -> ShardedTensor:
     """Returns the results of a function of each line along the last dimension, which have shape ``tail``.
@@ -97,7 +100,7 @@ def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: ArrayLike, *arg
     return lines_applied(given, _Function(lambda line: func1d(line, *args, **kwargs)), along)
 
 
-@operator(error_name="apply_along_axis")
+@operator(error_name="apply_along_axis", tags=("internal",))
 def lines_applied(x: ArrayLike, /, function: _Function, along: int) -> ShardedTensor:
     """Returns `apply_along_axis` of a function along a dimension, after all checks.
 
@@ -163,7 +166,9 @@ def _bits_rule(size: Callable[[int], int]) -> Callable[..., tuple[str, Shape]]:
     return rule
 
 
-@operator(_bits_rule(lambda n: -(-n // 8)), dtype="uint8", error_name="packbits", gathers=_WHOLE_LINES)
+@operator(
+    _bits_rule(lambda n: -(-n // 8)), dtype="uint8", error_name="packbits", gathers=_WHOLE_LINES, tags=("internal",)
+)
 def packed(x: ArrayLike, /, little: bool) -> ShardedTensor:
     """Returns `packbits` along the last dimension.
 
@@ -173,7 +178,7 @@ def packed(x: ArrayLike, /, little: bool) -> ShardedTensor:
     """
 
 
-@operator(_bits_rule(lambda n: 8 * n), dtype="uint8", error_name="unpackbits", gathers=_WHOLE_LINES)
+@operator(_bits_rule(lambda n: 8 * n), dtype="uint8", error_name="unpackbits", gathers=_WHOLE_LINES, tags=("internal",))
 def unpacked(x: ArrayLike, /, little: bool) -> ShardedTensor:
     """Returns `unpackbits` along the last dimension.
 

@@ -49,6 +49,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "mathematical"
+
 # -- elementwise -----------------------------------------------------------------------------------
 
 
@@ -319,6 +321,7 @@ def _interp_dtype(x: Any, xp: Any, fp: Any, **params: Any) -> Any:
     dtype=_interp_dtype,
     error_name="interp",
     gathers="every device gets the points between which values are interpolated",
+    tags=("internal",),
 )
 def interpolated(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, /, left: Any, right: Any) -> ShardedTensor:
     """Returns `interp` of points without a period; ``left`` and ``right`` are tuples of a number and its text, or None.

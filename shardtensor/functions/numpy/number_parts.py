@@ -12,6 +12,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "elementwise"
+
 
 @operator(operands=("x1", "x2"))
 def divmod(x1: ArrayLike, x2: ArrayLike, /) -> tuple[ShardedTensor, ShardedTensor]:
@@ -77,7 +79,7 @@ def _as_floats(x: Any, ufunc: np.ufunc) -> Any:
     return call("astype", x, dtype, copy=False)
 
 
-@operator("... -> ...", dtype=lambda x: x)
+@operator("... -> ...", dtype=lambda x: x, tags=("internal",))
 def mantissa(x: ArrayLike, /) -> ShardedTensor:
     """Returns the mantissa of each float: see `frexp`.
 
@@ -87,7 +89,7 @@ def mantissa(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("... -> ...", dtype=np.dtype("int32"))
+@operator("... -> ...", dtype=np.dtype("int32"), tags=("internal",))
 def exponent(x: ArrayLike, /) -> ShardedTensor:
     """Returns the exponent of each float: see `frexp`.
 

@@ -29,6 +29,8 @@ from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.operands import integer_of, shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
+_DERIVATIVES = "products"
+
 SMALL = 1 << 15
 """The number of elements up to which products without a contraction are one operator; larger ones use `multiply`, which
 computes in blocks.
@@ -66,6 +68,7 @@ def _product_dtype(x1: Any, x2: Any, **params: Any) -> Any:
     error_name="einsum",
     ufunc="einsum",
     dtype=_product_dtype,
+    tags=("internal", "linear in each"),
 )
 def contract(x1: ArrayLike, x2: ArrayLike, /, *, rule: str, out_sharding: Where | None = None) -> ShardedTensor:
     """Computes the sum of products of two operands.

@@ -31,7 +31,7 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 # -- order and number of dimensions ----------------------------------------------------------------
 
 
-@operator()
+@operator(tags=("any dtype",))
 def swapaxes(x: ArrayLike, axis1: int, axis2: int) -> ShardedTensor:
     """Exchanges two dimensions of x. A view. No data moves.
 
@@ -48,7 +48,7 @@ def _swapaxes(x: Any, axis1: int, axis2: int) -> Any:
     return permute_dims(x, tuple(order))
 
 
-@operator()
+@operator(tags=("any dtype",))
 def rollaxis(x: ArrayLike, axis: int, start: int = 0) -> ShardedTensor:
     """Moves dimension ``axis`` of x before dimension ``start``. A view. `moveaxis` is easier to read.
 
@@ -67,7 +67,7 @@ def _rollaxis(x: Any, axis: int, start: int) -> Any:
     return moveaxis(x, a, before - (a < before))
 
 
-@operator()
+@operator(tags=("any dtype", "view if contiguous"))
 def ravel(x: ArrayLike, order: str = "C") -> ShardedTensor:
     """Returns x's elements in one dimension: a view if they are contiguous in that order, otherwise a copy.
 
@@ -92,7 +92,7 @@ def _ravel(x: Any, order: str) -> Any:
     return flat if view_spec is None or view_spec.is_contiguous else reshape(turned, (-1,), copy=True)
 
 
-@operator(variadic=True)
+@operator(variadic=True, tags=("any dtype",))
 def atleast_1d(*arrays: ArrayLike) -> Any:
     """Returns each array with at least one dimension: a view of a 0-d one, otherwise the array itself.
 
@@ -107,7 +107,7 @@ def atleast_1d(*arrays: ArrayLike) -> Any:
     """
 
 
-@operator(variadic=True)
+@operator(variadic=True, tags=("any dtype",))
 def atleast_2d(*arrays: ArrayLike) -> Any:
     """Returns each array with at least two dimensions, as `atleast_1d` does; a 1-d array becomes a row.
 
@@ -116,7 +116,7 @@ def atleast_2d(*arrays: ArrayLike) -> Any:
     """
 
 
-@operator(variadic=True)
+@operator(variadic=True, tags=("any dtype",))
 def atleast_3d(*arrays: ArrayLike) -> Any:
     """Returns each array with at least three dimensions, as `atleast_1d` does.
 
@@ -150,7 +150,7 @@ def _with_dimensions(x: Any, ndim: int) -> Any:
     return reshape_operand(x, new)
 
 
-@operator()
+@operator(tags=("any dtype",))
 def fliplr(x: ArrayLike) -> ShardedTensor:
     """Reverses the columns of x: `flip` along dimension 1. A view.
 
@@ -159,7 +159,7 @@ def fliplr(x: ArrayLike) -> ShardedTensor:
     """
 
 
-@operator()
+@operator(tags=("any dtype",))
 def flipud(x: ArrayLike) -> ShardedTensor:
     """Reverses the rows of x: `flip` along dimension 0. A view.
 
@@ -172,7 +172,7 @@ implements(fliplr, "composite")(lambda x: flip(x, axis=1))
 implements(flipud, "composite")(lambda x: flip(x, axis=0))
 
 
-@operator()
+@operator(tags=("any dtype",))
 def rot90(x: ArrayLike, k: int = 1, axes: Iterable[int] = (0, 1)) -> ShardedTensor:
     """Rotates x by ``k`` right angles in the plane of two dimensions, from the first towards the second. A view.
 
@@ -264,7 +264,7 @@ implements(column_stack, "small")(np.column_stack)
 # -- split -----------------------------------------------------------------------------------------
 
 
-@operator()
+@operator(tags=("any dtype",))
 def array_split(x: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[ShardedTensor]:
     """Splits x along an axis into a list of views, each sharded as a slice of x (`st.shard` gives one per device).
 
@@ -282,7 +282,7 @@ def array_split(x: ArrayLike, indices_or_sections: int | Sequence[int], axis: in
     """
 
 
-@operator()
+@operator(tags=("any dtype",))
 def split(x: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[ShardedTensor]:
     """Splits x along an axis as `array_split` does, into parts of equal size if their number is given.
 
@@ -294,7 +294,7 @@ def split(x: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0)
     """
 
 
-@operator()
+@operator(tags=("any dtype",))
 def hsplit(x: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[ShardedTensor]:
     """Splits x along its second dimension, or along its only one: see `split`.
 
@@ -303,7 +303,7 @@ def hsplit(x: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[Shard
     """
 
 
-@operator()
+@operator(tags=("any dtype",))
 def vsplit(x: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[ShardedTensor]:
     """Splits x, which has at least two dimensions, along its first one: see `split`.
 
@@ -312,7 +312,7 @@ def vsplit(x: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[Shard
     """
 
 
-@operator()
+@operator(tags=("any dtype",))
 def dsplit(x: ArrayLike, indices_or_sections: int | Sequence[int]) -> list[ShardedTensor]:
     """Splits x along its third dimension: see `split`.
 

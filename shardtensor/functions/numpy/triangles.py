@@ -21,6 +21,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "movement"
+
 # -- triangles ----------------------------------------------------------------------------------------
 
 

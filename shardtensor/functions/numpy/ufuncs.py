@@ -49,6 +49,8 @@ from shardtensor.host.units import counted
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "elementwise"
+
 # -- angles ----------------------------------------------------------------------------------------
 
 

@@ -22,8 +22,15 @@ from shardtensor.tensor.tensor import (
 )
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "movement"
 
-@operator(operands=("obj",), trees=("obj",), keeps_arrays=True)
+
+@operator(
+    operands=("obj",),
+    trees=("obj",),
+    keeps_arrays=True,
+    tags=("any dtype", "reads no host arrays", "takes partial sums"),
+)
 def asarray(
     obj: Any,
     /,

@@ -8,8 +8,10 @@ from shardtensor.core import implements, named, operator
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "movement"
 
-@operator(error_name="checkpoint_name")
+
+@operator(error_name="checkpoint_name", tags=("internal",))
 def name(x: ArrayLike, /, *, name: str) -> ShardedTensor:
     """Returns x, of which policies of `st.remat` see the name."""
 

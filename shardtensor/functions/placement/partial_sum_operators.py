@@ -20,8 +20,10 @@ from shardtensor.tensor.partial_sum_storage import PartialSums
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, tensor_of, without_elements
 from shardtensor.tensor.value import Aval, aval, new_buffers, stacked
 
+_DERIVATIVES = "movement"
 
-@operator(reduction, combine="sum", error_name="reshard", blocks=False, dtype=lambda x, **params: x)
+
+@operator(reduction, combine="sum", error_name="reshard", blocks=False, dtype=lambda x, **params: x, tags=("internal",))
 def add_partials(
     x: ArrayLike, /, *, explicit: bool, axis: int = 0, keepdims: bool = False, layout: Where | None = None
 ) -> ShardedTensor:
@@ -43,7 +45,7 @@ def _add_partials(xp: Any, context: ShardContext, x: Any, *, explicit: bool, axi
     return xp.sum(x, axis=axis, dtype=x.dtype, keepdims=keepdims)
 
 
-@operator()
+@operator(tags=("any dtype", "internal", "takes partial sums"))
 def partial_sums(x: ArrayLike, /) -> ShardedTensor:
     """Returns the partial sums of an unreduced tensor as a tensor of one more dimension, the first; see
     `shardtensor.tensor.partial_sum_storage`.
@@ -53,7 +55,7 @@ def partial_sums(x: ArrayLike, /) -> ShardedTensor:
 # -- layouts of results ----------------------------------------------------------------------------
 
 
-@operator(operands=("operands",), trees=("operands",))
+@operator(operands=("operands",), trees=("operands",), tags=("any dtype", "internal"))
 def place_result(operands: Operands, /, *, op: Op, params: Params, sharding: Where) -> ShardedTensor:
     """Calls an operator with ``out_sharding=``.
 

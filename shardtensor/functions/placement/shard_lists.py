@@ -30,8 +30,10 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "lists"
 
-@operator()
+
+@operator(tags=("any dtype",))
 def shard(x: ArrayLike, axis: int = 0, *, devices: Sequence[Device] | Mesh | None = None) -> list[ShardedTensor]:
     """Splits x along ``axis`` into a list of tensors, one for each device.
 
@@ -75,7 +77,7 @@ def _shard(x: Any, axis: int, devices: Any) -> list[ShardedTensor]:
     return split_over(transfer_to(x, sharding, "shard"), ("d",))
 
 
-@operator()
+@operator(tags=("any dtype", "internal"))
 def split_over(x: ArrayLike, /, axes: Chain, *, drop: int | None = None) -> list[ShardedTensor]:
     """Splits a tensor along some of its mesh axes.
 
@@ -129,7 +131,7 @@ def _parts_over(x: Aval, axes: Chain, drop: int | None) -> list[tuple[Sequence[i
     return found
 
 
-@operator(error_name="expand_dims")
+@operator(error_name="expand_dims", tags=("any dtype", "internal"))
 def unsqueeze(x: ArrayLike, /, axis: int) -> ShardedTensor:
     """Returns a tensor with a new dimension of size 1, as `expand_dims` does, that is no view.
 
@@ -209,7 +211,7 @@ def device_row(devices: Any, caller: str) -> Mesh:
     return mesh_of(row)
 
 
-@operator()
+@operator(tags=("any dtype",))
 def to_batched_list(x: ArrayLike, batch_size: int, *, leftover: str = "keep") -> list[ShardedTensor]:
     """Splits the rows of x into a list of batches along the first dimension.
 

@@ -50,6 +50,8 @@ from shardtensor.tensor.tensor import (
 )
 from shardtensor.tensor.value import Aval, aval, whole_of
 
+_DERIVATIVES = "movement"
+
 _Key = TypeVar("_Key")
 _Leaf = TypeVar("_Leaf", bound=ArrayLike)
 # mypy tells no type variables apart in overloads for arguments that contain Any (see
@@ -109,7 +111,7 @@ def reshard(
 def reshard(x: Any, /, sharding: Any, *, donate: bool = False, may_alias: bool | None = None) -> Any: ...
 
 
-@operator(keeps_arrays=True)
+@operator(keeps_arrays=True, tags=("any dtype",))
 def reshard(x: Any, /, sharding: Any, *, donate: bool = False, may_alias: bool | None = None) -> Any:
     """Transfers x, an array or a pytree of arrays, to another sharding, on the same or on other devices.
 
@@ -152,7 +154,11 @@ def _reshard(x: Any, sharding: Any, donate: bool, may_alias: bool | None) -> Any
     return transfer_to(x, target, "reshard", donate=donate, may_alias=may_alias)
 
 
-@operator(error_name="device_put", keeps_arrays=True)
+@operator(
+    error_name="device_put",
+    keeps_arrays=True,
+    tags=("any dtype", "exact", "internal", "reads no host arrays", "same elements", "takes partial sums"),
+)
 def transfer_to(
     x: ArrayLike,
     /,
@@ -439,7 +445,7 @@ def device_get(x: Any) -> Any:
     return map_leaves(one, x)
 
 
-@operator()
+@operator(tags=("any dtype", "exact", "internal", "same elements", "takes partial sums"))
 def copy(x: ArrayLike, /) -> ShardedTensor:
     """Returns an independent tensor with the value of x; memory is copied only when one of the two is written.
 
@@ -496,7 +502,7 @@ def with_sharding_constraint(x: Any, sharding: Any) -> Any:
     return reshard(x, sharding)
 
 
-@operator(escapes=True, error_name="asarray")
+@operator(escapes=True, error_name="asarray", tags=("any dtype", "internal", "takes partial sums"))
 def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:
     """Returns a tensor x, or ``x[index]`` for a basic index, as a read-only NumPy array of x's dtype.
 

@@ -26,6 +26,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "mathematical"
+
 _LOW = 0xFFFFFFFF
 _TURN = 2 * math.pi
 
@@ -228,7 +230,7 @@ def permutation(key: int, *, n: int, shape: Shape, dtype: Any, device: Any) -> S
     """Draws the first elements of a permutation of the integers below ``n``: the order of as many random words."""
 
 
-@operator(_created, operands=("key",), error_name="permutation")
+@operator(_created, operands=("key",), error_name="permutation", tags=("internal",))
 def words(key: int, *, shape: Shape, dtype: Any, device: Any) -> ShardedTensor:
     """Draws random words, which are signed integers."""
 

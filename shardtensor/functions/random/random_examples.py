@@ -20,7 +20,11 @@ def _rule(shapes: Sequence[Shape], *, shape: Shape, **params: Any) -> tuple[str,
 
 
 @operator(
-    _rule, variadic=True, dtype=lambda *arrays, dtype, **params: np.empty((), sharded_dtype(dtype)), error_name="vmap"
+    _rule,
+    variadic=True,
+    dtype=lambda *arrays, dtype, **params: np.empty((), sharded_dtype(dtype)),
+    error_name="vmap",
+    tags=("internal",),
 )
 def draws_of_examples(
     arrays: Sequence[ArrayLike],

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from shardtensor.core import Op, bind
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
+from shardtensor.functions.python_numbers import PYTHON
 from shardtensor.host import philox
 from shardtensor.tensor.tensor import ShardedTensor
 
@@ -130,7 +131,7 @@ def derived_bits(number: int, bits: int, counter: int) -> int:
 _DERIVED = Op(derived_bits, operands=("number", "bits", "counter"), error_name="fold_in", escapes=True)
 """`derived_bits` as an operator, which jit records where the key or the number is traced."""
 
-_DERIVED.algorithm = derived_bits
+_DERIVED.algorithm = PYTHON[_DERIVED] = derived_bits
 
 
 def _word(value: Any, caller: str, name: str) -> int:

@@ -19,8 +19,10 @@ from shardtensor.sharding.view_spec import ViewSpec, part_of
 from shardtensor.tensor.operands import sharded_dtype, truth_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
+_DERIVATIVES = "elementwise"
 
-@operator("... -> ...", keeps_arrays=True)
+
+@operator("... -> ...", keeps_arrays=True, tags=("any dtype", "in kernels", "linear"))
 def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True, device: Where | None = None) -> ShardedTensor:
     """Casts x to ``dtype`` element by element, by NumPy's unsafe casting: floats are truncated towards zero when cast
     to integers, and complex numbers lose their imaginary part when cast to real ones.
@@ -62,7 +64,7 @@ def _bitcast_dtype(x: Any, *, dtype: np.dtype[Any]) -> Any:
     return np.empty(1, dtype)
 
 
-@operator("... -> ...", dtype=_bitcast_dtype, error_name="view")
+@operator("... -> ...", dtype=_bitcast_dtype, error_name="view", tags=("any dtype", "internal"))
 def bitcast(x: ArrayLike, /, dtype: np.dtype[Any]) -> ShardedTensor:
     """Returns the bits of the elements as elements of another dtype of the same size: a view, as `numpy.ndarray.view`.
 

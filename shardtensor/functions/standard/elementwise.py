@@ -20,14 +20,20 @@ Raises:
 
 from __future__ import annotations
 
+import operator as python
+
 import numpy as np
 
 from shardtensor.core import implements, operator
+from shardtensor.functions.python_numbers import of_numbers
 from shardtensor.host import blockwise
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "elementwise"
 
+
+@of_numbers(python.abs)
 @operator("... -> ...")
 def abs(x: ArrayLike, /) -> ShardedTensor:
     """Absolute value of each element; for complex elements the modulus, which is real.
@@ -55,7 +61,8 @@ def acosh(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("..., ... -> ...")
+@of_numbers(python.add)
+@operator("..., ... -> ...", tags=("linear",))
 def add(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Sum of each pair of elements, ``x1 + x2``; for two bools, their logical OR.
 
@@ -180,7 +187,7 @@ def ceil(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("..., ..., ... -> ...")
+@operator("..., ..., ... -> ...", tags=("in kernels",))
 def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = None) -> ShardedTensor:
     """Each element limited to [min, max], where None is no bound; max is used where min > max; NaN remains NaN.
 
@@ -189,7 +196,7 @@ def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = 
     """
 
 
-@operator("... -> ...")
+@operator("... -> ...", tags=("linear",))
 def conj(x: ArrayLike, /) -> ShardedTensor:
     """Complex conjugate of each element; real elements are unchanged.
 
@@ -225,7 +232,8 @@ def cosh(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("..., ... -> ...")
+@of_numbers(python.truediv)
+@operator("..., ... -> ...", tags=("linear in the first",))
 def divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """True quotient of each pair, ``x1 / x2``; floating-point also for integers and bools.
 
@@ -234,6 +242,7 @@ def divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.eq)
 @operator("..., ... -> ...")
 def equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether the elements of each pair are equal, as bools; NaN is not equal to anything, itself included.
@@ -270,6 +279,7 @@ def floor(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.floordiv)
 @operator("..., ... -> ...")
 def floor_divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Quotient of each real pair, rounded towards -infinity, ``x1 // x2``; an integer divided by 0 gives 0.
@@ -279,6 +289,7 @@ def floor_divide(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.gt)
 @operator("..., ... -> ...")
 def greater(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether x1 > x2 for each pair, as bools; False if either element is NaN.
@@ -288,6 +299,7 @@ def greater(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.ge)
 @operator("..., ... -> ...")
 def greater_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether x1 >= x2 for each pair, as bools; False if either element is NaN.
@@ -347,6 +359,7 @@ def isnan(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.lt)
 @operator("..., ... -> ...")
 def less(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether x1 < x2 for each pair, as bools; False if either element is NaN.
@@ -356,6 +369,7 @@ def less(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.le)
 @operator("..., ... -> ...")
 def less_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether x1 <= x2 for each pair, as bools; False if either element is NaN.
@@ -464,7 +478,8 @@ def minimum(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("..., ... -> ...")
+@of_numbers(python.mul)
+@operator("..., ... -> ...", tags=("linear in each",))
 def multiply(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Product of each pair of elements, ``x1 * x2``; for two bools, their logical AND.
 
@@ -473,7 +488,8 @@ def multiply(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("... -> ...")
+@of_numbers(python.neg)
+@operator("... -> ...", tags=("exact", "linear"))
 def negative(x: ArrayLike, /) -> ShardedTensor:
     """Each element negated, ``-x``; unsigned integers wrap around below 0; bools raise ArgumentTypeError.
 
@@ -491,6 +507,7 @@ def nextafter(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.ne)
 @operator("..., ... -> ...")
 def not_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Whether the elements of each pair differ, as bools; NaN differs from everything, itself included.
@@ -500,7 +517,8 @@ def not_equal(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("... -> ...")
+@of_numbers(python.pos)
+@operator("... -> ...", tags=("linear",))
 def positive(x: ArrayLike, /) -> ShardedTensor:
     """Each element unchanged, ``+x``; bools raise ArgumentTypeError.
 
@@ -509,6 +527,7 @@ def positive(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.pow)
 @operator("..., ... -> ...", fails_late="iu")
 def pow(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """x1 to the power of x2, ``x1**x2``, with 0**0 = 1; for two integers an integer, which requires x2 >= 0.
@@ -541,6 +560,7 @@ def reciprocal(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
+@of_numbers(python.mod)
 @operator("..., ... -> ...")
 def remainder(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Remainder of `floor_divide` for each real pair, ``x1 % x2``, with the sign of x2; 0 for an integer divided by 0.
@@ -613,7 +633,8 @@ def square(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("..., ... -> ...")
+@of_numbers(python.sub)
+@operator("..., ... -> ...", tags=("linear",))
 def subtract(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """Difference of each pair, ``x1 - x2``; unsigned integers wrap around below 0; two bools raise ArgumentTypeError.
 

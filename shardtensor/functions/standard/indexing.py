@@ -26,8 +26,10 @@ from shardtensor.tensor.operands import HostAval, dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
 
+_DERIVATIVES = "indexing"
 
-@operator(array_views=True)
+
+@operator(array_views=True, tags=("any dtype", "internal"))
 def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
     """Returns ``x[index]``, with NumPy's semantics and x's dtype.
 
@@ -104,7 +106,7 @@ def _getitem(operands: Sequence[Aval | HostAval], mesh: Mesh, *, index: Index) -
     return DataMovement(shape, sharding.with_spec(spec), (region,), lambda array: array[at])
 
 
-@operator(operands=("x", "index"), trees=("index",), error_name="getitem")
+@operator(operands=("x", "index"), trees=("index",), error_name="getitem", tags=("internal",))
 def gather(x: ArrayLike, index: Any, /) -> ShardedTensor:
     """Returns ``x[index]`` for an index that contains arrays or lists, as an independent tensor: see `getitem`.
 
@@ -160,7 +162,7 @@ def _rows_rule(shapes: Sequence[Shape], *, axis: int) -> str:
     return f"{' '.join(rows)}, {' '.join(indices)} -> {' '.join([*x[:axis], *indices, *x[axis + 1 :]])}"
 
 
-@operator(_rows_rule, operands=("x", "indices"), error_name="getitem", keeps_arrays=True)
+@operator(_rows_rule, operands=("x", "indices"), error_name="getitem", keeps_arrays=True, tags=("internal",))
 def take_rows(x: ArrayLike, indices: ArrayLike, /, *, axis: int) -> ShardedTensor:
     """Returns the elements of x at ``indices`` along ``axis``, of which each device has the whole: x and ``indices``
     stay split as they are.
@@ -185,7 +187,13 @@ def _rows_on_device(xp: Any, context: ShardContext | None, x: Any, indices: Any,
         raise IndexingError(str(error)) from None
 
 
-@operator(operands=("x", "value", "index"), trees=("index",), keeps_arrays=True, assigns=True)
+@operator(
+    operands=("x", "value", "index"),
+    trees=("index",),
+    keeps_arrays=True,
+    assigns=True,
+    tags=("any dtype", "internal", "takes partial sums"),
+)
 def setitem(x: ArrayLike, value: ArrayLike, /, index: Any) -> ShardedTensor:
     """Returns a copy of x in which ``value`` replaces ``x[index]``: the functional form of ``x[index] = value``.
 
@@ -222,7 +230,7 @@ def _setitem_on_device(xp: Any, context: None, x: Any, value: Any, index: Any) -
     return new
 
 
-@operator(error_name="getitem", keeps_arrays=True)
+@operator(error_name="getitem", keeps_arrays=True, tags=("any dtype", "exact", "internal"))
 def view(x: ArrayLike, /, view_spec: ViewSpec) -> ShardedTensor:
     """Returns the elements of x that a view spec selects, as an independent tensor.
 
@@ -245,7 +253,12 @@ def _current_backend() -> Backend:
     return backend_of(device)
 
 
-@operator(operands=("x", "value"), error_name="setitem", keeps_arrays=True)
+@operator(
+    operands=("x", "value"),
+    error_name="setitem",
+    keeps_arrays=True,
+    tags=("any dtype", "internal", "takes partial sums"),
+)
 def put(x: ArrayLike, value: ArrayLike, /, view_spec: ViewSpec) -> ShardedTensor:
     """Returns a copy of x in which ``value`` replaces the elements that a view spec selects.
 

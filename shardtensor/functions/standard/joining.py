@@ -27,10 +27,12 @@ from shardtensor.tensor.operands import HostAval, shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, memory_kind
 
+_DERIVATIVES = "movement"
+
 Operand = Aval | HostAval
 
 
-@operator(variadic=True)
+@operator(variadic=True, tags=("linear",))
 def concat(arrays: Sequence[ArrayLike], /, axis: int | None = 0) -> ShardedTensor:
     """Concatenates arrays along an existing dimension.
 
@@ -120,7 +122,7 @@ def _are_shards(operands: Sequence[Operand], sharding: NamedSharding) -> bool:
     return submeshes == [(device,) for device in sharding.mesh.flat] and len({x.dtype for x in operands}) == 1
 
 
-@operator(variadic=True, lists_only=True)
+@operator(variadic=True, lists_only=True, tags=("any dtype",))
 def unshard(arrays: Sequence[ArrayLike], axis: int = 0) -> ShardedTensor:
     """Joins a list that `shard` returned, or that `pmap` returned for it, into one tensor: the inverse of `shard`.
 
@@ -154,7 +156,7 @@ def _unshard(operands: Sequence[Operand], mesh: Mesh, *, axis: int) -> DataMovem
     return replace(moved, explicit=True, note=note)
 
 
-@operator(variadic=True)
+@operator(variadic=True, tags=("exact", "linear"))
 def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> ShardedTensor:
     """Stacks arrays of equal shape along a new dimension.
 
@@ -263,7 +265,7 @@ def _joined(operands: Sequence[Operand], mesh: Mesh, shape: Shape, along: int, *
     return NamedSharding(mesh, P(*chains), memory_kind=memory)
 
 
-@operator(variadic=True)
+@operator(variadic=True, tags=("internal",))
 def assemble(blocks: Sequence[ArrayLike], /, mesh: Mesh, spec: PartitionSpec) -> ShardedTensor:
     """Assembles one tensor with the sharding ``NamedSharding(mesh, spec)`` from one block for each device.
 

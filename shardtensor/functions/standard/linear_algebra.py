@@ -21,6 +21,8 @@ from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import normalize_axis, tensordot_rule
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "products"
+
 _Where: TypeAlias = Where | None
 
 
@@ -39,6 +41,7 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
     combine="sum",
     product=True,
     gathers="on meshes of several axes, an operand is gathered along one if partial sums are added along another",
+    tags=("linear in each",),
 )
 def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the matrix product of x1, of shape (..., n, k), and x2, of shape (..., k, m): shape (..., n, m).
@@ -61,7 +64,7 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> S
     """
 
 
-@operator(tensordot_rule, operands=("x1", "x2"), combine="sum", product=True, ufunc="dot")
+@operator(tensordot_rule, operands=("x1", "x2"), combine="sum", product=True, ufunc="dot", tags=("linear in each",))
 def tensordot(
     x1: ArrayLike, x2: ArrayLike, /, *, axes: int | Iterable[Sequence[int]] = 2, out_sharding: _Where = None
 ) -> ShardedTensor:
@@ -98,7 +101,7 @@ def _vecdot_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
     return f"{' '.join(terms[0])}, {' '.join(terms[1])} -> {' '.join(n for n in longest if n != 'k')}"
 
 
-@operator(_vecdot_rule, operands=("x1", "x2"), combine="sum")
+@operator(_vecdot_rule, operands=("x1", "x2"), combine="sum", tags=("linear in each",))
 def vecdot(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the dot product of vectors along ``axis``, with the elements of a complex x1 conjugated.
 

@@ -37,6 +37,8 @@ from shardtensor.tensor.operands import HostAval, shape_of, truth_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval
 
+_DERIVATIVES = "movement"
+
 Operand = Aval | HostAval
 
 
@@ -52,7 +54,7 @@ def _names(ndim: int) -> str:
     return " ".join(f"d{i}" for i in range(ndim))
 
 
-@operator(_permute_rule)
+@operator(_permute_rule, tags=("any dtype", "exact"))
 def permute_dims(x: ArrayLike, /, axes: tuple[int, ...]) -> ShardedTensor:
     """Permutes the dimensions of x: dimension i of the result is dimension ``axes[i]`` of x. A view.
 
@@ -114,7 +116,7 @@ def _listed(axes: Any) -> tuple[Any, ...]:
     return tuple(axes) if np.iterable(axes) else (axes,)
 
 
-@operator("... i j -> ... j i")
+@operator("... i j -> ... j i", tags=("any dtype", "exact"))
 def matrix_transpose(x: ArrayLike, /) -> ShardedTensor:
     """Transposes the last two dimensions of x, which has at least two. A view.
 
@@ -134,7 +136,7 @@ def _matrix_transpose_view(view_spec: ViewSpec) -> ViewSpec | None:
     return None if ndim < 2 else view_spec.permuted((*range(ndim - 2), ndim - 1, ndim - 2))
 
 
-@operator()
+@operator(tags=("any dtype",))
 def moveaxis(x: ArrayLike, source: int | Iterable[int], destination: int | Iterable[int], /) -> ShardedTensor:
     """Moves the dimensions ``source`` of x to the positions ``destination``; the others remain in order. A view.
 
@@ -187,7 +189,7 @@ def _squeeze_rule(shapes: Sequence[Shape], *, axis: int | tuple[int, ...] | None
     return f"{' '.join(left)} -> {' '.join(name for name in left if not name.endswith('!'))}"
 
 
-@operator(_squeeze_rule)
+@operator(_squeeze_rule, tags=("any dtype",))
 def squeeze(x: ArrayLike, /, axis: int | tuple[int, ...] | None = None) -> ShardedTensor:
     """Removes the dimensions ``axis``, which must have size 1; None removes all dimensions of size 1. A view.
 
@@ -228,7 +230,7 @@ def _is_new(ndim: int, axis: int | tuple[int, ...]) -> list[bool]:
     return [d in new for d in range(ndim)]
 
 
-@operator(_expand_rule)
+@operator(_expand_rule, tags=("any dtype",))
 def expand_dims(x: ArrayLike, /, axis: int | tuple[int, ...] = 0) -> ShardedTensor:
     """Inserts dimensions of size 1 at the positions ``axis`` of the result. A view.
 
@@ -259,7 +261,7 @@ def _broadcast_rule(shapes: Sequence[Shape], *, shape: Shape) -> tuple[str, Shap
     return f"{' '.join(left)} -> {' '.join(right)}", new
 
 
-@operator(_broadcast_rule, keeps_arrays=True)
+@operator(_broadcast_rule, keeps_arrays=True, tags=("any dtype", "exact", "linear"))
 def broadcast_to(x: ArrayLike, /, shape: int | Iterable[int]) -> ShardedTensor:
     """Broadcasts x to ``shape``: adds leading dimensions and repeats dimensions of size 1.
 
@@ -280,7 +282,7 @@ def _broadcast_kernel(xp: Any, context: ShardContext, x: Any, *, shape: Shape) -
     return xp.broadcast_to(x, context.local_shape)
 
 
-@operator()
+@operator(tags=("any dtype",))
 def unstack(x: ArrayLike, /, axis: int = 0) -> tuple[ShardedTensor, ...]:
     """Returns a tuple of the slices of x along ``axis``, one for each index, each without that dimension: views.
 
@@ -306,7 +308,7 @@ def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
 # -- reshape ---------------------------------------------------------------------------------------
 
 
-@operator(keeps_arrays=True, array_views=True)
+@operator(keeps_arrays=True, array_views=True, tags=("any dtype", "exact", "linear", "view if straight"))
 def reshape(
     x: ArrayLike, /, shape: Shape, *, copy: bool | None = None, out_sharding: Where | None = None
 ) -> ShardedTensor:
@@ -402,7 +404,7 @@ def layout_of(x: Operand, mesh: Mesh) -> NamedSharding:
 # -- flip and roll ---------------------------------------------------------------------------------
 
 
-@operator()
+@operator(tags=("exact",))
 def flip(x: ArrayLike, /, axis: int | Iterable[int] | None = None) -> ShardedTensor:
     """Reverses the order of the elements along ``axis``, an integer or a tuple; None reverses all dimensions. A view.
 

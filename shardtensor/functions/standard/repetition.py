@@ -43,6 +43,8 @@ from shardtensor.tensor.operands import fill_value, shape_of
 from shardtensor.tensor.ownership import reading
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
+_DERIVATIVES = "movement"
+
 # -- broadcasting ----------------------------------------------------------------------------------
 
 
@@ -63,7 +65,7 @@ def broadcast_shapes(*shapes: int | Shape) -> Shape:
         raise ShapeError(f"broadcast_shapes: {', '.join(map(str, sizes))} do not broadcast together") from None
 
 
-@operator(variadic=True)
+@operator(variadic=True, tags=("any dtype",))
 def broadcast_arrays(*arrays: ArrayLike) -> tuple[ShardedTensor, ...]:
     """Broadcasts arrays against one another: each to the shape that all of them have in common.
 

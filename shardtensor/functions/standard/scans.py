@@ -34,6 +34,8 @@ from shardtensor.tensor.operands import dtype_of, integer_from, shape_of, sharde
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval
 
+_DERIVATIVES = "ordering"
+
 
 @operator(ufunc="accumulate")
 def cumulative_sum(

@@ -22,6 +22,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "elementwise"
+
 
 @operator(arg_extremum, combine="argmax")
 def argmax(
@@ -69,7 +71,7 @@ def where(condition: ArrayLike, /) -> tuple[ShardedTensor, ...]: ...
 def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor: ...
 
 
-@operator("..., ..., ... -> ...", keeps_arrays=True)
+@operator("..., ..., ... -> ...", keeps_arrays=True, tags=("in kernels", "linear in the others"))
 def where(condition: ArrayLike, x1: ArrayLike | None = None, x2: ArrayLike | None = None, /) -> Any:
     """Selects elements of x1 where ``condition`` is true and elements of x2 elsewhere.
 

@@ -32,6 +32,8 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "ordering"
+
 
 class UniqueAll(NamedTuple):
     """The result of `unique_all`.

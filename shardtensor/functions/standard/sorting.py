@@ -34,6 +34,8 @@ from shardtensor.tensor.operands import integer_from, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "ordering"
+
 
 @operator()
 def sort(x: ArrayLike, /, *, axis: int | None = -1, descending: bool = False, stable: bool = True) -> ShardedTensor:

@@ -32,6 +32,8 @@ from shardtensor.sharding.layout import Where
 from shardtensor.sharding.rules import extremum, reduction
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
+_DERIVATIVES = "reductions"
+
 _Axis = int | tuple[int, ...] | None
 _Where = Where | None
 
@@ -86,7 +88,7 @@ def max(
     """
 
 
-@operator(reduction, combine="mean", options=_WHERE)
+@operator(reduction, combine="mean", options=_WHERE, tags=("linear",))
 def mean(
     x: ArrayLike,
     /,
@@ -171,7 +173,7 @@ def std(
     """
 
 
-@operator(reduction, combine="sum", options=_BOTH)
+@operator(reduction, combine="sum", options=_BOTH, tags=("linear",))
 def sum(
     x: ArrayLike,
     /,

@@ -22,6 +22,8 @@ from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "indexing"
+
 
 def _take_along_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:
     ndim = len(shapes[0])
@@ -86,7 +88,7 @@ def _take_along_flat(x: Any, indices: Any, axis: int | None) -> Any:
     return take_along_split(*operands, axis=along)
 
 
-@operator(operands=("x", "indices"), error_name="take_along_axis")
+@operator(operands=("x", "indices"), error_name="take_along_axis", tags=("internal",))
 def take_along_split(x: ArrayLike, indices: ArrayLike, /, *, axis: int) -> ShardedTensor:
     """Returns `take_along_axis` of arrays of the same shape in other dimensions, in x's sharding.
 

@@ -26,6 +26,8 @@ from shardtensor.tensor.operands import dtype_of, integer_from, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, tensor_of
 from shardtensor.tensor.value import aval
 
+_DERIVATIVES = "indexing"
+
 
 @operator(operands=("x", "weights"))
 def bincount(x: ArrayLike, /, weights: ArrayLike | None = None, minlength: int = 0) -> ShardedTensor:
@@ -60,7 +62,13 @@ def _weighted_dtype(x: Any, weights: Any = None, *others: Any, **params: Any) ->
 
 
 @operator(
-    _bins_rule, operands=("x", "weights"), combine="sum", dtype=_weighted_dtype, blocks=False, error_name="bincount"
+    _bins_rule,
+    operands=("x", "weights"),
+    combine="sum",
+    dtype=_weighted_dtype,
+    blocks=False,
+    error_name="bincount",
+    tags=("internal",),
 )
 def counts_of_integers(x: ArrayLike, /, weights: ArrayLike | None = None, *, length: int) -> ShardedTensor:
     """Returns `bincount` of integers below ``length``, as an array of that size.

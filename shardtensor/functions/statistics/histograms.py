@@ -31,6 +31,8 @@ from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.operands import dtype_of, integer_from, shape_of, truth_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
+_DERIVATIVES = "mathematical"
+
 
 class Histogram(NamedTuple):
     """The result of `histogram`.
@@ -63,6 +65,7 @@ def _histogram_dtype(x: Any, edges: Any, weights: Any, **params: Any) -> Any:
     dtype=_histogram_dtype,
     blocks=False,
     error_name="histogram",
+    tags=("internal",),
 )
 def counts_between(
     x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, first: Any = None, last: Any = None

@@ -36,7 +36,7 @@ from shardtensor.tensor.value import Aval, aval
 _INT = np.dtype("int64")
 
 
-@operator(error_name="nanquantile")
+@operator(error_name="nanquantile", tags=("internal",))
 def nan_quantiles(
     x: ArrayLike, /, *, q: tuple[float, ...], width: str, axes: tuple[int, ...], method: str
 ) -> ShardedTensor:

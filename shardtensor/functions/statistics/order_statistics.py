@@ -52,6 +52,8 @@ from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
+_DERIVATIVES = "order_statistics"
+
 
 def _quantile_rule(shapes: Sequence[Shape], *, axis: Any = None, keepdims: bool = False, **params: Any) -> str:
     left, _, right = reduction(shapes[:1], axis=axis, keepdims=keepdims).partition(" -> ")
@@ -240,7 +242,7 @@ def _in_range(q: Any, most: int) -> Any:
 # -- by selection ----------------------------------------------------------------------------------
 
 
-@operator(error_name="quantile")
+@operator(error_name="quantile", tags=("any dtype", "internal"))
 def elements_of_ranks(x: ArrayLike, /, *, ranks: tuple[int, ...], axes: tuple[int, ...]) -> ShardedTensor:
     """Returns the elements that are at the given places of the sorted lines along ``axes``.
 
@@ -327,7 +329,7 @@ def _between_dtype(picks: Any, *, width: str, method: str, **params: Any) -> Any
     return np.empty(0, quantile_dtype(picks.dtype, width, method))
 
 
-@operator(_between_rule, dtype=_between_dtype, error_name="quantile")
+@operator(_between_rule, dtype=_between_dtype, error_name="quantile", tags=("internal",))
 def between(
     picks: ArrayLike,
     /,

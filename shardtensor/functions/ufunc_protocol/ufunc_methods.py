@@ -32,6 +32,8 @@ from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 from shardtensor.tensor.value import Aval
 
+_DERIVATIVES = "ufunc_methods"
+
 
 def neutral_of(name: str, dtype: np.dtype[Any]) -> Any:
     """Returns the element that changes nothing, of a ufunc in `FOLDS`: for unsigned integers, all bits are the greatest
@@ -49,7 +51,7 @@ def _fold_dtype(x: Any, *, ufunc: str, **params: Any) -> Any:
     return getattr(np, ufunc).reduce(np.ravel(x), keepdims=True)
 
 
-@operator(reduction, combine="fold", dtype=_fold_dtype, blocks=False, error_name="reduce")
+@operator(reduction, combine="fold", dtype=_fold_dtype, blocks=False, error_name="reduce", tags=("internal",))
 def fold(
     x: ArrayLike, /, *, ufunc: str, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
 ) -> ShardedTensor:
@@ -67,7 +69,7 @@ implements(fold, "kernel")(reduced_by)
 # -- scans -----------------------------------------------------------------------------------------
 
 
-@operator(ufunc="accumulate", error_name="accumulate")
+@operator(ufunc="accumulate", error_name="accumulate", tags=("internal",))
 def running(x: ArrayLike, /, *, ufunc: str, axis: int) -> ShardedTensor:
     """Applies an associative ufunc to each element and the result before it: `numpy.ufunc.accumulate`.
 
@@ -166,7 +168,7 @@ def _accumulated_dtype(x: Any, *, ufunc: str, axis: int) -> Any:
     return getattr(np, ufunc).accumulate(np.ravel(x))
 
 
-@operator(_accumulated_rule, dtype=_accumulated_dtype, blocks=False, error_name="accumulate")
+@operator(_accumulated_rule, dtype=_accumulated_dtype, blocks=False, error_name="accumulate", tags=("internal",))
 def accumulated(x: ArrayLike, /, *, ufunc: str, axis: int) -> ShardedTensor:
     """Applies a ufunc that is not associative to each element and the result before it: `numpy.ufunc.accumulate`.
 
@@ -222,7 +224,7 @@ def _segments_dtype(x: Any, *, ufunc: str, dtype: Any = None, **params: Any) -> 
     return getattr(np, ufunc).reduceat(np.ravel(x), [0], dtype=dtype)
 
 
-@operator(_segments_rule, dtype=_segments_dtype, blocks=False, error_name="reduceat")
+@operator(_segments_rule, dtype=_segments_dtype, blocks=False, error_name="reduceat", tags=("internal",))
 def segments(
     x: ArrayLike, /, *, ufunc: str, starts: tuple[int, ...], axis: int, dtype: npt.DTypeLike | None = None
 ) -> ShardedTensor:
@@ -410,6 +412,7 @@ def _updated_dtype(x: Any, places: Any, values: Any = None, *, ufunc: str) -> An
     dtype=_updated_dtype,
     blocks=False,
     error_name="at",
+    tags=("internal",),
 )
 def updated(x: ArrayLike, places: ArrayLike, /, values: ArrayLike | None = None, *, ufunc: str) -> ShardedTensor:
     """Returns x after `numpy.ufunc.at`: the ufunc is applied once for each column of ``places``, the coordinates.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardtensor.core import Op, Operands, bind, call
 from shardtensor.errors import ArgumentError, ShapeError
-from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher, names_of
+from shardtensor.interpreters.batching.batcher import Batcher, names_of, special
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
@@ -28,11 +28,11 @@ def _called(batcher: Batcher, op: Op, operands: Operands, params: dict[str, Any]
     if params.get("axis_index_groups") is not None:
         raise ArgumentError(f"{op.name}: axis_index_groups of {batcher.axis_name!r}, an axis of vmap; wanted none")
     rest = tuple([name for name in names if name != batcher.axis_name])
-    if rest and op.name not in _REDUCTIONS:
+    rule = _RULES[op.name]
+    if rest and not rule.reduces:
         raise ArgumentError(
             f"{op.name}: {names!r} names an axis of vmap and others; wanted one collective for each of them"
         )
-    rule = _RULES[op.name]
     made = replaced(x, [_along(batcher, op, y, rule, params) for y in leaves(x)])
     if not rest:
         return made
@@ -61,25 +61,42 @@ _AXES = frozenset(("axis", "split_axis", "concat_axis", "scatter_dimension"))
 """The parameters of collectives that are dimensions of an array."""
 
 
-def _along(batcher: Batcher, op: Op, y: Any, rule: Callable[..., Any], params: dict[str, Any]) -> Any:
+class _Rule(NamedTuple):
+    """How a collective over the examples is called.
+
+    Attributes:
+        function: it returns the result of an array, of which the examples are the first dimension, given the name of
+            the collective and those of its parameters that are `_USED`.
+        is_same: whether all examples have the same result. Otherwise they are its first dimension.
+        reduces: whether it is a reduction, which may be over other axes, too.
+        of_number: for a Python number that all examples have in common, the function of it and of the number of
+            examples; by default it is an array.
+    """
+
+    function: Callable[..., Any]
+    is_same: bool = False
+    reduces: bool = False
+    of_number: Callable[[Any, int], Any] | None = None
+
+
+def _along(batcher: Batcher, op: Op, y: Any, rule: _Rule, params: dict[str, Any]) -> Any:
     """Returns the result of a leaf: the same for all examples, or one for each."""
-    if not batcher.differs(y) and type(y) in SCALARS and op.name in ("psum", "pprod"):
-        return y * batcher.size if op.name == "psum" else y**batcher.size
-    is_one = op.name in _SAME_FOR_ALL
+    if not batcher.differs(y) and type(y) in SCALARS and rule.of_number:
+        return rule.of_number(y, batcher.size)
     with batcher.outside():
         x = batcher.examples(y)
         if not batcher.differs(y):
             x = call("asarray", x)
             x = call("broadcast_to", x, (batcher.size, *x.shape))
-        made = rule(x, op.name, **{name: value for name, value in params.items() if name in _USED})
-        return made if is_one else batcher.value(made)
+        made = rule.function(x, op.name, **{name: value for name, value in params.items() if name in _USED})
+        return made if rule.is_same else batcher.value(made)
 
 
 _USED = _AXES | {"tiled", "perm", "source"}
 
 
-def _reduced(name: str) -> Callable[..., Any]:
-    return lambda x, _: call(name, x, axis=0)
+def _reduction(name: str, of_number: Callable[[Any, int], Any] | None = None) -> _Rule:
+    return _Rule(lambda x, _: call(name, x, axis=0), is_same=True, reduces=True, of_number=of_number)
 
 
 def _gathered(x: Any, name: str, axis: int, tiled: bool) -> Any:
@@ -152,16 +169,19 @@ def _broadcast(x: Any, name: str, source: int) -> Any:
     return call("copy", x[operator.index(source)])
 
 
-_REDUCTIONS = {"psum": "sum", "pmean": "mean", "pmax": "max", "pmin": "min", "pprod": "prod"}
-_SAME_FOR_ALL = frozenset((*_REDUCTIONS, "all_gather", "pbroadcast"))
-_RULES: dict[str, Callable[..., Any]] = {
-    **{name: _reduced(function) for name, function in _REDUCTIONS.items()},
-    "all_gather": _gathered,
-    "psum_scatter": _scattered,
-    "all_to_all": _exchanged,
-    "pswapaxes": _swapped,
-    "ppermute": _permuted,
-    "pshuffle": _shuffled,
-    "pbroadcast": _broadcast,
+_RULES: dict[str, _Rule] = {
+    "psum": _reduction("sum", operator.mul),
+    "pmean": _reduction("mean"),
+    "pmax": _reduction("max"),
+    "pmin": _reduction("min"),
+    "pprod": _reduction("prod", operator.pow),
+    "all_gather": _Rule(_gathered, is_same=True),
+    "psum_scatter": _Rule(_scattered),
+    "all_to_all": _Rule(_exchanged),
+    "pswapaxes": _Rule(_swapped),
+    "ppermute": _Rule(_permuted),
+    "pshuffle": _Rule(_shuffled),
+    "pbroadcast": _Rule(_broadcast, is_same=True),
 }
-SPECIAL.update(dict.fromkeys(_RULES, _called))
+"""The rules of the collectives, whose names are those of the package above."""
+special(**dict.fromkeys(_RULES, _called))

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardtensor.core import OPS, Op, Operands, bind_by, call
 from shardtensor.errors import ArgumentError
-from shardtensor.interpreters.batching.batcher import SPECIAL, Batcher, for_all
+from shardtensor.interpreters.batching.batcher import Batcher, for_all, special
 from shardtensor.interpreters.control_flow.operators import Function, converted, kind_of, text_of
 from shardtensor.interpreters.infer import inferring
 from shardtensor.interpreters.views.views import stand_in
@@ -225,4 +225,4 @@ def _rule(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-SPECIAL.update(counted_loop=_rule(_counted), conditional_loop=_rule(_conditional), branch=_rule(_branch))
+special(counted_loop=_rule(_counted), conditional_loop=_rule(_conditional), branch=_rule(_branch))

@@ -31,10 +31,17 @@ from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor
 from shardtensor.tensor.value import Aval, aval, reduced
 
-SPECIAL: dict[str, Callable[[Any, Op, Operands, dict[str, Any]], Any]] = {}
+Special = Callable[[Any, Op, Operands, dict[str, Any]], Any]
+
+SPECIAL: dict[str, Special] = {}
 """The functions that call loops, branches and collectives for all examples, by the names of these: they need the
 batcher, which rules do not know.
 """
+
+
+def special(**functions: Special) -> None:
+    """Declares the functions that call operators, given by name, for all examples."""
+    SPECIAL.update(functions)
 
 
 class Batcher(Nested, CallInterpreter):

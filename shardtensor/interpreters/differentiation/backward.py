@@ -31,9 +31,6 @@ from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.tensor import ShardedTensor, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval, reduced
 
-_MOVES = frozenset(("transfer_to", "copy"))
-"""The operators of which the operand gets the cotangent of the result in another layout only."""
-
 
 class Step(Call):
     """One recorded call.
@@ -218,7 +215,7 @@ def _set_targets(steps: Sequence[Step], uses: dict[int, int], inputs: Sequence[t
     wanted: dict[int, Any] = {n: kind.sharding for n, kind in inputs if isinstance(kind, Aval)}
     for step in steps:
         number = step.inputs[0] if step.inputs else None
-        moves = step.op.name in _MOVES and step.derivative.takes_partial_sums  # Functions of the user do not.
+        moves = "same elements" in step.op.tags and step.derivative.takes_partial_sums  # Functions of the user do not.
         if moves and number in wanted and uses.get(number) == 1 and step.outputs[0] is not None:
             wanted[step.outputs[0]] = wanted[number]
         step.targets = [None if n is None or uses.get(n) != 1 else wanted.get(n) for n in step.inputs]

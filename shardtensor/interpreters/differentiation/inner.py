@@ -16,6 +16,7 @@ from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_by, call, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.derivatives.cotangents import is_inexact
+from shardtensor.functions.python_numbers import PYTHON
 from shardtensor.interpreters.control_flow.operators import lack_elements
 from shardtensor.interpreters.differentiation.backward import pulled_back
 from shardtensor.interpreters.differentiation.recorder import aval_of_scalar
@@ -23,7 +24,7 @@ from shardtensor.interpreters.differentiation.tape import Tape
 from shardtensor.interpreters.differentiation.taped_values import LEFT, Taped, kind_of, number_of
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.nested import Nested, innermost_of
-from shardtensor.interpreters.programs.trace import PYTHON, Traced, Tracer
+from shardtensor.interpreters.programs.trace import Traced, Tracer
 from shardtensor.interpreters.views.views import View
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements
@@ -344,8 +345,8 @@ class _Abstract(Interpreter):
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Infers one call. The results of Python's numbers stay such numbers."""
         operands = map_leaves(abstract, operands)
-        if op.name in PYTHON and all(type(x) in SCALARS for x in operands):
-            return _weak(PYTHON[op.name](*operands))
+        if op in PYTHON and all(type(x) in SCALARS for x in operands):
+            return _weak(PYTHON[op](*operands))
         if op.name == "copy" and type(operands[0]) in SCALARS:
             return _weak(operands[0])
         if op.functions:

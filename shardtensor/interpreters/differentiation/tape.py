@@ -19,11 +19,11 @@ from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationE
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Recording, Refused, vjp
+from shardtensor.functions.python_numbers import PYTHON
 from shardtensor.interpreters.calls import Found
 from shardtensor.interpreters.differentiation.backward import WRITTEN, Gathered, is_gathered, window
 from shardtensor.interpreters.differentiation.recorder import INSTEAD, Recorder, any_write, row_of
 from shardtensor.interpreters.differentiation.taped_values import LEAVES, Taped
-from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.interpreters.writes.write_ops import is_view
 from shardtensor.interpreters.writes.writes import check_result
 from shardtensor.places import is_in_package
@@ -71,7 +71,7 @@ class Tape(Recorder):
             return result
         if op.escapes:
             return self._escape(op, operands, params)
-        if op.name in PYTHON and (found := self._of_scalars(op, operands)) is not NotImplemented:
+        if op in PYTHON and (found := self._of_scalars(op, operands)) is not NotImplemented:
             return found
         if op.view_spec and type(operands[0]) is ShardedTensor:
             self.make_tensor(operands[0])
@@ -243,7 +243,7 @@ class Tape(Recorder):
             if type(primal) not in SCALARS:
                 return NotImplemented
             primals.append(primal)
-        result = PYTHON[op.name](*primals)
+        result = PYTHON[op](*primals)
         derivative = derivative_of(op)
         if derivative in (None, ZERO) or type(result) not in (float, complex):
             return result

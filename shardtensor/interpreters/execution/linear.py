@@ -1,92 +1,154 @@
 """Linear operators on unreduced tensors: they compute with the partial sums, and the result is unreduced, too.
 
-Each of them is a plan of an operator on the tensors of the partial sums (see `shardtensor.tensor.partial_sum_storage`),
-with its dimensions shifted by one, so that the partial sums keep their layout and nothing is added.
+The partial sums are the elements of a tensor with one more, leading dimension (see
+`shardtensor.tensor.partial_sum_storage`). How an operator is called with such a dimension is what its batching rule
+says, by which `vmap` calls it for all examples; in which operands it is linear, its tags say. So the rule is called
+with the partial sums in place of examples. They keep their layout, and nothing is added.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from shardtensor.core import OPS, Op, Operands, Params, execute
+from shardtensor.core import OPS, Interpreter, Op, Operands, Params, execute, interpreting
 from shardtensor.interpreters.execution.plan import Kind, Plan
-from shardtensor.interpreters.execution.planning import make_plan
-from shardtensor.sharding.layout import Shape
-from shardtensor.sharding.rules import normalize_axis, reduced_axes
+from shardtensor.interpreters.execution.planning import kind_of, make_plan
 from shardtensor.sharding.spec import P
+from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.partial_sum_storage import PartialSums
-from shardtensor.tensor.tensor import ShardedTensor, tensor
-from shardtensor.tensor.value import Aval, aval, reduced, stacked
+from shardtensor.tensor.tensor import ShardedTensor, tensor, without_elements
+from shardtensor.tensor.value import Aval, aval, stacked
 
-
-class Call(NamedTuple):
-    """The operator on the partial sums that a linear operator stands for.
-
-    Attributes:
-        params: the values of its parameters.
-        shapes: for each operand that is unreduced, the shape to which its partial sums are reshaped; None for others.
-        first: the dimension of the result along which the partial sums are.
-        name: the name of the operator; empty for the linear operator itself.
-    """
-
-    params: Params
-    shapes: Sequence[Shape | None]
-    first: int = 0
-    name: str = ""
-
-
-Rule = Callable[[Sequence[Any], dict[str, Any]], Call | None]
-"""``rule(kinds, params)`` returns the call for operands of these kinds, of which some are unreduced; None if the
-operator is not linear in these operands.
+_LINEAR: dict[str, Callable[[Sequence[bool]], bool]] = {
+    "linear": all,
+    "linear in each": lambda sums: sum(sums) == 1,
+    "linear in the first": lambda sums: sums[0] and not any(sums[1:]),
+    "linear in the others": lambda sums: not sums[0] and all(sums[1:]),
+}
+"""For each tag, whether an operator with it is linear in its unreduced operands, given for each operand whether it is
+unreduced.
 """
 
 
 def linear_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | None:
     """Returns the plan of an operator that is linear in its unreduced operands; None if it is not.
 
-    The operator is linear only if its result has the dtype of the partial sums, or is inexact: sums of integers could
-    overflow in the smaller dtype.
+    The operator is linear only if its result has the dtype of the partial sums, or is inexact and no narrower: sums of
+    integers could overflow in the smaller dtype, and those of floats would be rounded before they are added.
     """
-    rule = _RULES.get(op.name)
+    sums = [isinstance(k, Aval) and bool(k.unreduced) for k in kinds]
+    if not any(is_linear(sums) for tag, is_linear in _LINEAR.items() if tag in op.tags):
+        return None
     named = dict(zip(op.params, params, strict=True))
     layout = named.pop("layout", None)
-    if rule is None or (layout is not None and not getattr(layout, "spec", P()).unreduced):
+    if named.get("device") is not None or (layout is not None and not getattr(layout, "spec", P()).unreduced):
         return None
     tensors = [k for k in kinds if isinstance(k, Aval)]
-    sums = [k for k in tensors if k.unreduced]
-    mesh, axes = sums[0].sharding.mesh, sums[0].unreduced
-    alike = all(k.sharding.mesh == mesh for k in tensors) and all(k.unreduced == axes for k in sums)
+    unreduced = [k for k in tensors if k.unreduced]
+    mesh, axes = unreduced[0].sharding.mesh, unreduced[0].unreduced
+    alike = all(k.sharding.mesh == mesh for k in tensors) and all(k.unreduced == axes for k in unreduced)
     if not alike or any(set(axes).intersection(c) for k in tensors for c in k.sharding.spec.chains):
         return None
-    found = rule(kinds, named)
-    if found is None:
+    recorder = _Recorder([stacked(k) if isinstance(k, Aval) and k.unreduced else k for k in kinds])
+    result = recorder.called(OPS[op.name], sums, named)
+    if result is None:
         return None
-    reshapes = [
-        make_plan(OPS["reshape"], [stacked(k)], (shape, None))
-        if isinstance(k, Aval) and shape is not None and shape != stacked(k).shape
-        else None
-        for k, shape in zip(kinds, found.shapes, strict=True)
-    ]
-    inner_kinds: list[Kind] = [
-        plan.result if plan else stacked(k) if isinstance(k, Aval) and shape is not None else k
-        for k, shape, plan in zip(kinds, found.shapes, reshapes, strict=True)
-    ]
-    steps = [make_plan(OPS[found.name or op.name], inner_kinds, found.params)]
-    if first := found.first:
-        order = (first, *range(first), *range(first + 1, steps[0].result.ndim))
-        steps.append(make_plan(OPS["permute_dims"], [steps[0].result], (order,)))
-    made = steps[-1].result
+    made = next(plan.result for plan, _, number in recorder.steps if number == result)
     chains = made.sharding.spec.chains_of(made.ndim)
     if chains[0] != axes or made.sharding.mesh != mesh:
         return None
-    if made.dtype.kind not in "fc" and any(k.dtype != made.dtype for k in sums):
+    if not all(_is_wider(k.dtype, made.dtype, op) for k in unreduced):
         return None
-    result = aval(made.shape[1:], made.dtype, made.sharding.with_spec(P(*chains[1:], unreduced=axes)), made.committed)
-    return LinearPlan(op, [shape is not None for shape in found.shapes], reshapes, steps, result)
+    value = aval(made.shape[1:], made.dtype, made.sharding.with_spec(P(*chains[1:], unreduced=axes)), made.committed)
+    return LinearPlan(op, sums, recorder, result, value)
+
+
+def _is_wider(dtype: np.dtype[Any], made: np.dtype[Any], op: Op) -> bool:
+    """Whether an operator may compute partial sums of one dtype that are added in another one."""
+    if dtype == made:
+        return True
+    return made.kind in "fc" and (dtype.kind in "fc" or op.name != "astype") and np.can_cast(dtype, made)
+
+
+class _NotPlanned(Exception):
+    """A rule calls an operator that has no plan."""
+
+
+class _Recorder(Interpreter):
+    """Records the plans of the operators that a rule calls, on tensors without elements.
+
+    Args:
+        kinds: the kinds of the operands of the rule.
+
+    Attributes:
+        steps: the plans, with the numbers of their operands and of the result.
+        others: the values behind the operands of the rule, by number: constants of the rule, and None for results.
+    """
+
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        self.steps: list[tuple[Plan, Sequence[int], int]] = []
+        self.others: list[Any] = []
+        self._operands = tuple(map(_stand_in, kinds))
+        self._values = list(self._operands)  # They are held, so that their identities stay theirs.
+
+    def called(self, op: Op, sums: Sequence[bool], named: dict[str, Any]) -> int | None:
+        """Returns the number of the result of the batching rule of an operator; None if plans do not compute it.
+
+        Args:
+            op: the operator.
+            sums: for each operand whether it has the dimension of the partial sums.
+            named: the parameters.
+        """
+        from shardtensor.functions.batching import Call, rule_of  # Few programs have unreduced tensors.
+
+        count = next(x.shape[0] for x, has_sums in zip(self._operands, sums, strict=True) if has_sums)
+        rule = rule_of(op)
+        assert rule is not None, f"{op.name} is declared as linear, and has no batching rule"
+        try:
+            with interpreting(self):
+                result = rule(Call(op, self._operands, sums, named, count))
+        except _NotPlanned:
+            return None
+        number = self._number(result)
+        return number if any(made == number for *_, made in self.steps) else None
+
+    def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
+        """Records the plan of a call, and returns the result without elements."""
+        if op.composite:
+            result = op.composite(*(operands if not op.variadic else (operands,)), *params)
+            if result is not NotImplemented:
+                return result
+        if op.algorithm:
+            raise _NotPlanned
+        plan = make_plan(op, list(map(kind_of, operands)), params)
+        given = list(map(self._number, operands))
+        made = without_elements(plan.result)
+        self.steps.append((plan, given, self._added(made, None)))
+        return made
+
+    def _number(self, x: Any) -> int:
+        """Returns the number of a value; a new one is a constant."""
+        known = next((n for n, value in enumerate(self._values) if value is x), None)
+        return self._added(x, x) if known is None else known
+
+    def _added(self, value: Any, constant: Any) -> int:
+        self._values.append(value)
+        self.others.append(constant)
+        return len(self._values) - 1
+
+
+def _stand_in(kind: Kind) -> Any:
+    """Returns an operand of that kind; only tensors have no elements. At most one operand of a linear operator is a
+    Python scalar, and rules of linear operators have no scalars of their own, so that identities tell values apart.
+    """
+    if isinstance(kind, Aval):
+        return without_elements(kind)
+    if isinstance(kind, HostAval):
+        return np.broadcast_to(np.zeros((), kind.dtype), kind.shape)
+    return None if kind is None else kind(1)
 
 
 class LinearPlan(Plan):
@@ -95,23 +157,20 @@ class LinearPlan(Plan):
     Args:
         op: the operator.
         sums: for each operand whether it is unreduced.
-        reshapes: for each of these, the plan that reshapes its partial sums, or None.
-        steps: the plan of the operator on the partial sums, and one that permutes the dimensions of its result, if the
-            partial sums are not along the first one.
+        recorder: it has recorded the plans.
+        number: the number of the partial sums of the result.
         result: the aval of the result, which is unreduced.
     """
 
-    __slots__ = ("_reshapes", "_steps", "_sums")
+    __slots__ = ("_number", "_others", "_steps", "_sums")
 
-    def __init__(
-        self, op: Op, sums: Sequence[bool], reshapes: Sequence[Plan | None], steps: Sequence[Plan], result: Aval
-    ) -> None:
+    def __init__(self, op: Op, sums: Sequence[bool], recorder: _Recorder, number: int, result: Aval) -> None:
         self._sums = sums
-        self._reshapes = reshapes
-        self._steps = steps
-        first = steps[0]
-        execution = (first.strategy, lambda operands: self._with("run", operands))
-        super().__init__(op, result, (), first.transfers, first.schedules, lambda: execution)
+        self._steps, self._others = recorder.steps, recorder.others
+        self._number = number
+        main = next((plan for plan, *_ in self._steps if plan.op is op), self._steps[-1][0])
+        execution = (main.strategy, lambda operands: self._with("run", operands))
+        super().__init__(op, result, (), main.transfers, main.schedules, lambda: execution)
 
     def infer(self, operands: Operands) -> ShardedTensor:
         """See `Plan`."""
@@ -119,6 +178,7 @@ class LinearPlan(Plan):
 
     def _with(self, method: str, operands: Operands) -> ShardedTensor:
         """Returns the result of the plans by their method ``run`` or ``infer``."""
+<<<<<<< e04b158c67f0c9e2da5ff343d112908685bdf273
         taken = []
         for x, unreduced, reshaped in zip(operands, self._sums, self._reshapes, strict=True):
             part = execute(OPS["partial_sums"], (x,), ()) if unreduced else x
@@ -262,3 +322,11 @@ _RULES: dict[str, Rule] = {
     "stack": functools.partial(_joined, new=1),
 }
 """The linear operators. Views of unreduced tensors are unreduced, too: see `infer_view`."""
+=======
+        pairs = zip(operands, self._sums, strict=True)
+        values = [execute(OPS["partial_sums"], (x,), ()) if unreduced else x for x, unreduced in pairs]
+        values += self._others
+        for plan, given, number in self._steps:
+            values[number] = getattr(plan, method)(tuple([values[n] for n in given]))
+        return tensor(self.result, PartialSums(values[self._number]))
+>>>>>>> b2865f57a269ecbdb3e4916810a49a175d44718c

@@ -23,9 +23,6 @@ from shardtensor.tensor.partial_sum_storage import PartialSums
 from shardtensor.tensor.tensor import ShardedTensor, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval, stacked, whole_of
 
-_ADDED = frozenset(("sum", "trace"))
-"""The monoids whose states are arrays of the result's dtype, which are added."""
-
 
 def placed_result(op: Op, value: Aval, partial_axes: Chain, layout: Where) -> Aval:
     """Returns the aval of the result of a reduction that is nearest to the layout that the caller wants: unreduced
@@ -44,7 +41,8 @@ def placed_result(op: Op, value: Aval, partial_axes: Chain, layout: Where) -> Av
     if target.mesh != value.sharding.mesh:
         return value
     have, want = [s.spec.chains_of(value.ndim) for s in (value.sharding, target)]
-    sums = target.spec.unreduced.intersection(partial_axes) if op.combine in _ADDED else ()
+    adds = op.combine is not None and MONOIDS[op.combine].adds
+    sums = target.spec.unreduced.intersection(partial_axes) if adds else ()
     if sums:
         return _with_spec(value, P(*have, unreduced=sums))
     split = [_extended(h, w, partial_axes) for h, w in zip(have, want, strict=True)]

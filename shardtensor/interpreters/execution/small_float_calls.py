@@ -25,16 +25,6 @@ from shardtensor.tensor.value import Aval
 
 _WIDE = np.dtype(np.float32)
 
-_NATIVE = frozenset((
-    "array_split", "asarray", "astype", "atleast_1d", "atleast_2d", "atleast_3d", "bitcast", "broadcast_arrays",
-    "broadcast_to", "copy", "dlpack_device", "dsplit", "elements_of_ranks", "expand_dims", "fliplr", "flipud",
-    "from_dlpack", "getitem", "hsplit", "matrix_transpose", "moveaxis", "partial_sums", "permute_dims",
-    "place_result", "put", "ravel", "reshape", "reshard", "rollaxis", "rot90", "setitem", "shard", "split",
-    "split_over", "squeeze", "swapaxes", "to_batched_list", "to_dlpack", "to_host", "transfer_to", "unshard",
-    "unsqueeze", "unstack", "view", "vsplit", "with_halos",
-))  # fmt: skip
-"""The operators that move elements of any dtype, or cast them; maps and collectives take any dtype as well."""
-
 
 def small_float_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | None:
     """Returns the plan of an operator on such operands, or with such a ``dtype``; None for one that needs no cast."""
@@ -159,9 +149,8 @@ def in_wide(apply: Callable[[Op, Operands, Params], Any], op: Op, operands: Oper
 
 def _is_native(op: Op, operands: Sequence[Any]) -> bool:
     """Whether an operator takes elements of any dtype, unless it would have to promote them."""
-    return (
-        op.spmd or op.name in _NATIVE or (op.movement is not None and len({str(_dtype_of(x)) for x in operands}) == 1)
-    )
+    moves = op.movement is not None and len({str(_dtype_of(x)) for x in operands}) == 1
+    return op.spmd or "any dtype" in op.tags or moves
 
 
 def _dtype_of(x: Any) -> Any:

@@ -116,11 +116,11 @@ def joined(mine: Sequence[tuple[int | str, Any]], others: Sequence[Any], named: 
 
 
 def copied_by(x: Any) -> Sequence[str]:
-    """Returns the operators that copy a leaf, a view, where they return a view of a new array of its shape."""
+    """Returns the tags of operators that copy a leaf, a view, where they return a view of a new array of its shape."""
     view_spec = getattr(getattr(x, "_storage", None), "view_spec", None)
     if view_spec is None or view_spec.is_contiguous:
         return ()
-    return ("ravel",) if view_spec.is_straight else ("ravel", "reshape")
+    return ("view if contiguous",) if view_spec.is_straight else ("view if contiguous", "view if straight")
 
 
 def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> Call:
@@ -151,8 +151,8 @@ def call_of(found: list[Any], captured: Mapping[int, Any], by_window: bool) -> C
             bases.append((k, base))
             value = x._aval
             kinds.append(value if value.ndim else (value, x._is_scalar))
-            if base is not x and (operators := copied_by(x)):
-                kinds[k] = value, operators
+            if base is not x and (tags := copied_by(x)):
+                kinds[k] = value, tags
                 windows = windows or by_window
         elif kind in SCALARS:
             kinds.append(kind)

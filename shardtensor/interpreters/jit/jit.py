@@ -207,8 +207,8 @@ class JitFunction(Generic[Arguments, Result]):
         for unit, x in zip(made.units, inputs, strict=True):
             if id(unit) in self._cache.captured:
                 trace.roots[id(unit)] = x
-            if operators := copied_by(unit):
-                trace.copied[id(x)] = operators
+            if tags := copied_by(unit):
+                trace.copied[id(x)] = tags
         tree = (tuple(args), dict(kwargs))
         given = [
             x if leaf.unit is None else _leaf(inputs[leaf.unit], leaf.view_spec, x)

@@ -246,7 +246,9 @@ def _peak(program: Program, nodes: Sequence[Sequence[Equation]]) -> int:
 def _shared_by(node: Sequence[Equation]) -> Var | None:
     """Returns the operand of which an equation makes a view, a copy, or a tensor in the same layout; else None."""
     equation = node[0]
-    if len(node) > 1 or equation.op.name not in ("view", "copy", "transfer_to") or equation.writes:
+    if len(node) > 1 or equation.writes:
+        return None
+    if equation.op.name != "view" and "same elements" not in equation.op.tags:
         return None
     source, made = equation.operands[0], equation.results
     if not isinstance(source, Var) or not isinstance(made, Var):

@@ -33,13 +33,13 @@ from shardtensor.core import (
     outermost,
 )
 from shardtensor.errors import ShardTensorError
+from shardtensor.functions.python_numbers import PYTHON
 from shardtensor.functions.random.random_keys import Key, bits_of
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, replace_vars, vars_of
-from shardtensor.interpreters.programs.trace import PYTHON
 from shardtensor.interpreters.views.views import View, evaluate, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
@@ -322,7 +322,7 @@ def _composed(outer: ViewSpec, inner: ViewSpec) -> ViewSpec | None:
 def compute(equation: Equation, values: Values) -> None:
     """Adds a Python number that an equation computes of others."""
     given = [values[x.number] if type(x) is Var else x for x in equation.operands]
-    values[equation.results.number] = PYTHON[equation.op.name](*given)
+    values[equation.results.number] = PYTHON[equation.op](*given)
 
 
 def _on_python_scalars(equation: Equation, dead: Sequence[int]) -> Step:

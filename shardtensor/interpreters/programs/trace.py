@@ -21,7 +21,8 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, Function, Interpreter, Op, Operands, Params, call, execute, innermost, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
-from shardtensor.functions.random.random_keys import Key, SymbolicKey, derived_bits
+from shardtensor.functions.python_numbers import PYTHON
+from shardtensor.functions.random.random_keys import Key, SymbolicKey
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.infer import INFER
 from shardtensor.interpreters.programs.program import Equation, Program, ValueKind, Var, vars_of
@@ -37,21 +38,6 @@ from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements
 from shardtensor.tensor.value import Aval, aval
-
-PYTHON: dict[str, Callable[..., Any]] = {
-    "add": python.add, "subtract": python.sub, "multiply": python.mul, "divide": python.truediv,
-    "floor_divide": python.floordiv, "remainder": python.mod, "pow": python.pow, "negative": python.neg,
-    "positive": python.pos, "abs": abs, "less": python.lt, "less_equal": python.le, "greater": python.gt,
-    "greater_equal": python.ge, "equal": python.eq, "not_equal": python.ne, "derived_bits": derived_bits,
-}  # fmt: skip
-"""Python's functions for operators of Python scalars, whose results are Python scalars, too: they stay weak."""
-
-_TAKE_HOST_ARRAYS = frozenset(("asarray", "transfer_to"))
-"""The operators with an algorithm whose inference reads no element of a host array."""
-
-
-_CARRY_OF: dict[str, Callable[[Any], Any]] = {"counted_loop": lambda result: result[0], "conditional_loop": lambda x: x}
-"""For loops, the function that returns the last carry, given the result."""
 
 
 class Traced(NoElements):
@@ -113,8 +99,8 @@ class Trace:
         arguments: the access paths of the inputs.
         captured: the tensors that it closes over, by identity.
         roots: the traced inputs for tensors that the function closes over as well, by identity of the tensor.
-        copied: for traced inputs that are views with strides, by identity, the operators that may copy them (see
-            `shardtensor.interpreters.jit.arguments.copied_by`): traced code takes the inputs for new arrays.
+        copied: for traced inputs that are views with strides, by identity, the tags of operators that may copy them
+            (see `shardtensor.interpreters.jit.arguments.copied_by`): traced code takes the inputs for new arrays.
         copies_argument: whether one of these operators is called.
         copies: the values that they return, which may be views of the arguments in eager mode.
         ended: whether the function has returned.
@@ -156,7 +142,7 @@ class Trace:
         """Records the result of an operator that is called with an input that it may copy, or with a view of one."""
         if not self.copied or not operands or type(x := operands[0]) is not ShardedTensor:
             return
-        if op.name in self.copied.get(id(x._base_and_view()[0]), ()):
+        if not op.tags.isdisjoint(self.copied.get(id(x._base_and_view()[0]), ())):
             self.copies_argument = True
             if _is_traced(result):
                 self.copies.add(result._storage.value)
@@ -258,7 +244,7 @@ class Tracer(CallInterpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Records one call of an operator. Views, and operators that are composed of others, are not recorded."""
-        if op.name in PYTHON and all(type(x) in SCALARS or self._is_weak(x) for x in operands):
+        if op in PYTHON and all(type(x) in SCALARS or self._is_weak(x) for x in operands):
             return self._on_python_scalars(op, operands)
         if op.escapes:
             return self._escape(op, operands, params)
@@ -332,7 +318,7 @@ class Tracer(CallInterpreter):
     def planned(self, op: Op, operands: Operands, params: Params, *_: Any) -> Any:
         """Records a call."""
         # The inference places what is not placed, and the program afterwards, where the function needs it.
-        unplaced = [x for x in leaves(operands[0]) if self._is_unplaced(x)] if op.name in _CARRY_OF else []
+        unplaced = [x for x in leaves(operands[0]) if self._is_unplaced(x)] if "loop" in op.tags else []
         known = {id(x): x._storage.stand_in for x in unplaced}
         held, given = self._operands(
             op, (map_leaves(lambda x: known.get(id(x), x), operands[0]), *operands[1:]) if known else operands
@@ -352,8 +338,8 @@ class Tracer(CallInterpreter):
         inside = contextlib.nullcontext() if op.spmd and not op.functions else interpreting(self.inner)
         with inside, self._located(op, (held, params)):
             result = self.inner.apply(op, given, given_params)
-        if op.name in _CARRY_OF:
-            placed = self._placed(operands[0], _CARRY_OF[op.name](result))
+        if "loop" in op.tags:
+            placed = self._placed(operands[0], result[0] if op.name == "counted_loop" else result)
             held = (self._operand(op, True, placed)[0], *held[1:])
         for program in programs.values():
             bits |= self.trace.depends(program.free())
@@ -422,7 +408,7 @@ class Tracer(CallInterpreter):
 
     def _on_python_scalars(self, op: Op, operands: Operands) -> ShardedTensor:
         held, given = self._operands(op, operands)
-        kind = type(PYTHON[op.name](*given))
+        kind = type(PYTHON[op](*given))
         made = self.weak(kind, self.trace.depends(vars_of(held)))
         self._add(Equation(op, held, (), made._storage.value))
         return made
@@ -465,7 +451,7 @@ class Tracer(CallInterpreter):
         state = self._read(x)
         kind = state.value.kind
         unknown = (in_tree and not op.functions) or (isinstance(kind, HostAval) and op.algorithm)
-        if unknown and not isinstance(kind, Aval) and op.name not in _TAKE_HOST_ARRAYS:
+        if unknown and not isinstance(kind, Aval) and "reads no host arrays" not in op.tags:
             state = self._as_tensor(state)
         return state.value, state.stand_in
 

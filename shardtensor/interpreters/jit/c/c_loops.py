@@ -22,7 +22,7 @@ from shardtensor.core import default_interpreter, outermost
 from shardtensor.functions.random.random_keys import SymbolicKey
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.jit.c.c_executor import CompiledLoops
-from shardtensor.interpreters.jit.c.c_trips import COPIES, ENDLESS, FILLED, Loop, Part, Run, Unfit, is_number
+from shardtensor.interpreters.jit.c.c_trips import COPIES, ENDLESS, FILLED, WINDOWS, Loop, Part, Run, Unfit, is_number
 from shardtensor.interpreters.jit.grouping.fused import Fused, reports_errors
 from shardtensor.interpreters.jit.grouping.fused_alone import FusedProduct, FusedReduction, FusedTrips, is_alone
 from shardtensor.interpreters.jit.grouping.groups import is_kernel, is_on_host
@@ -57,7 +57,7 @@ def repeats_in_c(equation: Equation, programs: Sequence[Program], nodes: Sequenc
         programs: those of its functions.
         nodes: the nodes of each, where short loops have kernels, too.
     """
-    if equation.op.name not in ("counted_loop", "conditional_loop"):
+    if "loop" not in equation.op.tags:
         return False
     if not all(_is_known(v) for program in programs for v in (*program.inputs, *program.free(), *program.outputs)):
         return False
@@ -105,7 +105,7 @@ def _is_view(equation: Equation) -> bool:
     if equation.op.name == "getitem":
         (index,) = equation.params
         return all(type(k) is int for k in (index if type(index) is tuple else (index,)))
-    return equation.op.name in _SAME or equation.op.name in ("view", "broadcast_to", *FILLED)
+    return "same elements" in equation.op.tags or equation.op.name in WINDOWS or equation.op.name in FILLED
 
 
 def _is_assignment(equation: Equation) -> bool:
@@ -128,9 +128,6 @@ def _is_copy(equation: Equation) -> bool:
     dtypes = [getattr(kind_of(x), "dtype", None) for x in leaves(equation.operands)]
     return all(dtype == equation.results.kind.dtype for dtype in dtypes)
 
-
-_SAME = ("copy", "transfer_to")
-"""The operators whose result has the elements of the operand, in one memory at the same places."""
 
 _DTYPES = {kind: np.dtype(kind) for kind in (bool, int, float)}
 """The dtypes of Python numbers."""

@@ -49,6 +49,9 @@ ENDLESS = 1 << 62
 FILLED = {"zeros_like": 0, "ones_like": 1}
 """The operators whose result does not depend on the elements of the operand, with its elements."""
 
+WINDOWS = ("view", "broadcast_to")
+"""The operators whose result is where the elements of the operand are, besides selections of elements."""
+
 
 class Unfit(Exception):
     """C cannot run a loop on these arrays."""

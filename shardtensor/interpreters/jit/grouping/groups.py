@@ -219,9 +219,9 @@ def _live(program: Program, wide: bool, repeated: bool) -> Program:
     used = {*program.outputs, *program.writes.values()}
     kept: list[Equation] = []
     for equation in reversed(program.equations):
-        if used.isdisjoint(equation.makes()) and (
-            equation.op.name in ("view", "copy") or _is_local(equation, wide, repeated)
-        ):
+        op = equation.op
+        copies = "same elements" in op.tags and op.name != "transfer_to"  # A transfer is what the program asks for.
+        if used.isdisjoint(equation.makes()) and (op.name == "view" or copies or _is_local(equation, wide, repeated)):
             continue
         used.update(equation.reads())
         kept.append(equation)
@@ -284,7 +284,7 @@ def _is_possible(equation: Equation, wide: bool, repeated: bool) -> bool:
         return False
     if equation.writes and not has_function(equation):
         return False
-    if equation.op.name in ("astype", "clip") and not repeated:
+    if "in kernels" in equation.op.tags and equation.op.name != "where" and not repeated:
         return False
     value = equation.results.kind
     kinds = [x.kind if type(x) is Var else x for x in equation.operands]
@@ -399,7 +399,7 @@ def function_of(equation: Equation) -> str | None:
         return "astype" if np.can_cast(equation.operands[1].kind.dtype, dtype, "same_kind") else None
     if op.name == "astype":
         return _cast_of(equation)
-    if op.name in ("where", "clip") or (op.is_ufunc and not op.params and op.kernel is None and op.composite is None):
+    if "in kernels" in op.tags or (op.is_ufunc and not op.params and op.kernel is None and op.composite is None):
         name = op.name
     else:
         return None

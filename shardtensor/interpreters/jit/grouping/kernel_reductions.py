@@ -8,8 +8,8 @@ only. NumPy's order is that of eager mode where whole rows are on one device.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,13 +20,12 @@ from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import reduced_axes
 from shardtensor.tensor.value import Aval
 
-_NAMES = frozenset(("sum", "prod", "max", "min", "any", "all", "mean", "var", "std"))
 _PARAMS = frozenset(("axis", "dtype", "keepdims", "correction"))
 
 
 def is_reduction(equation: Equation) -> bool:
     """Returns whether an equation is a reduction that kernels know."""
-    return equation.op.name in _NAMES and equation.op.combine is not None
+    return equation.op.name in _STEPS and equation.op.combine is not None
 
 
 def axes_of(equation: Equation) -> Sequence[int]:
@@ -57,14 +56,7 @@ def reduces_some(equation: Equation, x: Aval) -> bool:
         return False
     if is_wide(equation) and any(dtype_name(y.dtype) not in C_TYPES for y in (x, value)):
         return False
-    name, kind = equation.op.name, x.dtype.kind
-    if name in ("var", "std"):
-        return kind in "biuf" and x.dtype != np.float16  # The bits would not be those of eager mode.
-    if name in ("sum", "prod"):
-        return bool(x.dtype == value.dtype) or (kind in "biu" and value.dtype.kind in "iu")
-    if name == "mean":
-        return kind != "c"  # Likewise.
-    return name in ("any", "all") or bool(x.dtype == value.dtype)
+    return _STEPS[equation.op.name].takes(x.dtype, value.dtype)
 
 
 def is_wide(equation: Equation) -> bool:
@@ -89,14 +81,12 @@ def add_reduction(
         in_blocks: whether eager mode computes it in blocks. Otherwise it calls NumPy's variance, which adds the squares
             in another order.
     """
-    name, dtype = equation.op.name, equation.results.kind.dtype
-    if name in ("max", "min", "any", "all"):
-        return builder.reduce(name, x)
-    if name in ("sum", "prod"):
-        return builder.reduce(name, builder.astype(x, dtype))
+    steps, dtype = _STEPS[equation.op.name], equation.results.kind.dtype
+    if not steps.averages:
+        return builder.reduce(equation.op.name, builder.astype(x, dtype) if steps.casts else x)
     x = builder.astype(x, _precision(builder.dtype(x)))
     mean = builder.reduce("mean", x)
-    if name == "mean":
+    if not steps.spreads:
         return builder.astype(mean, dtype)
     assert one is not None
     deviation = builder.call("subtract", x, mean)
@@ -105,12 +95,12 @@ def add_reduction(
     else:
         spread = builder.reduce("sum", builder.call("multiply", deviation, deviation))
     made = builder.astype(builder.call("divide", spread, one), dtype)
-    return builder.call("sqrt", made) if name == "std" else made
+    return builder.call("sqrt", made) if steps.root else made
 
 
 def divisor(equation: Equation) -> float | None:
     """Returns the number by which a variance divides the sum of squares; None for other reductions."""
-    if equation.op.name not in ("var", "std"):
+    if not _STEPS[equation.op.name].spreads:
         return None
     shape = equation.operands[0].kind.shape
     count = math.prod([shape[d] for d in axes_of(equation)])
@@ -124,3 +114,51 @@ def _precision(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _named(equation: Equation) -> dict[str, Any]:
     return dict(zip(equation.op.params, equation.params, strict=True))
+
+
+# -- what a kernel knows of each reduction ---------------------------------------------------------
+
+DType: TypeAlias = np.dtype[Any]
+
+
+class _Steps(NamedTuple):
+    """The steps of a reduction.
+
+    Attributes:
+        takes: returns whether kernels reduce elements of one dtype to another with the bits of eager mode.
+        casts: whether the elements are cast to the dtype of the result before.
+        averages: whether their mean is computed.
+        spreads: whether the squares of their deviations from it are added.
+        root: whether the square root of the result is taken.
+    """
+
+    takes: Callable[[DType, DType], bool]
+    casts: bool = False
+    averages: bool = False
+    spreads: bool = False
+    root: bool = False
+
+
+def _alike(dtype: DType, made: DType) -> bool:
+    return dtype == made
+
+
+def _added(dtype: DType, made: DType) -> bool:
+    return dtype == made or (dtype.kind in "biu" and made.kind in "iu")
+
+
+def _spread(dtype: DType, made: DType) -> bool:
+    return dtype.kind in "biuf" and dtype != np.float16
+
+
+_STEPS: dict[str, _Steps] = {
+    "max": _Steps(_alike),
+    "min": _Steps(_alike),
+    "any": _Steps(lambda dtype, made: True),
+    "all": _Steps(lambda dtype, made: True),
+    "sum": _Steps(_added, casts=True),
+    "prod": _Steps(_added, casts=True),
+    "mean": _Steps(lambda dtype, made: dtype.kind != "c", averages=True),
+    "var": _Steps(_spread, averages=True, spreads=True),
+    "std": _Steps(_spread, averages=True, spreads=True, root=True),
+}

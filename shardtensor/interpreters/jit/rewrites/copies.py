@@ -43,7 +43,7 @@ def without_copies(program: Program, _: Setting) -> Program:
 
 def _is_copy(equation: Equation) -> bool:
     """Whether the result of an equation has the elements, the dtype and the layout of its operand."""
-    if equation.op.name not in ("copy", "transfer_to") or equation.writes:
+    if "same elements" not in equation.op.tags or equation.writes:
         return False
     source, result = equation.operands[0], equation.results
     if type(source) is not Var or not isinstance(source.kind, Aval) or source.kind.unreduced:

@@ -22,11 +22,6 @@ from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P
 from shardtensor.tensor.value import Aval, aval
 
-_EXACT = frozenset(
-    ("view", "copy", "negative", "reshape", "permute_dims", "matrix_transpose", "broadcast_to", "flip", "stack")
-)
-"""The linear operators that round no element, so that the sum has the bits that it has in eager mode."""
-
 _MOST = 64
 """The maximum number of reductions of a program of which the sums are deferred."""
 
@@ -147,7 +142,7 @@ class _Deferral:
         """
         if equation.writes or equation.programs or type(equation.results) is not Var:
             return None
-        if self._exact and equation.op.name not in (*_EXACT, "transfer_to"):
+        if self._exact and "exact" not in equation.op.tags:
             return None
         taken = {v: u for v, u in self._unreduced.items() if v not in self._narrow}
         if any(v in self._narrow for v in equation.reads()):
