@@ -23,7 +23,7 @@ from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
-_DERIVATIVES = "halos"
+_DERIVATIVES = "of_halos"
 
 BOUNDARIES = ("periodic", "reflect", "nearest")
 """The boundaries that repeat elements; a number is the value of all elements outside of the array."""

@@ -17,7 +17,7 @@ from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "indexing"
+_DERIVATIVES = "of_indexing"
 
 _INT = np.dtype("int64")
 

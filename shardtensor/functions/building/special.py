@@ -12,7 +12,7 @@ from shardtensor.core import implements, operator
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "mathematical"
+_DERIVATIVES = "of_mathematical"
 
 _DOUBLE = np.dtype("float64")
 

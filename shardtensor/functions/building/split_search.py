@@ -16,7 +16,7 @@ from shardtensor.host import host_sorting
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
-_DERIVATIVES = "ordering"
+_DERIVATIVES = "of_ordering"
 
 
 def are_split_alike(x1: Any, x2: Any) -> bool:

@@ -17,7 +17,7 @@ from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 
 def are_whole(x: Any, dims: Sequence[int]) -> bool:

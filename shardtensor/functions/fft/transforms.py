@@ -39,7 +39,7 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import integer_from, shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "fourier"
+_DERIVATIVES = "of_transforms"
 
 _NORMS = ("backward", "ortho", "forward")
 

@@ -32,7 +32,7 @@ from shardtensor.tensor.ownership import lease_of, never_ends
 from shardtensor.tensor.storage import Lease
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 
 @operator(escapes=True, tags=("any dtype", "internal"))

@@ -29,7 +29,7 @@ from shardtensor.functions.standard.manipulation import matrix_transpose
 from shardtensor.sharding.layout import Shape
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "linalg"
+_DERIVATIVES = "of_linalg"
 
 
 class EigResult(NamedTuple):

@@ -66,7 +66,7 @@ from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "linalg"
+_DERIVATIVES = "of_linalg"
 
 # -- the standard's products and diagonals, along the last dimensions ------------------------------
 

@@ -39,7 +39,7 @@ from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
-_DERIVATIVES = "elementwise"
+_DERIVATIVES = "of_elementwise"
 
 
 def array_like(x: Any, caller: str) -> Any:

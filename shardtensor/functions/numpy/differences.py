@@ -21,7 +21,7 @@ from shardtensor.sharding.rules import normalize_axes
 from shardtensor.tensor.operands import host_array
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "products"
+_DERIVATIVES = "of_products"
 
 
 def _overlaps(shapes: Sequence[Shape], *, before: int = 0, behind: int = 0) -> tuple[str, Shape]:

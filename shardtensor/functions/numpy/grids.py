@@ -24,7 +24,7 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import integer_from, shape_of, sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 # -- ranges ----------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "mathematical"
+_DERIVATIVES = "of_mathematical"
 
 _WHOLE_LINES = "a line that no other dimension can split is given to the function whole"
 

@@ -49,7 +49,7 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "mathematical"
+_DERIVATIVES = "of_mathematical"
 
 # -- elementwise -----------------------------------------------------------------------------------
 

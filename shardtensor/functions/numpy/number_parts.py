@@ -12,7 +12,7 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import dtype_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "elementwise"
+_DERIVATIVES = "of_elementwise"
 
 
 @operator(operands=("x1", "x2"))

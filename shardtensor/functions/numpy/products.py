@@ -29,7 +29,7 @@ from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.operands import integer_of, shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
-_DERIVATIVES = "products"
+_DERIVATIVES = "of_products"
 
 SMALL = 1 << 15
 """The number of elements up to which products without a contraction are one operator; larger ones use `multiply`, which

@@ -21,7 +21,7 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 # -- triangles ----------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ from shardtensor.host.units import counted
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "elementwise"
+_DERIVATIVES = "of_elementwise"
 
 # -- angles ----------------------------------------------------------------------------------------
 

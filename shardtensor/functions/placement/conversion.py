@@ -22,7 +22,7 @@ from shardtensor.tensor.tensor import (
 )
 from shardtensor.tensor.value import Aval, aval
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 
 @operator(

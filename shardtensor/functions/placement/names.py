@@ -8,7 +8,7 @@ from shardtensor.core import implements, named, operator
 from shardtensor.tensor.pytree import map_leaves
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 
 @operator(error_name="checkpoint_name", tags=("internal",))

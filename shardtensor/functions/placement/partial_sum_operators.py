@@ -20,7 +20,7 @@ from shardtensor.tensor.partial_sum_storage import PartialSums
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, tensor_of, without_elements
 from shardtensor.tensor.value import Aval, aval, new_buffers, stacked
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 
 @operator(reduction, combine="sum", error_name="reshard", blocks=False, dtype=lambda x, **params: x, tags=("internal",))

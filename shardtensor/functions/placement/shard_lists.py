@@ -30,7 +30,7 @@ from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, tensor, tensor_of
 from shardtensor.tensor.value import Aval, aval
 
-_DERIVATIVES = "lists"
+_DERIVATIVES = "of_lists"
 
 
 @operator(tags=("any dtype",))

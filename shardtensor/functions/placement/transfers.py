@@ -50,7 +50,7 @@ from shardtensor.tensor.tensor import (
 )
 from shardtensor.tensor.value import Aval, aval, whole_of
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 _Key = TypeVar("_Key")
 _Leaf = TypeVar("_Leaf", bound=ArrayLike)

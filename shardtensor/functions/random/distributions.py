@@ -26,7 +26,7 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import sharded_dtype
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "mathematical"
+_DERIVATIVES = "of_mathematical"
 
 _LOW = 0xFFFFFFFF
 _TURN = 2 * math.pi

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from shardtensor.core import Op, bind
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
-from shardtensor.functions.python_numbers import PYTHON
+from shardtensor.functions.building.python_numbers import PYTHON
 from shardtensor.host import philox
 from shardtensor.tensor.tensor import ShardedTensor
 

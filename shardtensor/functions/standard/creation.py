@@ -35,7 +35,7 @@ from shardtensor.tensor.nested_lists import converted
 from shardtensor.tensor.operands import fill_value, sharded_dtype
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 _Where = Where | None
 _ShapeAndDtype = tuple[Shape, Any]

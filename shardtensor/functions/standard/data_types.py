@@ -19,7 +19,7 @@ from shardtensor.sharding.view_spec import ViewSpec, part_of
 from shardtensor.tensor.operands import sharded_dtype, truth_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
-_DERIVATIVES = "elementwise"
+_DERIVATIVES = "of_elementwise"
 
 
 @operator("... -> ...", keeps_arrays=True, tags=("any dtype", "in kernels", "linear"))

@@ -25,12 +25,12 @@ import operator as python
 import numpy as np
 
 from shardtensor.core import implements, operator
-from shardtensor.functions.python_numbers import of_numbers
+from shardtensor.functions.building.python_numbers import of_numbers
 from shardtensor.host import blockwise
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "elementwise"
+_DERIVATIVES = "of_elementwise"
 
 
 @of_numbers(python.abs)

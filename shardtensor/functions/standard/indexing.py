@@ -26,7 +26,7 @@ from shardtensor.tensor.operands import HostAval, dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
 
-_DERIVATIVES = "indexing"
+_DERIVATIVES = "of_indexing"
 
 
 @operator(array_views=True, tags=("any dtype", "internal"))

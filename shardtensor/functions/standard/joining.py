@@ -27,7 +27,7 @@ from shardtensor.tensor.operands import HostAval, shape_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, memory_kind
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 Operand = Aval | HostAval
 

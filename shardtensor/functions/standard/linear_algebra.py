@@ -21,7 +21,7 @@ from shardtensor.sharding.layout import Shape, Where
 from shardtensor.sharding.rules import normalize_axis, tensordot_rule
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "products"
+_DERIVATIVES = "of_products"
 
 _Where: TypeAlias = Where | None
 

@@ -37,7 +37,7 @@ from shardtensor.tensor.operands import HostAval, shape_of, truth_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 Operand = Aval | HostAval
 

@@ -43,7 +43,7 @@ from shardtensor.tensor.operands import fill_value, shape_of
 from shardtensor.tensor.ownership import reading
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
-_DERIVATIVES = "movement"
+_DERIVATIVES = "of_movement"
 
 # -- broadcasting ----------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from shardtensor.tensor.operands import dtype_of, integer_from, shape_of, sharde
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval
 
-_DERIVATIVES = "ordering"
+_DERIVATIVES = "of_ordering"
 
 
 @operator(ufunc="accumulate")

@@ -32,7 +32,7 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "ordering"
+_DERIVATIVES = "of_ordering"
 
 
 class UniqueAll(NamedTuple):

@@ -34,7 +34,7 @@ from shardtensor.tensor.operands import integer_from, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
-_DERIVATIVES = "ordering"
+_DERIVATIVES = "of_ordering"
 
 
 @operator()

@@ -32,7 +32,7 @@ from shardtensor.sharding.layout import Where
 from shardtensor.sharding.rules import extremum, reduction
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 
-_DERIVATIVES = "reductions"
+_DERIVATIVES = "of_reductions"
 
 _Axis = int | tuple[int, ...] | None
 _Where = Where | None

@@ -22,7 +22,7 @@ from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
-_DERIVATIVES = "indexing"
+_DERIVATIVES = "of_indexing"
 
 
 def _take_along_rule(shapes: Sequence[Shape], *, axis: int = -1) -> str:

@@ -26,7 +26,7 @@ from shardtensor.tensor.operands import dtype_of, integer_from, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, tensor_of
 from shardtensor.tensor.value import aval
 
-_DERIVATIVES = "indexing"
+_DERIVATIVES = "of_indexing"
 
 
 @operator(operands=("x", "weights"))

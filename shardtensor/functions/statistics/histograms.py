@@ -31,7 +31,7 @@ from shardtensor.tensor.nested_lists import from_lists
 from shardtensor.tensor.operands import dtype_of, integer_from, shape_of, truth_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
-_DERIVATIVES = "mathematical"
+_DERIVATIVES = "of_mathematical"
 
 
 class Histogram(NamedTuple):

@@ -22,7 +22,7 @@ from shardtensor.sharding.shard_context import ShardContext
 from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 
-_DERIVATIVES = "reductions"
+_DERIVATIVES = "of_reductions"
 
 _Axis = int | tuple[int, ...] | None
 

@@ -52,7 +52,7 @@ from shardtensor.tensor.operands import dtype_of, shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor
 from shardtensor.tensor.value import Aval, aval
 
-_DERIVATIVES = "order_statistics"
+_DERIVATIVES = "of_order_statistics"
 
 
 def _quantile_rule(shapes: Sequence[Shape], *, axis: Any = None, keepdims: bool = False, **params: Any) -> str:

@@ -32,7 +32,7 @@ from shardtensor.tensor.operands import shape_of
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, lacks_elements
 from shardtensor.tensor.value import Aval
 
-_DERIVATIVES = "ufunc_methods"
+_DERIVATIVES = "of_ufunc_methods"
 
 
 def neutral_of(name: str, dtype: np.dtype[Any]) -> Any:

@@ -15,8 +15,8 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_by, call, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
+from shardtensor.functions.building.python_numbers import PYTHON
 from shardtensor.functions.derivatives.cotangents import is_inexact
-from shardtensor.functions.python_numbers import PYTHON
 from shardtensor.interpreters.control_flow.operators import lack_elements
 from shardtensor.interpreters.differentiation.backward import pulled_back
 from shardtensor.interpreters.differentiation.recorder import aval_of_scalar

@@ -16,10 +16,10 @@ import numpy as np
 
 from shardtensor.core import OPS, Op, Operands, Params, bind_by, bind_into
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError
+from shardtensor.functions.building.python_numbers import PYTHON
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Recording, Refused, vjp
-from shardtensor.functions.python_numbers import PYTHON
 from shardtensor.interpreters.calls import Found
 from shardtensor.interpreters.differentiation.backward import WRITTEN, Gathered, is_gathered, window
 from shardtensor.interpreters.differentiation.recorder import INSTEAD, Recorder, any_write, row_of

@@ -33,7 +33,7 @@ from shardtensor.core import (
     outermost,
 )
 from shardtensor.errors import ShardTensorError
-from shardtensor.functions.python_numbers import PYTHON
+from shardtensor.functions.building.python_numbers import PYTHON
 from shardtensor.functions.random.random_keys import Key, bits_of
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.execution.plan import Plan

@@ -21,7 +21,7 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, Function, Interpreter, Op, Operands, Params, call, execute, innermost, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
-from shardtensor.functions.python_numbers import PYTHON
+from shardtensor.functions.building.python_numbers import PYTHON
 from shardtensor.functions.random.random_keys import Key, SymbolicKey
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.infer import INFER
