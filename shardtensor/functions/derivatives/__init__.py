@@ -1,8 +1,8 @@
 """The derivatives of the operators: one row for each, in modules of chapters that are loaded on use.
 
 A row has the name of the operator (`forms.rows`) and one of the forms in `forms`. A module that declares operators
-names the module of their rows: ``_DERIVATIVES = "of_elementwise"``. An operator that is composed of others needs no row:
-its operators have some. Rows call operators only, and know neither tapes nor interpreters.
+names the module of their rows: ``_DERIVATIVES = "of_elementwise"``. An operator that is composed of others needs no
+row: its operators have some. Rows call operators only, and know neither tapes nor interpreters.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shardtensor.functions.derivatives.forms import ROWS, Derivative
 def derivative_of(op: Op) -> Derivative | None:
     """Returns the derivative of an operator; None if it has no row."""
     if op.derivative is not None:
-        if type(op.derivative) is str:  # The module that attaches those of its package.
+        if type(op.derivative) is str:  # The module that attaches those of its package, which is above this one.
             importlib.import_module(op.derivative)
             op.derivative = None if type(op.derivative) is str else op.derivative
         return op.derivative  # type: ignore[no-any-return]
     rows = getattr(sys.modules[op.dispatch.__module__], "_DERIVATIVES", None)
-    if rows is not None:
+    if rows is not None:  # Programs without gradients do without them.
         importlib.import_module(f"{__name__}.{rows}")
         op.derivative = ROWS.get(op.name)
     return op.derivative
@@ -31,5 +31,5 @@ def derivative_of(op: Op) -> Derivative | None:
 
 def load_all() -> None:
     """Loads all rows."""
-    for module in pkgutil.iter_modules(__path__):
+    for module in pkgutil.iter_modules(__path__):  # Tests need all of them.
         importlib.import_module(f"{__name__}.{module.name}")
