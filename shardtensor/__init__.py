@@ -26,7 +26,7 @@ from shardtensor.backend.small_floats import SMALL_FLOATS as _SMALL_FLOATS
 from shardtensor.backend.small_floats import small_float as _small_float
 from shardtensor.communication.forgotten import remind as _remind
 from shardtensor.core import OPS as _OPS
-from shardtensor.first_use import modules_of_names as _modules_of_names
+from shardtensor.exports import modules_of_names as _modules_of_names
 from shardtensor.hints import explain_imports as _explain_imports
 from shardtensor.hints import missing as _missing
 from shardtensor.signatures import without_quotes as _without_quotes
@@ -40,8 +40,6 @@ __version__ = "0.2.0"
 _modules = _modules_of_names("shardtensor.public")
 for _name in _SMALL_FLOATS:
     del _modules[_name]  # `dir` and `import *` leave these out: they need ml_dtypes, which may not be installed.
-
-__all__ = sorted(["__version__", *_modules])
 
 
 def _public(name: str, module: _types.ModuleType) -> _typing.Any:
@@ -71,7 +69,8 @@ if _typing.TYPE_CHECKING:
     from shardtensor.public import *
     from shardtensor.public import __array_api_version__ as __array_api_version__  # `import *` takes no underscores.
     from shardtensor.public import __array_namespace_info__ as __array_namespace_info__
-else:  # Type checkers would take a `__getattr__` for a definition of every name.
+else:  # Type checkers would take `__getattr__` for a definition of every name, and this `__all__` for an empty one.
+    __all__ = sorted(["__version__", *_modules])
 
     def __getattr__(name: str) -> _typing.Any:
         if name in _SMALL_FLOATS:
@@ -85,6 +84,5 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
         value = globals()[name] = _public(name, module)
         return value
 
-
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return __all__

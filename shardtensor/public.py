@@ -1,7 +1,7 @@
 """The public names of the package, each written once, with the module that defines it.
 
 Type checkers and editors read these imports. The package itself does not execute them, but takes them as a table (see
-`shardtensor.first_use`): it imports a module when one of its names is first used. ``import *`` stands for the operators
+`shardtensor.exports`): it imports a module when one of its names is first used. ``import *`` stands for the operators
 that a module declares (see `shardtensor.core.operator`), and a module of which all names are imported is not deferred.
 """
 

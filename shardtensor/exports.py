@@ -1,16 +1,17 @@
-"""Imports on first use: the names that a package offers, and the module of each, without importing these modules.
+"""The names that packages export: each is written once, in an import statement ``from module import name as name``.
 
-The names are listed by the import statements of a module, such as `shardtensor.public`, which type checkers and editors
-read as any other module, and tools that collect the modules of a program, too. So each name is written once, and the
-list is read from cached bytecode, in a fraction of a millisecond.
+For names that are imported on first use, these statements are a module of their own, such as `shardtensor.public`, of
+which the package takes the names and the modules without importing them. Type checkers and editors read it as any other
+module, and tools that collect the modules of a program, too. Python caches its bytecode, so that this takes a fraction
+of a millisecond.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def modules_of_names(table: str) -> dict[str, str]:
         table: the full name of the module. It has no other statements than ``from module import name as name, …``,
             ``from module import *`` and ``import package.name as name``, of which the module is ``package.name``.
 
-    >>> from shardtensor.first_use import modules_of_names
+    >>> from shardtensor.exports import modules_of_names
     >>> modules_of_names("shardtensor.public")["bincount"]
     'shardtensor.functions.counts'
     """
@@ -38,11 +39,21 @@ def modules_of_names(table: str) -> dict[str, str]:
 
 
 def _imported(module: str, scope: Any, local: Any, names: Sequence[str] | None, level: int) -> SimpleNamespace:
-    """Returns what an import statement gets in place of the module: an object of which each name that it imports has the
-    name of the module as its value.
+    """Returns what an import statement gets in place of the module: an object on which each name that it imports is the
+    name of the module.
     """
     if names == ("*",):
         names = importlib.import_module(module).__all__
     elif names is None:  # `import package.name as name`
         names = (module.rpartition(".")[2],)
     return SimpleNamespace(__all__=names, **dict.fromkeys(names, module))
+
+
+def exported(scope: Mapping[str, Any]) -> list[str]:
+    """Returns the names that a module exports, as its ``__all__``, in alphabetic order: those that do not begin with an
+    underscore, except those of modules.
+
+    Args:
+        scope: the global variables of the module, which imports what it does not export under names with underscores.
+    """
+    return sorted(name for name, value in scope.items() if name[0] != "_" and not isinstance(value, ModuleType))
