@@ -14,17 +14,17 @@ import typing as _typing
 if _os.name == "nt":  # Its parts that are imported on first use would fail one by one, by modules that Windows lacks.
     raise ImportError("shardtensor needs Linux, and this is Python for Windows; use one in WSL2, which is Linux")
 
-import shardtensor.functions.conversion
-import shardtensor.functions.data_types
-import shardtensor.functions.joining
-import shardtensor.functions.shard_lists
+import shardtensor.functions.placement.conversion
+import shardtensor.functions.placement.shard_lists
+import shardtensor.functions.standard.data_types
+import shardtensor.functions.standard.joining
 import shardtensor.interpreters.eager
-import shardtensor.interpreters.partial_sums  # reading an unreduced tensor adds its partial sums
+import shardtensor.interpreters.partial_sum_reads  # reading an unreduced tensor adds its partial sums
 import shardtensor.interpreters.recording  # noqa: F401 - it observes the logs
 from shardtensor.backend.registry import after_loading as _after_loading
 from shardtensor.backend.small_floats import SMALL_FLOATS as _SMALL_FLOATS
 from shardtensor.backend.small_floats import small_float as _small_float
-from shardtensor.communication.forgotten import remind as _remind
+from shardtensor.communication.between_processes.forgotten import remind as _remind
 from shardtensor.core import OPS as _OPS
 from shardtensor.exports import modules_of_names as _modules_of_names
 from shardtensor.hints import explain_imports as _explain_imports

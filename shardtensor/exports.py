@@ -29,7 +29,7 @@ def modules_of_names(table: str) -> dict[str, str]:
 
     >>> from shardtensor.exports import modules_of_names
     >>> modules_of_names("shardtensor.public")["bincount"]
-    'shardtensor.functions.counts'
+    'shardtensor.functions.statistics.counts'
     """
     loader = cast("InspectLoader", importlib.util.find_spec(table).loader)  # type: ignore[union-attr]  # It exists.
     modules: dict[str, str] = {}

@@ -1,4 +1,5 @@
-"""The Fourier transform extension of the array API standard; `shardtensor.functions.fft` declares the operators.
+"""The Fourier transform extension of the array API standard; `shardtensor.functions.fft.transforms` declares the
+operators.
 
 >>> st.fft.fft(st.asarray([1.0, 0.0, 0.0, 0.0])).tolist()
 [(1+0j), (1+0j), (1+0j), (1+0j)]
@@ -9,7 +10,7 @@
 import typing as _typing
 
 from shardtensor.exports import exported as _exported
-from shardtensor.functions.fft import (
+from shardtensor.functions.fft.transforms import (
     fft as fft,
     fft2 as fft2,
     fftfreq as fftfreq,

@@ -87,7 +87,7 @@ from shardtensor.errors import (
     ShardTensorError as ShardTensorError,
     TransferError as TransferError,
 )
-from shardtensor.functions.comparisons import (
+from shardtensor.functions.numpy.comparisons import (
     allclose as allclose,
     array_equal as array_equal,
     array_equiv as array_equiv,
@@ -103,10 +103,10 @@ from shardtensor.functions.comparisons import (
     min_scalar_type as min_scalar_type,
     promote_types as promote_types,
 )
-from shardtensor.functions.conversion import asarray as asarray
-from shardtensor.functions.counts import bincount as bincount
-from shardtensor.functions.creation import *
-from shardtensor.functions.data_types import (
+from shardtensor.functions.placement.conversion import asarray as asarray
+from shardtensor.functions.statistics.counts import bincount as bincount
+from shardtensor.functions.standard.creation import *
+from shardtensor.functions.standard.data_types import (
     astype as astype,
     can_cast as can_cast,
     finfo as finfo,
@@ -114,11 +114,16 @@ from shardtensor.functions.data_types import (
     isdtype as isdtype,
     result_type as result_type,
 )
-from shardtensor.functions.differences import gradient as gradient
-from shardtensor.functions.einsum import einsum as einsum
-from shardtensor.functions.elementwise import *
-from shardtensor.functions.files import load as load, save as save, savez as savez, savez_compressed as savez_compressed
-from shardtensor.functions.grids import (
+from shardtensor.functions.numpy.differences import gradient as gradient
+from shardtensor.functions.numpy.einsum import einsum as einsum
+from shardtensor.functions.standard.elementwise import *
+from shardtensor.functions.interchange.files import (
+    load as load,
+    save as save,
+    savez as savez,
+    savez_compressed as savez_compressed,
+)
+from shardtensor.functions.numpy.grids import (
     fromfunction as fromfunction,
     geomspace as geomspace,
     indices as indices,
@@ -128,14 +133,14 @@ from shardtensor.functions.grids import (
     mgrid as mgrid,
     ogrid as ogrid,
 )
-from shardtensor.functions.histograms import (
+from shardtensor.functions.statistics.histograms import (
     digitize as digitize,
     histogram as histogram,
     histogram2d as histogram2d,
     histogram_bin_edges as histogram_bin_edges,
     histogramdd as histogramdd,
 )
-from shardtensor.functions.index_arrays import (
+from shardtensor.functions.numpy.index_arrays import (
     diag_indices as diag_indices,
     diag_indices_from as diag_indices_from,
     ix_ as ix_,
@@ -147,20 +152,20 @@ from shardtensor.functions.index_arrays import (
     triu_indices_from as triu_indices_from,
     unravel_index as unravel_index,
 )
-from shardtensor.functions.indexing import take as take
-from shardtensor.functions.inspection import (
+from shardtensor.functions.standard.indexing import take as take
+from shardtensor.functions.standard.inspection import (
     __array_api_version__ as __array_api_version__,
     __array_namespace_info__ as __array_namespace_info__,
 )
-from shardtensor.functions.interchange import from_dlpack as from_dlpack
-from shardtensor.functions.joining import block as block, concat as concat, stack as stack, unshard as unshard
-from shardtensor.functions.linear_algebra import *
-from shardtensor.functions.lines import (
+from shardtensor.functions.interchange.dlpack_import import from_dlpack as from_dlpack
+from shardtensor.functions.standard.joining import block as block, concat as concat, stack as stack, unshard as unshard
+from shardtensor.functions.standard.linear_algebra import *
+from shardtensor.functions.numpy.lines import (
     apply_along_axis as apply_along_axis,
     packbits as packbits,
     unpackbits as unpackbits,
 )
-from shardtensor.functions.manipulation import (
+from shardtensor.functions.standard.manipulation import (
     broadcast_to as broadcast_to,
     expand_dims as expand_dims,
     flip as flip,
@@ -173,7 +178,7 @@ from shardtensor.functions.manipulation import (
     transpose as transpose,
     unstack as unstack,
 )
-from shardtensor.functions.mathematical import (
+from shardtensor.functions.numpy.mathematical import (
     angle as angle,
     ediff1d as ediff1d,
     fix as fix,
@@ -186,8 +191,8 @@ from shardtensor.functions.mathematical import (
     trapezoid as trapezoid,
     unwrap as unwrap,
 )
-from shardtensor.functions.names import checkpoint_name as checkpoint_name
-from shardtensor.functions.nan_reductions import (
+from shardtensor.functions.placement.names import checkpoint_name as checkpoint_name
+from shardtensor.functions.statistics.nan_reductions import (
     nanargmax as nanargmax,
     nanargmin as nanargmin,
     nancumprod as nancumprod,
@@ -200,8 +205,8 @@ from shardtensor.functions.nan_reductions import (
     nansum as nansum,
     nanvar as nanvar,
 )
-from shardtensor.functions.number_parts import divmod as divmod, frexp as frexp, modf as modf
-from shardtensor.functions.order_statistics import (
+from shardtensor.functions.numpy.number_parts import divmod as divmod, frexp as frexp, modf as modf
+from shardtensor.functions.statistics.order_statistics import (
     median as median,
     nanmedian as nanmedian,
     nanpercentile as nanpercentile,
@@ -209,13 +214,13 @@ from shardtensor.functions.order_statistics import (
     percentile as percentile,
     quantile as quantile,
 )
-from shardtensor.functions.placement import (
+from shardtensor.functions.placement.transfers import (
     device_get as device_get,
     device_put as device_put,
     reshard as reshard,
     with_sharding_constraint as with_sharding_constraint,
 )
-from shardtensor.functions.polynomials import (
+from shardtensor.functions.numpy.polynomials import (
     poly as poly,
     polyadd as polyadd,
     polyder as polyder,
@@ -228,7 +233,7 @@ from shardtensor.functions.polynomials import (
     roots as roots,
     vander as vander,
 )
-from shardtensor.functions.products import (
+from shardtensor.functions.numpy.products import (
     cross as cross,
     diagonal as diagonal,
     dot as dot,
@@ -237,7 +242,7 @@ from shardtensor.functions.products import (
     outer as outer,
     trace as trace,
 )
-from shardtensor.functions.rearrangement import (
+from shardtensor.functions.numpy.rearrangement import (
     append as append,
     array_split as array_split,
     atleast_1d as atleast_1d,
@@ -260,7 +265,7 @@ from shardtensor.functions.rearrangement import (
     vsplit as vsplit,
     vstack as vstack,
 )
-from shardtensor.functions.repetition import (
+from shardtensor.functions.standard.repetition import (
     broadcast_arrays as broadcast_arrays,
     broadcast_shapes as broadcast_shapes,
     pad as pad,
@@ -268,7 +273,7 @@ from shardtensor.functions.repetition import (
     resize as resize,
     tile as tile,
 )
-from shardtensor.functions.scans import (
+from shardtensor.functions.standard.scans import (
     cumprod as cumprod,
     cumsum as cumsum,
     cumulative_prod as cumulative_prod,
@@ -276,7 +281,7 @@ from shardtensor.functions.scans import (
     diff as diff,
     logcumsumexp as logcumsumexp,
 )
-from shardtensor.functions.searching import (
+from shardtensor.functions.standard.searching import (
     argmax as argmax,
     argmin as argmin,
     argwhere as argwhere,
@@ -286,7 +291,7 @@ from shardtensor.functions.searching import (
     searchsorted as searchsorted,
     where as where,
 )
-from shardtensor.functions.selection import (
+from shardtensor.functions.numpy.selection import (
     apply_over_axes as apply_over_axes,
     choose as choose,
     compress as compress,
@@ -299,13 +304,13 @@ from shardtensor.functions.selection import (
     select as select,
     trim_zeros as trim_zeros,
 )
-from shardtensor.functions.set_operations import (
+from shardtensor.functions.numpy.set_operations import (
     intersect1d as intersect1d,
     setdiff1d as setdiff1d,
     setxor1d as setxor1d,
     union1d as union1d,
 )
-from shardtensor.functions.sets import (
+from shardtensor.functions.standard.sets import (
     isin as isin,
     unique as unique,
     unique_all as unique_all,
@@ -313,8 +318,8 @@ from shardtensor.functions.sets import (
     unique_inverse as unique_inverse,
     unique_values as unique_values,
 )
-from shardtensor.functions.shard_lists import shard as shard, to_batched_list as to_batched_list
-from shardtensor.functions.sorting import (
+from shardtensor.functions.placement.shard_lists import shard as shard, to_batched_list as to_batched_list
+from shardtensor.functions.standard.sorting import (
     argpartition as argpartition,
     argsort as argsort,
     lexsort as lexsort,
@@ -322,10 +327,10 @@ from shardtensor.functions.sorting import (
     sort as sort,
     topk as topk,
 )
-from shardtensor.functions.statistical import *
-from shardtensor.functions.statistics import average as average, corrcoef as corrcoef, cov as cov, ptp as ptp
-from shardtensor.functions.take_along import take_along_axis as take_along_axis
-from shardtensor.functions.triangles import (
+from shardtensor.functions.standard.statistical import *
+from shardtensor.functions.statistics.averages import average as average, corrcoef as corrcoef, cov as cov, ptp as ptp
+from shardtensor.functions.standard.take_along import take_along_axis as take_along_axis
+from shardtensor.functions.numpy.triangles import (
     diag as diag,
     diagflat as diagflat,
     identity as identity,
@@ -333,7 +338,7 @@ from shardtensor.functions.triangles import (
     tril as tril,
     triu as triu,
 )
-from shardtensor.functions.ufuncs import (
+from shardtensor.functions.numpy.ufuncs import (
     bitwise_count as bitwise_count,
     deg2rad as deg2rad,
     degrees as degrees,
@@ -356,7 +361,7 @@ from shardtensor.functions.ufuncs import (
     vdot as vdot,
     vecmat as vecmat,
 )
-from shardtensor.functions.windows import (
+from shardtensor.functions.numpy.windows import (
     bartlett as bartlett,
     blackman as blackman,
     hamming as hamming,
@@ -370,7 +375,7 @@ from shardtensor.host.memory_pool import (
     set_cache_limit as set_cache_limit,
 )
 from shardtensor.host.threads import num_threads as num_threads, set_num_threads as set_num_threads
-from shardtensor.interpreters.batching.api import vmap as vmap
+from shardtensor.interpreters.batching.vmap import vmap as vmap
 from shardtensor.interpreters.batching.jacobians import hessian as hessian, jacfwd as jacfwd, jacrev as jacrev
 from shardtensor.interpreters.control_flow import (
     associative_scan as associative_scan,
@@ -381,7 +386,7 @@ from shardtensor.interpreters.control_flow import (
     switch as switch,
     while_loop as while_loop,
 )
-from shardtensor.interpreters.differentiation.api import (
+from shardtensor.interpreters.differentiation.grad import (
     grad as grad,
     jvp as jvp,
     linearize as linearize,
@@ -393,7 +398,7 @@ from shardtensor.interpreters.differentiation.custom import custom_jvp as custom
 from shardtensor.interpreters.differentiation.remat import remat as remat
 from shardtensor.interpreters.explain import Explanation as Explanation, explain as explain
 from shardtensor.interpreters.infer import ShapeDtypeStruct as ShapeDtypeStruct, eval_shape as eval_shape
-from shardtensor.interpreters.jit.api import disable_jit as disable_jit, jit as jit
+from shardtensor.interpreters.jit.jit import disable_jit as disable_jit, jit as jit
 from shardtensor.sharding.abstract_mesh import AbstractMesh as AbstractMesh
 from shardtensor.sharding.layout import NamedSharding as NamedSharding, SingleDeviceSharding as SingleDeviceSharding
 from shardtensor.sharding.mesh import (
@@ -421,10 +426,10 @@ from shardtensor.spmd.collectives import (
     psum_scatter as psum_scatter,
     pswapaxes as pswapaxes,
 )
-from shardtensor.spmd.pmap import pmap as pmap
-from shardtensor.spmd.shard_map import shard_map as shard_map
-from shardtensor.spmd.smap import smap as smap
-from shardtensor.spmd.stencils import convolve as convolve, correlate as correlate, map_overlap as map_overlap
+from shardtensor.spmd.maps.pmap import pmap as pmap
+from shardtensor.spmd.maps.shard_map import shard_map as shard_map
+from shardtensor.spmd.maps.smap import smap as smap
+from shardtensor.spmd.maps.stencils import convolve as convolve, correlate as correlate, map_overlap as map_overlap
 from shardtensor.tensor.array_type import typeof as typeof
 from shardtensor.tensor.memory import (
     MemoryInfo as MemoryInfo,

@@ -1,8 +1,8 @@
 """The linear algebra extension of the array API standard, and some more functions of `numpy.linalg`.
 
-Each function's docstring says how the sharding propagates. `shardtensor.functions.linalg` and
-`shardtensor.functions.decompositions` declare the operators; `shardtensor.functions.matrix_functions` has the functions
-that are composed of them.
+Each function's docstring says how the sharding propagates. `shardtensor.functions.linalg.equations` and
+`shardtensor.functions.linalg.decompositions` declare the operators; `shardtensor.functions.linalg.matrix_functions` has
+the functions that are composed of them.
 
 >>> st.linalg.inv(st.asarray([[2.0, 0.0], [0.0, 4.0]])).tolist()
 [[0.5, 0.0], [0.0, 0.25]]
@@ -15,7 +15,7 @@ import typing as _typing
 from numpy.linalg import LinAlgError as LinAlgError
 
 from shardtensor.exports import exported as _exported
-from shardtensor.functions.decompositions import (
+from shardtensor.functions.linalg.decompositions import (
     EighResult as EighResult,
     EigResult as EigResult,
     QRResult as QRResult,
@@ -28,7 +28,7 @@ from shardtensor.functions.decompositions import (
     slogdet as slogdet,
     svd as svd,
 )
-from shardtensor.functions.linalg import (
+from shardtensor.functions.linalg.equations import (
     cholesky as cholesky,
     cond as cond,
     det as det,
@@ -40,9 +40,9 @@ from shardtensor.functions.linalg import (
     svdvals as svdvals,
     vector_norm as vector_norm,
 )
-from shardtensor.functions.linear_algebra import matmul as matmul, tensordot as tensordot, vecdot as vecdot
-from shardtensor.functions.manipulation import matrix_transpose as matrix_transpose
-from shardtensor.functions.matrix_functions import (
+from shardtensor.functions.standard.linear_algebra import matmul as matmul, tensordot as tensordot, vecdot as vecdot
+from shardtensor.functions.standard.manipulation import matrix_transpose as matrix_transpose
+from shardtensor.functions.linalg.matrix_functions import (
     cross as cross,
     diagonal as diagonal,
     lstsq as lstsq,
@@ -55,7 +55,7 @@ from shardtensor.functions.matrix_functions import (
     tensorsolve as tensorsolve,
     trace as trace,
 )
-from shardtensor.functions.randomized import randomized_svd as randomized_svd
+from shardtensor.functions.linalg.randomized import randomized_svd as randomized_svd
 from shardtensor.hints import missing as _missing
 
 if not _typing.TYPE_CHECKING:  # Type checkers take the names of the imports.

@@ -26,7 +26,7 @@ Inside of mapped functions, a key that the function closes over gives the same n
 import typing as _typing
 
 from shardtensor.exports import exported as _exported
-from shardtensor.functions.random import (
+from shardtensor.functions.random.samplers import (
     bernoulli as bernoulli,
     binomial as binomial,
     categorical as categorical,
@@ -40,7 +40,7 @@ from shardtensor.functions.random import (
     truncated_normal as truncated_normal,
     uniform as uniform,
 )
-from shardtensor.functions.random_keys import Key as Key, fold_in as fold_in, key as key, split as split
+from shardtensor.functions.random.random_keys import Key as Key, fold_in as fold_in, key as key, split as split
 from shardtensor.hints import missing as _missing
 
 if not _typing.TYPE_CHECKING:  # Type checkers take the names of the imports.

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import shardtensor as st
-import shardtensor.functions.scatter
-import shardtensor.functions.special
-import shardtensor.functions.ufunc_methods
+import shardtensor.functions.building.scatter
+import shardtensor.functions.building.special
+import shardtensor.functions.ufunc_protocol.ufunc_methods
 import shardtensor.random
 from shardtensor.backend.small_floats import SMALL_FLOATS
 from shardtensor.core import OPS
@@ -182,7 +182,7 @@ def test_imports_are_only_noted_where_names_are_listed(tmp_path: Path) -> None:
 
 
 def test_an_operator_of_a_module_that_is_not_imported_yet_is_found() -> None:
-    code = "import sys, numpy as np, shardtensor as st; x = st.asarray([3, 1]); m = 'shardtensor.functions.sorting'; "
+    code = "import sys, numpy as np, shardtensor as st; x = st.asarray([3, 1]); m = 'shardtensor.functions.standard.sorting'; "
     code += "assert not {*st.OPS.chapters.values()} & {*sys.modules}; assert m in st.OPS.chapters.values(); x.sort(); assert m in sys.modules; print(np.vstack([x, x]).tolist())"
     assert output_of(new_process("-c", code)) == "[[1, 3], [1, 3]]\n"
 
@@ -190,7 +190,7 @@ def test_an_operator_of_a_module_that_is_not_imported_yet_is_found() -> None:
 def test_chapters_that_are_imported_as_a_whole_define_operators_only() -> None:
     """A type checker treats all names that `import *` finds as public; at runtime these are the operators."""
     chapters = re.findall(r"^from (\S+) import \*$", (PACKAGE / "public.py").read_text(), re.MULTILINE)
-    assert "shardtensor.functions.elementwise" in chapters
+    assert "shardtensor.functions.standard.elementwise" in chapters
     for chapter in chapters:
         defined = {name for name in names_of(ast.parse(MODULES[chapter].read_text())) if not name.startswith("_")}
         assert defined == set(sys.modules[chapter].__all__), chapter
