@@ -1,7 +1,9 @@
-"""Sharded tensors: NumPy-like arrays distributed over many devices of pluggable backends. See the README."""
+"""Sharded tensors: NumPy-like arrays distributed over many devices of pluggable backends. See the README.
 
-# ruff: noqa: I001 - `name as name` marks a public name for type checkers; one statement imports all those of a module
-# ruff: noqa: F403 - `import *` imports the operators that a module declares: see `shardtensor.core.operator`
+`shardtensor.public` lists the public names.
+"""
+
+# ruff: noqa: F403 - `import *` imports the public names for type checkers
 
 import importlib as _importlib
 import os as _os
@@ -12,45 +14,18 @@ import typing as _typing
 if _os.name == "nt":  # Its parts that are imported on first use would fail one by one, by modules that Windows lacks.
     raise ImportError("shardtensor needs Linux, and this is Python for Windows; use one in WSL2, which is Linux")
 
-from numpy import (
-    bool as bool,
-    complex64 as complex64,
-    complex128 as complex128,
-    e as e,
-    float16 as float16,
-    float32 as float32,
-    float64 as float64,
-    inf as inf,
-    int8 as int8,
-    int16 as int16,
-    int32 as int32,
-    int64 as int64,
-    nan as nan,
-    newaxis as newaxis,
-    pi as pi,
-    uint8 as uint8,
-    uint16 as uint16,
-    uint32 as uint32,
-    uint64 as uint64,
-)
-
+import shardtensor.functions.placement.conversion
+import shardtensor.functions.placement.shard_lists
+import shardtensor.functions.standard.data_types
+import shardtensor.functions.standard.joining
 import shardtensor.interpreters.eager
-import shardtensor.interpreters.partial_sum_reads  # noqa: F401 - reading an unreduced tensor adds its partial sums
-from shardtensor.signatures import without_quotes as _without_quotes
-from shardtensor.backend.device import HOST as HOST, Device as Device
-from shardtensor.backend.protocol import Backend as Backend, current_device as current_device
-from shardtensor.backend.registry import (
-    after_loading as _after_loading,
-    backend_names as backend_names,
-    device_count as device_count,
-    devices as devices,
-    local_device_count as local_device_count,
-    local_devices as local_devices,
-    num_shards as num_shards,
-    set_num_devices as set_num_devices,
-)
-from shardtensor.backend.small_floats import SMALL_FLOATS as _SMALL_FLOATS, small_float as _small_float
+import shardtensor.interpreters.partial_sum_reads  # reading an unreduced tensor adds its partial sums
+import shardtensor.interpreters.recording  # noqa: F401 - it observes the logs
+from shardtensor.backend.registry import after_loading as _after_loading
+from shardtensor.backend.small_floats import SMALL_FLOATS as _SMALL_FLOATS
+from shardtensor.backend.small_floats import small_float as _small_float
 from shardtensor.communication.between_processes.forgotten import remind as _remind
+<<<<<<< 672a83f2f700095f9e3657eb15f637260b58403e
 from shardtensor.communication.transfer_log import (
     Transfer as Transfer,
     TransferLog as TransferLog,
@@ -138,10 +113,21 @@ from shardtensor.tensor.array_type import typeof as typeof
 from shardtensor.tensor.pytree import register_pytree_node as register_pytree_node
 from shardtensor.tensor.tensor import Shard as Shard, ShardedTensor as ShardedTensor
 from shardtensor.tracebacks import hide_from_pytest as _hide_from_pytest, install as _install_hooks
+=======
+from shardtensor.core import OPS as _OPS
+from shardtensor.exports import modules_of_names as _modules_of_names
+from shardtensor.hints import explain_imports as _explain_imports
+from shardtensor.hints import missing as _missing
+from shardtensor.signatures import without_quotes as _without_quotes
+from shardtensor.tensor.numpy_functions import NUMPY_NAMES as _NUMPY_NAMES
+from shardtensor.tracebacks import hide_from_pytest as _hide_from_pytest
+from shardtensor.tracebacks import install as _install_hooks
+>>>>>>> 5fe37975eb56e891ebbb622208b15c54bc094018
 
 __version__ = "0.2.0"
 """The version of the library."""
 
+<<<<<<< 672a83f2f700095f9e3657eb15f637260b58403e
 _CHAPTERS = {
     "communication.simulation": "SimulationReport simulate",
     "distributed": "process_count process_index",
@@ -214,9 +200,14 @@ _CHAPTERS = {
     "tensor.memory": "MemoryInfo memory_info reset_peak_memory",
 }
 """The modules that are imported when one of their public names is first used."""
+=======
+_modules = _modules_of_names("shardtensor.public")
+for _name in _SMALL_FLOATS:
+    del _modules[_name]  # `dir` and `import *` leave these out: they need ml_dtypes, which may not be installed.
+>>>>>>> 5fe37975eb56e891ebbb622208b15c54bc094018
 
-OPS.chapters.update({name: f"shardtensor.{module}" for module, names in _CHAPTERS.items() for name in names.split()})
 
+<<<<<<< 672a83f2f700095f9e3657eb15f637260b58403e
 _ABOVE.modules.update(
     call_numpy="shardtensor.functions.numpy.translated_calls",
     call_ufunc="shardtensor.functions.ufunc_protocol.ufunc_calls",
@@ -231,12 +222,18 @@ _ABOVE["array_namespace"] = lambda: _sys.modules[__name__]
 
 _EXTENSIONS = ("checkpoint_policies", "custom_derivatives", "distributed", "fft", "lib", "linalg", "random", "tree")
 """The modules that are imported on first use."""
+=======
+def _public(name: str, module: _types.ModuleType) -> _typing.Any:
+    """Returns what a public name stands for: an attribute of a module, or the module itself, as `shardtensor.fft`."""
+    return _without_quotes(module if module.__name__ == f"{__name__}.{name}" else getattr(module, name))
+>>>>>>> 5fe37975eb56e891ebbb622208b15c54bc094018
 
-_loaded = [name for name, value in globals().items() if name[0] != "_" and not isinstance(value, _types.ModuleType)]
-for _name in _loaded:
-    _without_quotes(globals()[_name])
 
-__all__ = sorted(["__version__", "visualize_sharding", *_EXTENSIONS, *OPS.chapters, *_loaded])
+for _name, _module in _modules.items():
+    if _module in _sys.modules:
+        globals()[_name] = _public(_name, _sys.modules[_module])
+    else:
+        _OPS.chapters[_name] = _module
 
 
 def _register_with_einops() -> None:
@@ -251,6 +248,7 @@ _after_loading.append(_register_with_einops)
 _after_loading.append(_remind)
 
 if _typing.TYPE_CHECKING:
+<<<<<<< 672a83f2f700095f9e3657eb15f637260b58403e
     from shardtensor import (
         checkpoint_policies as checkpoint_policies,
         custom_derivatives as custom_derivatives,
@@ -607,16 +605,20 @@ if _typing.TYPE_CHECKING:
         float8_e5m2fnuz as float8_e5m2fnuz,
     )
 else:  # Type checkers would take a `__getattr__` for a definition of every name.
+=======
+    from shardtensor.public import *
+    from shardtensor.public import __array_api_version__ as __array_api_version__  # `import *` takes no underscores.
+    from shardtensor.public import __array_namespace_info__ as __array_namespace_info__
+else:  # Type checkers would take `__getattr__` for a definition of every name, and this `__all__` for an empty one.
+    __all__ = sorted(["__version__", *_modules])
+>>>>>>> 5fe37975eb56e891ebbb622208b15c54bc094018
 
     def __getattr__(name: str) -> _typing.Any:
-        if name == "visualize_sharding":  # It is imported on first use, since most programs draw nothing.
-            from shardtensor.sharding.visualize import visualize_sharding
-
-            return _without_quotes(visualize_sharding)
         if name in _SMALL_FLOATS:
             return _small_float(name).type
         if name in _NUMPY_NAMES:
             return globals()[_NUMPY_NAMES[name]]
+<<<<<<< 672a83f2f700095f9e3657eb15f637260b58403e
         if name in OPS.chapters:
             module = _importlib.import_module(OPS.chapters[name])
             _hide_from_pytest(module)
@@ -627,7 +629,14 @@ else:  # Type checkers would take a `__getattr__` for a definition of every name
             _hide_from_pytest(module)
             return _without_quotes(module)
         raise _missing(__name__, name)
+=======
+        if name not in _modules and name != "testing":
+            raise _missing(__name__, name)
+        module = _importlib.import_module(_modules.get(name, f"{__name__}.{name}"))
+        _hide_from_pytest(module)
+        value = globals()[name] = _public(name, module)
+        return value
+>>>>>>> 5fe37975eb56e891ebbb622208b15c54bc094018
 
-
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return __all__

@@ -32,8 +32,7 @@ import numpy.typing as npt
 
 from shardtensor.backend import registry
 from shardtensor.backend.protocol import hardware_shares
-from shardtensor.backend.registry import local_devices as local_devices
-from shardtensor.backend.registry import processes_of
+from shardtensor.backend.registry import local_devices, processes_of
 from shardtensor.communication.between_processes.agreement import Agreement
 from shardtensor.communication.between_processes.difference import processes_text
 from shardtensor.communication.between_processes.forgotten import remind
@@ -45,22 +44,12 @@ from shardtensor.communication.transfer import gather_across
 from shardtensor.core import hinted
 from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError
 from shardtensor.functions.placement.global_arrays import (
-    gather_to as gather_to,
-)
-from shardtensor.functions.placement.global_arrays import (
-    global_array_to_host_local_array as global_array_to_host_local_array,
-)
-from shardtensor.functions.placement.global_arrays import (
-    host_local_array_to_global_array as host_local_array_to_global_array,
-)
-from shardtensor.functions.placement.global_arrays import (
-    make_array_from_callback as make_array_from_callback,
-)
-from shardtensor.functions.placement.global_arrays import (
-    make_array_from_process_local_data as make_array_from_process_local_data,
-)
-from shardtensor.functions.placement.global_arrays import (
-    make_array_from_single_device_arrays as make_array_from_single_device_arrays,
+    gather_to,
+    global_array_to_host_local_array,
+    host_local_array_to_global_array,
+    make_array_from_callback,
+    make_array_from_process_local_data,
+    make_array_from_single_device_arrays,
 )
 from shardtensor.host.fork import in_children
 from shardtensor.host.units import counted

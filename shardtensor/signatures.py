@@ -38,8 +38,8 @@ def without_quotes(public: Public) -> Public:
     '(backend: str | None = None) -> int'
     """
     if isinstance(public, types.ModuleType):
-        for name in getattr(public, "__all__", ()):
-            without_quotes(getattr(public, name))
+        for name in {*getattr(public, "__all__", ())} & {*vars(public)}:  # Others are imported on first use.
+            without_quotes(vars(public)[name])
     elif isinstance(public, type):
         for base in public.__mro__:
             if base.__module__.startswith("shardtensor."):

@@ -8,68 +8,61 @@ the functions that are composed of them.
 [[0.5, 0.0], [0.0, 0.25]]
 """
 
-from __future__ import annotations
+# ruff: noqa: I001 - `name as name` marks a public name for type checkers; one statement imports all of a module
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
-from numpy.linalg import LinAlgError
+from numpy.linalg import LinAlgError as LinAlgError
 
+from shardtensor.exports import exported as _exported
 from shardtensor.functions.linalg.decompositions import (
-    EighResult,
-    EigResult,
-    QRResult,
-    SlogdetResult,
-    SVDResult,
-    eig,
-    eigh,
-    eigvals,
-    qr,
-    slogdet,
-    svd,
+    EighResult as EighResult,
+    EigResult as EigResult,
+    QRResult as QRResult,
+    SlogdetResult as SlogdetResult,
+    SVDResult as SVDResult,
+    eig as eig,
+    eigh as eigh,
+    eigvals as eigvals,
+    qr as qr,
+    slogdet as slogdet,
+    svd as svd,
 )
 from shardtensor.functions.linalg.equations import (
-    cholesky,
-    cond,
-    det,
-    eigvalsh,
-    inv,
-    matrix_rank,
-    pinv,
-    solve,
-    svdvals,
-    vector_norm,
+    cholesky as cholesky,
+    cond as cond,
+    det as det,
+    eigvalsh as eigvalsh,
+    inv as inv,
+    matrix_rank as matrix_rank,
+    pinv as pinv,
+    solve as solve,
+    svdvals as svdvals,
+    vector_norm as vector_norm,
 )
+from shardtensor.functions.standard.linear_algebra import matmul as matmul, tensordot as tensordot, vecdot as vecdot
+from shardtensor.functions.standard.manipulation import matrix_transpose as matrix_transpose
 from shardtensor.functions.linalg.matrix_functions import (
-    cross,
-    diagonal,
-    lstsq,
-    matrix_norm,
-    matrix_power,
-    multi_dot,
-    norm,
-    outer,
-    tensorinv,
-    tensorsolve,
-    trace,
+    cross as cross,
+    diagonal as diagonal,
+    lstsq as lstsq,
+    matrix_norm as matrix_norm,
+    matrix_power as matrix_power,
+    multi_dot as multi_dot,
+    norm as norm,
+    outer as outer,
+    tensorinv as tensorinv,
+    tensorsolve as tensorsolve,
+    trace as trace,
 )
-from shardtensor.functions.linalg.randomized import randomized_svd
-from shardtensor.functions.standard.linear_algebra import matmul, tensordot, vecdot
-from shardtensor.functions.standard.manipulation import matrix_transpose
-from shardtensor.hints import missing
+from shardtensor.functions.linalg.randomized import randomized_svd as randomized_svd
+from shardtensor.hints import missing as _missing
 
-__all__ = [
-    "EigResult", "EighResult", "LinAlgError", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cond", "cross",
-    "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "lstsq", "matmul", "matrix_norm",
-    "matrix_power", "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "randomized_svd",
-    "slogdet", "solve", "svd", "svdvals", "tensordot", "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
-]  # fmt: skip
+if not _typing.TYPE_CHECKING:  # Type checkers take the names of the imports.
+    __all__ = _exported(globals())
 
+    def __getattr__(name: str) -> _typing.Any:
+        raise _missing(__name__, name)
 
-def __dir__() -> list[str]:
-    return __all__
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        raise missing(__name__, name)
+    def __dir__() -> list[str]:
+        return __all__

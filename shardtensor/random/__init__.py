@@ -21,50 +21,33 @@ Inside of mapped functions, a key that the function closes over gives the same n
 [9, 7, 2, 0, 0, 9, 0, 9]
 """
 
-from typing import TYPE_CHECKING, Any
+# ruff: noqa: I001 - `name as name` marks a public name for type checkers; one statement imports all of a module
 
-from shardtensor.functions.random.random_keys import Key, fold_in, key, split
+import typing as _typing
+
+from shardtensor.exports import exported as _exported
 from shardtensor.functions.random.samplers import (
-    bernoulli,
-    binomial,
-    categorical,
-    choice,
-    exponential,
-    gamma,
-    integers,
-    normal,
-    permutation,
-    poisson,
-    truncated_normal,
-    uniform,
+    bernoulli as bernoulli,
+    binomial as binomial,
+    categorical as categorical,
+    choice as choice,
+    exponential as exponential,
+    gamma as gamma,
+    integers as integers,
+    normal as normal,
+    permutation as permutation,
+    poisson as poisson,
+    truncated_normal as truncated_normal,
+    uniform as uniform,
 )
-from shardtensor.hints import missing
+from shardtensor.functions.random.random_keys import Key as Key, fold_in as fold_in, key as key, split as split
+from shardtensor.hints import missing as _missing
 
-__all__ = [
-    "Key",
-    "bernoulli",
-    "binomial",
-    "categorical",
-    "choice",
-    "exponential",
-    "fold_in",
-    "gamma",
-    "integers",
-    "key",
-    "normal",
-    "permutation",
-    "poisson",
-    "split",
-    "truncated_normal",
-    "uniform",
-]
+if not _typing.TYPE_CHECKING:  # Type checkers take the names of the imports.
+    __all__ = _exported(globals())
 
+    def __getattr__(name: str) -> _typing.Any:
+        raise _missing(__name__, name)
 
-def __dir__() -> list[str]:
-    return __all__
-
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        raise missing(__name__, name)
+    def __dir__() -> list[str]:
+        return __all__

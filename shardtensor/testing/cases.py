@@ -19,7 +19,7 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.core import OPS
 from shardtensor.testing.layouts import DTYPES, FLOATS, array, assert_same, broadcastable, meshes, placed, shapes
 
-for _name in st.__all__:  # Modules that are imported on first use declare operators, too.
+for _name in dir(st):  # Modules that are imported on first use declare operators, too.
     getattr(st, _name)
 
 

@@ -10,7 +10,12 @@ import itertools
 import json
 import re
 import sys
+<<<<<<< 672a83f2f700095f9e3657eb15f637260b58403e
 import tokenize
+=======
+import wave
+from collections import Counter
+>>>>>>> 5fe37975eb56e891ebbb622208b15c54bc094018
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -22,13 +27,23 @@ import shardtensor.functions.building.scatter
 import shardtensor.functions.building.special
 import shardtensor.functions.ufunc_protocol.ufunc_methods
 import shardtensor.random
+<<<<<<< 672a83f2f700095f9e3657eb15f637260b58403e
 from shardtensor.core import ABOVE, OPS
+=======
+from shardtensor.backend.small_floats import SMALL_FLOATS
+from shardtensor.core import OPS
+from shardtensor.exports import modules_of_names
+>>>>>>> 5fe37975eb56e891ebbb622208b15c54bc094018
 from tests.scripts import ROOT, new_process, output_of
 
 PACKAGE = ROOT / "shardtensor"
 
 LAYERS = [
+<<<<<<< 672a83f2f700095f9e3657eb15f637260b58403e
     "errors", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "custom_derivatives", "einops", "distributed", "interpreters", "spmd", "",
+=======
+    "errors", "exports", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "einops", "distributed", "interpreters", "spmd", "public", "",
+>>>>>>> 5fe37975eb56e891ebbb622208b15c54bc094018
     "engine", "job_output", "launcher", "demo", "testing", "cli", "__main__",
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
@@ -326,22 +341,31 @@ def test_every_operator_is_exported_or_declared_as_internal() -> None:
     assert set(OPS) - public == {name for name, op in OPS.items() if "internal" in op.tags}
 
 
-def test_modules_that_are_imported_on_use_have_the_names_that_type_checkers_see() -> None:
-    (block,) = [
-        node
-        for node in ast.parse((PACKAGE / "__init__.py").read_text()).body
-        if isinstance(node, ast.If) and node.orelse
-    ]
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom) and "." in str(node.module)]
-    seen = {alias.name: node.module for node in imports for alias in node.names} | {"visualize_sharding": None}
-    assert seen == {**OPS.chapters, "visualize_sharding": None}
-    for name, module in OPS.chapters.items():
-        assert getattr(st, name) is getattr(importlib.import_module(module), name)
+@pytest.mark.parametrize("package", ["shardtensor", "shardtensor.testing"])
+def test_every_public_name_is_written_once_in_a_module_of_imports(package: str) -> None:
+    """Type checkers read that module, and it can be imported, too: a name that is not where it says raises an error."""
+    path = MODULES[f"{package}.public"]
+    written = [alias.asname for node in ast.parse(path.read_text()).body for alias in getattr(node, "names", ())]
+    assert [name for name, count in Counter(written).items() if count > 1 and name] == []
+    public, module = importlib.import_module(f"{package}.public"), importlib.import_module(package)
+    names = {*modules_of_names(f"{package}.public")}
+    assert names == {*module.__all__, *SMALL_FLOATS} - {"__version__"} if module is st else {*module.__all__}
+    for name in names:
+        assert getattr(module, name) is getattr(public, name), name
+
+
+def test_imports_are_only_noted_where_names_are_listed(tmp_path: Path) -> None:
+    lines = ["import a.b as b", "from a.b import c as c, d as d", "from wave import *", "from missing import x as x"]
+    (tmp_path / "listed.py").write_text("\n".join(['"""A docstring."""', *lines]))
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from shardtensor.exports import modules_of_names as f;"
+    found = output_of(new_process("-c", code + "print(f('listed'), 'listed' in sys.modules)"))
+    expected = {"b": "a.b", "c": "a.b", "d": "a.b", **dict.fromkeys(wave.__all__, "wave"), "x": "missing"}
+    assert found == f"{expected} False\n"
 
 
 def test_an_operator_of_a_module_that_is_not_imported_yet_is_found() -> None:
     code = "import sys, numpy as np, shardtensor as st; x = st.asarray([3, 1]); m = 'shardtensor.functions.standard.sorting'; "
-    code += "assert m not in sys.modules; x.sort(); assert m in sys.modules; print(np.vstack([x, x]).tolist())"
+    code += "assert not {*st.OPS.chapters.values()} & {*sys.modules}; assert m in st.OPS.chapters.values(); x.sort(); assert m in sys.modules; print(np.vstack([x, x]).tolist())"
     assert output_of(new_process("-c", code)) == "[[1, 3], [1, 3]]\n"
 
 
@@ -370,7 +394,7 @@ print(x.tolist(), np.fromfile({str(tmp_path / "x")!r}, x.dtype).tolist(), sorted
 
 def test_chapters_that_are_imported_as_a_whole_define_operators_only() -> None:
     """A type checker treats all names that `import *` finds as public; at runtime these are the operators."""
-    chapters = re.findall(r"^from (\S+) import \*$", (PACKAGE / "__init__.py").read_text(), re.MULTILINE)
+    chapters = re.findall(r"^from (\S+) import \*$", (PACKAGE / "public.py").read_text(), re.MULTILINE)
     assert "shardtensor.functions.standard.elementwise" in chapters
     for chapter in chapters:
         defined = {name for name in names_of(ast.parse(MODULES[chapter].read_text())) if not name.startswith("_")}

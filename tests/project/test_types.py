@@ -7,6 +7,7 @@ import inspect
 import pydoc
 import re
 import shutil
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,7 +124,7 @@ NEW_OPERATOR = {
     # statement of a program that uses the operator `softsign`, which the library does not have: what mypy says
     "reveal_type(st.softsign(st.ones(3)))": 'note: Revealed type is "shardtensor.tensor.tensor.ShardedTensor"',
     "st.softsign(st.ones(3), 1)": 'error: Too many arguments for "softsign"  [call-arg]',
-    "st.softsing(st.ones(3))": 'error: Module has no attribute "softsing"  [attr-defined]',
+    "st.softsing(st.ones(3))": 'error: Module has no attribute "softsing"; maybe "softsign"?  [attr-defined]',
     "st.np": 'error: Module has no attribute "np"  [attr-defined]',
 }
 
@@ -149,6 +150,14 @@ def lines_of_mypy(folder: Path, programs: dict[str, list[str]]) -> list[tuple[st
     return [(path, (folder / path).read_text().splitlines()[int(line) - 1], text) for path, line, text in found]
 
 
+def uses_of_names(module: types.ModuleType) -> list[str]:
+    """A program that uses each public name of a module as an attribute, by its import and, but for modules, by ``*``."""
+    path, names = module.__name__, module.__all__
+    by_star = [name for name in names if name[0] != "_" and not inspect.ismodule(getattr(module, name))]
+    imports = [f"import {path} as module", f"from {path} import *", *[f"from {path} import {n} as _{n}" for n in names]]
+    return [*imports, *[f"module.{name}" for name in names], *by_star]
+
+
 @pytest.mark.slow
 def test_mypy_finds_no_mistakes_but_those_of_users_and_sees_tensors(tmp_path: Path) -> None:
     """One run checks all, because each reads NumPy and the library: the library itself, a strict program that calls every
@@ -156,6 +165,8 @@ def test_mypy_finds_no_mistakes_but_those_of_users_and_sees_tensors(tmp_path: Pa
     """
     user = [*USER.splitlines(), *[f"reveal_type({expression})" for expression in REVEALED], *MISTAKES]
     programs = {"user.py": user, "extended.py": ["import shardtensor as st", *NEW_OPERATOR]}
+    for module in (st, st.distributed, st.fft, st.linalg, st.random, st.testing):
+        programs[f"names_of_{module.__name__.rpartition('.')[2]}.py"] = uses_of_names(module)
     revealed, errors, extended, others = {}, {}, {}, []
     for path, source, text in lines_of_mypy(tmp_path, programs):
         if path == "extended.py":

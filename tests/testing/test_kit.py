@@ -628,3 +628,19 @@ def test_the_checked_backend_orders_devices_through_others() -> None:
         x[0] = 2
     with backend.on(third), pytest.raises(BackendError, match="no event"):
         backend.to_device(x, first, third)
+
+
+def test_the_tools_that_need_neither_pytest_nor_hypothesis_work_without_them() -> None:
+    code = """
+        import sys
+        sys.modules.update(pytest=None, hypothesis=None)
+        import shardtensor as st
+        st.testing.check_grads(st.sin, (st.ones(2),), order=1)
+        print(st.testing.CheckedBackend.__name__)
+        try:
+            st.testing.BackendTests
+        except ImportError as error:
+            print(str(error).partition(":")[0])
+    """
+    lines = output_of(new_process("-c", textwrap.dedent(code))).splitlines()
+    assert lines == ["CheckedBackend", "BackendTests needs pytest and hypothesis"]
