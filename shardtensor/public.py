@@ -41,6 +41,7 @@ from numpy import (
 )
 
 import shardtensor.checkpoint_policies as checkpoint_policies
+import shardtensor.custom_derivatives as custom_derivatives
 import shardtensor.distributed as distributed
 import shardtensor.fft as fft
 import shardtensor.lib as lib

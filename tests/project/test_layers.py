@@ -10,12 +10,9 @@ import itertools
 import json
 import re
 import sys
-<<<<<<< 672a83f2f700095f9e3657eb15f637260b58403e
 import tokenize
-=======
 import wave
 from collections import Counter
->>>>>>> 5fe37975eb56e891ebbb622208b15c54bc094018
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -27,23 +24,15 @@ import shardtensor.functions.building.scatter
 import shardtensor.functions.building.special
 import shardtensor.functions.ufunc_protocol.ufunc_methods
 import shardtensor.random
-<<<<<<< 672a83f2f700095f9e3657eb15f637260b58403e
-from shardtensor.core import ABOVE, OPS
-=======
 from shardtensor.backend.small_floats import SMALL_FLOATS
-from shardtensor.core import OPS
+from shardtensor.core import ABOVE, OPS
 from shardtensor.exports import modules_of_names
->>>>>>> 5fe37975eb56e891ebbb622208b15c54bc094018
 from tests.scripts import ROOT, new_process, output_of
 
 PACKAGE = ROOT / "shardtensor"
 
 LAYERS = [
-<<<<<<< 672a83f2f700095f9e3657eb15f637260b58403e
-    "errors", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "custom_derivatives", "einops", "distributed", "interpreters", "spmd", "",
-=======
-    "errors", "exports", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "einops", "distributed", "interpreters", "spmd", "public", "",
->>>>>>> 5fe37975eb56e891ebbb622208b15c54bc094018
+    "errors", "exports", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "custom_derivatives", "einops", "distributed", "interpreters", "spmd", "public", "",
     "engine", "job_output", "launcher", "demo", "testing", "cli", "__main__",
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
