@@ -41,10 +41,12 @@ LATE = {"shardtensor.sharding.html": "the classes that it shows call it in noteb
 """Modules that are loaded on use by functions of modules below them, and why."""
 
 NAMED_ELSEWHERE = {
-    "shardtensor": "the tables of its public names",
+    "shardtensor": "the table of its public names, `shardtensor.public`",
     "shardtensor.core": "the tables that the package fills: `OPS.chapters` and `ABOVE.modules`",
+    "shardtensor.exports": "the tables of public names, of modules of which all names are public",
     "shardtensor.functions.derivatives": "a package above gives the module of its derivatives with its operators",
     "shardtensor.interpreters.batching.batcher": "a package above gives the module of its rules with its operators",
+    "shardtensor.testing": "the table of its public names, `shardtensor.testing.public`",
 }
 """Modules that import modules whose names they do not contain, and what gives the names."""
 

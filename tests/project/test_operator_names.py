@@ -13,7 +13,6 @@ from tests.project.test_layers import MODULES
 
 ALLOWED = {
     "backend.remote": "functions of array libraries, of which it infers the shape of the result",
-    "fft": "the public names",
     "functions.statistics.masked_reductions": "the parts of a complex array",
     "functions.building.monoids": "the monoids by name, which are a rule of declarations, and NumPy's ufuncs",
     "functions.ufunc_protocol.ufunc_calls": "NumPy's ufuncs and reductions, by NumPy's names",
@@ -29,8 +28,6 @@ ALLOWED = {
     "interpreters.jit.kernels.kernel": "the functions of nodes of kernels, which are NumPy's",
     "interpreters.jit.grouping.kernel_reductions": "rules of kernels: the steps of each reduction",
     "interpreters.programs.trace": "advice in errors",
-    "linalg": "the public names",
-    "random": "the public names",
     "tensor.methods": "the methods of NumPy's arrays",
     "functions.numpy.translated_calls": "NumPy's functions, by NumPy's names",
     "functions.numpy.function_table": "NumPy's functions, by NumPy's names",
