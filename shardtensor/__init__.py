@@ -56,12 +56,22 @@ for _name, _module in _modules.items():
 
 
 _ABOVE.modules.update(
+    Moved="shardtensor.pictures.traffic_picture",
     call_numpy="shardtensor.functions.numpy.translated_calls",
     call_ufunc="shardtensor.functions.ufunc_protocol.ufunc_calls",
     compiled="shardtensor.interpreters.jit.jit",
+    described="shardtensor.pictures.display",
     dlpack_device="shardtensor.functions.interchange.dlpack_methods",
     elements_of="shardtensor.interpreters.views.scalar_elements",
+    few_values="shardtensor.pictures.display",
+    mesh_html="shardtensor.pictures.html",
+    printed="shardtensor.pictures.display",
+    sharding_html="shardtensor.pictures.html",
+    table_html="shardtensor.pictures.html",
+    tensor_html="shardtensor.pictures.html",
+    text_html="shardtensor.pictures.html",
     to_dlpack="shardtensor.functions.interchange.dlpack_methods",
+    traffic_picture="shardtensor.pictures.traffic_picture",
     with_out="shardtensor.functions.numpy.translated_calls",
     write_elements="shardtensor.functions.interchange.files",
 )

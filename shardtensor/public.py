@@ -410,7 +410,7 @@ from shardtensor.sharding.mesh import (
     use_mesh as use_mesh,
 )
 from shardtensor.sharding.spec import P as P, PartitionSpec as PartitionSpec
-from shardtensor.sharding.visualize import visualize_sharding as visualize_sharding
+from shardtensor.pictures.visualize import visualize_sharding as visualize_sharding
 from shardtensor.spmd.collectives import (
     all_gather as all_gather,
     all_to_all as all_to_all,

@@ -85,6 +85,7 @@ def layouts() -> str:
 
 LAYERS = [
     ("shardtensor", "the public names", "#cfe3f7"),
+    ("pictures", "layouts · traffic · printed tensors", "#e4e4f4"),
     ("spmd", "pmap · smap · shard_map · collectives · scheduler of programs", "#d8d2f3"),
     ("interpreters", "eager · device · infer · plans and strategies · views and writes", "#f3d2ea"),
     ("functions", "declared operators: signature, docstring, rule · distributed algorithms", "#f7d6d0"),

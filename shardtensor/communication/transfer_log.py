@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardtensor.backend.device import HOST, Device
+from shardtensor.core import ABOVE
 from shardtensor.errors import ArgumentError, TransferError
 from shardtensor.host import fork
 from shardtensor.host.units import counted
@@ -25,8 +26,6 @@ from shardtensor.sharding.mesh import span
 
 if TYPE_CHECKING:
     from logging import Logger
-
-    from shardtensor.communication.traffic_picture import Moved
 
 
 _T = TypeVar("_T")
@@ -297,7 +296,7 @@ class TransferLog:
         >>> log.by_device()[st.devices()[1]]
         (8, 8)
         """
-        return self._moved().sent_and_received()
+        return self._moved().sent_and_received()  # type: ignore[no-any-return]
 
     def picture(self, *, text: bool = False) -> Any:
         """Draws the bytes from each device to each other device.
@@ -320,16 +319,13 @@ class TransferLog:
         numpy:2    ·  8 B    ·    ·   8 B       8 B
         numpy:3    ·    ·  8 B    ·   8 B       0 B
         """
-        from shardtensor.communication.traffic_picture import picture  # Few programs draw it.
+        return ABOVE["traffic_picture"](self._moved(), text=text)
 
-        return picture(self._moved(), text=text)
-
-    def _moved(self) -> Moved:
-        from shardtensor.communication.traffic_picture import Moved  # Few programs draw it.
-
+    def _moved(self) -> Any:
+        """Returns the bytes as a picture shows them, a `shardtensor.pictures.traffic_picture.Moved`."""
         _, devices, (_, sources, destinations, nbytes, _) = self._snapshot()
         away = sources != destinations
-        return Moved(devices, sources[away], destinations[away], nbytes[away])
+        return ABOVE["Moved"](devices, sources[away], destinations[away], nbytes[away])
 
 
 def transfer_lines(log: TransferLog, beside: str = "") -> Iterator[str]:
@@ -353,9 +349,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
     """Formats the rows of a table, titles first and the total last, as HTML for notebooks."""
-    from shardtensor.sharding.html import table_html  # Only notebooks show HTML.
-
-    return table_html(list(zip(*_shown(rows), strict=True)))
+    return ABOVE["table_html"](list(zip(*_shown(rows), strict=True)))  # type: ignore[no-any-return]
 
 
 def _shown(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from shardtensor.communication.transfer_log import TransferLog, recorded_by, transfer_lines
-from shardtensor.core import Function, Interpreter, Op, Operands, Params, interpreting
+from shardtensor.core import ABOVE, Function, Interpreter, Op, Operands, Params, interpreting
 from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.host.units import counted
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, arguments, struct
 from shardtensor.interpreters.views.scalar_elements import ScalarElement
-from shardtensor.sharding.html import text_html
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.tensor import ShardedTensor
@@ -57,7 +56,7 @@ class ExplainedCall:
         return "\n".join(self.lines())
 
     def _repr_html_(self) -> str:
-        return text_html(str(self))
+        return ABOVE["text_html"](str(self))  # type: ignore[no-any-return]
 
 
 class Explanation:
@@ -86,7 +85,7 @@ class Explanation:
         return f"Explanation({counted(len(self.calls), 'call')}, {counted(self.bytes, 'byte')})"
 
     def _repr_html_(self) -> str:
-        return text_html(str(self))
+        return ABOVE["text_html"](str(self))  # type: ignore[no-any-return]
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from shardtensor.backend.device import HOST, MEMORY_KINDS, Device
 from shardtensor.backend.protocol import current_device
 from shardtensor.backend.registry import backend_of_group
+from shardtensor.core import ABOVE
 from shardtensor.errors import ArgumentError, ArgumentTypeError, BackendError, ShapeError, ShardingError, type_text
 from shardtensor.hints import explains_attributes, of_device
 from shardtensor.host.fork import cached_property
@@ -187,9 +188,7 @@ class NamedSharding:
         return f"NamedSharding({self.mesh!r}, {self.spec!r}{kind})"
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.html import sharding_html  # It imports this module.
-
-        return sharding_html(self)
+        return ABOVE["sharding_html"](self)  # type: ignore[no-any-return]
 
 
 class SingleDeviceSharding(NamedSharding):

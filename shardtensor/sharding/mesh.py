@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shardtensor.backend import registry
 from shardtensor.backend.device import Device
 from shardtensor.backend.protocol import Backend
-from shardtensor.core import hinted
+from shardtensor.core import ABOVE, hinted
 from shardtensor.errors import ArgumentTypeError, ShardingError, type_text
 from shardtensor.hints import explains_attributes, of_value
 from shardtensor.host.units import counted
@@ -127,9 +127,7 @@ class Mesh:
         return f"Mesh({axes}; {span(self.flat)})"
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.html import mesh_html  # It imports this module.
-
-        return mesh_html(self)
+        return ABOVE["mesh_html"](self)  # type: ignore[no-any-return]
 
 
 def integers(given: Any, name: str) -> list[int]:

@@ -21,7 +21,6 @@ from shardtensor.errors import (
     ShapeError,
 )
 from shardtensor.host.units import counted
-from shardtensor.tensor.display import described, few_values, printed
 from shardtensor.tensor.handle import Handle
 
 
@@ -197,15 +196,13 @@ class Conversions(Handle):
     # -- display -----------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return described(self)
+        return ABOVE["described"](self)  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
-        return printed(self)
+        return ABOVE["printed"](self)  # type: ignore[no-any-return]
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.html import tensor_html  # Only notebooks show HTML.
-
-        return tensor_html(self, few_values(self))
+        return ABOVE["tensor_html"](self, ABOVE["few_values"](self))  # type: ignore[no-any-return]
 
 
 def is_column_major(order: str, caller: str) -> bool:

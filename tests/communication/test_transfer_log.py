@@ -16,9 +16,9 @@ import pytest
 
 import shardtensor as st
 from shardtensor.backend.registry import shared_memory
-from shardtensor.communication.traffic_picture import Moved, TextPicture, picture
 from shardtensor.communication.transfer_log import TransferBatch, record_transfer
 from shardtensor.host.units import readable
+from shardtensor.pictures.traffic_picture import Moved, TextPicture, traffic_picture
 from tests.layouts import everywhere, mesh_of
 from tests.scripts import new_process, output_of
 from tests.timing import within
@@ -38,7 +38,7 @@ def drawn_of(pairs: dict[tuple[st.Device, st.Device], int], text: bool = False) 
     """The picture of bytes by (source, destination)."""
     there = {device: k for k, device in enumerate(dict.fromkeys(device for pair in pairs for device in pair))}
     ends = np.array([[there[device] for device in pair] for pair in pairs], np.int64).reshape(-1, 2).T
-    return picture(Moved(list(there), *ends, np.array(list(pairs.values()), np.int64)), text=text)
+    return traffic_picture(Moved(list(there), *ends, np.array(list(pairs.values()), np.int64)), text=text)
 
 
 def mapped(body: Any, mesh: st.Mesh, x: Any) -> st.TransferLog:
@@ -471,7 +471,7 @@ def test_a_figure_of_nothing() -> None:
 
 
 def test_without_matplotlib_it_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardtensor.communication import traffic_picture as traffic
+    from shardtensor.pictures import traffic_picture as traffic
 
     traffic._matplotlib_figure.cache_clear()
     for name in ("matplotlib", "matplotlib.figure"):
@@ -484,7 +484,7 @@ def test_without_matplotlib_it_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pyplot_is_left_alone_and_text_needs_no_matplotlib() -> None:
     code = (
         "import json, sys, shardtensor as st\n"
-        "def loaded(): return [n in sys.modules for n in ('shardtensor.communication.traffic_picture', 'matplotlib', 'matplotlib.pyplot')]\n"
+        "def loaded(): return [n in sys.modules for n in ('shardtensor.pictures.traffic_picture', 'matplotlib', 'matplotlib.pyplot')]\n"
         "seen = [loaded()]\n"
         "with st.transfers() as log: st.ones(8)[1:] + 1\n"
         "for text in (True, False): log.picture(text=text); seen.append(loaded())\n"

@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 
 import shardtensor as st
 from shardtensor import P
-from shardtensor.sharding.html import tensor_html
+from shardtensor.pictures.html import tensor_html
 from tests.layouts import all_specs, put
 from tests.scripts import new_process, output_of
 
@@ -625,7 +625,7 @@ def _luminance(fill: str) -> float:
 def test_html_of_64_devices():
     code = """
 import numpy as np, shardtensor as st, sys
-from shardtensor.sharding.html import tensor_html
+from shardtensor.pictures.html import tensor_html
 mesh = st.make_mesh((8, 8), ("x", "y"), devices=st.devices("numpy"))
 for spec in st.P("x", "y"), st.P(None, ("x", "y")), st.P("x"), st.P():
     print(tensor_html(st.device_put(np.zeros((100, 100)), st.NamedSharding(mesh, spec))))

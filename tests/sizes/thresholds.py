@@ -124,10 +124,10 @@ OTHERS = {
         communication.gloo_engine._NOTICED job_output.HELD job_output._PRINTED spmd.scheduling.scheduler._POLL""",
     "texts and pictures": """
         communication.between_processes.agreement._MESSAGE communication.between_processes.difference._LINE communication.between_processes.difference._SIZE
-        communication.between_processes.rounds._LISTED communication.traffic_picture._NAMES communication.traffic_picture._NUMBERS
-        communication.traffic_picture._PIXELS communication.traffic_picture._ROWS communication.traffic_picture._WIDTH
-        host.limits._SHOWN sharding.html._BLOCKS sharding.html._CHARACTER sharding.html._LEAST_SIDE sharding.html._SIDE
-        sharding.visualize._CELL sharding.visualize._LINES job_output._MOST
+        communication.between_processes.rounds._LISTED pictures.traffic_picture._NAMES pictures.traffic_picture._NUMBERS
+        pictures.traffic_picture._PIXELS pictures.traffic_picture._ROWS pictures.traffic_picture._WIDTH
+        host.limits._SHOWN pictures.html._BLOCKS pictures.html._CHARACTER pictures.html._LEAST_SIDE pictures.html._SIDE
+        pictures.visualize._CELL pictures.visualize._LINES job_output._MOST
         tensor.identity._LONGEST""",
     "sizes of caches": """
         communication.between_processes.agreement._KEPT host.threads._KEPT interpreters.on_device._AVALS interpreters.infer._KEPT

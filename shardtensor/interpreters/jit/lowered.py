@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardtensor.communication.transfer_log import TransferLog, recorded_by, transfer_lines
+from shardtensor.core import ABOVE
 from shardtensor.errors import ArgumentError
 from shardtensor.host.units import counted
 from shardtensor.interpreters.jit.c.c_source import c_source
@@ -69,9 +70,7 @@ class Cost:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.html import text_html  # Only notebooks show HTML.
-
-        return text_html(str(self))
+        return ABOVE["text_html"](str(self))  # type: ignore[no-any-return]
 
 
 class Lowered:
@@ -119,9 +118,7 @@ class Lowered:
         return self.as_text()
 
     def _repr_html_(self) -> str:
-        from shardtensor.sharding.html import text_html  # Only notebooks show HTML.
-
-        return text_html(str(self))
+        return ABOVE["text_html"](str(self))  # type: ignore[no-any-return]
 
     def _groups(self) -> Iterator[str]:
         kernels = {id(fused.equations): fused.kernel for fused in self._executable.kernels}

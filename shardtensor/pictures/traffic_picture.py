@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from shardtensor.backend.device import HOST, Device
 from shardtensor.host.units import power_of_1024, readable
-from shardtensor.sharding.html import text_html
+from shardtensor.pictures.html import text_html
 
 Ints = npt.NDArray[np.int64]
 
@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 class Moved:
     """The bytes that devices sent to each other.
 
-    >>> from shardtensor.communication.traffic_picture import Moved
+    >>> from shardtensor.pictures.traffic_picture import Moved
     >>> a, b = st.devices("numpy")[:2]
     >>> Moved([b, a], np.array([0]), np.array([1]), np.array([8])).sent_and_received()
     {Device('numpy:0'): (0, 8), Device('numpy:1'): (8, 0)}
@@ -90,7 +90,7 @@ _NONE = "·"
 class TextPicture:
     """A picture that is text: printing it and displaying it in a notebook show the text.
 
-    >>> from shardtensor.communication.traffic_picture import TextPicture
+    >>> from shardtensor.pictures.traffic_picture import TextPicture
     >>> TextPicture("a > b")
     a > b
     """
@@ -108,7 +108,7 @@ class TextPicture:
         return text_html(self._text)
 
 
-def picture(moved: Moved, *, text: bool = False) -> Any:
+def traffic_picture(moved: Moved, *, text: bool = False) -> Any:
     """Draws the bytes from each device to each other device.
 
     Args:
@@ -118,10 +118,10 @@ def picture(moved: Moved, *, text: bool = False) -> Any:
     Returns:
         A ``matplotlib.figure.Figure``, which pyplot does not know; or a `TextPicture`.
 
-    >>> from shardtensor.communication.traffic_picture import Moved, picture
+    >>> from shardtensor.pictures.traffic_picture import Moved, traffic_picture
     >>> devices = st.devices("numpy")[:3]
     >>> moved = Moved(devices, np.array([0, 1, 2]), np.array([1, 2, 1]), np.array([4096, 1536, 7]))
-    >>> picture(moved, text=True)
+    >>> traffic_picture(moved, text=True)
     5.51 KiB from rows to columns
                    0        1        2      sent  received
     numpy:0        ·    4 KiB        ·     4 KiB       0 B

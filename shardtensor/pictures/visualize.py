@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
-from shardtensor.sharding.html import picture
+from shardtensor.pictures.html import picture
+from shardtensor.pictures.parts import Part, Range, color, empty_devices, parts_of, rows_and_columns, slices
 from shardtensor.sharding.layout import NamedSharding, Shape, checked_shape, with_mesh
-from shardtensor.sharding.parts import Part, Range, color, empty_devices, parts_of, rows_and_columns, slices
 
 
 @runtime_checkable

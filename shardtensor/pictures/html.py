@@ -13,9 +13,9 @@ from html import escape
 from typing import Any
 
 from shardtensor.host.units import counted, readable
+from shardtensor.pictures.parts import Part, color, empty_devices, parts_of, rows_and_columns, slices
 from shardtensor.sharding.layout import NamedSharding, Shape
 from shardtensor.sharding.mesh import Mesh
-from shardtensor.sharding.parts import Part, color, empty_devices, parts_of, rows_and_columns, slices
 from shardtensor.sharding.spec import P
 
 
@@ -27,7 +27,7 @@ def tensor_html(x: Any, elements: str = "") -> str:
         x: a tensor. Its elements are not read, so it may have been donated.
         elements: the elements to show, as text.
 
-    >>> from shardtensor.sharding.html import tensor_html
+    >>> from shardtensor.pictures.html import tensor_html
     >>> "(5, 3)" in tensor_html(st.zeros((5, 3)))
     True
     """
