@@ -371,14 +371,14 @@ print(np.from_dlpack(y).tolist(), np.concatenate([x, x]).tolist(), np.linalg.nor
 np.subtract(x, 1, out=x)
 x.tofile({str(tmp_path / "x")!r})
 print(x.tolist(), np.fromfile({str(tmp_path / "x")!r}, x.dtype).tolist(), "compiled" in ABOVE, "described" in ABOVE)
-print(repr(x), "described" in ABOVE)
+print(repr(y), "described" in ABOVE)
 """
     assert output_of(new_process("-c", code)).splitlines() == [
         "{'array_namespace'} [1, 2, 3] {'array_namespace'}",
         "True 0 [0, 1, 3] (1, 0)",
         "[0, 1, 2] [0, 1, 2, 0, 1, 2] 5.0",
         "[-1, 0, 1] [-1, 0, 1] False False",
-        "ShardedTensor([-1, 0, 1], device=numpy:0) True",
+        "ShardedTensor([0, 1, 2], device=numpy:0) True",
     ]
 
 
