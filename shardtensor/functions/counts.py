@@ -60,7 +60,12 @@ def _weighted_dtype(x: Any, weights: Any = None, *others: Any, **params: Any) ->
 
 
 @operator(
-    _bins_rule, operands=("x", "weights"), combine="sum", dtype=_weighted_dtype, blocks=False, error_name="bincount"
+    _bins_rule,
+    operands=("x", "weights"),
+    combine="sum",
+    dtype=_weighted_dtype,
+    tags=("unblocked",),
+    error_name="bincount",
 )
 def counts_of_integers(x: ArrayLike, /, weights: ArrayLike | None = None, *, length: int) -> ShardedTensor:
     """Returns `bincount` of integers below ``length``, as an array of that size.

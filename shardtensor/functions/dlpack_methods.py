@@ -33,7 +33,7 @@ from shardtensor.tensor.storage import Lease
 from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays
 
 
-@operator(escapes=True)
+@operator(tags=("escapes",))
 def dlpack_device(x: ArrayLike, /) -> tuple[int, int]:
     """Returns the DLPack device type and device number of x's memory; it implements ``x.__dlpack_device__()``.
 
@@ -80,7 +80,7 @@ def _memory_of(x: ShardedTensor, devices: Sequence[Device], caller: str) -> Memo
     return memories.pop()
 
 
-@operator(escapes=True)
+@operator(tags=("escapes",))
 def to_dlpack(
     x: ArrayLike,
     /,

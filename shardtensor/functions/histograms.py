@@ -61,7 +61,7 @@ def _histogram_dtype(x: Any, edges: Any, weights: Any, **params: Any) -> Any:
     operands=("x", "edges", "weights"),
     combine="sum",
     dtype=_histogram_dtype,
-    blocks=False,
+    tags=("unblocked",),
     error_name="histogram",
 )
 def counts_between(

@@ -37,7 +37,7 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
     _matmul_rule,
     operands=("x1", "x2"),
     combine="sum",
-    product=True,
+    tags=("product",),
     gathers="on meshes of several axes, an operand is gathered along one if partial sums are added along another",
 )
 def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> ShardedTensor:
@@ -61,7 +61,7 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> S
     """
 
 
-@operator(tensordot_rule, operands=("x1", "x2"), combine="sum", product=True, ufunc="dot")
+@operator(tensordot_rule, operands=("x1", "x2"), combine="sum", tags=("product",), ufunc="dot")
 def tensordot(
     x1: ArrayLike, x2: ArrayLike, /, *, axes: int | Iterable[Sequence[int]] = 2, out_sharding: _Where = None
 ) -> ShardedTensor:

@@ -21,7 +21,7 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays, te
 from shardtensor.tensor.value import Aval, aval, new_buffers, stacked
 
 
-@operator(reduction, combine="sum", error_name="reshard", blocks=False, dtype=lambda x, **params: x)
+@operator(reduction, combine="sum", error_name="reshard", tags=("unblocked",), dtype=lambda x, **params: x)
 def add_partials(
     x: ArrayLike, /, *, explicit: bool, axis: int = 0, keepdims: bool = False, layout: Where | None = None
 ) -> ShardedTensor:
@@ -76,7 +76,7 @@ def place_result(operands: Operands, /, *, op: Op, params: Params, sharding: Whe
 @implements(place_result, "composite")
 def _place_result(operands: Operands, op: Op, params: Params, sharding: Where) -> Any:
     where = with_mesh(sharding, op.error_name)
-    if op.creates:
+    if op.signature.creates:
         at = op.params.index("device")
         return bind(op, operands, (*params[:at], chosen(params[at], where, op.error_name), *params[at + 1 :]))
     result = bind(op.placed, operands, (*params, where)) if op.placed else bind(op, operands, params)

@@ -108,7 +108,7 @@ def reshard(
 def reshard(x: Any, /, sharding: Any, *, donate: bool = False, may_alias: bool | None = None) -> Any: ...
 
 
-@operator(keeps_arrays=True)
+@operator(tags=("keeps_arrays",))
 def reshard(x: Any, /, sharding: Any, *, donate: bool = False, may_alias: bool | None = None) -> Any:
     """Transfers x, an array or a pytree of arrays, to another sharding, on the same or on other devices.
 
@@ -151,7 +151,7 @@ def _reshard(x: Any, sharding: Any, donate: bool, may_alias: bool | None) -> Any
     return transfer_to(x, target, "reshard", donate=donate, may_alias=may_alias)
 
 
-@operator(error_name="device_put", keeps_arrays=True)
+@operator(error_name="device_put", tags=("keeps_arrays",))
 def transfer_to(
     x: ArrayLike,
     /,
@@ -495,7 +495,7 @@ def with_sharding_constraint(x: Any, sharding: Any) -> Any:
     return reshard(x, sharding)
 
 
-@operator(escapes=True, error_name="asarray")
+@operator(tags=("escapes",), error_name="asarray")
 def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:
     """Returns a tensor x, or ``x[index]`` for a basic index, as a read-only NumPy array of x's dtype.
 

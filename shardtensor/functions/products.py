@@ -62,7 +62,7 @@ def _product_dtype(x1: Any, x2: Any, **params: Any) -> Any:
     _contraction_rule,
     operands=("x1", "x2"),
     combine="sum",
-    product=True,
+    tags=("product",),
     error_name="einsum",
     ufunc="einsum",
     dtype=_product_dtype,
@@ -349,7 +349,7 @@ def _diagonal_rule(shapes: Sequence[Shape], *, offset: int = 0, axis1: int = 0, 
     return f"{names} -> {' '.join(f'd{d}' for d in others)} diagonal", (*[shape[d] for d in others], length)
 
 
-@operator(_diagonal_rule, combine="diagonal", blocks=False)
+@operator(_diagonal_rule, combine="diagonal", tags=("unblocked",))
 def diagonal(x: ArrayLike, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ShardedTensor:
     """Returns the diagonals of matrices as the last dimension of the result. An independent tensor, not a view.
 

@@ -32,7 +32,7 @@ def _scatter_rule(shapes: Sequence[Shape], *, size: int) -> tuple[str, Shape]:
     operands=("at", "values"),
     combine="sum",
     dtype=lambda at, values, **params: values,
-    blocks=False,
+    tags=("unblocked",),
 )
 def scatter_add(at: ArrayLike, values: ArrayLike, /, *, size: int, out_sharding: Where | None = None) -> ShardedTensor:
     """Adds rows at given places of an array of zeros, which has ``size`` rows.
@@ -63,7 +63,7 @@ def _each_rule(shapes: Sequence[Shape], *, size: int) -> tuple[str, Shape]:
     operands=("at", "values"),
     combine="sum",
     dtype=lambda at, values, **params: values,
-    blocks=False,
+    tags=("unblocked",),
     error_name="scatter_add",
 )
 def scatter_add_each(at: ArrayLike, values: ArrayLike, /, *, size: int) -> ShardedTensor:
@@ -196,7 +196,7 @@ def _rows_rule(shapes: Sequence[Shape], *, lines: int = 0) -> str:
     return f"{' '.join([*lead[:lines], 'k!', *rest])}, {' '.join(lead)} -> {' '.join(lead + rest)}"
 
 
-@operator(_rows_rule, operands=("x", "at"), dtype=lambda x, at, **params: x, blocks=False, error_name="getitem")
+@operator(_rows_rule, operands=("x", "at"), dtype=lambda x, at, **params: x, tags=("unblocked",), error_name="getitem")
 def rows_at(x: ArrayLike, at: ArrayLike, /, *, lines: int = 0) -> ShardedTensor:
     """Selects rows of x, in the layout of ``at``. No device needs the places of another one.
 

@@ -286,4 +286,4 @@ _DERIVATIVES: dict[str, Derivative] = {
     "check_equal": ZERO,
 }
 for _name, _derivative in _DERIVATIVES.items():
-    OPS[_name].derivative = _derivative
+    OPS[_name].parts.derivative = _derivative

@@ -131,7 +131,7 @@ def _code_of(fn: Any) -> Any:
     return getattr(fn, "__code__", fn)
 
 
-@operator(operands=("columns",), trees=("columns",), spmd=True)
+@operator(operands=("columns",), trees=("columns",), tags=("spmd",))
 def map_shards(
     columns: Sequence[MappedArgument],
     /,

@@ -25,7 +25,7 @@ from tests.scripts import ROOT, new_process, output_of
 PACKAGE = ROOT / "shardtensor"
 
 LAYERS = [
-    "errors", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "einops", "distributed", "interpreters", "spmd", "",
+    "errors", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "declarations", "dispatchers", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "einops", "distributed", "interpreters", "spmd", "",
     "engine", "job_output", "launcher", "demo", "testing", "cli", "__main__",
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""
