@@ -64,7 +64,6 @@ class Signature:
         trees: the names of the operands that are pytrees of arrays and other objects, such as indices.
         functions: the names of the params that are functions of tensors, or tuples of functions, which a loop or a
             branch calls: a program has a program for each of them.
-        creates: whether the operator creates arrays on the device or sharding given by its parameter ``device``.
         placeable: whether there is ``out_sharding``, which is no parameter of the operator: a call that gives it is one
             of `place_result`.
     """
@@ -76,7 +75,6 @@ class Signature:
     variadic: bool
     trees: tuple[str, ...]
     functions: tuple[str, ...]
-    creates: bool
     placeable: bool
 
     def changed(self, **changes: Any) -> Signature:
@@ -98,16 +96,14 @@ def signature_of(
     """
     if operands is None:
         operands = tuple(arguments)[: rule.partition("->")[0].count(",") + 1 if isinstance(rule, str) else 1]
-    params = tuple([n for n in arguments if n not in (*operands, *options, "out_sharding")])
     return Signature(
         operands=tuple(operands),
-        params=params,
+        params=tuple([n for n in arguments if n not in (*operands, *options, "out_sharding")]),
         optional=tuple([n for n in operands if arguments[n].default is None]),
         options=tuple(options),
         variadic=variadic,
         trees=tuple(trees),
         functions=tuple(functions),
-        creates="device" in params and not isinstance(rule, str),
         placeable="out_sharding" in arguments,
     )
 
@@ -201,6 +197,7 @@ class Op:
         operands: the names of the operands, as in the signature: every call reads them.
         params: the names of the params, likewise.
         is_ufunc: whether the operator is elementwise and NumPy has a ufunc of the same name.
+        creates: whether the operator creates arrays on the device or sharding given by its parameter ``device``.
     """
 
     name: str
@@ -218,6 +215,7 @@ class Op:
     operands: tuple[str, ...] = dataclasses.field(init=False)
     params: tuple[str, ...] = dataclasses.field(init=False)
     is_ufunc: bool = dataclasses.field(init=False)
+    creates: bool = dataclasses.field(init=False)
     _placed: Op | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -229,6 +227,7 @@ class Op:
         self.operands, self.params = self.signature.operands, self.signature.params
         elementwise = self.rule in ("... -> ...", "..., ... -> ...")
         self.is_ufunc = elementwise and isinstance(getattr(np, self.name, None), np.ufunc)
+        self.creates = "device" in self.params and not isinstance(self.rule, str)
 
     @property
     def placed(self) -> Op | None:

@@ -76,7 +76,7 @@ def place_result(operands: Operands, /, *, op: Op, params: Params, sharding: Whe
 @implements(place_result, "composite")
 def _place_result(operands: Operands, op: Op, params: Params, sharding: Where) -> Any:
     where = with_mesh(sharding, op.error_name)
-    if op.signature.creates:
+    if op.creates:
         at = op.params.index("device")
         return bind(op, operands, (*params[:at], chosen(params[at], where, op.error_name), *params[at + 1 :]))
     result = bind(op.placed, operands, (*params, where)) if op.placed else bind(op, operands, params)

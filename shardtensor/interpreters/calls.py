@@ -50,17 +50,16 @@ class CallInterpreter(Interpreter):
                     if is_element or operands[0]._is_scalar:
                         return self.element(op, operands, params, found)
                     return tensor(value, View(base, view_spec))
-            if (
-                (parts.composite or parts.algorithm)
-                and "ml_dtypes" in modules
-                and has_small_floats(op, operands, params)
-            ):
-                return in_wide(self.apply, op, operands, params)
-            if parts.composite:
-                result = self.composed(op, operands, params)
-                if result is not NotImplemented:
-                    return result
-            return self.algorithm(op, operands, params) if parts.algorithm else self.planned(op, operands, params)
+            if parts.composite or parts.algorithm:
+                if "ml_dtypes" in modules and has_small_floats(op, operands, params):
+                    return in_wide(self.apply, op, operands, params)
+                if parts.composite:
+                    result = self.composed(op, operands, params)
+                    if result is not NotImplemented:
+                        return result
+                if parts.algorithm:
+                    return self.algorithm(op, operands, params)
+            return self.planned(op, operands, params)
         except BaseException as error:
             self.note_error(op, operands, params, error)
             if isinstance(error, NAMED):
@@ -108,8 +107,9 @@ def composed(op: Op, operands: Operands, params: Params) -> Any:
     """Calls the function that composes an operator of others. It returns NotImplemented if the operator itself has to
     run.
     """
-    assert op.parts.composite is not None
-    return op.parts.composite(*(operands if not op.signature.variadic else (operands,)), *params)
+    composite = op.parts.composite
+    assert composite is not None
+    return composite(*((operands,) if op.signature.variadic else operands), *params)
 
 
 def array_operands(op: Op, operands: Operands) -> Operands:

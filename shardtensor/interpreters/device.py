@@ -86,7 +86,7 @@ class DeviceInterpreter(Interpreter):
             result = composed(op, operands, params)
             if result is not NotImplemented:
                 return result
-        scalars_alone = not op.signature.creates and all(x is None or type(x) in SCALARS for x in operands)
+        scalars_alone = not op.creates and all(x is None or type(x) in SCALARS for x in operands)
         names = op.operands * len(operands) if op.signature.variadic else op.operands
         arrays = [
             x if name in op.signature.trees else self._array(x, op, name, scalars_alone)
@@ -120,7 +120,7 @@ class DeviceInterpreter(Interpreter):
             for x in arrays
         ]
         shapes = [k.shape if hasattr(k, "shape") else () for k in kinds]
-        if op.signature.creates:
+        if op.creates:
             shape, dtype = op.rule(kinds, **named)
             check_addressable(shape, dtype, op.error_name)
         else:

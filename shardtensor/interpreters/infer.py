@@ -159,13 +159,13 @@ class AbstractDeviceInterpreter(InferInterpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Infers the result of ``op``. Arrays are created on the device. The devices share the inferred results."""
-        at = op.params.index("device") if op.signature.creates else None
+        at = op.params.index("device") if op.creates else None
         if at is not None and params[at] is None and not any(map(lacks_elements, operands)):
             with recorded_by():  # The device creates the array, or converts it.
                 return super().apply(op, operands, (*params[:at], self.device, *params[at + 1 :]))
         operands = self._here(operands)
         key: Any = None
-        if op.rule and not (op.parts.view_spec or op.parts.composite or op.parts.algorithm or op.signature.creates):
+        if op.rule and not (op.parts.view_spec or op.parts.composite or op.parts.algorithm or op.creates):
             kinds = [self._kind(x) for x in operands]
             key = None if None in kinds else (op, params, *map(type, params), *kinds)
             try:

@@ -43,10 +43,11 @@ _FAILURES = (ArithmeticError, LookupError, TypeError, ValueError)
 
 def small_result(op: Op, operands: Operands, params: Params) -> Any:
     """Returns the result of an operator that has the implementation ``small``; see `small_call`."""
-    assert op.parts.small is not None
-    assert op.parts.composite is not None
+    composite, small = op.parts.composite, op.parts.small
+    assert composite is not None
+    assert small is not None
     args = ((operands,) if op.signature.variadic else operands) + params
-    return small_call(op.parts.composite, op.parts.small, args, {}, _bound(op))
+    return small_call(composite, small, args, {}, _bound(op))
 
 
 @functools.cache

@@ -251,7 +251,7 @@ def _from_lists_in(value: Any, caller: str, op: Op | None) -> Any:
 def _is_ignored(name: str, value: Any, op: Op | None) -> bool:
     """Whether an argument that the function for tensors lacks has no effect."""
     if name == "order":  # The layout in memory is not visible.
-        return value in ("C", "A", "K", "F" if op and op.signature.creates else "K")
+        return value in ("C", "A", "K", "F" if op and op.creates else "K")
     if op and op.name == "pad":
         return name == "reflect_type" and value == "even"
     if op and op.name == "isin":  # The algorithm follows from the operands.

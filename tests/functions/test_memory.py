@@ -235,11 +235,7 @@ ROWS = sorted(
     for name, op in OPS.items()
     if name in CASES
     and not (
-        "spmd" in op.tags
-        or op.is_ufunc
-        or op.signature.creates
-        or op.gathers
-        or (op.signature.optional and name != "where")
+        "spmd" in op.tags or op.is_ufunc or op.creates or op.gathers or (op.signature.optional and name != "where")
     )
     and name not in OTHERS
 )

@@ -63,9 +63,7 @@ def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]
             return planned(op, tuple([as_operand(x, op.error_name) for x in operands]), params)
     if op.params[-1:] == ("layout",):
         params = (*params[:-1], with_mesh(params[-1], op.error_name))
-    if (
-        op.signature.creates
-    ):  # Only a prototype and ``device=`` give the layout; a fill value that is a tensor does not.
+    if op.creates:  # Only a prototype and ``device=`` give the layout; a fill value that is a tensor does not.
         if type(params[-1]) is PartitionSpec:  # The mesh in use, to which a bare spec refers, can change between calls.
             params = (*params[:-1], with_mesh(params[-1], op.name))
         placed = params[-1] is not None or ("prototype" in op.tags and type(operands[0]) is ShardedTensor)

@@ -103,9 +103,9 @@ def _plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
         for name, kind in zip(op.operands, kinds, strict=True):
             if kind is None and name not in op.signature.optional:
                 raise ArgumentTypeError(f"{op.name}: {name} is None; wanted a tensor, an array or a scalar")
-    if op.operands and all(isinstance(k, type) for k in kinds if k is not None) and not op.signature.creates:
+    if op.operands and all(isinstance(k, type) for k in kinds if k is not None) and not op.creates:
         kinds = [k if k is None else _as_array(k) for k in kinds]  # If all operands are scalars, the result is 0-d.
-    if op.signature.creates:
+    if op.creates:
         return _creation_plan(op, kinds, named)
     tensors = [k for k in kinds if isinstance(k, Aval)]
     if len({k.backend.simulated for k in tensors}) > 1:

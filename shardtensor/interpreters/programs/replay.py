@@ -138,7 +138,7 @@ def last_uses(program: Program, nodes: Sequence[Node]) -> dict[Var, int]:
 def plan_of(equation: Equation) -> Plan | None:
     """Returns the plan of an equation whose plan depends on nothing but the kinds of its operands; else None."""
     op, parts = equation.op, equation.op.parts
-    if parts.view_spec or parts.composite or parts.algorithm or op.signature.creates:
+    if parts.view_spec or parts.composite or parts.algorithm or op.creates:
         return None
     if type(equation.results) is not Var:
         return None

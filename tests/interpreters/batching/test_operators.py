@@ -124,7 +124,7 @@ def test_every_operator_has_a_rule_or_is_in_one_class() -> None:
     lacking = set()
     for name, op in OPS.items():
         is_composed = op.parts.composite and not (op.parts.kernel or op.parts.movement or op.parts.algorithm)
-        if rule_of(op) is None and not is_composed and not (op.signature.creates and not op.operands):
+        if rule_of(op) is None and not is_composed and not (op.creates and not op.operands):
             lacking.add(name)
     assert lacking - set(SPECIAL) == REFUSED | STEPS
     assert set(RULES) <= set(OPS)

@@ -41,7 +41,7 @@ def class_of(name: str) -> str:
     derivative = derivative_of(op)
     if derivative is not None:
         return "zero" if derivative is ZERO else "refused" if isinstance(derivative, Refused) else "rule"
-    if op.signature.creates:
+    if op.creates:
         return "creation"
     if op.parts.composite and not (op.parts.kernel or op.parts.movement or op.parts.algorithm):
         return "composed"
