@@ -39,6 +39,7 @@ from shardtensor.signatures import without_quotes
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=Callable[..., Any])
+Part = TypeVar("Part")
 
 
 class Interpreter(abc.ABC):
@@ -205,12 +206,12 @@ def call(name: str, *operands: Any, **params: Any) -> Any:
 def operator(
     rule: Any = None, **properties: Any
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Declares an operator; see the module's docstring for an example, and `declared` for the rule and the properties.
+    """Declares an operator; see the module's docstring for an example, and `declared` for the arguments.
 
     The declaration adds the operator to ``__all__`` of its module, so that ``import *`` imports the operators only.
 
     Raises:
-        ArgumentError: there is an operator of that name.
+        ArgumentError: there is an operator of that name, or a tag is unknown.
     """
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -241,15 +242,16 @@ def declared(
 
     Args:
         function: the function without a body.
-        rule: see `Op`.
+        rule: see `shardtensor.declarations.Op`.
         operands: the names of the operands; by default those of the first arguments, as many as the rule has operands
             (one if the rule is no string).
-        variadic: see `shardtensor.declarations.Signature`, as for the others up to ``functions``.
-        options: likewise.
-        trees: likewise.
-        functions: likewise.
+        variadic: see `shardtensor.declarations.Signature`.
+        options: see `shardtensor.declarations.Signature`.
+        trees: see `shardtensor.declarations.Signature`.
+        functions: see `shardtensor.declarations.Signature`.
         composed: see `shardtensor.declarations.Parts`.
-        properties: ``combine``, ``dtype``, ``error_name``, ``ufunc``, ``gathers`` and ``tags`` of `Op`.
+        properties: ``combine``, ``dtype``, ``error_name``, ``ufunc``, ``gathers`` and ``tags``: see
+            `shardtensor.declarations.Op`.
 
     Raises:
         ArgumentError: there is no such tag.
@@ -265,24 +267,24 @@ def declared(
     return op
 
 
-def implements(function: Function, *kinds: str) -> Callable[[Body], Body]:
-    """Attaches the decorated function, or whatever a part of that kind is, to a declared operator.
+def implements(function: Function, *kinds: str) -> Callable[[Part], Part]:
+    """Attaches a part to a declared operator: the decorated function, or another object for kinds that are no function.
 
     Args:
-        function: the function of the operator.
-        kinds: the kinds of part that it is, such as ``"kernel"``: the attributes of `shardtensor.declarations.Parts`.
+        function: the function that declares the operator.
+        kinds: the kinds of part that it is, such as ``"kernel"``: attributes of `shardtensor.declarations.Parts`.
 
     Raises:
         ArgumentError: there is no such kind.
     """
     if unknown := set(kinds) - {*Parts.__slots__}:
         name, every = function.__name__, ", ".join(Parts.__slots__)
-        raise ArgumentError(f"implements: {name} cannot have the part {min(unknown)!r}; wanted one of {every}")
+        raise ArgumentError(f"implements: {name} has no part {min(unknown)!r}; wanted one of {every}")
 
-    def attach(body: Body) -> Body:
+    def attach(part: Part) -> Part:
         for kind in kinds:
-            setattr(OPS[function.__name__].parts, kind, body)
-        return body
+            setattr(OPS[function.__name__].parts, kind, part)
+        return part
 
     return attach
 

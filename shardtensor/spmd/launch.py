@@ -48,8 +48,8 @@ Onto = Callable[[Any, Device, str, bool, list[Lent]], Any]
 tensor, which nothing writes to, to the list ``lent``.
 """
 
-DERIVATIVES: Any = "shardtensor.spmd.derivatives"
-BATCHING: Any = "shardtensor.spmd.batching"
+DERIVATIVES = "shardtensor.spmd.derivatives"
+BATCHING = "shardtensor.spmd.batching"
 """The module of the derivatives of maps and collectives, which is loaded on use."""
 
 # -- mapped calls ----------------------------------------------------------------------------------
