@@ -21,18 +21,18 @@ Params = tuple[Any, ...]
 
 
 TAGS: dict[str, str] = {
-    "array_views": "A view of a scalar is an array, as ``x[...]`` is in NumPy.",
+    "array views": "A view of a scalar is an array, as ``x[...]`` is in NumPy.",
     "assigns": "It is the functional form of the assignment ``x[index] = value``.",
     "escapes": (
         "The call needs elements: the result leaves the library (a host array, a capsule), or its shape depends on "
         "them."
     ),
-    "fails_late": "Of integers, the kernel can raise an error after it has written a part of its result.",
-    "keeps_arrays": (
+    "fails late": "Of integers, the kernel can raise an error after it has written a part of its result.",
+    "keeps arrays": (
         "A 0-d result is an array, as in NumPy; the 0-d results of other operators are scalars, and so is what a plan "
         "makes of scalars."
     ),
-    "lists_only": "An array is rejected as the sequence of arrays, since its rows would be taken as the items.",
+    "lists only": "An array is rejected as the sequence of arrays, since its rows would be taken as the items.",
     "product": (
         "It is a sum of products of its two operands, so that it is the sum of the results for parts of a contracted "
         "dimension, wherever these are."

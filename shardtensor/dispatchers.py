@@ -156,7 +156,7 @@ def _several(op: Op, arrays: Any) -> Operands:
     Raises:
         ArgumentTypeError: ``arrays`` is not iterable, or it is an array and the operator accepts only lists.
     """
-    if "lists_only" in op.tags and hasattr(arrays, "shape"):
+    if "lists only" in op.tags and hasattr(arrays, "shape"):
         raise ArgumentTypeError(
             f"{op.error_name}: {op.operands[0]} is one array of shape {tuple(arrays.shape)}, which is whole as it is; "
             "wanted the list that st.shard or st.pmap returned (st.concat joins the rows of an array)"

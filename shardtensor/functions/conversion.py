@@ -23,7 +23,7 @@ from shardtensor.tensor.tensor import (
 from shardtensor.tensor.value import Aval, aval
 
 
-@operator(operands=("obj",), trees=("obj",), tags=("keeps_arrays",))
+@operator(operands=("obj",), trees=("obj",), tags=("keeps arrays",))
 def asarray(
     obj: Any,
     /,

@@ -20,7 +20,7 @@ from shardtensor.tensor.operands import sharded_dtype, truth_of
 from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 
 
-@operator("... -> ...", tags=("keeps_arrays",))
+@operator("... -> ...", tags=("keeps arrays",))
 def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True, device: Where | None = None) -> ShardedTensor:
     """Casts x to ``dtype`` element by element, by NumPy's unsafe casting: floats are truncated towards zero when cast
     to integers, and complex numbers lose their imaginary part when cast to real ones.

@@ -509,7 +509,7 @@ def positive(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator("..., ... -> ...", tags=("fails_late",))
+@operator("..., ... -> ...", tags=("fails late",))
 def pow(x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor:
     """x1 to the power of x2, ``x1**x2``, with 0**0 = 1; for two integers an integer, which requires x2 >= 0.
 

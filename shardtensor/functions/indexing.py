@@ -27,7 +27,7 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, mark_array
 from shardtensor.tensor.value import Aval
 
 
-@operator(tags=("array_views",))
+@operator(tags=("array views",))
 def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
     """Returns ``x[index]``, with NumPy's semantics and x's dtype.
 
@@ -160,7 +160,7 @@ def _rows_rule(shapes: Sequence[Shape], *, axis: int) -> str:
     return f"{' '.join(rows)}, {' '.join(indices)} -> {' '.join([*x[:axis], *indices, *x[axis + 1 :]])}"
 
 
-@operator(_rows_rule, operands=("x", "indices"), error_name="getitem", tags=("keeps_arrays",))
+@operator(_rows_rule, operands=("x", "indices"), error_name="getitem", tags=("keeps arrays",))
 def take_rows(x: ArrayLike, indices: ArrayLike, /, *, axis: int) -> ShardedTensor:
     """Returns the elements of x at ``indices`` along ``axis``, of which each device has the whole: x and ``indices``
     stay split as they are.
@@ -185,7 +185,7 @@ def _rows_on_device(xp: Any, context: ShardContext | None, x: Any, indices: Any,
         raise IndexingError(str(error)) from None
 
 
-@operator(operands=("x", "value", "index"), trees=("index",), tags=("keeps_arrays", "assigns"))
+@operator(operands=("x", "value", "index"), trees=("index",), tags=("keeps arrays", "assigns"))
 def setitem(x: ArrayLike, value: ArrayLike, /, index: Any) -> ShardedTensor:
     """Returns a copy of x in which ``value`` replaces ``x[index]``: the functional form of ``x[index] = value``.
 
@@ -222,7 +222,7 @@ def _setitem_on_device(xp: Any, context: None, x: Any, value: Any, index: Any) -
     return new
 
 
-@operator(error_name="getitem", tags=("keeps_arrays",))
+@operator(error_name="getitem", tags=("keeps arrays",))
 def view(x: ArrayLike, /, view_spec: ViewSpec) -> ShardedTensor:
     """Returns the elements of x that a view spec selects, as an independent tensor.
 
@@ -245,7 +245,7 @@ def _current_backend() -> Backend:
     return backend_of(device)
 
 
-@operator(operands=("x", "value"), error_name="setitem", tags=("keeps_arrays",))
+@operator(operands=("x", "value"), error_name="setitem", tags=("keeps arrays",))
 def put(x: ArrayLike, value: ArrayLike, /, view_spec: ViewSpec) -> ShardedTensor:
     """Returns a copy of x in which ``value`` replaces the elements that a view spec selects.
 

@@ -42,7 +42,7 @@ def _lines_rule(shapes: Sequence[Shape], *, tail: Shape, **params: Any) -> tuple
 @operator(
     _lines_rule,
     dtype=lambda x, function, tail, dtype: np.empty(1, dtype),
-    tags=("keeps_arrays",),
+    tags=("keeps arrays",),
     error_name="apply_along_axis",
     gathers=_WHOLE_LINES,
 )

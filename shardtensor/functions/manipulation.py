@@ -259,7 +259,7 @@ def _broadcast_rule(shapes: Sequence[Shape], *, shape: Shape) -> tuple[str, Shap
     return f"{' '.join(left)} -> {' '.join(right)}", new
 
 
-@operator(_broadcast_rule, tags=("keeps_arrays",))
+@operator(_broadcast_rule, tags=("keeps arrays",))
 def broadcast_to(x: ArrayLike, /, shape: int | Iterable[int]) -> ShardedTensor:
     """Broadcasts x to ``shape``: adds leading dimensions and repeats dimensions of size 1.
 
@@ -306,7 +306,7 @@ def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
 # -- reshape ---------------------------------------------------------------------------------------
 
 
-@operator(tags=("keeps_arrays", "array_views"))
+@operator(tags=("keeps arrays", "array views"))
 def reshape(
     x: ArrayLike, /, shape: Shape, *, copy: bool | None = None, out_sharding: Where | None = None
 ) -> ShardedTensor:

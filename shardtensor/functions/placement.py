@@ -108,7 +108,7 @@ def reshard(
 def reshard(x: Any, /, sharding: Any, *, donate: bool = False, may_alias: bool | None = None) -> Any: ...
 
 
-@operator(tags=("keeps_arrays",))
+@operator(tags=("keeps arrays",))
 def reshard(x: Any, /, sharding: Any, *, donate: bool = False, may_alias: bool | None = None) -> Any:
     """Transfers x, an array or a pytree of arrays, to another sharding, on the same or on other devices.
 
@@ -151,7 +151,7 @@ def _reshard(x: Any, sharding: Any, donate: bool, may_alias: bool | None) -> Any
     return transfer_to(x, target, "reshard", donate=donate, may_alias=may_alias)
 
 
-@operator(error_name="device_put", tags=("keeps_arrays",))
+@operator(error_name="device_put", tags=("keeps arrays",))
 def transfer_to(
     x: ArrayLike,
     /,

@@ -196,7 +196,7 @@ def _rows_rule(shapes: Sequence[Shape], *, lines: int = 0) -> str:
     return f"{' '.join([*lead[:lines], 'k!', *rest])}, {' '.join(lead)} -> {' '.join(lead + rest)}"
 
 
-@operator(_rows_rule, operands=("x", "at"), dtype=lambda x, at, **params: x, tags=("unblocked",), error_name="getitem")
+@operator(_rows_rule, operands=("x", "at"), dtype=lambda x, at, **params: x, error_name="getitem")
 def rows_at(x: ArrayLike, at: ArrayLike, /, *, lines: int = 0) -> ShardedTensor:
     """Selects rows of x, in the layout of ``at``. No device needs the places of another one.
 

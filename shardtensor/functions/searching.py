@@ -69,7 +69,7 @@ def where(condition: ArrayLike, /) -> tuple[ShardedTensor, ...]: ...
 def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor: ...
 
 
-@operator("..., ..., ... -> ...", tags=("keeps_arrays",))
+@operator("..., ..., ... -> ...", tags=("keeps arrays",))
 def where(condition: ArrayLike, x1: ArrayLike | None = None, x2: ArrayLike | None = None, /) -> Any:
     """Selects elements of x1 where ``condition`` is true and elements of x2 elsewhere.
 

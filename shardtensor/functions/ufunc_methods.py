@@ -166,7 +166,7 @@ def _accumulated_dtype(x: Any, *, ufunc: str, axis: int) -> Any:
     return getattr(np, ufunc).accumulate(np.ravel(x))
 
 
-@operator(_accumulated_rule, dtype=_accumulated_dtype, tags=("unblocked",), error_name="accumulate")
+@operator(_accumulated_rule, dtype=_accumulated_dtype, error_name="accumulate")
 def accumulated(x: ArrayLike, /, *, ufunc: str, axis: int) -> ShardedTensor:
     """Applies a ufunc that is not associative to each element and the result before it: `numpy.ufunc.accumulate`.
 
@@ -222,7 +222,7 @@ def _segments_dtype(x: Any, *, ufunc: str, dtype: Any = None, **params: Any) -> 
     return getattr(np, ufunc).reduceat(np.ravel(x), [0], dtype=dtype)
 
 
-@operator(_segments_rule, dtype=_segments_dtype, tags=("unblocked",), error_name="reduceat")
+@operator(_segments_rule, dtype=_segments_dtype, error_name="reduceat")
 def segments(
     x: ArrayLike, /, *, ufunc: str, starts: tuple[int, ...], axis: int, dtype: npt.DTypeLike | None = None
 ) -> ShardedTensor:
@@ -408,7 +408,6 @@ def _updated_dtype(x: Any, places: Any, values: Any = None, *, ufunc: str) -> An
     _updated_rule,
     operands=("x", "places", "values"),
     dtype=_updated_dtype,
-    tags=("unblocked",),
     error_name="at",
 )
 def updated(x: ArrayLike, places: ArrayLike, /, values: ArrayLike | None = None, *, ufunc: str) -> ShardedTensor:

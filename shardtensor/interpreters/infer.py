@@ -119,7 +119,7 @@ class InferInterpreter(CallInterpreter):
         operands = stand_ins(op, operands)
         check_not_donated(*operands)
         found = map_leaves(_from_aval, op.parts.infer(*array_operands(op, operands), *params))
-        return mark_array(found) if "keeps_arrays" in op.tags else found
+        return mark_array(found) if "keeps arrays" in op.tags else found
 
     def planned(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Infers the result of a plan."""

@@ -81,7 +81,7 @@ class Plan:
             self.strategy, run = execution()
             if not is_addressable(self.result.shape, self.result.dtype):  # The plan can still be inferred.
                 run = self._refused
-            marks = "keeps_arrays" in self.op.tags or self.op.creates
+            marks = "keeps arrays" in self.op.tags or self.op.creates
             self.run = (lambda operands: self._marked(run(operands), operands)) if marks else run
 
     def _refused(self, operands: Operands) -> Any:
@@ -113,7 +113,7 @@ class Plan:
     def _marked(self, result: ShardedTensor, operands: Operands) -> ShardedTensor:
         """Marks a 0-d result as an array, if it is created or the operator keeps arrays and some operand is one."""
         op = self.op
-        kept = "keeps_arrays" in op.tags and not all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands)
+        kept = "keeps arrays" in op.tags and not all(isinstance(x, ShardedTensor) and x._is_scalar for x in operands)
         return mark_array(result) if op.creates or kept else result
 
     @property

@@ -316,7 +316,7 @@ def _inferred(
         if made.part == "imag":
             return None
         made = made.only(None)
-    is_element = made.scalar or (scalar and not made.shape and "array_views" not in op.tags)
+    is_element = made.scalar or (scalar and not made.shape and "array views" not in op.tags)
     is_linear = not (is_element or scalar or isinstance(made.part, (np.dtype, tuple)))
     sums = base.sharding.spec.unreduced if is_linear else frozenset()
     return made, aval_of_view(base, made.chains, made.shape, made.part, sums), is_element

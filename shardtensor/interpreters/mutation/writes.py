@@ -95,7 +95,7 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
 
 
 def _may_fail_late(op: Op, dtype: np.dtype[Any]) -> bool:
-    return "fails_late" in op.tags and dtype.kind in "iu"
+    return "fails late" in op.tags and dtype.kind in "iu"
 
 
 def check_result(name: str, result: ShardedTensor, shape: Shape, dtype: np.dtype[Any]) -> None:
