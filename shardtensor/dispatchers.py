@@ -46,10 +46,9 @@ def dispatcher(
     more = "()" if any(a.kind is a.VAR_POSITIONAL for a in arguments) else "_more"
     wrong = " or ".join(["_others", more, *[f"{n} is _REQUIRED" for n in checked]])
     result = f"_refuse(_op, {more}, _others, locals()) if {wrong} else {result}"
+    header = _header(arguments, "*_more", "=_REQUIRED") + ", **_others"
     scope = {**calls, "_refuse": _refuse, "_REQUIRED": _REQUIRED}
-    return _compiled(
-        op, declaration, _header(arguments, "*_more", "=_REQUIRED") + ", **_others", arguments, result, scope
-    )
+    return _compiled(op, declaration, header, arguments, result, scope)
 
 
 @functools.cache  # Compiled at the first use: for all operators, it takes 5 % of the import.

@@ -185,7 +185,7 @@ def _rows_on_device(xp: Any, context: ShardContext | None, x: Any, indices: Any,
         raise IndexingError(str(error)) from None
 
 
-@operator(operands=("x", "value", "index"), trees=("index",), tags=("keeps arrays", "assigns"))
+@operator(operands=("x", "value", "index"), trees=("index",), tags=("assigns", "keeps arrays"))
 def setitem(x: ArrayLike, value: ArrayLike, /, index: Any) -> ShardedTensor:
     """Returns a copy of x in which ``value`` replaces ``x[index]``: the functional form of ``x[index] = value``.
 

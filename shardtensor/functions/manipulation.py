@@ -306,7 +306,7 @@ def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
 # -- reshape ---------------------------------------------------------------------------------------
 
 
-@operator(tags=("keeps arrays", "array views"))
+@operator(tags=("array views", "keeps arrays"))
 def reshape(
     x: ArrayLike, /, shape: Shape, *, copy: bool | None = None, out_sharding: Where | None = None
 ) -> ShardedTensor:

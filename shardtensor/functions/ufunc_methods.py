@@ -404,12 +404,7 @@ def _updated_dtype(x: Any, places: Any, values: Any = None, *, ufunc: str) -> An
     return x
 
 
-@operator(
-    _updated_rule,
-    operands=("x", "places", "values"),
-    dtype=_updated_dtype,
-    error_name="at",
-)
+@operator(_updated_rule, operands=("x", "places", "values"), dtype=_updated_dtype, error_name="at")
 def updated(x: ArrayLike, places: ArrayLike, /, values: ArrayLike | None = None, *, ufunc: str) -> ShardedTensor:
     """Returns x after `numpy.ufunc.at`: the ufunc is applied once for each column of ``places``, the coordinates.
 

@@ -42,7 +42,7 @@ _FAILURES = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def small_result(op: Op, operands: Operands, params: Params) -> Any:
-    """Returns the result of an operator that has the implementation ``small``; see `small_call`."""
+    """Returns the result of an operator that has the part ``small``; see `small_call`."""
     composite, small = op.parts.composite, op.parts.small
     assert composite is not None
     assert small is not None
