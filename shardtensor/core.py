@@ -257,11 +257,10 @@ def declared(
         ArgumentError: there is no such tag.
     """
     public = inspect.signature(without_quotes(function))
-    arguments = dict(public.parameters)
-    signature = signature_of(arguments, rule, operands, variadic, options, trees, functions)
+    signature = signature_of(public.parameters, rule, operands, variadic, options, trees, functions)
     op = Op(function.__name__, signature, rule, parts=Parts(composed=composed), **properties)
     calls = {"_bind": bind, "_extended": _extended, "_place": _place}
-    dispatch = dispatcher(op, function.__code__, list(arguments.values()), calls)
+    dispatch = dispatcher(op, function.__code__, public.parameters, calls)
     op.dispatch = functools.update_wrapper(dispatch, function)  # Editors find the declaration by __wrapped__.
     op.dispatch.__signature__ = public  # type: ignore[attr-defined]
     return op

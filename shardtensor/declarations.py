@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ class Signature:
 
 
 def signature_of(
-    arguments: dict[str, inspect.Parameter],
+    arguments: Mapping[str, inspect.Parameter],
     rule: Any,
     operands: Sequence[str] | None,
     variadic: bool,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -16,14 +16,14 @@ from shardtensor.tracebacks import GENERATED
 
 
 def dispatcher(
-    op: Op, declaration: CodeType, arguments: Sequence[inspect.Parameter], calls: dict[str, Any]
+    op: Op, declaration: CodeType, arguments: Mapping[str, inspect.Parameter], calls: dict[str, Any]
 ) -> Function:
     """Makes the function that users call.
 
     Args:
         op: the operator.
         declaration: the code of the declared function.
-        arguments: the arguments of the declared function.
+        arguments: the arguments of the declared function, by name.
         calls: the functions that it calls: ``_bind(op, operands, params)``; ``_extended``, which has the options as
             well; and ``_place``, which has the argument ``out_sharding`` as well.
     """
@@ -40,10 +40,10 @@ def dispatcher(
             f"_place(_op, {operands}, {params}, out_sharding, {given or False}{named})"
         )
     # All arguments have a default, so that `_refuse` raises the error for a call that lacks some.
-    required = [a.name for a in arguments if a.default is a.empty and a.kind is not a.VAR_POSITIONAL]
-    only_by_position = [a.name for a in arguments if a.kind is a.POSITIONAL_ONLY and a.name in required]
+    required = [n for n, a in arguments.items() if a.default is a.empty and a.kind is not a.VAR_POSITIONAL]
+    only_by_position = [n for n in required if arguments[n].kind is inspect.Parameter.POSITIONAL_ONLY]
     checked = [n for n in required if n not in only_by_position[:-1]]  # A call that gives the last one gives all.
-    more = "()" if any(a.kind is a.VAR_POSITIONAL for a in arguments) else "_more"
+    more = "()" if any(a.kind is a.VAR_POSITIONAL for a in arguments.values()) else "_more"
     wrong = " or ".join(["_others", more, *[f"{n} is _REQUIRED" for n in checked]])
     result = f"_refuse(_op, {more}, _others, locals()) if {wrong} else {result}"
     header = _header(arguments, "*_more", "=_REQUIRED") + ", **_others"
@@ -54,7 +54,7 @@ def dispatcher(
 @functools.cache  # Compiled at the first use: for all operators, it takes 5 % of the import.
 def splitter(op: Op) -> Callable[..., tuple[Operands, Params]]:
     """Returns the function that returns the operands and the params of a call with its arguments."""
-    arguments = list(inspect.signature(op.dispatch).parameters.values())
+    arguments = inspect.signature(op.dispatch).parameters
     result = ", ".join(_operands_and_params(op, arguments))
     return _compiled(op, op.dispatch.__code__, _header(arguments), arguments, result, {})
 
@@ -85,14 +85,14 @@ def _refuse(op: Op, more: Operands, others: dict[str, Any], values: dict[str, An
     raise ArgumentTypeError(wrong_arguments(op.error_name, parameters, args, others | given))
 
 
-def _operands_and_params(op: Op, arguments: Sequence[inspect.Parameter]) -> tuple[str, str]:
+def _operands_and_params(op: Op, arguments: Mapping[str, inspect.Parameter]) -> tuple[str, str]:
     """Returns the sources of the tuples of operands and of parameters of a call.
 
     Rules, kernels and caches get a tuple of the items of a parameter that may be an iterator.
     """
     operands = f"_several(_op, {op.operands[0]})" if op.signature.variadic else f"({_listed(op.operands)})"
-    iterable = [a.name for a in arguments if "Iterable" in str(a.annotation)]
-    return operands, f"({_listed([f'_as_tuple({n})' if n in iterable else n for n in op.params])})"
+    params = [f"_as_tuple({n})" if "Iterable" in str(arguments[n].annotation) else n for n in op.params]
+    return operands, f"({_listed(params)})"
 
 
 def _listed(sources: Iterable[str]) -> str:
@@ -104,7 +104,7 @@ def _compiled(
     op: Op,
     declaration: CodeType,
     header: str,
-    arguments: Sequence[inspect.Parameter],
+    arguments: Mapping[str, inspect.Parameter],
     result: str,
     scope: dict[str, Any],
 ) -> Function:
@@ -114,7 +114,7 @@ def _compiled(
     times faster than `inspect.Signature.bind`. In tracebacks its line is that of the declaration.
     """
     scope = {**GENERATED, "_as_tuple": as_tuple, "_op": op, "_several": _several, **scope}
-    scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
+    scope |= {f"_default_{n}": a.default for n, a in arguments.items() if a.default is not a.empty}
     # Beyond the end of a line of the declaration, tracebacks mark no columns.
     exec(_code(f"def _function({header}): return {' ' * 120}{result}"), scope)
     function: Function = scope["_function"]
@@ -129,16 +129,16 @@ def _code(source: str) -> Any:
     return compile(source, "<operator>", "exec")
 
 
-def _header(arguments: Sequence[inspect.Parameter], star: str = "*", required: str = "") -> str:
+def _header(arguments: Mapping[str, inspect.Parameter], star: str = "*", required: str = "") -> str:
     """Returns the arguments of a signature as source, with the defaults as variables, ``star`` behind those that are
     given by position, and ``required`` behind the name of each that has no default.
     """
-    kinds = [a.kind for a in arguments]
+    kinds = [a.kind for a in arguments.values()]
     parts = [
-        f"*{a.name}" if a.kind is a.VAR_POSITIONAL
-        else f"{a.name}{required}" if a.default is a.empty
-        else f"{a.name}=_default_{a.name}"
-        for a in arguments
+        f"*{n}" if a.kind is a.VAR_POSITIONAL
+        else f"{n}{required}" if a.default is a.empty
+        else f"{n}=_default_{n}"
+        for n, a in arguments.items()
     ]  # fmt: skip
     positional = kinds.count(inspect.Parameter.POSITIONAL_ONLY)
     by_name = kinds.count(inspect.Parameter.KEYWORD_ONLY)
