@@ -107,9 +107,7 @@ def composed(op: Op, operands: Operands, params: Params) -> Any:
     """Calls the function that composes an operator of others. It returns NotImplemented if the operator itself has to
     run.
     """
-    composite = op.parts.composite
-    assert composite is not None
-    return composite(*((operands,) if op.signature.variadic else operands), *params)
+    return op.parts.composite(*((operands,) if op.signature.variadic else operands), *params)  # type: ignore[misc]
 
 
 def array_operands(op: Op, operands: Operands) -> Operands:

@@ -43,11 +43,8 @@ _FAILURES = (ArithmeticError, LookupError, TypeError, ValueError)
 
 def small_result(op: Op, operands: Operands, params: Params) -> Any:
     """Returns the result of an operator that has the part ``small``; see `small_call`."""
-    composite, small = op.parts.composite, op.parts.small
-    assert composite is not None
-    assert small is not None
     args = ((operands,) if op.signature.variadic else operands) + params
-    return small_call(composite, small, args, {}, _bound(op))
+    return small_call(op.parts.composite, op.parts.small, args, {}, _bound(op))  # type: ignore[arg-type]
 
 
 @functools.cache
