@@ -8,7 +8,7 @@ A declaration is a function with a signature and a docstring, but no body::
 The decorator registers the operator and returns the function that users call. It has the declared signature, and its
 body is the call ``bind(op, operands, params)``, which passes the call to the innermost interpreter. The interpreter
 defines what the call means: execute the operator on sharded tensors (`shardtensor.interpreters.eager`), execute it on
-one device inside a mapped function (`shardtensor.interpreters.device`), or infer only the result's aval
+one device inside a mapped function (`shardtensor.interpreters.on_device`), or infer only the result's aval
 (`shardtensor.interpreters.infer`).
 """
 
@@ -82,7 +82,7 @@ class Interpreter(abc.ABC):
     def mapped(self, submesh: Any, /) -> Interpreter:
         """Returns the interpreter of a mapped function on the devices of ``submesh``, whose arrays have no elements.
 
-        It is called by the inference of a map (see `shardtensor.spmd.launch.map_shards`), once for each program.
+        It is called by the inference of a map (see `shardtensor.spmd.maps.launch.map_shards`), once for each program.
         """
         return self
 

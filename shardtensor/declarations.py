@@ -117,7 +117,7 @@ class Parts:
         kernel: the implementation on the arrays of one device, ``kernel(xp, context, *arrays, **params)``; None means
             the function of the same name in the backend's namespace.
         movement: for operators that only move elements: ``movement(avals, mesh, **params)`` returns a
-            `shardtensor.functions.data_movement.DataMovement`.
+            `shardtensor.functions.building.data_movement.DataMovement`.
         composed: for elementwise operators of arrays only, without other parameters, that libraries may lack: a
             function of the operands that composes the result, a new array, of other operators. It is used on the arrays
             of one device wherever the backend's namespace has no function of the operator's name. If NumPy has a ufunc
@@ -180,8 +180,8 @@ class Op:
         rule: how the dimensions of the operands correspond to those of the result (see `shardtensor.sharding.rules`);
             for an operator that creates arrays, a function that returns the shape and dtype of the result; None for an
             operator with a part ``movement``, ``composite`` or ``algorithm`` that determines the layout itself.
-        combine: the name of the monoid (see `shardtensor.functions.monoids`) that combines the partial results of
-            shards where a sharded dimension is reduced.
+        combine: the name of the monoid (see `shardtensor.functions.building.monoids`) that combines the partial results
+            of shards where a sharded dimension is reduced.
         dtype: the dtype of the result: a dtype, or a function of the operands, with one element each, and of the params
             that returns an array of it. None: that of NumPy's function of the same name; for an operator with a kernel
             and no monoid, that of the first array.

@@ -14,8 +14,8 @@ import numpy as np
 from shardtensor.core import Interpreter, Op, Operands, Params, raise_in_the_name_of
 from shardtensor.errors import LinearAlgebraError, RangeError, ShardTensorError
 from shardtensor.host.memory_pool import out_of_memory
-from shardtensor.interpreters.execution.small_floats import has_small_floats, in_wide
-from shardtensor.interpreters.mutation.views import View, infer_view
+from shardtensor.interpreters.execution.small_float_calls import has_small_floats, in_wide
+from shardtensor.interpreters.views.views import View, infer_view
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import as_operand
 from shardtensor.tensor.tensor import ShardedTensor, tensor

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from shardtensor.communication.processes import JOB, identify, note_error
+from shardtensor.communication.between_processes.processes import JOB, identify, note_error
 from shardtensor.core import Function, Op, Operands, Params, set_default_interpreter
 from shardtensor.interpreters.calls import NAMED, CallInterpreter, Found, array_operands, composed, raise_named
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners
-from shardtensor.interpreters.mutation.views import copied_scalar
-from shardtensor.interpreters.mutation.writes import write
 from shardtensor.interpreters.small_results import small_call, small_result
+from shardtensor.interpreters.views.scalar_elements import ScalarElement, compute_on_owners
+from shardtensor.interpreters.views.views import copied_scalar
+from shardtensor.interpreters.writes.writes import write
 from shardtensor.tensor.ownership import READS, is_new, reading, track
 from shardtensor.tensor.storage import Storage
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements

@@ -17,7 +17,7 @@ from shardtensor.host.units import counted
 from shardtensor.interpreters.calls import CallInterpreter, Found
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.infer import INFER, arguments, struct
-from shardtensor.interpreters.mutation.scalar_elements import ScalarElement
+from shardtensor.interpreters.views.scalar_elements import ScalarElement
 from shardtensor.sharding.html import text_html
 from shardtensor.sharding.mesh import Mesh
 from shardtensor.tensor.pytree import leaves, map_leaves

@@ -19,9 +19,9 @@ from shardtensor.errors import ArgumentTypeError, type_text
 from shardtensor.interpreters.calls import NAMED, CallInterpreter, Found, array_operands, raise_named
 from shardtensor.interpreters.execution.plan_cache import planned
 from shardtensor.interpreters.execution.planning import check_integers
-from shardtensor.interpreters.mutation.scalar_elements import ScalarElement, compute_on_owners, owners_of
-from shardtensor.interpreters.mutation.views import evaluate, stand_in
-from shardtensor.interpreters.mutation.writes import write
+from shardtensor.interpreters.views.scalar_elements import ScalarElement, compute_on_owners, owners_of
+from shardtensor.interpreters.views.views import evaluate, stand_in
+from shardtensor.interpreters.writes.writes import write
 from shardtensor.sharding.layout import NamedSharding, Shape, as_sharding, checked_shape
 from shardtensor.sharding.mesh import Mesh, default_mesh
 from shardtensor.tensor.handle import AvalAttributes

@@ -15,7 +15,7 @@ from shardtensor.core import Function, Op, Operands, Params, executing, set_oute
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.infer import INFER, inferring, stand_ins
-from shardtensor.interpreters.mutation.views import stand_in
+from shardtensor.interpreters.views.views import stand_in
 from shardtensor.tensor.pytree import leaves
 from shardtensor.tensor.tensor import ShardedTensor, lacks_elements
 

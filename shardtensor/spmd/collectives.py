@@ -37,11 +37,11 @@ from shardtensor.host.units import counted
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.rules import normalize_axis
 from shardtensor.spmd.axes import AxisName, AxisPosition, axis_index, axis_position, axis_size, check_shared
-from shardtensor.spmd.launch import DERIVATIVES
+from shardtensor.spmd.maps.launch import DERIVATIVES
 from shardtensor.spmd.rendezvous import Arrays, rendezvous
 
 if TYPE_CHECKING:
-    from shardtensor.spmd.signatures import Collective
+    from shardtensor.spmd.maps.map_types import Collective
 
 __all__ = ["axis_index", "axis_size"]  # Declarations add the collectives.
 

@@ -9,8 +9,8 @@ from shardtensor.core import OPS, Op, Operands, Params, bind_by
 from shardtensor.functions.derivatives.forms import Derivative
 from shardtensor.host import fork
 from shardtensor.interpreters.differentiation.tape import Tape
-from shardtensor.interpreters.differentiation.values import Taped
-from shardtensor.spmd.program import current
+from shardtensor.interpreters.differentiation.taped_values import Taped
+from shardtensor.spmd.scheduling.mapped_program import current
 from shardtensor.tensor.ownership import Lent
 from shardtensor.tensor.pytree import leaves, map_leaves
 from shardtensor.tensor.storage import Storage

@@ -15,7 +15,7 @@ import numpy as np
 from shardtensor.core import call
 from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import whole
-from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Step, Typed, added
+from shardtensor.interpreters.differentiation.backward import WRITTEN, Step, Typed, added
 from shardtensor.interpreters.program_arrays import tensor_here
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.spmd.axes import axis_index

@@ -40,7 +40,7 @@ _MODULES = {
 }  # fmt: skip
 """NumPy's modules, and those that have their functions for tensors."""
 
-UFUNC_CALLS = "shardtensor.functions.ufunc_calls"
+UFUNC_CALLS = "shardtensor.functions.ufunc_protocol.ufunc_calls"
 """The module of ufuncs, which is above this package, and is imported on first use."""
 
 _UNREADABLE: dict[str, Function] = {

@@ -21,8 +21,10 @@ import pytest
 
 import shardtensor as st
 from shardtensor.core import OPS, Op
-from shardtensor.functions import histograms
-from shardtensor.functions.algorithms import chirp_fft, distinct, panels, requests
+from shardtensor.functions.algorithms import distinct, requests
+from shardtensor.functions.fft import chirp_fft
+from shardtensor.functions.linalg import panels
+from shardtensor.functions.statistics import histograms
 from shardtensor.testing import checked
 from tests.cases import CASES
 from tests.layouts import mesh_of

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as some
 
 import shardtensor as st
-import shardtensor.functions.special  # It declares operators, too, and is imported on use.
+import shardtensor.functions.building.special  # It declares operators, too, and is imported on use.
 from shardtensor.backend.registry import load
 from shardtensor.core import OPS
 from shardtensor.sharding.mesh import default_mesh

@@ -17,9 +17,9 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor import tensor
 from shardtensor.core import OPS, interpreting
-from shardtensor.functions.indexing import setitem
+from shardtensor.functions.standard.indexing import setitem
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.mutation.views import stand_in
+from shardtensor.interpreters.views.views import stand_in
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
 from tests.draws import drawn

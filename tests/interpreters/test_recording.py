@@ -19,9 +19,10 @@ import shardtensor as st
 from shardtensor import demo
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, innermost
-from shardtensor.functions import halos, unsplit_lines
-from shardtensor.functions.algorithms import blocked, blocked_qr, chirp_fft, transpose_fft, tsqr
-from shardtensor.functions.scatter import scatter_add
+from shardtensor.functions.building import halos, unsplit_lines
+from shardtensor.functions.building.scatter import scatter_add
+from shardtensor.functions.fft import chirp_fft, transpose_fft
+from shardtensor.functions.linalg import blocked_factorizations, blocked_qr, tsqr
 from shardtensor.sharding.copy_plan import Line
 from shardtensor.tensor.pytree import leaves
 from tests.cases import CASES, sharded_somehow
@@ -193,8 +194,8 @@ def steps(x: Any) -> Any:
         transpose_fft.fft_real_columns(x, n=4, scale=1.0, inverse=False),
         transpose_fft.fft_unpacked(z), transpose_fft.fft_of_real(z, z), transpose_fft.fft_to_real(z, z, inverse=True),
         *chirps(z), tsqr.tall_qr(x), tsqr.tall_r(x),
-        blocked.blocked_cholesky(st.eye(2)), blocked.blocked_inv(st.eye(2)), blocked.blocked_slogdet(x[:2]),
-        blocked.blocked_solve(st.eye(2), x[:2]), blocked_qr.blocked_qr(x, complete=False),
+        blocked_factorizations.blocked_cholesky(st.eye(2)), blocked_factorizations.blocked_inv(st.eye(2)), blocked_factorizations.blocked_slogdet(x[:2]),
+        blocked_factorizations.blocked_solve(st.eye(2), x[:2]), blocked_qr.blocked_qr(x, complete=False),
         unsplit_lines.padded(x, widths=((0, 1), (2, 0)), value=np.float64(7).tobytes()),
         unsplit_lines.central_differences(x, axis=0, spacing=1.0),
         halos.lines_copied((x[:2], x), 0, (Line(1, 2, 0, 0),)),

@@ -18,12 +18,12 @@ from shardtensor.core import (
 )
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, ShardTensorError
 from shardtensor.functions.batching import Call, rule_of
-from shardtensor.functions.random_keys import KeyBatch
-from shardtensor.interpreters.batching.values import LEAVES, LEFT, Batched, viewed
+from shardtensor.functions.random.random_keys import KeyBatch
+from shardtensor.interpreters.batching.batched_values import LEAVES, LEFT, Batched, viewed
 from shardtensor.interpreters.calls import CallInterpreter, Found, raise_named
-from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.nested import Nested
 from shardtensor.interpreters.program_arrays import adopted, exported
+from shardtensor.interpreters.writes.write_ops import is_view
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import NamedSharding
 from shardtensor.sharding.spec import P

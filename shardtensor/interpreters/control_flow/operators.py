@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from shardtensor.backend.registry import in_job
 from shardtensor.core import call, operator
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
-from shardtensor.functions.random_keys import Key
-from shardtensor.interpreters.mutation.views import View
+from shardtensor.functions.random.random_keys import Key
+from shardtensor.interpreters.views.views import View
 from shardtensor.tensor.operands import is_data
 from shardtensor.tensor.ownership import shared
 from shardtensor.tensor.pytree import hint_to_register, leaves, map_leaves, paths, replaced

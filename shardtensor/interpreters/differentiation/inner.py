@@ -17,14 +17,14 @@ from shardtensor.core import Function, Interpreter, Op, Operands, Params, bind_b
 from shardtensor.errors import ArgumentError, ConcretizationError
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.interpreters.control_flow.operators import lack_elements
-from shardtensor.interpreters.differentiation.cotangents import pulled_back
+from shardtensor.interpreters.differentiation.backward import pulled_back
 from shardtensor.interpreters.differentiation.recorder import aval_of_scalar
 from shardtensor.interpreters.differentiation.tape import Tape
-from shardtensor.interpreters.differentiation.values import LEFT, Taped, kind_of, number_of
+from shardtensor.interpreters.differentiation.taped_values import LEFT, Taped, kind_of, number_of
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.mutation.views import View
 from shardtensor.interpreters.nested import Nested, innermost_of
 from shardtensor.interpreters.programs.trace import PYTHON, Traced, Tracer
+from shardtensor.interpreters.views.views import View
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.storage import NoElements
 from shardtensor.tensor.tensor import SCALARS, ShardedTensor, lacks_elements, mark_array, tensor, without_elements

@@ -20,10 +20,10 @@ from shardtensor.core import Op, Operands, Params, bind_by, bind_into, call, inn
 from shardtensor.errors import ArgumentError, ArgumentTypeError, type_text
 from shardtensor.functions.derivatives.cotangents import Call
 from shardtensor.functions.derivatives.forms import Cotangents, Derivative
-from shardtensor.functions.random_keys import SymbolicKey
+from shardtensor.functions.random.random_keys import SymbolicKey
 from shardtensor.interpreters.differentiation.inner import Inner, handle_on, number_in, numbers_around, storage_of
 from shardtensor.interpreters.differentiation.tape import WRITES_OUTSIDE, Tape
-from shardtensor.interpreters.differentiation.values import kind_of, number_of
+from shardtensor.interpreters.differentiation.taped_values import kind_of, number_of
 from shardtensor.interpreters.nested import Nested, innermost_of
 from shardtensor.tensor.pytree import leaves, map_leaves, replaced
 from shardtensor.tensor.tensor import ShardedTensor

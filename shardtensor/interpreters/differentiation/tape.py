@@ -20,12 +20,12 @@ from shardtensor.functions.derivatives import derivative_of
 from shardtensor.functions.derivatives.cotangents import is_inexact
 from shardtensor.functions.derivatives.forms import ZERO, Derivative, Elementwise, Pushed, Recording, Refused, vjp
 from shardtensor.interpreters.calls import Found
-from shardtensor.interpreters.differentiation.cotangents import WRITTEN, Gathered, is_gathered, window
+from shardtensor.interpreters.differentiation.backward import WRITTEN, Gathered, is_gathered, window
 from shardtensor.interpreters.differentiation.recorder import INSTEAD, Recorder, any_write, row_of
-from shardtensor.interpreters.differentiation.values import LEAVES, Taped
-from shardtensor.interpreters.mutation.write_ops import is_view
-from shardtensor.interpreters.mutation.writes import check_result
+from shardtensor.interpreters.differentiation.taped_values import LEAVES, Taped
 from shardtensor.interpreters.programs.trace import PYTHON
+from shardtensor.interpreters.writes.write_ops import is_view
+from shardtensor.interpreters.writes.writes import check_result
 from shardtensor.places import is_in_package
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.view_spec import ViewSpec

@@ -48,7 +48,7 @@ class Plan:
         strategy: ``"whole"`` (once on the whole buffer), ``"blocks"`` (block by block), ``"per shard"`` (once on each
             shard, or on each buffer that several devices share), ``"first"`` (once on the first device, which sends the
             result to the others), ``"reduce"`` (per shard, then combined), ``"panels"``
-            (see `shardtensor.interpreters.execution.products`), ``"move"`` (a `DataMovement`), ``"create"`` or
+            (see `shardtensor.interpreters.execution.product_layouts`), ``"move"`` (a `DataMovement`), ``"create"`` or
             ``"abstract"`` (without elements).
         run: executes the plan: takes the operands and returns the result.
         of_buffers: returns the function that computes the buffer of the result from those of the operands, where they

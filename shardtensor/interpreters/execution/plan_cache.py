@@ -97,7 +97,7 @@ def _cached_plan(op: Op, mesh: Mesh | None, *params_and_kinds: Any) -> Plan:
 
 def _plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan:
     if "ml_dtypes" in sys.modules:
-        from shardtensor.interpreters.execution.small_floats import small_float_plan  # Few programs import it.
+        from shardtensor.interpreters.execution.small_float_calls import small_float_plan  # Few programs import it.
 
         return small_float_plan(op, kinds, params) or make_plan(op, kinds, params)
     return make_plan(op, kinds, params)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from shardtensor.backend.registry import processes_of
-from shardtensor.communication.processes import described, note
+from shardtensor.communication.between_processes.processes import described, note
 from shardtensor.communication.schedules import Move, Schedule
 from shardtensor.communication.transfer import gather, operand_transfer
 from shardtensor.core import Op, Operands, Params
 from shardtensor.errors import ArgumentTypeError
-from shardtensor.functions.data_movement import DataMovement
+from shardtensor.functions.building.data_movement import DataMovement
 from shardtensor.host.memory_pool import reserve
 from shardtensor.interpreters.execution.movement import copies, execute_movement
 from shardtensor.interpreters.execution.plan import Kind, Plan, contexts_of

@@ -15,10 +15,10 @@ from shardtensor.communication.schedules import Schedule
 from shardtensor.communication.transfer import buffers_of, operand_transfer
 from shardtensor.core import Op
 from shardtensor.functions.algorithms.first_device import GATHERED, alone, is_few, sent_to, to_first
-from shardtensor.functions.monoids import MONOIDS
+from shardtensor.functions.building.monoids import MONOIDS
 from shardtensor.interpreters.execution.combination import combination_of
 from shardtensor.interpreters.execution.plan import Kind, Plan, contexts_of, result_dtype
-from shardtensor.interpreters.execution.products import InParts, cheapest
+from shardtensor.interpreters.execution.product_layouts import InParts, cheapest
 from shardtensor.interpreters.execution.strategies import Moves, Named, Run, Strategies
 from shardtensor.sharding.layout import Grid, NamedSharding, Shape, Where, as_sharding
 from shardtensor.sharding.mesh import Mesh

@@ -25,7 +25,7 @@ from shardtensor.communication.messages import bring
 from shardtensor.communication.offload import offloaded
 from shardtensor.communication.transfer import OperandTransfer, buffers_of, whole_array
 from shardtensor.core import Op, Operands
-from shardtensor.functions.monoids import MONOIDS, Monoid, sample_state
+from shardtensor.functions.building.monoids import MONOIDS, Monoid, sample_state
 from shardtensor.host.blockwise import elementwise
 from shardtensor.host.fork import cached_property
 from shardtensor.host.memory_pool import POOLED_FROM
@@ -343,7 +343,9 @@ class Strategies:
             return tensor_of(value, buffers, tuple([[] for _ in buffers]))  # Reductions return new arrays.
 
         if value.spans:
-            from shardtensor.communication.short_all_reduce import AllReduceAcross  # Few programs need it.
+            from shardtensor.communication.between_processes.short_all_reduce import (
+                AllReduceAcross,  # Few programs need it.
+            )
 
             ops = self.reduce_ops(monoid)
             # Of groups with the same states in the same memories, one combines them.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shardtensor.core import Op
-from shardtensor.functions.random_keys import SymbolicKey, key_of
+from shardtensor.functions.random.random_keys import SymbolicKey, key_of
 from shardtensor.sharding.layout import Shape
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval, host_aval

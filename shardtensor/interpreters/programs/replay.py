@@ -33,14 +33,14 @@ from shardtensor.core import (
     outermost,
 )
 from shardtensor.errors import ShardTensorError
-from shardtensor.functions.random_keys import Key, bits_of
+from shardtensor.functions.random.random_keys import Key, bits_of
 from shardtensor.host.fork import cached_property
 from shardtensor.interpreters.execution.plan import Plan
 from shardtensor.interpreters.execution.plan_cache import plan_for
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.mutation.views import View, evaluate, stand_in
 from shardtensor.interpreters.programs.program import Equation, Program, Var, kind_of, replace_vars, vars_of
 from shardtensor.interpreters.programs.trace import PYTHON
+from shardtensor.interpreters.views.views import View, evaluate, stand_in
 from shardtensor.sharding.view_spec import ViewSpec
 from shardtensor.tensor.operands import HostAval
 from shardtensor.tensor.ownership import is_new, track

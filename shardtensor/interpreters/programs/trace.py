@@ -21,12 +21,12 @@ from shardtensor.backend.registry import backend_of
 from shardtensor.communication.transfer_log import recorded_by
 from shardtensor.core import OPS, Function, Interpreter, Op, Operands, Params, call, execute, innermost, interpreting
 from shardtensor.errors import ArgumentError, ConcretizationError
-from shardtensor.functions.random_keys import Key, SymbolicKey, derived_bits
+from shardtensor.functions.random.random_keys import Key, SymbolicKey, derived_bits
 from shardtensor.interpreters.calls import CallInterpreter
 from shardtensor.interpreters.infer import INFER
-from shardtensor.interpreters.mutation.views import View, aval_of_view, stand_in
-from shardtensor.interpreters.mutation.write_ops import is_view
 from shardtensor.interpreters.programs.program import Equation, Program, ValueKind, Var, vars_of
+from shardtensor.interpreters.views.views import View, aval_of_view, stand_in
+from shardtensor.interpreters.writes.write_ops import is_view
 from shardtensor.places import user_place
 from shardtensor.sharding.index import canonical
 from shardtensor.sharding.layout import as_sharding

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 import shardtensor as st
 from shardtensor.core import OPS
 from shardtensor.functions.batching import rule_of
-from shardtensor.functions.batching.forms import RULES
+from shardtensor.functions.batching.batching_forms import RULES
 from shardtensor.functions.derivatives import load_all
 from shardtensor.interpreters.batching.batcher import SPECIAL
 from tests.cases import CASES
