@@ -16,26 +16,30 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from types import CodeType
 from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError, ShardTensorError, type_text
+from shardtensor.declarations import OPS as OPS
+from shardtensor.declarations import TAGS as TAGS
+from shardtensor.declarations import Function as Function
+from shardtensor.declarations import Op as Op
+from shardtensor.declarations import Operands as Operands
+from shardtensor.declarations import Params as Params
+from shardtensor.declarations import Parts, signature_of
+from shardtensor.dispatchers import dispatcher
+from shardtensor.errors import ArgumentError, ArgumentTypeError, DistributedError, ShardTensorError
 from shardtensor.hints import wrong_arguments
-from shardtensor.sequences import as_tuple
 from shardtensor.signatures import without_quotes
-from shardtensor.tracebacks import GENERATED
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=Callable[..., Any])
+<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
 
 Function = Callable[..., Any]
 Operands = tuple[Any, ...]
@@ -317,6 +321,9 @@ def lookup(name: str) -> Op:
 
 def _lookup_placed(name: str) -> Op | None:
     return lookup(name).placed
+=======
+Part = TypeVar("Part")
+>>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
 
 
 class Interpreter(abc.ABC):
@@ -334,7 +341,7 @@ class Interpreter(abc.ABC):
     @abc.abstractmethod
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Returns the result of ``op``. Operands are tensors, host or backend arrays, scalars, or None for an optional
-        operand that is not given; those in ``op.trees`` are pytrees.
+        operand that is not given; those in ``op.signature.trees`` are pytrees.
         """
 
     def write(self, out: Any, op: Op, operands: Operands, params: Params, /) -> None:
@@ -483,18 +490,18 @@ def call(name: str, *operands: Any, **params: Any) -> Any:
 def operator(
     rule: Any = None, **properties: Any
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Declares an operator; see the module's docstring for an example, and `Op` for the rule and the properties.
+    """Declares an operator; see the module's docstring for an example, and `declared` for the arguments.
 
     The declaration adds the operator to ``__all__`` of its module, so that ``import *`` imports the operators only.
 
     Raises:
-        ArgumentError: there is an operator of that name.
+        ArgumentError: there is an operator of that name, or a tag is unknown.
     """
 
     def declare(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         if function.__name__ in OPS:
             raise ArgumentError(f"operator: {function.__name__} is declared already; wanted another name")
-        op = OPS[function.__name__] = Op(function, rule, **properties)
+        op = OPS[function.__name__] = declared(function, rule, **properties)
         if function.__qualname__ == op.name:
             scope = function.__globals__
             scope["__all__"] = [*scope.get("__all__", ()), op.name]
@@ -503,16 +510,64 @@ def operator(
     return declare
 
 
-def implements(function: Function, *parts: str) -> Callable[[Body], Body]:
-    """Attaches the decorated function to a declared operator as its ``kernel``, ``movement``, ``composite``,
-    ``extended``, ``small``, ``algorithm``, ``announcing``, ``infer``, ``view_spec`` or ``blockwise``, or as several
-    of these.
-    """
+def declared(
+    function: Function,
+    rule: Any = None,
+    *,
+    operands: Sequence[str] | None = None,
+    variadic: bool = False,
+    options: Sequence[str] = (),
+    trees: Sequence[str] = (),
+    functions: Sequence[str] = (),
+    composed: Function | None = None,
+    **properties: Any,
+) -> Op:
+    """Returns the declaration of an operator, which is not in `OPS`.
 
-    def attach(body: Body) -> Body:
-        for part in parts:
-            setattr(OPS[function.__name__], part, body)
-        return body
+    Args:
+        function: the function without a body.
+        rule: see `shardtensor.declarations.Op`.
+        operands: the names of the operands; by default those of the first arguments, as many as the rule has operands
+            (one if the rule is no string).
+        variadic: see `shardtensor.declarations.Signature`.
+        options: see `shardtensor.declarations.Signature`.
+        trees: see `shardtensor.declarations.Signature`.
+        functions: see `shardtensor.declarations.Signature`.
+        composed: see `shardtensor.declarations.Parts`.
+        properties: ``combine``, ``dtype``, ``error_name``, ``ufunc``, ``gathers`` and ``tags``: see
+            `shardtensor.declarations.Op`.
+
+    Raises:
+        ArgumentError: there is no such tag.
+    """
+    public = inspect.signature(without_quotes(function))
+    signature = signature_of(public.parameters, rule, operands, variadic, options, trees, functions)
+    op = Op(function.__name__, signature, rule, parts=Parts(composed=composed), **properties)
+    calls = {"_bind": bind, "_extended": _extended, "_place": _place}
+    dispatch = dispatcher(op, function.__code__, public.parameters, calls)
+    op.dispatch = functools.update_wrapper(dispatch, function)  # Editors find the declaration by __wrapped__.
+    op.dispatch.__signature__ = public  # type: ignore[attr-defined]
+    return op
+
+
+def implements(function: Function, *kinds: str) -> Callable[[Part], Part]:
+    """Attaches a part to a declared operator: the decorated function, or another object for kinds that are no function.
+
+    Args:
+        function: the function that declares the operator.
+        kinds: the kinds of part that it is, such as ``"kernel"``: attributes of `shardtensor.declarations.Parts`.
+
+    Raises:
+        ArgumentError: there is no such kind.
+    """
+    if unknown := set(kinds) - {*Parts.__slots__}:
+        name, every = function.__name__, ", ".join(Parts.__slots__)
+        raise ArgumentError(f"implements: {name} has no part {min(unknown)!r}; wanted one of {every}")
+
+    def attach(part: Part) -> Part:
+        for kind in kinds:
+            setattr(OPS[function.__name__].parts, kind, part)
+        return part
 
     return attach
 
@@ -629,7 +684,8 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
         # `place_result` is called with the operator that the user called.
         # `lines_applied` calls a function of the user, whose errors are its own.
         calls_others = "op" in op.params or "function" in op.params
-        composed = op.composite and not op.spmd and not calls_others and name != op.error_name and name in OPS
+        is_composed = op.parts.composite and "spmd" not in op.tags and not calls_others
+        composed = is_composed and name != op.error_name and name in OPS
         if isinstance(error, DistributedError):  # See above.
             raise error
         if internal or composed:
@@ -642,106 +698,11 @@ def raise_in_the_name_of(op: Op, error: ShardTensorError) -> NoReturn:
         del error  # The reference cycle of the error and this frame would keep the operands alive.
 
 
-def _dispatcher(op: Op, declaration: CodeType, arguments: Sequence[inspect.Parameter]) -> Function:
-    """Makes the function that users call."""
-    operands, params = _operands_and_params(op)
-    result = f"_bind(_op, {operands}, {params})"
-    named = "".join([f", {n}={n}" for n in op.options])
-    given = " or ".join([f"{n} is not _default_{n}" for n in op.options])
-    if op.options:  # Comparing them with their defaults costs the calls without options a few nanoseconds.
-        result = f"_extended(_op, {operands}, {params}{named}) if {given} else {result}"
-    if "out_sharding" in [a.name for a in arguments]:
-        result = (
-            f"({result}) if out_sharding is None else "
-            f"_place(_op, {operands}, {params}, out_sharding, {given or False}{named})"
-        )
-    # All arguments have a default, so that `_refuse` raises the error for a call that lacks some.
-    required = [a.name for a in arguments if a.default is a.empty and a.kind is not a.VAR_POSITIONAL]
-    only_by_position = [a.name for a in arguments if a.kind is a.POSITIONAL_ONLY and a.name in required]
-    checked = [n for n in required if n not in only_by_position[:-1]]  # A call that gives the last one gives all.
-    more = "()" if any(a.kind is a.VAR_POSITIONAL for a in arguments) else "_more"
-    wrong = " or ".join(["_others", more, *[f"{n} is _REQUIRED" for n in checked]])
-    result = f"_refuse(_op, {more}, _others, locals()) if {wrong} else {result}"
-    return _compiled(op, declaration, arguments, result, takes_all=True)
-
-
-class _Required:
-    """Stands for an argument that is not given."""
-
-
-_REQUIRED = _Required()
-
-
-def _refuse(op: Op, more: Operands, others: dict[str, Any], values: dict[str, Any]) -> NoReturn:
-    """Raises the error for arguments that an operator does not take, or lacks.
-
-    Args:
-        op: the operator.
-        more: the positional arguments beyond those that it takes.
-        others: the keyword arguments that it does not take.
-        values: the values of its arguments.
-    """
-    parameters = inspect.signature(op.dispatch).parameters
-    required = [n for n, a in parameters.items() if a.default is a.empty and a.kind is not a.VAR_POSITIONAL]
-    given = {n: values[n] for n in required if values[n] is not _REQUIRED}
-    args = [given.pop(n) for n in list(given) if parameters[n].kind is inspect.Parameter.POSITIONAL_ONLY]
-    if more:
-        args, given = [None] * op.positional + list(more), {}
-    raise ArgumentTypeError(wrong_arguments(op.error_name, parameters, args, others | given))
-
-
-def _operands_and_params(op: Op) -> tuple[str, str]:
-    """Returns the sources of the tuples of operands and of parameters of a call."""
-    operands = f"_several(_op, {op.operands[0]})" if op.variadic else f"({''.join(n + ', ' for n in op.operands)})"
-    return operands, f"({''.join((_taken if n in op.iterable else str)(n) + ', ' for n in op.params)})"
-
-
-def _taken(name: str) -> str:
-    """Returns the source of a parameter that may be an iterator: rules, kernels and caches get a tuple of its items."""
-    return f"_as_tuple({name})"
-
-
-def _compiled(
-    op: Op, declaration: CodeType, arguments: Sequence[inspect.Parameter], result: str, takes_all: bool = False
-) -> Function:
-    """Returns a function with the signature of the operator whose result is an expression, given as source.
-
-    The function is compiled from the declared signature, so that Python binds arguments and defaults, which is ten
-    times faster than `inspect.Signature.bind`; if it ``takes_all`` arguments, the others are ``_more`` and ``_others``.
-    In tracebacks its line is that of the declaration.
-    """
-    scope: dict[str, Any] = {
-        **GENERATED,
-        "_as_tuple": as_tuple,
-        "_bind": bind,
-        "_extended": _extended,
-        "_op": op,
-        "_place": _place,
-        "_refuse": _refuse,
-        "_REQUIRED": _REQUIRED,
-        "_several": _several,
-    }
-    scope |= {f"_default_{a.name}": a.default for a in arguments if a.default is not a.empty}
-    header = _header(arguments, "*_more", "=_REQUIRED") + ", **_others" if takes_all else _header(arguments)
-    # Beyond the end of a line of the declaration, tracebacks mark no columns.
-    exec(_code(f"def _function({header}): return {' ' * 120}{result}"), scope)
-    function: Function = scope["_function"]
-    function.__code__ = function.__code__.replace(
-        co_name=op.name, co_filename=declaration.co_filename, co_firstlineno=declaration.co_firstlineno
-    )
-    return function
-
-
-@functools.cache  # Many operators have the same signature, and compiling takes most of the time of a declaration.
-def _code(source: str) -> Any:
-    return compile(source, "<operator>", "exec")
-
-
 def _extended(op: Op, operands: Operands, params: Params, /, **options: Any) -> Any:
     """Calls an operator with options; errors are raised in its name."""
-    assert op.extended is not None
+    assert op.parts.extended is not None
     try:
-        return op.extended(*operands, *params, **options)
+        return op.parts.extended(*operands, *params, **options)
     except ShardTensorError as error:
         raise_in_the_name_of(op, error)
 
@@ -751,48 +712,3 @@ def _place(op: Op, operands: Operands, params: Params, sharding: Any, has_option
     if has_options:  # The result is composed of several operators, so that it is transferred afterwards.
         return call("reshard", _extended(op, operands, params, **options), sharding)
     return call("place_result", operands, op=op, params=params, sharding=sharding)
-
-
-def _header(arguments: Sequence[inspect.Parameter], star: str = "*", required: str = "") -> str:
-    """Returns the arguments of a signature as source, with the defaults as variables, ``star`` behind those that are
-    given by position, and ``required`` behind the name of each that has no default.
-    """
-    kinds = [a.kind for a in arguments]
-    parts = [
-        f"*{a.name}" if a.kind is a.VAR_POSITIONAL
-        else f"{a.name}{required}" if a.default is a.empty
-        else f"{a.name}=_default_{a.name}"
-        for a in arguments
-    ]  # fmt: skip
-    positional = kinds.count(inspect.Parameter.POSITIONAL_ONLY)
-    by_name = kinds.count(inspect.Parameter.KEYWORD_ONLY)
-    if inspect.Parameter.VAR_POSITIONAL not in kinds and (by_name or star != "*"):
-        parts.insert(len(parts) - by_name, star)
-    if positional:
-        parts.insert(positional, "/")
-    return ", ".join(parts)
-
-
-def _several(op: Op, arrays: Any) -> Operands:
-    """Returns the operands of an operator that takes a sequence of arrays.
-
-    Raises:
-        ArgumentTypeError: ``arrays`` is not iterable, or it is an array and the operator accepts only lists.
-    """
-    if op.lists_only and hasattr(arrays, "shape"):
-        raise ArgumentTypeError(
-            f"{op.error_name}: {op.operands[0]} is one array of shape {tuple(arrays.shape)}, which is whole as it is; "
-            "wanted the list that st.shard or st.pmap returned (st.concat joins the rows of an array)"
-        )
-    try:
-        items = iter(arrays)
-    except TypeError:
-        kind = type_text(arrays)
-        raise ArgumentTypeError(f"{op.error_name}: {op.operands[0]} is {kind}; wanted a list of arrays") from None
-    found = tuple(items)
-    for k, item in enumerate(found):
-        if item is None:
-            raise ArgumentTypeError(
-                f"{op.error_name}: {op.operands[0]}[{k}] is None; wanted a tensor, an array or a scalar in its place"
-            )
-    return found

@@ -41,21 +41,25 @@ class CallInterpreter(Interpreter):
         Raises:
             ShardTensorError: the operator failed.
         """
+        parts = op.parts
         try:
-            if op.view_spec and type(operands[0]) is ShardedTensor:
+            if parts.view_spec and type(operands[0]) is ShardedTensor:
                 found = infer_view(op, operands[0], params)
                 if found is not None:
                     base, view_spec, value, is_element = found
                     if is_element or operands[0]._is_scalar:
                         return self.element(op, operands, params, found)
                     return tensor(value, View(base, view_spec))
-            if (op.composite or op.algorithm) and "ml_dtypes" in modules and has_small_floats(op, operands, params):
-                return in_wide(self.apply, op, operands, params)
-            if op.composite:
-                result = self.composed(op, operands, params)
-                if result is not NotImplemented:
-                    return result
-            return self.algorithm(op, operands, params) if op.algorithm else self.planned(op, operands, params)
+            if parts.composite or parts.algorithm:
+                if "ml_dtypes" in modules and has_small_floats(op, operands, params):
+                    return in_wide(self.apply, op, operands, params)
+                if parts.composite:
+                    result = self.composed(op, operands, params)
+                    if result is not NotImplemented:
+                        return result
+                if parts.algorithm:
+                    return self.algorithm(op, operands, params)
+            return self.planned(op, operands, params)
         except BaseException as error:
             self.note_error(op, operands, params, error)
             if isinstance(error, NAMED):
@@ -103,20 +107,19 @@ def composed(op: Op, operands: Operands, params: Params) -> Any:
     """Calls the function that composes an operator of others. It returns NotImplemented if the operator itself has to
     run.
     """
-    assert op.composite is not None
-    return op.composite(*(operands if not op.variadic else (operands,)), *params)
+    return op.parts.composite(*((operands,) if op.signature.variadic else operands), *params)  # type: ignore[misc]
 
 
 def array_operands(op: Op, operands: Operands) -> Operands:
     """Returns the operands of an operator with an algorithm, of which those that are no pytrees are converted to arrays
     or scalars.
     """
-    if op.variadic:
+    if op.signature.variadic:
         return operands
     arrays = list(operands)
     for k, x in enumerate(arrays):
         if type(x) is not ShardedTensor or x._aval.unreduced:
-            arrays[k] = x if op.operands[k] in op.trees else _added(op, as_operand(x, op.error_name))
+            arrays[k] = x if op.operands[k] in op.signature.trees else _added(op, as_operand(x, op.error_name))
     return tuple(arrays)
 
 
@@ -134,7 +137,7 @@ NAMED = (ShardTensorError, OverflowError, MemoryError, np.linalg.LinAlgError)
 def raise_named(op: Op, error: ShardTensorError | OverflowError | MemoryError | np.linalg.LinAlgError) -> NoReturn:
     """Raises an error of the library or of NumPy as an error that names the operator, unless a program raised it."""
     try:
-        if op.spmd:
+        if "spmd" in op.tags:
             raise error
         if isinstance(error, ShardTensorError):
             raise_in_the_name_of(op, error)

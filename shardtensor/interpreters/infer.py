@@ -111,15 +111,15 @@ class InferInterpreter(CallInterpreter):
         Raises:
             ConcretizationError: the result needs unknown elements: it leaves the library, or its shape depends on them.
         """
-        if op.escapes:
+        if "escapes" in op.tags:
             if lacks_elements(operands[0]):
                 without_elements(operands[0]._aval)._storage.stored()
-            return op.algorithm(*operands, *params)  # type: ignore[misc]
-        assert op.infer is not None
+            return op.parts.algorithm(*operands, *params)  # type: ignore[misc]
+        assert op.parts.infer is not None
         operands = stand_ins(op, operands)
         check_not_donated(*operands)
-        found = map_leaves(_from_aval, op.infer(*array_operands(op, operands), *params))
-        return mark_array(found) if op.keeps_arrays else found
+        found = map_leaves(_from_aval, op.parts.infer(*array_operands(op, operands), *params))
+        return mark_array(found) if "keeps arrays" in op.tags else found
 
     def planned(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Infers the result of a plan."""
@@ -159,13 +159,13 @@ class AbstractDeviceInterpreter(InferInterpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Infers the result of ``op``. Arrays are created on the device. The devices share the inferred results."""
-        if op.creates and params[op.params.index("device")] is None and not any(map(lacks_elements, operands)):
-            at = op.params.index("device")
+        at = op.params.index("device") if op.creates else None
+        if at is not None and params[at] is None and not any(map(lacks_elements, operands)):
             with recorded_by():  # The device creates the array, or converts it.
                 return super().apply(op, operands, (*params[:at], self.device, *params[at + 1 :]))
         operands = self._here(operands)
         key: Any = None
-        if op.rule and not (op.view_spec or op.composite or op.algorithm or op.creates):
+        if op.rule and not (op.parts.view_spec or op.parts.composite or op.parts.algorithm or op.creates):
             kinds = [self._kind(x) for x in operands]
             key = None if None in kinds else (op, params, *map(type, params), *kinds)
             try:
@@ -227,8 +227,8 @@ def stand_ins(op: Op, operands: Operands, known: dict[int, ShardedTensor] | None
     """Returns the operands without elements; pytrees keep the elements that are known, such as those of indices. For
     ``known`` see `stand_in`.
     """
-    names = op.operands * len(operands)
-    return tuple([x if name in op.trees else stand_in(x, known) for name, x in zip(names, operands, strict=False)])
+    names, trees = op.operands * len(operands), op.signature.trees
+    return tuple([x if name in trees else stand_in(x, known) for name, x in zip(names, operands, strict=False)])
 
 
 INFER = InferInterpreter()

@@ -71,25 +71,26 @@ class DeviceInterpreter(Interpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Runs ``op`` on the device and returns an array of its backend."""
-        if op.spmd:
-            if self.records is not None and op.recorded is not None:
+        if "spmd" in op.tags:
+            if self.records is not None and op.parts.recorded is not None:
                 x = operands[0]
                 if self.backend.is_recorded((x,) if type(x) is self.records else leaves(x)):
-                    return op.recorded(self.backend, x, *params)
-            return op.algorithm(*operands, *params)  # type: ignore[misc]
+                    return op.parts.recorded(self.backend, x, *params)
+            return op.parts.algorithm(*operands, *params)  # type: ignore[misc]
         named = dict(zip(op.params, params, strict=True))
         named.pop("layout", None)  # An array of one device has no layout, and `place_result` then raises an error.
-        elsewhere = named.pop("device", None) is not None or (op.algorithm and not op.kernel)
+        elsewhere = named.pop("device", None) is not None or (op.parts.algorithm and not op.parts.kernel)
         if elsewhere or any(type(x) is ShardedTensor for x in (*operands, *params)):
             return execute(op, operands, params)
-        if op.composite:
+        if op.parts.composite:
             result = composed(op, operands, params)
             if result is not NotImplemented:
                 return result
         scalars_alone = not op.creates and all(x is None or type(x) in SCALARS for x in operands)
+        names = op.operands * len(operands) if op.signature.variadic else op.operands
         arrays = [
-            x if name in op.trees else self._array(x, op, name, scalars_alone)
-            for name, x in zip(op.operands * len(operands) if op.variadic else op.operands, operands, strict=False)
+            x if name in op.signature.trees else self._array(x, op, name, scalars_alone)
+            for name, x in zip(names, operands, strict=False)
         ]
         return self._run(op, arrays, named)
 
@@ -101,7 +102,7 @@ class DeviceInterpreter(Interpreter):
         if (type(x) in SCALARS and not also_scalars) or self.backend.is_array(x):
             return x
         if x is None:
-            if name not in op.optional:
+            if name not in op.signature.optional:
                 raise ArgumentTypeError(f"{op.name}: {name} is None; wanted a tensor, an array or a scalar")
             return x
         host = as_operand(x, op.name)
@@ -109,11 +110,11 @@ class DeviceInterpreter(Interpreter):
 
     def _run(self, op: Op, arrays: Sequence[Any], named: dict[str, Any]) -> Any:
         xp = self.backend.xp
-        if op.kernel is None:
+        if op.parts.kernel is None:
             function = function_of(self.backend, op.name)
-            return function(list(arrays), **named) if op.variadic else function(*arrays, **named)
-        if op.algorithm:
-            return op.kernel(xp, None, *arrays, **named)
+            return function(list(arrays), **named) if op.signature.variadic else function(*arrays, **named)
+        if op.parts.algorithm:
+            return op.parts.kernel(xp, None, *arrays, **named)
         kinds: list[Any] = [
             x if x is None else type(x) if type(x) in SCALARS else host_aval(tuple(x.shape), self.backend.dtype_of(x))
             for x in arrays
@@ -128,7 +129,7 @@ class DeviceInterpreter(Interpreter):
             dtype = result_dtype(op, kinds, named) if shapes else None
             if isinstance(rule, tuple) and dtype is not None:
                 check_addressable(shape, dtype, op.error_name)
-        return op.kernel(xp, ShardContext.everywhere(shape, shapes, dtype), *arrays, **named)
+        return op.parts.kernel(xp, ShardContext.everywhere(shape, shapes, dtype), *arrays, **named)
 
 
 def _shape_by(rule: Any, op: Op, shapes: Sequence[Shape]) -> Shape:

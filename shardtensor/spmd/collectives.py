@@ -51,9 +51,8 @@ Groups = Sequence[Sequence[int]] | None
 
 def collective(function: Callable[Concatenate[Any, Arguments], Any]) -> Collective[Arguments]:
     """Declares a collective. The communicator of the program defines what it does: it is inferred as it is executed."""
-    declared = operator(operands=("x",), trees=("x",), spmd=True)(function)
-    op = OPS[function.__name__]
-    op.recorded = functools.partial(_recorded, op)
+    declared = operator(operands=("x",), trees=("x",), tags=("spmd",))(function)
+    implements(declared, "recorded")(functools.partial(_recorded, OPS[function.__name__]))
     implements(declared, "derivative")(DERIVATIVES)
     return cast("Collective[Arguments]", declared)
 

@@ -93,7 +93,7 @@ class ProgramTape(Tape):
         before = len(self.steps)
         result = super().recorded(op, operands, params, derivative, depends=depends)
         if self.known and len(self.steps) > before:
-            found = leaves(operands) if op.variadic or op.trees else operands
+            found = leaves(operands) if op.signature.variadic or op.signature.trees else operands
             if types := {k: self.known[id(x)][1] for k, x in enumerate(found) if id(x) in self.known}:
                 self.constant_types[len(self.steps) - 1] = types
         return result

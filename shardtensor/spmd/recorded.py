@@ -108,8 +108,8 @@ def record(op: Op, backend: Backend, x: Any, *params: Any) -> Any:
     tag = f"gradient of {op.name} {number}"
 
     def function(*arrays: Any) -> Sequence[Any]:
-        assert op.algorithm is not None
-        return leaves([op.algorithm(replaced(x, list(arrays)), *params)])
+        assert op.parts.algorithm is not None
+        return leaves([op.parts.algorithm(replaced(x, list(arrays)), *params)])
 
     def transposed(cotangents: dict[int, Any], shapes: Mapping[int, Shape], xs: Arrays, ys: Arrays) -> Any:
         return transpose(cotangents, Recorded(op, backend, named, at.index, at.size, tag, shapes, xs, ys))

@@ -192,7 +192,7 @@ def _text(x: Any) -> str:
 
 def axes_of(step: Step) -> Axes:
     """Returns the axes of a collective; none of another call."""
-    if not step.op.spmd or "axis_name" not in step.params:
+    if "spmd" not in step.op.tags or "axis_name" not in step.params:
         return frozenset()
     names = step.params["axis_name"]
     return frozenset((names,) if isinstance(names, str) else names)

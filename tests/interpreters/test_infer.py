@@ -25,10 +25,10 @@ from tests.cases import CASES, sharded_somehow
 from tests.draws import drawn
 from tests.layouts import USABLE, array, everywhere, mesh_of
 
-DATA_DEPENDENT = {"take_along_axis", *[name for name, op in OPS.items() if op.announcing]}
+DATA_DEPENDENT = {"take_along_axis", *[name for name, op in OPS.items() if op.parts.announcing]}
 """Operators whose transfers depend on the elements, which are inferred as for elements in random order."""
 
-OPERATORS = sorted(set(CASES) - {name for name, op in OPS.items() if op.escapes})
+OPERATORS = sorted(set(CASES) - {name for name, op in OPS.items() if "escapes" in op.tags})
 
 
 def layouts(result: Any) -> list[Any]:

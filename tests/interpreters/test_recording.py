@@ -30,7 +30,7 @@ from tests.interpreters.recording import Trace, jacobi, write_views
 from tests.interpreters.test_infer import layouts, split, step
 from tests.layouts import array, everywhere, mesh_of
 
-ESCAPES = {name for name, op in OPS.items() if op.escapes}
+ESCAPES = {name for name, op in OPS.items() if "escapes" in op.tags}
 
 
 def replays(fn: Callable[..., Any], *args: Any) -> Trace:
@@ -218,9 +218,9 @@ def test_the_tests_see_every_operator() -> None:
     traces = [replays(others, x), replays(functools.partial(MAPS["arrays"], d=None), st.ones((4, 2)))]
     traces.append(replays(functools.partial(MAPS["an equal result"], d=None), x))
     seen = {op.name for trace in traces for op, *_ in trace.steps}
-    composed = {name for name, op in OPS.items() if op.composite and not op.algorithm}
+    composed = {name for name, op in OPS.items() if op.parts.composite and not op.parts.algorithm}
     inside = {"add_partials", "partial_sums"}  # Storages and transfers call them while an operator runs.
-    loops = {name for name, op in OPS.items() if op.functions}  # See `tests.interpreters.test_control_flow`.
+    loops = {name for name, op in OPS.items() if op.signature.functions}  # See `tests.interpreters.test_control_flow`.
     of_transforms = {"bessel_i1", "draws_of_examples", "gamma_slope", "mills_ratio", "rows_at", "scatter_add_each"}
     assert set(OPS) - ESCAPES - loops - of_transforms == seen | set(CASES) | set(COLLECTIVES) | composed | inside
 

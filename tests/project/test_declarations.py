@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import importlib
 import math
 import re
 import shutil
@@ -16,7 +18,8 @@ import pytest
 import shardtensor as st
 from shardtensor.backend import function_of
 from shardtensor.backend.registry import load
-from shardtensor.core import OPS, bind_into, operator
+from shardtensor.core import OPS, TAGS, bind_into, implements, operator
+from shardtensor.declarations import Op, Parts, Signature
 from shardtensor.functions.standard.elementwise import add, divide, multiply
 from shardtensor.host.memory_pool import POOLED_FROM
 from shardtensor.tensor.tensor import ArrayLike
@@ -24,7 +27,8 @@ from tests.cases import CASES, elementwise_cases
 from tests.conftest import NO_TORCH
 from tests.functions.test_operators import sweep
 from tests.layouts import array, assert_same, everywhere, mesh_of
-from tests.scripts import new_process, output_of
+from tests.project.test_layers import module_of
+from tests.scripts import ROOT, new_process, output_of
 
 PACKAGE = Path(st.__file__).parent
 ELEMENTWISE = PACKAGE / "functions" / "standard" / "elementwise.py"
@@ -242,3 +246,59 @@ def test_errors_name_the_function_that_was_called() -> None:
         st.percentile(x, 20, axis=5)
     with pytest.raises(st.ShapeError, match="hstack: array 1 has shape"):
         st.hstack([st.ones((2, 2)), st.ones((3, 3))])
+
+
+# -- what a declaration holds ----------------------------------------------------------------------
+
+
+def test_a_declaration_has_few_fields() -> None:
+    """What is true of few operators is a tag, and what implements them a part: a new one needs no further field."""
+    assert len(dataclasses.fields(Op)) <= 18
+
+
+@pytest.mark.parametrize("owner", [Op, Signature, Parts])
+def test_every_field_is_documented_once(owner: Any) -> None:
+    documented = re.findall(r"^ {8}(\w+): ", owner.__doc__, re.MULTILINE)
+    assert documented == list(dict.fromkeys(documented))
+    assert set(documented) == {field.name for field in dataclasses.fields(owner) if not field.name.startswith("_")}
+
+
+def test_every_tag_is_declared_by_an_operator_and_read_by_another_module() -> None:
+    for module in OPS.chapters.values():
+        importlib.import_module(module)
+    declared = {tag: {op.dispatch.__module__ for op in OPS.values() if tag in op.tags} for tag in TAGS}
+    assert {tag for tag in TAGS if not declared[tag]} == set()
+    texts = {module_of(path): path.read_text() for path in PACKAGE.rglob("*.py")}
+    texts |= {str(path): path.read_text() for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)}
+    del texts["shardtensor.declarations"]
+    read = {tag: {module for module, text in texts.items() if f'"{tag}"' in text} for tag in TAGS}
+    assert {tag for tag in TAGS if not read[tag] - declared[tag]} == set()
+
+
+def test_an_unknown_tag_is_an_error() -> None:
+    def escaping(x: Any, /) -> Any: ...
+
+    with pytest.raises(st.ArgumentError, match=r"operator: escaping has the tag 'escape'; wanted one of .*'escapes'"):
+        operator("... -> ...", tags=("escape",))(escaping)
+    assert "escaping" not in OPS
+
+
+def test_an_unknown_kind_of_part_is_an_error_that_lists_the_kinds() -> None:
+    with pytest.raises(
+        st.ArgumentError, match=r"implements: exp has no part 'kernels'; wanted one of .*kernel, .*batch"
+    ):
+        implements(st.exp, "kernels")
+    assert OPS["exp"].parts.kernel is None
+
+
+def test_a_changed_operator_differs_in_that_only() -> None:
+    total = OPS["sum"]
+    placed = total.placed
+    assert placed is not None
+    assert placed is total.placed
+    assert placed.params == placed.signature.params == (*total.params, "layout")
+    assert (placed.operands, placed.dispatch, placed.tags) == (total.operands, total.dispatch, total.tags)
+    assert placed.placed is None  # Its signature has no ``out_sharding``.
+    other = total.changed(dtype="int8")
+    assert (other.dtype, other.parts, other.signature) == ("int8", total.parts, total.signature)
+    assert other.placed is not placed

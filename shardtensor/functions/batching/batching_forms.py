@@ -37,7 +37,7 @@ class Call:
     def __init__(self, op: Op, operands: Operands, batched: Sequence[bool], params: dict[str, Any], size: int) -> None:
         self.op = op
         self.operands = operands
-        self.leaves = leaves(operands) if op.trees else list(operands)
+        self.leaves = leaves(operands) if op.signature.trees else list(operands)
         self.batched = batched
         self.params = params
         self.size = size

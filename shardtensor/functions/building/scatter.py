@@ -34,8 +34,7 @@ def _scatter_rule(shapes: Sequence[Shape], *, size: int) -> tuple[str, Shape]:
     operands=("at", "values"),
     combine="sum",
     dtype=lambda at, values, **params: values,
-    blocks=False,
-    tags=("internal",),
+    tags=("internal", "unblocked"),
 )
 def scatter_add(at: ArrayLike, values: ArrayLike, /, *, size: int, out_sharding: Where | None = None) -> ShardedTensor:
     """Adds rows at given places of an array of zeros, which has ``size`` rows.
@@ -66,9 +65,8 @@ def _each_rule(shapes: Sequence[Shape], *, size: int) -> tuple[str, Shape]:
     operands=("at", "values"),
     combine="sum",
     dtype=lambda at, values, **params: values,
-    blocks=False,
     error_name="scatter_add",
-    tags=("internal",),
+    tags=("internal", "unblocked"),
 )
 def scatter_add_each(at: ArrayLike, values: ArrayLike, /, *, size: int) -> ShardedTensor:
     """Returns the result of `scatter_add` for each index of the first dimension of both arrays.
@@ -200,14 +198,17 @@ def _rows_rule(shapes: Sequence[Shape], *, lines: int = 0) -> str:
     return f"{' '.join([*lead[:lines], 'k!', *rest])}, {' '.join(lead)} -> {' '.join(lead + rest)}"
 
 
+<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
 @operator(
     _rows_rule,
     operands=("x", "at"),
     dtype=lambda x, at, **params: x,
-    blocks=False,
     error_name="getitem",
-    tags=("internal",),
+    tags=("internal", "unblocked"),
 )
+=======
+@operator(_rows_rule, operands=("x", "at"), dtype=lambda x, at, **params: x, error_name="getitem")
+>>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
 def rows_at(x: ArrayLike, at: ArrayLike, /, *, lines: int = 0) -> ShardedTensor:
     """Selects rows of x, in the layout of ``at``. No device needs the places of another one.
 

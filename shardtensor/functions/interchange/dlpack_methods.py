@@ -35,7 +35,7 @@ from shardtensor.tensor.tensor import ArrayLike, ShardedTensor, shard_arrays
 _DERIVATIVES = "of_movement"
 
 
-@operator(escapes=True, tags=("any dtype", "internal"))
+@operator(tags=("any dtype", "escapes", "internal"))
 def dlpack_device(x: ArrayLike, /) -> tuple[int, int]:
     """Returns the DLPack device type and device number of x's memory; it implements ``x.__dlpack_device__()``.
 
@@ -82,7 +82,7 @@ def _memory_of(x: ShardedTensor, devices: Sequence[Device], caller: str) -> Memo
     return memories.pop()
 
 
-@operator(escapes=True, tags=("any dtype", "internal"))
+@operator(tags=("any dtype", "escapes", "internal"))
 def to_dlpack(
     x: ArrayLike,
     /,

@@ -44,10 +44,9 @@ def _lines_rule(shapes: Sequence[Shape], *, tail: Shape, **params: Any) -> tuple
 @operator(
     _lines_rule,
     dtype=lambda x, function, tail, dtype: np.empty(1, dtype),
-    keeps_arrays=True,
     error_name="apply_along_axis",
     gathers=_WHOLE_LINES,
-    tags=("internal",),
+    tags=("internal", "keeps arrays"),
 )
 def mapped_lines(x: ArrayLike, /, function: Callable[[Any], Any], tail: Shape, dtype: Any) -> ShardedTensor:
     """Returns the results of a function of each line along the last dimension, which have shape ``tail``.

@@ -64,11 +64,10 @@ def _product_dtype(x1: Any, x2: Any, **params: Any) -> Any:
     _contraction_rule,
     operands=("x1", "x2"),
     combine="sum",
-    product=True,
     error_name="einsum",
     ufunc="einsum",
     dtype=_product_dtype,
-    tags=("internal", "linear in each"),
+    tags=("internal", "linear in each", "product"),
 )
 def contract(x1: ArrayLike, x2: ArrayLike, /, *, rule: str, out_sharding: Where | None = None) -> ShardedTensor:
     """Computes the sum of products of two operands.
@@ -352,7 +351,7 @@ def _diagonal_rule(shapes: Sequence[Shape], *, offset: int = 0, axis1: int = 0, 
     return f"{names} -> {' '.join(f'd{d}' for d in others)} diagonal", (*[shape[d] for d in others], length)
 
 
-@operator(_diagonal_rule, combine="diagonal", blocks=False)
+@operator(_diagonal_rule, combine="diagonal", tags=("unblocked",))
 def diagonal(x: ArrayLike, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ShardedTensor:
     """Returns the diagonals of matrices as the last dimension of the result. An independent tensor, not a view.
 

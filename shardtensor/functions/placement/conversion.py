@@ -26,10 +26,7 @@ _DERIVATIVES = "of_movement"
 
 
 @operator(
-    operands=("obj",),
-    trees=("obj",),
-    keeps_arrays=True,
-    tags=("any dtype", "reads no host arrays", "takes partial sums"),
+    operands=("obj",), trees=("obj",), tags=("any dtype", "keeps arrays", "reads no host arrays", "takes partial sums")
 )
 def asarray(
     obj: Any,

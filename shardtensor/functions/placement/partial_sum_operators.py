@@ -23,7 +23,7 @@ from shardtensor.tensor.value import Aval, aval, new_buffers, stacked
 _DERIVATIVES = "of_movement"
 
 
-@operator(reduction, combine="sum", error_name="reshard", blocks=False, dtype=lambda x, **params: x, tags=("internal",))
+@operator(reduction, combine="sum", error_name="reshard", dtype=lambda x, **params: x, tags=("internal", "unblocked"))
 def add_partials(
     x: ArrayLike, /, *, explicit: bool, axis: int = 0, keepdims: bool = False, layout: Where | None = None
 ) -> ShardedTensor:

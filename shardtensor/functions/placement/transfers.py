@@ -111,7 +111,7 @@ def reshard(
 def reshard(x: Any, /, sharding: Any, *, donate: bool = False, may_alias: bool | None = None) -> Any: ...
 
 
-@operator(keeps_arrays=True, tags=("any dtype",))
+@operator(tags=("any dtype", "keeps arrays"))
 def reshard(x: Any, /, sharding: Any, *, donate: bool = False, may_alias: bool | None = None) -> Any:
     """Transfers x, an array or a pytree of arrays, to another sharding, on the same or on other devices.
 
@@ -156,8 +156,15 @@ def _reshard(x: Any, sharding: Any, donate: bool, may_alias: bool | None) -> Any
 
 @operator(
     error_name="device_put",
-    keeps_arrays=True,
-    tags=("any dtype", "exact", "internal", "reads no host arrays", "same elements", "takes partial sums"),
+    tags=(
+        "any dtype",
+        "exact",
+        "internal",
+        "keeps arrays",
+        "reads no host arrays",
+        "same elements",
+        "takes partial sums",
+    ),
 )
 def transfer_to(
     x: ArrayLike,
@@ -502,7 +509,7 @@ def with_sharding_constraint(x: Any, sharding: Any) -> Any:
     return reshard(x, sharding)
 
 
-@operator(escapes=True, error_name="asarray", tags=("any dtype", "internal", "takes partial sums"))
+@operator(error_name="asarray", tags=("any dtype", "escapes", "internal", "takes partial sums"))
 def to_host(x: ArrayLike, /, index: Any = None) -> HostArray:
     """Returns a tensor x, or ``x[index]`` for a basic index, as a read-only NumPy array of x's dtype.
 

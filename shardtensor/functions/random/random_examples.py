@@ -67,7 +67,7 @@ def _draws_of_examples(
     params: tuple[Any, ...],
     dtype: Any,
 ) -> Any:
-    kernel: Any = OPS[name].kernel
+    kernel: Any = OPS[name].parts.kernel
     boxes, shapes = tuple([box[1:] for box in context.boxes[1:]]), tuple([s[1:] for s in context.shapes[1:]])
     one = ShardContext(context.box[1:], boxes, context.shape[1:], shapes, context.dtype)
     made = []

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from shardtensor.core import Op, bind
+from shardtensor.core import bind, declared
 from shardtensor.errors import ArgumentError, ArgumentTypeError, ConcretizationError, type_text
 from shardtensor.functions.building.python_numbers import PYTHON
 from shardtensor.host import philox
@@ -128,10 +128,10 @@ def derived_bits(number: int, bits: int, counter: int) -> int:
     return int(first % _WORD | second % _WORD << 64)
 
 
-_DERIVED = Op(derived_bits, operands=("number", "bits", "counter"), error_name="fold_in", escapes=True)
+_DERIVED = declared(derived_bits, operands=("number", "bits", "counter"), error_name="fold_in", tags=("escapes",))
 """`derived_bits` as an operator, which jit records where the key or the number is traced."""
 
-_DERIVED.algorithm = PYTHON[_DERIVED] = derived_bits
+_DERIVED.parts.algorithm = PYTHON[_DERIVED] = derived_bits
 
 
 def _word(value: Any, caller: str, name: str) -> int:

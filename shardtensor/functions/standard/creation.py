@@ -66,7 +66,7 @@ def empty(
     """
 
 
-@operator(_like, prototype=True)
+@operator(_like, tags=("prototype",))
 def empty_like(
     x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None, out_sharding: _Where = None
 ) -> ShardedTensor:
@@ -96,7 +96,7 @@ def zeros(
     """
 
 
-@operator(_like, prototype=True)
+@operator(_like, tags=("prototype",))
 def zeros_like(
     x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None, out_sharding: _Where = None
 ) -> ShardedTensor:
@@ -122,7 +122,7 @@ def ones(
     """
 
 
-@operator(_like, prototype=True)
+@operator(_like, tags=("prototype",))
 def ones_like(
     x: ArrayLike, /, dtype: npt.DTypeLike | None = None, *, device: _Where = None, out_sharding: _Where = None
 ) -> ShardedTensor:
@@ -184,7 +184,7 @@ def _filled_like(kinds: Any, *, dtype: Any = None) -> _ShapeAndDtype:
     return _like(kinds, dtype=dtype)
 
 
-@operator(_filled_like, operands=("x", "fill_value"), prototype=True)
+@operator(_filled_like, operands=("x", "fill_value"), tags=("prototype",))
 def full_like(
     x: ArrayLike,
     /,

@@ -22,7 +22,7 @@ from shardtensor.tensor.tensor import SCALARS, ArrayLike, ShardedTensor
 _DERIVATIVES = "of_elementwise"
 
 
-@operator("... -> ...", keeps_arrays=True, tags=("any dtype", "in kernels", "linear"))
+@operator("... -> ...", tags=("any dtype", "in kernels", "keeps arrays", "linear"))
 def astype(x: ArrayLike, dtype: npt.DTypeLike, /, *, copy: bool = True, device: Where | None = None) -> ShardedTensor:
     """Casts x to ``dtype`` element by element, by NumPy's unsafe casting: floats are truncated towards zero when cast
     to integers, and complex numbers lose their imaginary part when cast to real ones.

@@ -29,7 +29,7 @@ from shardtensor.tensor.value import Aval
 _DERIVATIVES = "of_indexing"
 
 
-@operator(array_views=True, tags=("any dtype", "internal"))
+@operator(tags=("any dtype", "array views", "internal"))
 def getitem(x: ArrayLike, index: Any, /) -> ShardedTensor:
     """Returns ``x[index]``, with NumPy's semantics and x's dtype.
 
@@ -162,7 +162,7 @@ def _rows_rule(shapes: Sequence[Shape], *, axis: int) -> str:
     return f"{' '.join(rows)}, {' '.join(indices)} -> {' '.join([*x[:axis], *indices, *x[axis + 1 :]])}"
 
 
-@operator(_rows_rule, operands=("x", "indices"), error_name="getitem", keeps_arrays=True, tags=("internal",))
+@operator(_rows_rule, operands=("x", "indices"), error_name="getitem", tags=("internal", "keeps arrays"))
 def take_rows(x: ArrayLike, indices: ArrayLike, /, *, axis: int) -> ShardedTensor:
     """Returns the elements of x at ``indices`` along ``axis``, of which each device has the whole: x and ``indices``
     stay split as they are.
@@ -190,9 +190,7 @@ def _rows_on_device(xp: Any, context: ShardContext | None, x: Any, indices: Any,
 @operator(
     operands=("x", "value", "index"),
     trees=("index",),
-    keeps_arrays=True,
-    assigns=True,
-    tags=("any dtype", "internal", "takes partial sums"),
+    tags=("any dtype", "assigns", "internal", "keeps arrays", "takes partial sums"),
 )
 def setitem(x: ArrayLike, value: ArrayLike, /, index: Any) -> ShardedTensor:
     """Returns a copy of x in which ``value`` replaces ``x[index]``: the functional form of ``x[index] = value``.
@@ -230,7 +228,7 @@ def _setitem_on_device(xp: Any, context: None, x: Any, value: Any, index: Any) -
     return new
 
 
-@operator(error_name="getitem", keeps_arrays=True, tags=("any dtype", "exact", "internal"))
+@operator(error_name="getitem", tags=("any dtype", "exact", "internal", "keeps arrays"))
 def view(x: ArrayLike, /, view_spec: ViewSpec) -> ShardedTensor:
     """Returns the elements of x that a view spec selects, as an independent tensor.
 
@@ -254,10 +252,7 @@ def _current_backend() -> Backend:
 
 
 @operator(
-    operands=("x", "value"),
-    error_name="setitem",
-    keeps_arrays=True,
-    tags=("any dtype", "internal", "takes partial sums"),
+    operands=("x", "value"), error_name="setitem", tags=("any dtype", "internal", "keeps arrays", "takes partial sums")
 )
 def put(x: ArrayLike, value: ArrayLike, /, view_spec: ViewSpec) -> ShardedTensor:
     """Returns a copy of x in which ``value`` replaces the elements that a view spec selects.

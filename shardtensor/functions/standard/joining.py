@@ -122,7 +122,7 @@ def _are_shards(operands: Sequence[Operand], sharding: NamedSharding) -> bool:
     return submeshes == [(device,) for device in sharding.mesh.flat] and len({x.dtype for x in operands}) == 1
 
 
-@operator(variadic=True, lists_only=True, tags=("any dtype",))
+@operator(variadic=True, tags=("any dtype", "lists only"))
 def unshard(arrays: Sequence[ArrayLike], axis: int = 0) -> ShardedTensor:
     """Joins a list that `shard` returned, or that `pmap` returned for it, into one tensor: the inverse of `shard`.
 

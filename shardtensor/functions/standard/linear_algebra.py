@@ -39,9 +39,8 @@ def _matmul_rule(shapes: Sequence[Shape]) -> str:
     _matmul_rule,
     operands=("x1", "x2"),
     combine="sum",
-    product=True,
     gathers="on meshes of several axes, an operand is gathered along one if partial sums are added along another",
-    tags=("linear in each",),
+    tags=("linear in each", "product"),
 )
 def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> ShardedTensor:
     """Computes the matrix product of x1, of shape (..., n, k), and x2, of shape (..., k, m): shape (..., n, m).
@@ -64,7 +63,7 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /, *, out_sharding: _Where = None) -> S
     """
 
 
-@operator(tensordot_rule, operands=("x1", "x2"), combine="sum", product=True, ufunc="dot", tags=("linear in each",))
+@operator(tensordot_rule, operands=("x1", "x2"), combine="sum", ufunc="dot", tags=("linear in each", "product"))
 def tensordot(
     x1: ArrayLike, x2: ArrayLike, /, *, axes: int | Iterable[Sequence[int]] = 2, out_sharding: _Where = None
 ) -> ShardedTensor:

@@ -261,7 +261,7 @@ def _broadcast_rule(shapes: Sequence[Shape], *, shape: Shape) -> tuple[str, Shap
     return f"{' '.join(left)} -> {' '.join(right)}", new
 
 
-@operator(_broadcast_rule, keeps_arrays=True, tags=("any dtype", "exact", "linear"))
+@operator(_broadcast_rule, tags=("any dtype", "exact", "keeps arrays", "linear"))
 def broadcast_to(x: ArrayLike, /, shape: int | Iterable[int]) -> ShardedTensor:
     """Broadcasts x to ``shape``: adds leading dimensions and repeats dimensions of size 1.
 
@@ -308,7 +308,7 @@ def _unstack(x: Any, axis: int) -> tuple[Any, ...]:
 # -- reshape ---------------------------------------------------------------------------------------
 
 
-@operator(keeps_arrays=True, array_views=True, tags=("any dtype", "exact", "linear", "view if straight"))
+@operator(tags=("any dtype", "array views", "exact", "keeps arrays", "linear", "view if straight"))
 def reshape(
     x: ArrayLike, /, shape: Shape, *, copy: bool | None = None, out_sharding: Where | None = None
 ) -> ShardedTensor:

@@ -71,7 +71,7 @@ def where(condition: ArrayLike, /) -> tuple[ShardedTensor, ...]: ...
 def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> ShardedTensor: ...
 
 
-@operator("..., ..., ... -> ...", keeps_arrays=True, tags=("in kernels", "linear in the others"))
+@operator("..., ..., ... -> ...", tags=("in kernels", "keeps arrays", "linear in the others"))
 def where(condition: ArrayLike, x1: ArrayLike | None = None, x2: ArrayLike | None = None, /) -> Any:
     """Selects elements of x1 where ``condition`` is true and elements of x2 elsewhere.
 
@@ -157,7 +157,7 @@ def _search_rule(shapes: Sequence[Shape], **params: Any) -> str:
     return "k, ... -> ..."
 
 
-@operator(_search_rule, operands=("x1", "x2"), combine="sum", dtype="int64", blocks=False)
+@operator(_search_rule, operands=("x1", "x2"), combine="sum", dtype="int64", tags=("unblocked",))
 def searchsorted(
     x1: ArrayLike, x2: ArrayLike, /, *, side: str = "left", sorter: ArrayLike | None = None
 ) -> ShardedTensor:
@@ -204,7 +204,7 @@ def _searchsorted(xp: Any, context: ShardContext, x1: Any, x2: Any, *, side: str
     return xp.searchsorted(x1, xp.asarray(x2), side=side)
 
 
-@operator(escapes=True)
+@operator(tags=("escapes",))
 def nonzero(x: ArrayLike, /) -> tuple[ShardedTensor, ...]:
     """Returns the indices of the elements that are not zero, in row-major order: a tuple of an array of one dimension
     for each dimension of x, of dtype int64. NaN is not zero.

@@ -65,7 +65,7 @@ class UniqueInverse(NamedTuple):
     inverse_indices: Any
 
 
-@operator(escapes=True)
+@operator(tags=("escapes",))
 def unique_all(x: ArrayLike, /) -> UniqueAll:
     """Returns the distinct values of x in ascending order, with their first indices, their counts, and for each element
     the index of its value.
@@ -82,7 +82,7 @@ def unique_all(x: ArrayLike, /) -> UniqueAll:
     """
 
 
-@operator(escapes=True)
+@operator(tags=("escapes",))
 def unique_counts(x: ArrayLike, /) -> UniqueCounts:
     """Returns the distinct values of x in ascending order, and the number of elements of each: see `unique_all`.
 
@@ -92,7 +92,7 @@ def unique_counts(x: ArrayLike, /) -> UniqueCounts:
     """
 
 
-@operator(escapes=True)
+@operator(tags=("escapes",))
 def unique_inverse(x: ArrayLike, /) -> UniqueInverse:
     """Returns the distinct values of x in ascending order, and for each element the index of its value: see
     `unique_all`.
@@ -103,7 +103,7 @@ def unique_inverse(x: ArrayLike, /) -> UniqueInverse:
     """
 
 
-@operator(escapes=True)
+@operator(tags=("escapes",))
 def unique_values(x: ArrayLike, /) -> ShardedTensor:
     """Returns the distinct values of x in ascending order: see `unique_all`.
 
@@ -112,7 +112,7 @@ def unique_values(x: ArrayLike, /) -> ShardedTensor:
     """
 
 
-@operator(escapes=True)
+@operator(tags=("escapes",))
 def unique(
     x: ArrayLike,
     /,
@@ -246,7 +246,7 @@ def _isin_rule(shapes: Sequence[Shape], **params: Any) -> str:
     return f"..., {' '.join(f'k{d}' for d in range(len(shapes[1])))} -> ..."
 
 
-@operator(_isin_rule, operands=("x1", "x2"), combine="any", dtype="bool", blocks=False)
+@operator(_isin_rule, operands=("x1", "x2"), combine="any", dtype="bool", tags=("unblocked",))
 def isin(x1: ArrayLike, x2: ArrayLike, /, *, invert: bool = False) -> ShardedTensor:
     """Tests for each element of x1 whether it is equal to any element of x2. NaN is not.
 

@@ -66,9 +66,8 @@ def _weighted_dtype(x: Any, weights: Any = None, *others: Any, **params: Any) ->
     operands=("x", "weights"),
     combine="sum",
     dtype=_weighted_dtype,
-    blocks=False,
     error_name="bincount",
-    tags=("internal",),
+    tags=("internal", "unblocked"),
 )
 def counts_of_integers(x: ArrayLike, /, weights: ArrayLike | None = None, *, length: int) -> ShardedTensor:
     """Returns `bincount` of integers below ``length``, as an array of that size.

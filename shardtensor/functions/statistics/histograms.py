@@ -63,9 +63,8 @@ def _histogram_dtype(x: Any, edges: Any, weights: Any, **params: Any) -> Any:
     operands=("x", "edges", "weights"),
     combine="sum",
     dtype=_histogram_dtype,
-    blocks=False,
     error_name="histogram",
-    tags=("internal",),
+    tags=("internal", "unblocked"),
 )
 def counts_between(
     x: ArrayLike, edges: ArrayLike, weights: ArrayLike | None = None, /, *, first: Any = None, last: Any = None

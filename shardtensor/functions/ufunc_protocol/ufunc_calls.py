@@ -14,6 +14,7 @@ import numpy as np
 
 from shardtensor.backend.registry import array_backend
 from shardtensor.core import OPS, Op, bind_into, call
+from shardtensor.dispatchers import splitter
 from shardtensor.errors import ArgumentError, ArgumentTypeError, AxisError, ShapeError, type_text
 from shardtensor.functions.building.monoids import FOLDS
 from shardtensor.functions.numpy.function_table import SCIPY_UFUNCS
@@ -111,7 +112,7 @@ def _call(ufunc: np.ufunc, operands: list[Any], options: Options) -> Any:
         mask = mask_of(where, _common_shape(ufunc.__name__, [np.shape(where), *shapes]))
         operands = [_harmless(ufunc, x, mask) for x in _without_scalars(ufunc, operands)]
     if len(outs) == 1 and isinstance(outs[0], ShardedTensor) and mask is True and casting == "same_kind":
-        bind_into(outs[0], op, *op.split(*operands, **params))  # Eager mode computes in place.
+        bind_into(outs[0], op, *splitter(op)(*operands, **params))  # Eager mode computes in place.
         return outs[0]
     found = op.dispatch(*operands, **params)
     results = found if isinstance(found, tuple) else (found,)

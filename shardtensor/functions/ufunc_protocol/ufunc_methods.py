@@ -51,7 +51,7 @@ def _fold_dtype(x: Any, *, ufunc: str, **params: Any) -> Any:
     return getattr(np, ufunc).reduce(np.ravel(x), keepdims=True)
 
 
-@operator(reduction, combine="fold", dtype=_fold_dtype, blocks=False, error_name="reduce", tags=("internal",))
+@operator(reduction, combine="fold", dtype=_fold_dtype, error_name="reduce", tags=("internal", "unblocked"))
 def fold(
     x: ArrayLike, /, *, ufunc: str, axis: int | tuple[int, ...] | None = None, keepdims: bool = False
 ) -> ShardedTensor:
@@ -168,7 +168,11 @@ def _accumulated_dtype(x: Any, *, ufunc: str, axis: int) -> Any:
     return getattr(np, ufunc).accumulate(np.ravel(x))
 
 
-@operator(_accumulated_rule, dtype=_accumulated_dtype, blocks=False, error_name="accumulate", tags=("internal",))
+<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
+@operator(_accumulated_rule, dtype=_accumulated_dtype, error_name="accumulate", tags=("internal", "unblocked"))
+=======
+@operator(_accumulated_rule, dtype=_accumulated_dtype, error_name="accumulate")
+>>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
 def accumulated(x: ArrayLike, /, *, ufunc: str, axis: int) -> ShardedTensor:
     """Applies a ufunc that is not associative to each element and the result before it: `numpy.ufunc.accumulate`.
 
@@ -224,7 +228,11 @@ def _segments_dtype(x: Any, *, ufunc: str, dtype: Any = None, **params: Any) -> 
     return getattr(np, ufunc).reduceat(np.ravel(x), [0], dtype=dtype)
 
 
-@operator(_segments_rule, dtype=_segments_dtype, blocks=False, error_name="reduceat", tags=("internal",))
+<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
+@operator(_segments_rule, dtype=_segments_dtype, error_name="reduceat", tags=("internal", "unblocked"))
+=======
+@operator(_segments_rule, dtype=_segments_dtype, error_name="reduceat")
+>>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
 def segments(
     x: ArrayLike, /, *, ufunc: str, starts: tuple[int, ...], axis: int, dtype: npt.DTypeLike | None = None
 ) -> ShardedTensor:
@@ -406,14 +414,17 @@ def _updated_dtype(x: Any, places: Any, values: Any = None, *, ufunc: str) -> An
     return x
 
 
+<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
 @operator(
     _updated_rule,
     operands=("x", "places", "values"),
     dtype=_updated_dtype,
-    blocks=False,
     error_name="at",
-    tags=("internal",),
+    tags=("internal", "unblocked"),
 )
+=======
+@operator(_updated_rule, operands=("x", "places", "values"), dtype=_updated_dtype, error_name="at")
+>>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
 def updated(x: ArrayLike, places: ArrayLike, /, values: ArrayLike | None = None, *, ufunc: str) -> ShardedTensor:
     """Returns x after `numpy.ufunc.at`: the ufunc is applied once for each column of ``places``, the coordinates.
 

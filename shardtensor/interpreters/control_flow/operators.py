@@ -29,9 +29,8 @@ T = TypeVar("T")
 @operator(
     operands=("init", "xs", "bounds"),
     trees=("init", "xs", "bounds"),
-    spmd=True,
     functions=("body",),
-    tags=("internal", "loop"),
+    tags=("internal", "loop", "spmd"),
 )
 def counted_loop(init: Carry, xs: Any, bounds: Any, /, body: Function, reverse: bool, caller: str) -> Any:
     """Calls ``body(i, carry, x)`` for each number of the bounds: the operator of `scan`, `fori_loop` and `map`.
@@ -52,7 +51,7 @@ def counted_loop(init: Carry, xs: Any, bounds: Any, /, body: Function, reverse: 
     """
 
 
-@operator(operands=("init",), trees=("init",), spmd=True, functions=("cond", "body"), tags=("internal", "loop"))
+@operator(operands=("init",), trees=("init",), functions=("cond", "body"), tags=("internal", "loop", "spmd"))
 def conditional_loop(init: Carry, /, cond: Function, body: Function, caller: str) -> Carry:
     """Calls ``body(carry)`` while ``cond(carry)`` is true: the operator of `while_loop`.
 
@@ -63,7 +62,7 @@ def conditional_loop(init: Carry, /, cond: Function, body: Function, caller: str
 
 
 @operator(
-    operands=("index", "operands"), trees=("index", "operands"), spmd=True, functions=("branches",), tags=("internal",)
+    operands=("index", "operands"), trees=("index", "operands"), functions=("branches",), tags=("internal", "spmd")
 )
 def branch(index: Any, operands: Sequence[Any], /, branches: Sequence[Function], caller: str) -> Any:
     """Calls one of several functions: the operator of `cond` and `switch`.

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from shardtensor.core import OPS, bind, bind_into, call, innermost
+from shardtensor.dispatchers import splitter
 from shardtensor.functions.derivatives.cotangents import (
     Call,
     Into,
@@ -63,7 +64,7 @@ class Step(Call):
         """See `Call`."""
         target = PLAIN if number < 0 else self.targets[number]
         op = OPS[name]
-        given, values = op.split(*operands, **params)
+        given, values = splitter(op)(*operands, **params)
         if target is PLAIN or op.placed is None or not all(_is_sum_of_tensors(x) for x in given):
             return bind(op, given, values)
         if target is None:

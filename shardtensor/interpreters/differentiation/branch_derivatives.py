@@ -218,4 +218,4 @@ class _Backward:
         return backward
 
 
-OPS["branch"].derivative = Branch()
+OPS["branch"].parts.derivative = Branch()

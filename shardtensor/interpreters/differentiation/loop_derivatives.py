@@ -255,5 +255,5 @@ class ConditionalLoop(Recording):
         )
 
 
-OPS["counted_loop"].derivative = CountedLoop()
-OPS["conditional_loop"].derivative = ConditionalLoop()
+OPS["counted_loop"].parts.derivative = CountedLoop()
+OPS["conditional_loop"].parts.derivative = ConditionalLoop()

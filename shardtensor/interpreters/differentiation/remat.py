@@ -56,7 +56,7 @@ class _Trial(Inner):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call."""
-        if self._known and not op.variadic:
+        if self._known and not op.signature.variadic:
             for name, x in zip(op.operands, operands, strict=False):
                 if name in ("bits", "key"):
                     self.check_key(x)
@@ -108,7 +108,7 @@ class _Calls(Nested):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Executes one call. Views, copies, loops and branches have no number."""
-        if op.name == "copy" or op.view_spec or op.functions:
+        if op.name == "copy" or op.parts.view_spec or op.signature.functions:
             return bind_by(self.outer, op, operands, params)
         self.count += 1
         return self.numbered(op, operands, params)

@@ -41,7 +41,7 @@ class Forward(Tape):
             ArgumentTypeError: the operator has no derivative.
             NeedsTape: it is a map.
         """
-        if op.functions:
+        if op.signature.functions:
             return with_tangents(self, op, operands, params)
         if op.name == "map_shards":
             raise NeedsTape

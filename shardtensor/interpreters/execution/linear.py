@@ -117,11 +117,11 @@ class _Recorder(Interpreter):
 
     def apply(self, op: Op, operands: Operands, params: Params, /) -> Any:
         """Records the plan of a call, and returns the result without elements."""
-        if op.composite:
-            result = op.composite(*(operands if not op.variadic else (operands,)), *params)
+        if op.parts.composite:
+            result = op.parts.composite(*(operands if not op.signature.variadic else (operands,)), *params)
             if result is not NotImplemented:
                 return result
-        if op.algorithm:
+        if op.parts.algorithm:
             raise _NotPlanned
         plan = make_plan(op, list(map(kind_of, operands)), params)
         given = list(map(self._number, operands))

@@ -347,7 +347,7 @@ def _as_matrices(strategies: Strategies, left: Shape, right: Shape) -> tuple[Cal
     if op.dispatch is matmul:
         # Leading dimensions of different numbers would have to be aligned.
         return (_vectors_as_matrices if len(left) == len(right) or len(left) + len(right) < 4 else None), len(left) - 1
-    if not op.product:
+    if "product" not in op.tags:
         return None, 0
     from shardtensor.functions.numpy.products import matrices  # Programs without such products do not need the chapter.
 

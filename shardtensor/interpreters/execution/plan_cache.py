@@ -63,10 +63,10 @@ def planned(op: Op, operands: Operands, params: Params) -> tuple[Plan, Operands]
             return planned(op, tuple([as_operand(x, op.error_name) for x in operands]), params)
     if op.params[-1:] == ("layout",):
         params = (*params[:-1], with_mesh(params[-1], op.error_name))
-    if op.creates:  # Only a prototype and ``device=`` give the layout; a tensor that is the fill value does not.
+    if op.creates:  # Only a prototype and ``device=`` give the layout; a fill value that is a tensor does not.
         if type(params[-1]) is PartitionSpec:  # The mesh in use, to which a bare spec refers, can change between calls.
             params = (*params[:-1], with_mesh(params[-1], op.name))
-        placed = params[-1] is not None or (op.prototype and type(operands[0]) is ShardedTensor)
+        placed = params[-1] is not None or ("prototype" in op.tags and type(operands[0]) is ShardedTensor)
         if any(isinstance(p, (float, np.floating)) and p == 0 and np.signbit(p) for p in params):
             return _plan(op, kinds, params), operands  # -0.0 equals 0.0, whose plan would be taken.
     # Otherwise the result's layout is that of the default mesh, which can change between calls.

@@ -95,7 +95,7 @@ def cheapest(
     do. ``given`` is the layout in which the larger operand stays; it is returned for everything but products of two
     tensors of which one has to move, and that several mesh axes split.
     """
-    if not op.product or not all(isinstance(k, Aval) and k.size for k in kinds):
+    if "product" not in op.tags or not all(isinstance(k, Aval) and k.size for k in kinds):
         return given, None
     a, b = kinds
     if not a.sharding.mesh == b.sharding.mesh == mesh or a.committed != b.committed or a.offloaded or b.offloaded:

@@ -34,7 +34,7 @@ def small_float_plan(op: Op, kinds: Sequence[Kind], params: Params) -> Plan | No
     if dtype is not None and _is_large_product(op, kinds, dtype):
         return _product_plan(op, kinds, dtype)
     # The prototype of an operator that creates arrays is not read.
-    casts = [_cast(k, _WIDE) if _is_small(k) and not op.prototype else None for k in kinds]
+    casts = [_cast(k, _WIDE) if _is_small(k) and "prototype" not in op.tags else None for k in kinds]
     wide: list[Kind] = [
         k if cast is None else host_aval(k.shape, _WIDE) if isinstance(k, HostAval) else cast.result
         for k, cast in zip(kinds, casts, strict=True)
@@ -74,7 +74,8 @@ def _product_plan(op: Op, kinds: Sequence[Kind], dtype: np.dtype[Any]) -> Plan:
 def _product_of(op: Op, dtype: np.dtype[Any]) -> Op:
     """Returns `matmul` by the function of the operands' backend, with results of a dtype."""
     kernel = functools.partial(_product, dtype)
-    return op.changed(composite=None, small=None, placeable=False, dtype=dtype, kernel=kernel)
+    parts = op.parts.changed(composite=None, small=None, kernel=kernel)
+    return op.changed(signature=op.signature.changed(placeable=False), dtype=dtype, parts=parts)
 
 
 def _product(dtype: np.dtype[Any], xp: Any, context: ShardContext, x1: Any, x2: Any) -> Any:
@@ -149,8 +150,8 @@ def in_wide(apply: Callable[[Op, Operands, Params], Any], op: Op, operands: Oper
 
 def _is_native(op: Op, operands: Sequence[Any]) -> bool:
     """Whether an operator takes elements of any dtype, unless it would have to promote them."""
-    moves = op.movement is not None and len({str(_dtype_of(x)) for x in operands}) == 1
-    return op.spmd or "any dtype" in op.tags or moves
+    moves = op.parts.movement is not None and len({str(_dtype_of(x)) for x in operands}) == 1
+    return "spmd" in op.tags or "any dtype" in op.tags or moves
 
 
 def _dtype_of(x: Any) -> Any:
@@ -185,7 +186,7 @@ def _result(op: Op, kinds: Sequence[Any], params: Params) -> tuple[np.dtype[Any]
     named = params[at] if at >= 0 else None
     if _is_native(op, kinds):
         return None, None
-    if op.prototype and named is None and small:
+    if "prototype" in op.tags and named is None and small:
         (named,) = small
     if named is not None:
         wanted = sharded_dtype(named)

@@ -119,7 +119,7 @@ def _alone(
     wide: bool,
 ) -> Step:
     """Returns the step of an equation that no kernel computes; maps and their products have kernels inside."""
-    if equation.op.functions:
+    if equation.op.signature.functions:
         return _with_functions(equation, interpreter, dead, fused, wide)
     if equation.programs and equation.op not in OWN_STEPS:
         return _map(equation, interpreter, dead, fused, wide)

@@ -308,15 +308,15 @@ def _inferred(
         scalar: whether the operand is one.
         params: the values of the operator's parameters.
     """
-    assert op.view_spec is not None
-    made = op.view_spec(view_spec, *params)
+    assert op.parts.view_spec is not None
+    made = op.parts.view_spec(view_spec, *params)
     if made is None or 0 in made.shape:
         return None
     if isinstance(made.part, str) and base.dtype.kind != "c":
         if made.part == "imag":
             return None
         made = made.only(None)
-    is_element = made.scalar or (scalar and not made.shape and not op.array_views)
+    is_element = made.scalar or (scalar and not made.shape and "array views" not in op.tags)
     is_linear = not (is_element or scalar or isinstance(made.part, (np.dtype, tuple)))
     sums = base.sharding.spec.unreduced if is_linear else frozenset()
     return made, aval_of_view(base, made.chains, made.shape, made.part, sums), is_element

@@ -77,13 +77,13 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
         ShapeError, ArgumentTypeError, IndexingError: NumPy would not write the result either; ``out`` is unchanged.
     """
     out._make_writable()
-    if op.assigns and _write_directly(out, operands[1], operands[2]):
+    if "assigns" in op.tags and _write_directly(out, operands[1], operands[2]):
         return
     base, view_spec = out._base_and_view()
-    if op.assigns:
+    if "assigns" in op.tags:
         _, value, index = operands
         _assign_at(base, view_spec, value, inferred_index(index), out.dtype)
-    elif op.is_ufunc and out.dtype.kind not in op.fails_late and not _is_in_float32((out, *operands)):
+    elif op.is_ufunc and not _may_fail_late(op, out.dtype) and not _is_in_float32((out, *operands)):
         operands = _checked_update(op, operands, out)
         if out.size:
             _write(base, view_spec, Elementwise(op.name, op.name, operands, out.dtype))
@@ -92,6 +92,10 @@ def write(out: ShardedTensor, op: Op, operands: Operands, params: Params, apply:
         check_result(op.name, result, out.shape, out.dtype)
         if result.size:
             _write(base, view_spec, Elementwise(op.name, None, (result,), out.dtype))
+
+
+def _may_fail_late(op: Op, dtype: np.dtype[Any]) -> bool:
+    return "fails late" in op.tags and dtype.kind in "iu"
 
 
 def check_result(name: str, result: ShardedTensor, shape: Shape, dtype: np.dtype[Any]) -> None:

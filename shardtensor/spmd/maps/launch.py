@@ -48,8 +48,8 @@ Onto = Callable[[Any, Device, str, bool, list[Lent]], Any]
 tensor, which nothing writes to, to the list ``lent``.
 """
 
-DERIVATIVES: Any = "shardtensor.spmd.derivatives"
-BATCHING: Any = "shardtensor.spmd.map_batching"
+DERIVATIVES = "shardtensor.spmd.derivatives"
+BATCHING = "shardtensor.spmd.map_batching"
 """The module of the derivatives of maps and collectives, which is loaded on use."""
 
 # -- mapped calls ----------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def _code_of(fn: Any) -> Any:
     return getattr(fn, "__code__", fn)
 
 
-@operator(operands=("columns",), trees=("columns",), spmd=True, tags=("internal",))
+@operator(operands=("columns",), trees=("columns",), tags=("internal", "spmd"))
 def map_shards(
     columns: Sequence[MappedArgument],
     /,

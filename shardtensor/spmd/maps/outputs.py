@@ -191,7 +191,7 @@ def _check_equal(
         note_equal(firsts, what)
 
 
-@operator(operands=("pairs",), trees=("pairs",), spmd=True, tags=("internal",))
+@operator(operands=("pairs",), trees=("pairs",), tags=("internal", "spmd"))
 def check_equal(pairs: Sequence[tuple[ShardedTensor, ShardedTensor]], /, declared: str, caller: str) -> None:
     """Checks that pairs of tensors of the same layout have the same elements, for the map ``caller``.
 

@@ -308,7 +308,7 @@ def test_errors_name_the_way_out() -> None:
 def test_an_operator_without_a_row_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     load_all()
     monkeypatch.delitem(ROWS, "inv")
-    monkeypatch.setattr(OPS["inv"], "derivative", None)
+    monkeypatch.setattr(OPS["inv"].parts, "derivative", None)
     with pytest.raises(TypeError, match=r"inv: it has no derivative: none is defined yet; use .*st\.stop_gradient"):
         st.grad(lambda x: st.linalg.inv(x[:2, :2]).sum())(put(X, "numpy"))
 
@@ -408,9 +408,11 @@ def test_writes_by_index_arrays_are_in_place(monkeypatch: pytest.MonkeyPatch) ->
 
     x = put(X, "numpy")
     wanted = st.grad(loss)(x)
-    copied = OPS["setitem"].algorithm
-    monkeypatch.setattr(OPS["setitem"], "algorithm", lambda x, *rest: (copied if x.ndim == 1 else refused)(x, *rest))
-    monkeypatch.setattr(OPS["put"], "algorithm", refused)
+    copied = OPS["setitem"].parts.algorithm
+    monkeypatch.setattr(
+        OPS["setitem"].parts, "algorithm", lambda x, *rest: (copied if x.ndim == 1 else refused)(x, *rest)
+    )
+    monkeypatch.setattr(OPS["put"].parts, "algorithm", refused)
     found = st.grad(loss)(put(X, "numpy"))
     assert_equal(found, np.asarray(wanted))
 

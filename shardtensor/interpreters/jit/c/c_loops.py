@@ -110,7 +110,7 @@ def _is_view(equation: Equation) -> bool:
 
 def _is_assignment(equation: Equation) -> bool:
     """Whether an equation writes an array or a number of the same dtype to the elements of a view."""
-    if not equation.op.assigns or equation.into is None or equation.into.part is not None:
+    if "assigns" not in equation.op.tags or equation.into is None or equation.into.part is not None:
         return False
     _, value, index = equation.operands
     kind, dtype = kind_of(value), equation.results.kind.dtype

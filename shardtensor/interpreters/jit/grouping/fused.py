@@ -126,7 +126,7 @@ class Fused:
             on_numpy = value.backend.on_host or spans_hosts(value)
             in_blocks = not on_numpy or plan is None or plan.strategy == "blocks"
             made = add_reduction(self._builder, equation, taken[0], *constants, in_blocks=in_blocks)
-        elif equation.writes and equation.op.assigns:
+        elif equation.writes and "assigns" in equation.op.tags:
             made = taken[0]
         elif equation.op.name == "astype":
             made = self._builder.astype(taken[0], equation.results.kind.dtype)

@@ -100,7 +100,7 @@ def is_kernel(node: Sequence[Equation], wide: bool, repeated: bool = False) -> b
     if others or not wide or not _is_local(first, wide, repeated):
         return bool(others)
     if repeated:
-        return not (first.writes and first.op.assigns)
+        return not (first.writes and "assigns" in first.op.tags)
     if _split_as(first) is None:
         return is_reduction(first) or first.op.name in EXPENSIVE
     # Libraries of devices are as fast as kernels, but combine what logical devices have in further launches.
@@ -170,7 +170,8 @@ class _Grouping:
             fits = group is not None and group is not base and group not in groups
             if group is not None and fits and self._fits(group, equation, shape, rows):
                 groups.append(group)
-        if not groups and ((equation.writes and equation.op.assigns) or not _is_long(equation, self._repeated)):
+        assigns = equation.writes and "assigns" in equation.op.tags
+        if not groups and (assigns or not _is_long(equation, self._repeated)):
             return None
         made = groups[0] if groups else Group(shape, _split_as(equation))
         if not groups:
@@ -395,11 +396,18 @@ def function_of(equation: Equation) -> str | None:
     """
     op = equation.op
     dtype = equation.results.kind.dtype
-    if equation.writes and op.assigns:
+    if equation.writes and "assigns" in op.tags:
         return "astype" if np.can_cast(equation.operands[1].kind.dtype, dtype, "same_kind") else None
     if op.name == "astype":
         return _cast_of(equation)
-    if "in kernels" in op.tags or (op.is_ufunc and not op.params and op.kernel is None and op.composite is None):
+<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
+    if "in kernels" in op.tags or (
+        op.is_ufunc and not op.params and op.parts.kernel is None and op.parts.composite is None
+    ):
+=======
+    is_plain = op.is_ufunc and not op.params and op.parts.kernel is None and op.parts.composite is None
+    if is_plain or op.name in ("where", "clip"):
+>>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
         name = op.name
     else:
         return None

@@ -20,7 +20,7 @@ from shardtensor.communication.between_processes.processes import described, not
 from shardtensor.communication.messages import as_dtype
 from shardtensor.communication.transfer import announce_reading
 from shardtensor.communication.transfer_plan import TransferPlan
-from shardtensor.core import Interpreter, Op
+from shardtensor.core import Interpreter, declared
 from shardtensor.functions.algorithms.shards import shards_of
 from shardtensor.interpreters.eager import EAGER
 from shardtensor.interpreters.jit.grouping.window_writes import function_operands, has_function
@@ -40,7 +40,7 @@ def stencil(tensors: Any, /) -> None:
     """Writes a function of slices of tensors into a slice of the first one; see the module."""
 
 
-STENCIL = Op(stencil, operands=("tensors",), variadic=True, error_name="jit")
+STENCIL = declared(stencil, operands=("tensors",), variadic=True, error_name="jit")
 """The operator of stencils. It is not in OPS, since only rewritten programs have it. Its operands are the base and
 the tensors that are read; its program is that of the slices, of which the last equation is the write.
 """
@@ -283,7 +283,7 @@ class StencilPlan:
             local[equation.results.number] = EAGER.apply(equation.op, operands, equation.params)
         operands = tuple([get(x) for x in function_operands(self._write)])
         op = self._write.op
-        made = operands[0] if op.assigns else EAGER.apply(op, operands, self._write.params)
+        made = operands[0] if "assigns" in op.tags else EAGER.apply(op, operands, self._write.params)
         return shard_arrays(made)[0]
 
 

@@ -33,7 +33,7 @@ def function_operands(equation: Equation) -> Sequence[Any]:
     """Returns the operands of the function that an equation computes: of a write, those without the base."""
     if not equation.writes:
         return equation.operands
-    return equation.operands[1:2] if equation.op.assigns else equation.operands[1:]
+    return equation.operands[1:2] if "assigns" in equation.op.tags else equation.operands[1:]
 
 
 def is_whole(equation: Equation) -> bool:
@@ -63,7 +63,7 @@ def has_function(equation: Equation) -> bool:
     view_spec = equation.into
     if view_spec is None or view_spec.part is not None or (len(view_spec.boxes) > 1 and not view_spec.size):
         return False
-    if not equation.op.assigns:
+    if "assigns" not in equation.op.tags:
         return equation.op.is_ufunc
     value, index = equation.operands[1:]
     return index is Ellipsis and type(value) is Var and getattr(value.kind, "shape", None) == view_spec.shape

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardtensor.core import OPS, Op, call, execute
+from shardtensor.core import OPS, call, declared, execute
 from shardtensor.functions.algorithms.shards import shards_of
 from shardtensor.interpreters.jit.rewrites.deferred_sums import partial_axes, without_addition
 from shardtensor.interpreters.programs.passes import Setting
@@ -39,7 +39,7 @@ def common_sum(tensors: Any, /) -> None:
     """Adds the partial sums of unreduced tensors of one dtype, which no other axis splits, by one all-reduce."""
 
 
-COMMON_SUM = Op(common_sum, operands=("tensors",), variadic=True, error_name="jit")
+COMMON_SUM = declared(common_sum, operands=("tensors",), variadic=True, error_name="jit")
 """The operator of common sums. It is not in OPS, since only rewritten programs have it."""
 
 
@@ -78,7 +78,7 @@ def _cut(begin: int, xp: Any, out: Any, array: Any) -> None:
     out[...] = xp.reshape(array[begin : begin + math.prod(out.shape)], out.shape)
 
 
-COMMON_SUM.composite = _common_sum
+COMMON_SUM.parts.composite = _common_sum
 
 
 def with_common_sums(program: Program, _: Setting) -> Program:

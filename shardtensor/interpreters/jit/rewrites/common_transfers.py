@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from shardtensor.communication.transfer import announce_reading, operand_transfer
-from shardtensor.core import Op
+from shardtensor.core import declared
 from shardtensor.interpreters.programs.passes import Setting
 from shardtensor.interpreters.programs.program import Equation, Program, Var
 from shardtensor.interpreters.programs.replay import bytes_of, plan_of, result_of, with_operands
@@ -23,7 +23,7 @@ def common_transfer(x: Any, /, sharding: NamedSharding) -> None:
     """Transfers a value to the layout in which several equations need it, implicitly, as each of them would."""
 
 
-COMMON_TRANSFER = Op(common_transfer, operands=("x",), error_name="jit")
+COMMON_TRANSFER = declared(common_transfer, operands=("x",), error_name="jit")
 """The operator of common transfers. It is not in OPS, since only rewritten programs have it."""
 
 
@@ -38,7 +38,7 @@ def _transfer(x: ShardedTensor, sharding: NamedSharding) -> ShardedTensor:
     return tensor_of(value, tuple(operand_transfer(x._aval, sharding).buffers(x, "common_transfer")))
 
 
-COMMON_TRANSFER.infer, COMMON_TRANSFER.algorithm = _infer, _transfer
+COMMON_TRANSFER.parts.infer, COMMON_TRANSFER.parts.algorithm = _infer, _transfer
 
 
 def with_common_transfers(program: Program, _: Setting) -> Program:
