@@ -21,28 +21,42 @@ Params = tuple[Any, ...]
 
 
 TAGS: dict[str, str] = {
+    "any dtype": "It moves elements of any dtype, or casts them, so that bfloat16 and float8 need no cast around it.",
     "array views": "A view of a scalar is an array, as ``x[...]`` is in NumPy.",
     "assigns": "It is the functional form of the assignment ``x[index] = value``.",
     "escapes": (
         "The call needs elements: the result leaves the library (a host array, a capsule), or its shape depends on "
         "them."
     ),
+    "exact": "It is linear and rounds no element: the sum of its results has the bits of the result of the sum.",
     "fails late": "Of integers, the kernel can raise an error after it has written a part of its result.",
+    "in kernels": "Kernels of programs compute it like a ufunc, which NumPy does not have.",
+    "internal": "Users reach it through methods, protocols and other operators only.",
     "keeps arrays": (
         "A 0-d result is an array, as in NumPy; the 0-d results of other operators are scalars, and so is what a plan "
         "makes of scalars."
     ),
+    "linear": "It is linear in all of its operands together, and has a batching rule, as the next three.",
+    "linear in each": "It is linear in each of its two operands: a product.",
+    "linear in the first": "It is linear in the first operand: a quotient.",
+    "linear in the others": "It is linear in all operands but the first, together: a selection.",
     "lists only": "An array is rejected as the sequence of arrays, since its rows would be taken as the items.",
+    "loop": "It is a loop: it calls its functions again and again, from a first carry, its first operand.",
     "product": (
         "It is a sum of products of its two operands, so that it is the sum of the results for parts of a contracted "
         "dimension, wherever these are."
     ),
     "prototype": "Its first operand gives the shape, dtype and layout of the result, and none of the elements.",
+    "reads no host arrays": "Its algorithm has an inference that reads no element of a host array.",
+    "same elements": "The result has the elements of the operand at the same places, in the same or in another layout.",
     "spmd": (
         "It is a map, a collective, a loop or a branch: it runs functions, or in functions, of which errors pass "
         "unchanged."
     ),
+    "takes partial sums": "Its algorithm takes unreduced tensors as they are, and the result can be unreduced.",
     "unblocked": "It has a monoid, but never computes long operands of the host block by block.",
+    "view if contiguous": "The result is a view where the elements of the operand are contiguous, and else a copy.",
+    "view if straight": "The result is a view where the operand's elements have one stride, and else may be a copy.",
 }
 """What a tag of operators says, by tag: each is true of its operators and read by a module that does not name them."""
 

@@ -32,11 +32,7 @@ from tests.scripts import ROOT, new_process, output_of
 PACKAGE = ROOT / "shardtensor"
 
 LAYERS = [
-<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
-    "errors", "exports", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "custom_derivatives", "einops", "distributed", "interpreters", "spmd", "pictures", "public", "",
-=======
-    "errors", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "declarations", "dispatchers", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "einops", "distributed", "interpreters", "spmd", "",
->>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
+    "errors", "exports", "hint_tables", "hints", "places", "tracebacks", "signatures", "sequences", "declarations", "dispatchers", "core", "host", "backend", "sharding", "tensor", "communication", "functions", "fft", "lib", "linalg", "random", "tree", "checkpoint_policies", "custom_derivatives", "einops", "distributed", "interpreters", "spmd", "pictures", "public", "",
     "engine", "job_output", "launcher", "demo", "testing", "cli", "__main__",
 ]  # fmt: skip
 """From the lowest to the highest; the empty name is the package itself."""

@@ -198,17 +198,13 @@ def _rows_rule(shapes: Sequence[Shape], *, lines: int = 0) -> str:
     return f"{' '.join([*lead[:lines], 'k!', *rest])}, {' '.join(lead)} -> {' '.join(lead + rest)}"
 
 
-<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
 @operator(
     _rows_rule,
     operands=("x", "at"),
     dtype=lambda x, at, **params: x,
     error_name="getitem",
-    tags=("internal", "unblocked"),
+    tags=("internal",),
 )
-=======
-@operator(_rows_rule, operands=("x", "at"), dtype=lambda x, at, **params: x, error_name="getitem")
->>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
 def rows_at(x: ArrayLike, at: ArrayLike, /, *, lines: int = 0) -> ShardedTensor:
     """Selects rows of x, in the layout of ``at``. No device needs the places of another one.
 

@@ -15,12 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6:shardtensor/functions/numpy/translated_calls.py
 from shardtensor.core import ABOVE, OPS, Function, Op, bind_into, call
-=======
-from shardtensor.core import OPS, Function, Op, bind_into, call
 from shardtensor.dispatchers import splitter
->>>>>>> fd43447e3161e7ed3a00020d1046970135c529da:shardtensor/tensor/numpy_calls.py
 from shardtensor.errors import ArgumentTypeError, ShapeError, type_text
 from shardtensor.functions.numpy.function_table import (
     CAST_OPERANDS,

@@ -168,11 +168,7 @@ def _accumulated_dtype(x: Any, *, ufunc: str, axis: int) -> Any:
     return getattr(np, ufunc).accumulate(np.ravel(x))
 
 
-<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
-@operator(_accumulated_rule, dtype=_accumulated_dtype, error_name="accumulate", tags=("internal", "unblocked"))
-=======
-@operator(_accumulated_rule, dtype=_accumulated_dtype, error_name="accumulate")
->>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
+@operator(_accumulated_rule, dtype=_accumulated_dtype, error_name="accumulate", tags=("internal",))
 def accumulated(x: ArrayLike, /, *, ufunc: str, axis: int) -> ShardedTensor:
     """Applies a ufunc that is not associative to each element and the result before it: `numpy.ufunc.accumulate`.
 
@@ -228,11 +224,7 @@ def _segments_dtype(x: Any, *, ufunc: str, dtype: Any = None, **params: Any) -> 
     return getattr(np, ufunc).reduceat(np.ravel(x), [0], dtype=dtype)
 
 
-<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
-@operator(_segments_rule, dtype=_segments_dtype, error_name="reduceat", tags=("internal", "unblocked"))
-=======
-@operator(_segments_rule, dtype=_segments_dtype, error_name="reduceat")
->>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
+@operator(_segments_rule, dtype=_segments_dtype, error_name="reduceat", tags=("internal",))
 def segments(
     x: ArrayLike, /, *, ufunc: str, starts: tuple[int, ...], axis: int, dtype: npt.DTypeLike | None = None
 ) -> ShardedTensor:
@@ -414,17 +406,13 @@ def _updated_dtype(x: Any, places: Any, values: Any = None, *, ufunc: str) -> An
     return x
 
 
-<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
 @operator(
     _updated_rule,
     operands=("x", "places", "values"),
     dtype=_updated_dtype,
     error_name="at",
-    tags=("internal", "unblocked"),
+    tags=("internal",),
 )
-=======
-@operator(_updated_rule, operands=("x", "places", "values"), dtype=_updated_dtype, error_name="at")
->>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
 def updated(x: ArrayLike, places: ArrayLike, /, values: ArrayLike | None = None, *, ufunc: str) -> ShardedTensor:
     """Returns x after `numpy.ufunc.at`: the ufunc is applied once for each column of ``places``, the coordinates.
 

@@ -400,14 +400,8 @@ def function_of(equation: Equation) -> str | None:
         return "astype" if np.can_cast(equation.operands[1].kind.dtype, dtype, "same_kind") else None
     if op.name == "astype":
         return _cast_of(equation)
-<<<<<<< 240ecee966b23f40c94c15d4a654914ca47dbbd6
-    if "in kernels" in op.tags or (
-        op.is_ufunc and not op.params and op.parts.kernel is None and op.parts.composite is None
-    ):
-=======
     is_plain = op.is_ufunc and not op.params and op.parts.kernel is None and op.parts.composite is None
-    if is_plain or op.name in ("where", "clip"):
->>>>>>> fd43447e3161e7ed3a00020d1046970135c529da
+    if is_plain or "in kernels" in op.tags:
         name = op.name
     else:
         return None
