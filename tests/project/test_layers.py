@@ -39,7 +39,8 @@ LAYERS = [
 
 NAMED_ELSEWHERE = {
     "shardtensor": "the table of its public names, `shardtensor.public`",
-    "shardtensor.core": "the tables that the package fills: `OPS.chapters` and `ABOVE.modules`",
+    "shardtensor.core": "the table that the package fills: `ABOVE.modules`",
+    "shardtensor.declarations": "the table that the package fills: `OPS.chapters`",
     "shardtensor.exports": "the tables of public names, of modules of which all names are public",
     "shardtensor.functions.derivatives": "a package above gives the module of its derivatives with its operators",
     "shardtensor.interpreters.batching.batcher": "a package above gives the module of its rules with its operators",
