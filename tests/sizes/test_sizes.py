@@ -44,7 +44,7 @@ def test_the_lists_of_functions_have_names_of_calls() -> None:
 
 @pytest.mark.parametrize("setting", ["none", "low"])
 def test_every_function_is_numpys_below_and_above_the_thresholds(setting: str) -> None:
-    run("calls", setting, f"numpy,{BACKENDS}", 0, 2)
+    run("calls", setting, MIXED, 0, 2)
 
 
 @pytest.mark.parametrize("part", range(4))
